@@ -7,7 +7,15 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 APP = "espalier_assets/app"
 """Where the app lies in the environment that a wheel is installed in."""
 
-PARTS = ("pyproject.toml", "conf", "server_app", "client_app", "strategies", "pruning_kernels", "espalier")
+PARTS = (
+    "pyproject.toml",
+    "conf",
+    "server_app",
+    "client_app",
+    "strategies",
+    "pruning_kernels",
+    "espalier",
+)
 """What the app consists of: the settings and what fab-include names there, and the presets."""
 
 

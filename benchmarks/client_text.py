@@ -32,17 +32,27 @@ from espalier.settings.run import RunSettings, parse
 from espalier.settings.seeds import derive_seed
 
 MEGA = 1_000_000
-VOCABULARY, LINES = 5000, 20_000
+VOCABULARY = 5000
+LINES = 20_000
 
 
 def write_text(path: Path, size: int) -> None:
     """Passages of at least ``size`` bytes together: one to twelve lines of twelve words, behind a number of their own."""
-    generator, number, written = random.Random(0), 0, 0
-    words = ["".join(generator.choices("etaoinshrdlucmfwypvbgk", k=generator.randint(2, 9))) for _ in range(VOCABULARY)]
+    generator = random.Random(0)
+    number = 0
+    written = 0
+    words = [
+        "".join(generator.choices("etaoinshrdlucmfwypvbgk", k=generator.randint(2, 9)))
+        for _ in range(VOCABULARY)
+    ]
     lines = [" ".join(generator.choices(words, k=12)) for _ in range(LINES)]
     with open(path, "w") as file:
         while written < size:
-            written += file.write(f"{number} " + "\n".join(generator.choices(lines, k=generator.randint(1, 12))) + "\n\n")
+            written += file.write(
+                f"{number} "
+                + "\n".join(generator.choices(lines, k=generator.randint(1, 12)))
+                + "\n\n"
+            )
             number += 1
 
 
@@ -53,9 +63,9 @@ def plain_windows(settings: RunSettings, model: OpenedModel, client: int) -> Ten
     deal = Partition("iid", settings.num_clients, data.alpha, settings.seed)
     own, _ = split(record.text for record in deal.share_of(client, records))
     tokens = torch.tensor(model.encode("\n\n".join(own)), dtype=torch.int64)
-    size, generator = (
-        data.window_tokens,
-        torch.Generator().manual_seed(derive_seed(settings.seed, "calibration", client=client)),
+    size = data.window_tokens
+    generator = torch.Generator().manual_seed(
+        derive_seed(settings.seed, "calibration", client=client)
     )
     available = len(tokens) // size
     offset = int(torch.randint(len(tokens) - available * size + 1, (1,), generator=generator))
@@ -63,14 +73,22 @@ def plain_windows(settings: RunSettings, model: OpenedModel, client: int) -> Ten
     return torch.stack([tokens[offset + size * number :][:size] for number in drawn])
 
 
-def measure(path: Path, clients: int, name: str, client: int, plain: bool) -> dict[str, float | str]:
+def measure(
+    path: Path, clients: int, name: str, client: int, plain: bool
+) -> dict[str, float | str]:
     """Of this process: seconds, highest resident memory beyond what was there before, bytes read, and a hash of the windows."""
     model = open_model(name)
     model.encode("the tokenizer is there")
-    settings = parse({"model": name, "num-clients": clients, "data.source": "text", "data.path": str(path)})
-    before, read, started = _memory("VmRSS"), _bytes_read(), time.monotonic()
+    settings = parse(
+        {"model": name, "num-clients": clients, "data.source": "text", "data.path": str(path)}
+    )
+    before = _memory("VmRSS")
+    read = _bytes_read()
+    started = time.monotonic()
     windows = (
-        plain_windows(settings, model, client) if plain else client_windows(settings, simulated_node(), model.encode, client)
+        plain_windows(settings, model, client)
+        if plain
+        else client_windows(settings, simulated_node(), model.encode, client)
     )
     seconds = time.monotonic() - started
     return {
@@ -91,7 +109,9 @@ def _bytes_read() -> int:
 
 def main() -> None:
     """Make the text, and print a line per process."""
-    parser = argparse.ArgumentParser(description="what one large text file costs each simulated client")
+    parser = argparse.ArgumentParser(
+        description="what one large text file costs each simulated client"
+    )
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--model", default="demo")
@@ -100,12 +120,22 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client >= 0:
-        print(json.dumps(measure(given.file, given.clients, given.model, given.client, given.plain)))
+        print(
+            json.dumps(measure(given.file, given.clients, given.model, given.client, given.plain))
+        )
         return
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "text.txt"
         write_text(path, given.megabytes * MEGA)
-        words = [sys.executable, "-m", "benchmarks.client_text", "--file", str(path), "--model", given.model]
+        words = [
+            sys.executable,
+            "-m",
+            "benchmarks.client_text",
+            "--file",
+            str(path),
+            "--model",
+            given.model,
+        ]
         environment = {**os.environ, "ESPALIER_STATE_DIR": str(Path(scratch) / "state")}
         hashes: dict[int, set[object]] = {}
         rounds: list[tuple[int, str, list[str]]] = [
@@ -115,11 +145,15 @@ def main() -> None:
         ]
         for client, what, more in [*rounds, *([(0, "plain", ["--plain"])] if given.plain else [])]:
             command = [*words, "--clients", str(given.clients), "--client", str(client), *more]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            )
             found = json.loads(done.stdout.splitlines()[-1])
             hashes.setdefault(client, set()).add(found["sha256"])
             print(
-                f"{what}: {found['seconds']:.1f} s, {found['memory']:.0f} MB of memory, {found['read']:.0f} MB read", flush=True
+                f"{what}: {found['seconds']:.1f} s, {found['memory']:.0f} MB of memory,"
+                f" {found['read']:.0f} MB read",
+                flush=True,
             )
         if any(len(found) > 1 for found in hashes.values()):
             sys.exit("the windows of one client differ")

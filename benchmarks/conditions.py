@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def together(found: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def together(
+    found: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     """Conditions of the rows that there are, and of those that will be added.
 
     Returns
@@ -12,8 +14,13 @@ def together(found: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[s
     (conditions, differ) : the conditions of all rows, and the names of those in which the two differ; texts differ if one name
         stands for two texts
     """
-    before, now = found.get("texts", {}), given.get("texts", {})
-    differ = {name for name in found.keys() | given.keys() if name != "texts" and found.get(name) != given.get(name)}
+    before = found.get("texts", {})
+    now = given.get("texts", {})
+    differ = {
+        name
+        for name in found.keys() | given.keys()
+        if name != "texts" and found.get(name) != given.get(name)
+    }
     if any(before[name] != now[name] for name in before.keys() & now.keys()):
         differ.add("texts")
     texts = {"texts": {**before, **now}} if before or now else {}

@@ -27,7 +27,8 @@ AS_GOOD = 1e-6
 
 def seconds(work: Callable[[], Any], times: int) -> tuple[float, Any]:
     """Shortest time of several, and the result."""
-    best, result = float("inf"), None
+    best = float("inf")
+    result = None
     for _ in range(times):
         started = time.perf_counter()
         result = work()
@@ -35,14 +36,19 @@ def seconds(work: Callable[[], Any], times: int) -> tuple[float, Any]:
     return best, result
 
 
-def drawn_clients(shape: tuple[int, int], number: int, rank: int, generator: torch.Generator) -> list[Factors]:
+def drawn_clients(
+    shape: tuple[int, int], number: int, rank: int, generator: torch.Generator
+) -> list[Factors]:
     """Updates of which half is common to all clients."""
 
     def factor(*size: int) -> Tensor:
         return torch.randn(size, generator=generator)
 
-    b, a = factor(shape[0], rank), factor(rank, shape[1])
-    return [Factors(b + factor(shape[0], rank), a + factor(rank, shape[1]), 2.0) for _ in range(number)]
+    b = factor(shape[0], rank)
+    a = factor(rank, shape[1])
+    return [
+        Factors(b + factor(shape[0], rank), a + factor(rank, shape[1]), 2.0) for _ in range(number)
+    ]
 
 
 def dense_sum(clients: list[Factors]) -> Tensor:
@@ -73,7 +79,11 @@ def relative_error(found: Tensor, mean: Tensor) -> float:
 
 def row(what: str, ours: float, plain: float, name: str) -> None:
     """A line of the table."""
-    ratio = f"{plain / ours:.1f} times faster" if plain > 1.2 * ours else f"{ours / plain:.2f} times its time"
+    ratio = (
+        f"{plain / ours:.1f} times faster"
+        if plain > 1.2 * ours
+        else f"{ours / plain:.2f} times its time"
+    )
     print(f"| {what} | {ours:.2f} s | {name}: {plain:.2f} s | {ratio} |", flush=True)
 
 
@@ -87,7 +97,10 @@ def measure(clients: list[Factors], rank: int, times: int) -> str:
     lowrank, approximate = seconds(partial(truncated_at_random, clients, rank), times)
     row(what, ours, lowrank, "the dense sum, torch.svd_lowrank")
     errors = [relative_error(product(found), mean), relative_error(approximate, mean)]
-    return f"{what}: relative error of the mean {errors[0]:.6f}, with torch.svd_lowrank {errors[1]:.6f}"
+    return (
+        f"{what}: relative error of the mean {errors[0]:.6f}, with torch.svd_lowrank"
+        f" {errors[1]:.6f}"
+    )
 
 
 def measure_exact(clients: list[Factors], rank: int, times: int) -> str:
@@ -103,12 +116,17 @@ def measure_exact(clients: list[Factors], rank: int, times: int) -> str:
     errors = [relative_error(product(found), mean), relative_error(expected, mean)]
     if max(abs(error - best) for error in errors) > AS_GOOD:
         raise SystemExit(f"{what}: relative errors {errors}, Eckart and Young's is {best}")
-    return f"{what}: relative error of the mean {errors[0]:.6f}, with torch.linalg.svd {errors[1]:.6f}, the least {best:.6f}"
+    return (
+        f"{what}: relative error of the mean {errors[0]:.6f}, with torch.linalg.svd"
+        f" {errors[1]:.6f}, the least {best:.6f}"
+    )
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=11008)
     parser.add_argument("--clients", type=int, default=64)
@@ -118,12 +136,15 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    generator, share = torch.Generator().manual_seed(0), given.exact_share
+    generator = torch.Generator().manual_seed(0)
+    share = given.exact_share
     print(f"{given.threads} threads, best mean of rank {given.rank}\n")
     print("| what | time | against | |\n|---|---|---|---|")
     clients = drawn_clients((given.rows, given.columns), given.clients, given.rank, generator)
     lines = [measure(clients, given.rank, given.times)]
-    clients = drawn_clients((given.rows // share, given.columns // share), given.clients // share, given.rank, generator)
+    clients = drawn_clients(
+        (given.rows // share, given.columns // share), given.clients // share, given.rank, generator
+    )
     lines.append(measure_exact(clients, given.rank, given.times))
     print("\n" + "\n".join(f"- {line}" for line in lines))
 

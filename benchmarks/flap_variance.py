@@ -44,7 +44,10 @@ def running_figure(inputs: Tensor) -> Tensor:
     for number, window in enumerate(inputs, start=1):
         mean = mean * ((number - 1) / number) + window.mean(dim=0) / number
         if number > 1:
-            figure = figure * ((number - 2) / (number - 1)) + (window - mean).square().sum(dim=0) / number
+            figure = (
+                figure * ((number - 2) / (number - 1))
+                + (window - mean).square().sum(dim=0) / number
+            )
     return figure
 
 
@@ -66,13 +69,16 @@ FIGURES: Mapping[str, Figure] = {
 def watched_inputs(model: OpenedModel, windows: Tensor) -> list[dict[str, Tensor]]:
     """Inputs of the two matrices of each block, (windows, tokens, channels), float64."""
     stream = BlockStream(model, Computing(torch.device("cpu"), torch.float32, 1))
-    activations, found = stream.start(windows), []
+    activations = stream.start(windows)
+    found = []
     for block_plan in model.plan.blocks:
         seen: dict[str, list[Tensor]] = {name: [] for name in ADDED_BIASES}
         with stream.block(block_plan.index) as block:
             linears = stream.linears(block_plan.index, block)
             hooks = [
-                linears[name].register_forward_pre_hook(lambda _, inputs, own=own: own.append(inputs[0].double()))
+                linears[name].register_forward_pre_hook(
+                    lambda _, inputs, own=own: own.append(inputs[0].double())
+                )
                 for name, own in seen.items()
             ]
             activations.through(block_plan.index, block)
@@ -82,32 +88,50 @@ def watched_inputs(model: OpenedModel, windows: Tensor) -> list[dict[str, Tensor
     return found
 
 
-def cut_units(model: OpenedModel, inputs: Sequence[Mapping[str, Tensor]], job: FlapSettings, figure: Figure) -> NDArray:
+def cut_units(
+    model: OpenedModel, inputs: Sequence[Mapping[str, Tensor]], job: FlapSettings, figure: Figure
+) -> NDArray:
     """Return whether each unit is removed, block after block."""
-    cuts = flap_cuts(model, lambda index: {name: figure(value) for name, value in inputs[index].items()}, job)
+    cuts = flap_cuts(
+        model, lambda index: {name: figure(value) for name, value in inputs[index].items()}, job
+    )
     units = Structure.whole(model.plan).base
-    return np.concatenate([cut for of, blob in zip(units, cuts, strict=True) for cut in unpack_cut(blob, of).values()])
+    return np.concatenate(
+        [cut for of, blob in zip(units, cuts, strict=True) for cut in unpack_cut(blob, of).values()]
+    )
 
 
 def main() -> None:
     """Print a line for each number of windows."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.flap_variance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.flap_variance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="demo")
     parser.add_argument("--windows", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--share", type=float, default=0.2)
     given = parser.parse_args()
     model = open_model(given.model)
-    run = parse({"method": "flap", "flap.share": given.share, "data.windows": max(given.windows), "num-clients": 8})
+    run = parse(
+        {
+            "method": "flap",
+            "flap.share": given.share,
+            "data.windows": max(given.windows),
+            "num-clients": 8,
+        }
+    )
     inputs = watched_inputs(model, client_windows(run, simulated_node(), model.encode, 0))
     for number in given.windows:
         first = [{name: value[:number] for name, value in own.items()} for own in inputs]
-        cuts = {name: cut_units(model, first, run.of(FlapSettings), figure) for name, figure in FIGURES.items()}
+        cuts = {
+            name: cut_units(model, first, run.of(FlapSettings), figure)
+            for name, figure in FIGURES.items()
+        }
         ours, running, reverse = (cuts[name] for name in FIGURES)
         print(
-            f"{number} windows: {ours.sum()} units go; {(running & ~ours).sum()} others by the running figure, and "
-            f"{(reverse & ~running).sum()} others than those in reverse order"
+            f"{number} windows: {ours.sum()} units go; {(running & ~ours).sum()} others by the"
+            f" running figure, and {(reverse & ~running).sum()} others than those in reverse order"
         )
 
 

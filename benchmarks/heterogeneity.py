@@ -39,7 +39,9 @@ class Watch(threading.Thread):
                 for pid in self._watched.processes("flwr-clientapp", site):
                     with suppress(OSError, IndexError):  # it has ended meanwhile
                         status = Path(f"/proc/{pid}/status").read_text()
-                        self.peaks[site] = max(self.peaks[site], int(status.split("VmHWM:")[1].split()[0]) * 1024)
+                        self.peaks[site] = max(
+                            self.peaks[site], int(status.split("VmHWM:")[1].split()[0]) * 1024
+                        )
 
     def finish(self) -> None:
         """Stop looking."""
@@ -49,7 +51,9 @@ class Watch(threading.Thread):
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="0.1b", choices=sorted(SHAPES))
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
@@ -67,20 +71,36 @@ def main() -> None:
         with federation(folder, list(CAPABILITIES), more) as started:
             watch = Watch(started)
             watch.start()
-            done = espalier(folder, "run", *words, "--app", str(ROOT), "--superlink", started.control, seconds=3600)
+            done = espalier(
+                folder,
+                "run",
+                *words,
+                "--app",
+                str(ROOT),
+                "--superlink",
+                started.control,
+                seconds=3600,
+            )
             watch.finish()
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
         (run,) = (folder / "runs").iterdir()
         clients = json.loads((run / "summary.json").read_text())["clients"]
     shape = SHAPES[given.shape]
-    print(f"{shape.blocks} layers, {given.windows} windows of {given.tokens} tokens, sparsity 50%, bf16\n")
-    print("| capability | layers | megabytes up | seconds of work | peak memory of the ClientApp |\n|---|---|---|---|---|")
+    print(
+        f"{shape.blocks} layers, {given.windows} windows of {given.tokens} tokens, sparsity 50%,"
+        " bf16\n"
+    )
+    print(
+        "| capability | layers | megabytes up | seconds of work | peak memory of the ClientApp"
+        " |\n|---|---|---|---|---|"
+    )
     for client in clients:
-        site, layers = client["site"], len(client["metrics"]["layers"])
+        site = client["site"]
+        layers = len(client["metrics"]["layers"])
         print(
-            f"| {CAPABILITIES[site]:.0f} | {layers} | {client['bytes_up'] / 1e6:.1f} | {client['seconds']:.1f} "
-            f"| {watch.peaks[site] / 1e6:.0f} MB |"
+            f"| {CAPABILITIES[site]:.0f} | {layers} | {client['bytes_up'] / 1e6:.1f} |"
+            f" {client['seconds']:.1f} | {watch.peaks[site] / 1e6:.0f} MB |"
         )
 
 

@@ -32,7 +32,8 @@ NEVER = 1 << 62
 
 def seconds(work: Callable[[], Any], times: int = 5) -> tuple[float, Any]:
     """Shortest time of several, and the result."""
-    best, result = float("inf"), None
+    best = float("inf")
+    result = None
     for _ in range(times):
         started = time.perf_counter()
         result = work()
@@ -40,7 +41,9 @@ def seconds(work: Callable[[], Any], times: int = 5) -> tuple[float, Any]:
     return best, result
 
 
-def in_turn(first: Callable[[], Any], second: Callable[[], Any], times: int = 15) -> tuple[float, float]:
+def in_turn(
+    first: Callable[[], Any], second: Callable[[], Any], times: int = 15
+) -> tuple[float, float]:
     """Shortest times of two works, done in turn: a machine that becomes slower or faster meets both."""
     pairs = [(seconds(first, 1)[0], seconds(second, 1)[0]) for _ in range(times)]
     return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
@@ -52,7 +55,8 @@ def read_all(words: np.ndarray) -> np.uint64:
     total = np.uint64(0)
     for part in prange(len(words) // 4096):
         found = np.uint64(0)
-        tile = words[part * 4096 : (part + 1) * 4096]  # a slice of its own: otherwise no compiler makes vectors of it
+        # A slice of its own: otherwise no compiler makes vectors of it.
+        tile = words[part * 4096 : (part + 1) * 4096]
         for word in range(4096):
             found |= tile[word]
         total += found
@@ -68,8 +72,14 @@ def require_equal(found: Any, expected: Any, what: str) -> None:
 def row(what: str, ours: float, plain: float, name: str) -> None:
     """A line of the table."""
     times = plain / ours
-    ratio = f"{times:.{0 if times >= 10 else 1}f} times faster" if times > 2 else f"{ours / plain:.2f} times its time"
-    print(f"| {what} | {1000 * ours:.1f} ms | {name}: {1000 * plain:.1f} ms | {ratio} |", flush=True)
+    ratio = (
+        f"{times:.{0 if times >= 10 else 1}f} times faster"
+        if times > 2
+        else f"{ours / plain:.2f} times its time"
+    )
+    print(
+        f"| {what} | {1000 * ours:.1f} ms | {name}: {1000 * plain:.1f} ms | {ratio} |", flush=True
+    )
 
 
 def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Generator) -> None:
@@ -97,25 +107,49 @@ def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Gene
     for group in ("layer", "row", "column"):
         counter.most_voted(0.5, group, sizes)
         selecting, found = seconds(partial(counter.most_voted, 0.5, group, sizes))
-        require_equal(found, pack(select_most_voted(counter.counts(), 0.5, group, sizes)), f"votes by {group}")
+        require_equal(
+            found, pack(select_most_voted(counter.counts(), 0.5, group, sizes)), f"votes by {group}"
+        )
         if group == "layer":
-            sorting, (_, order) = seconds(partial(torch.sort, counts.reshape(-1), descending=True, stable=True), 2)
+            sorting, (_, order) = seconds(
+                partial(torch.sort, counts.reshape(-1), descending=True, stable=True), 2
+            )
             by_index = torch.zeros(counts.numel(), dtype=torch.bool)
             by_index[order[: counts.numel() // 2]] = True
-            require_equal(counter.most_voted(0.5, "layer"), pack(by_index.numpy()), "votes by layer, ties by index")
+            require_equal(
+                counter.most_voted(0.5, "layer"),
+                pack(by_index.numpy()),
+                "votes by layer, ties by index",
+            )
             row("select by layer, ties by magnitude", selecting, sorting, "torch.sort")
-            row("count and select by layer", counting + selecting, adding + sorting, "int32 += bool, torch.sort")
+            row(
+                "count and select by layer",
+                counting + selecting,
+                adding + sorting,
+                "int32 += bool, torch.sort",
+            )
             row("count and select by layer", counting + selecting, reading, "read them")
         else:
             sorting, by_index = seconds(partial(select_by_sorting, counts, group), 2)
-            require_equal(counter.most_voted(0.5, group), pack(by_index.numpy()), f"votes by {group}, ties by index")
-            row(f"select by {group}, ties by magnitude", selecting, sorting, "stable sort, scatter (ties by index)")
+            require_equal(
+                counter.most_voted(0.5, group),
+                pack(by_index.numpy()),
+                f"votes by {group}, ties by index",
+            )
+            row(
+                f"select by {group}, ties by magnitude",
+                selecting,
+                sorting,
+                "stable sort, scatter (ties by index)",
+            )
 
 
 def select_by_sorting(counts: torch.Tensor, group: str) -> torch.Tensor:
     """The half of every row or column with most votes, as FedPrLLM's code selects it: a prune mask like ``counts``."""
     dim = 1 if group == "row" else 0
-    most_voted = torch.sort(-counts.float(), dim=dim, stable=True).indices.narrow(dim, 0, counts.shape[dim] // 2)
+    most_voted = torch.sort(-counts.float(), dim=dim, stable=True).indices.narrow(
+        dim, 0, counts.shape[dim] // 2
+    )
     return torch.zeros(counts.shape, dtype=torch.bool).scatter_(dim, most_voted, True)
 
 
@@ -124,8 +158,19 @@ def measure_masks(shape: tuple[int, int], generator: np.random.Generator) -> Non
     weight = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
     square_sum = torch.from_numpy(generator.random(shape[1]) * 9)
     worth = selection.WORTH_COMPILING
-    measured: list[tuple[LocalMetric, str]] = [("wanda", "row"), ("wanda", "layer"), ("wanda", "column"), ("wanda", "2:4")]
-    measured += [("ria", "row"), ("ria", "layer"), ("ria", "column"), ("ria", "2:4"), ("magnitude", "layer")]
+    measured: list[tuple[LocalMetric, str]] = [
+        ("wanda", "row"),
+        ("wanda", "layer"),
+        ("wanda", "column"),
+        ("wanda", "2:4"),
+    ]
+    measured += [
+        ("ria", "row"),
+        ("ria", "layer"),
+        ("ria", "column"),
+        ("ria", "2:4"),
+        ("magnitude", "layer"),
+    ]
     for metric, group in measured:
         local = LocalPruning(metric, 0.5, group)
         local.prune_mask(weight, square_sum)
@@ -158,13 +203,18 @@ def device_seconds(work: Callable[[], Any], times: int = 5) -> tuple[float, Any]
     return seconds(finished, times)
 
 
-def measure_votes_on_device(shape: tuple[int, int], voters: int, generator: np.random.Generator) -> None:
+def measure_votes_on_device(
+    shape: tuple[int, int], voters: int, generator: np.random.Generator
+) -> None:
     """Count masks that are on the device already, and count and select with all that goes to it and comes back."""
     from pruning_kernels.vote_planes_cuda import count_votes
 
     masks = voted_masks(shape, voters, generator)
-    sizes = magnitudes(torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16))
-    host, ours = VoteCounter(shape, voters), VoteCounter(shape, voters, torch.device("cuda"))
+    sizes = magnitudes(
+        torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16)
+    )
+    host = VoteCounter(shape, voters)
+    ours = VoteCounter(shape, voters, torch.device("cuda"))
     host.count(masks)
     on_device = torch.from_numpy(masks.view(np.int64)).cuda()
     planes = torch.empty((voters.bit_length(), masks.shape[1]), dtype=torch.int64, device="cuda")
@@ -181,7 +231,12 @@ def measure_votes_on_device(shape: tuple[int, int], voters: int, generator: np.r
 
         both, found = device_seconds(count_and_select, 3)
         require_equal(found, host.most_voted(0.5, group, sizes), f"votes by {group}")
-        row(f"count and select by {group}, from the host and back", both, moving, "move them to the device")
+        row(
+            f"count and select by {group}, from the host and back",
+            both,
+            moving,
+            "move them to the device",
+        )
     require_equal(ours.counts(), host.counts(), "counts")
 
 
@@ -189,7 +244,8 @@ def measure_masks_on_device(shape: tuple[int, int], generator: np.random.Generat
     """Wanda's mask of a weight that is on the device."""
     weight = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
     square_sum = torch.from_numpy(generator.random(shape[1]) * 9)
-    weight_there, square_sum_there = weight.cuda(), square_sum.cuda()
+    weight_there = weight.cuda()
+    square_sum_there = square_sum.cuda()
     copying, _ = device_seconds(weight_there.clone)
     for group in ("row", "layer", "column", "2:4"):
         local = LocalPruning("wanda", 0.5, group)
@@ -200,7 +256,9 @@ def measure_masks_on_device(shape: tuple[int, int], generator: np.random.Generat
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=11008)
     parser.add_argument("--voters", type=int, default=64)
@@ -210,12 +268,15 @@ def main() -> None:
     if given.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: this machine has no CUDA device that torch can use")
     torch.set_num_threads(given.threads)
-    shape, generator = (given.rows, given.columns), np.random.default_rng(0)
+    shape = (given.rows, given.columns)
+    generator = np.random.default_rng(0)
     where = f"{given.threads} threads" if given.device == "cpu" else torch.cuda.get_device_name()
     print(f"{where}, a matrix of {given.rows} x {given.columns}, equal bits in every line\n")
     print("| what | time | against | |\n|---|---|---|---|")
     votes, masks = (
-        (measure_votes, measure_masks) if given.device == "cpu" else (measure_votes_on_device, measure_masks_on_device)
+        (measure_votes, measure_masks)
+        if given.device == "cpu"
+        else (measure_votes_on_device, measure_masks_on_device)
     )
     votes(shape, given.voters, generator)
     masks(shape, generator)

@@ -55,10 +55,19 @@ def _opened(given: argparse.Namespace) -> tuple[Any, Any, torch.Tensor]:
     from espalier.modeling.opened import open_model
     from espalier.settings.run import parse
 
-    settings = parse({key: getattr(given, key) for key in ("model", "threads", "device", "dtype", "activations")})
-    computing, model = set_up(settings, Path(given.folder)), open_model(given.model)
+    settings = parse(
+        {key: getattr(given, key) for key in ("model", "threads", "device", "dtype", "activations")}
+    )
+    computing = set_up(settings, Path(given.folder))
+    model = open_model(given.model)
     generator = torch.Generator().manual_seed(0)
-    return computing, model, torch.randint(0, model.config["vocab_size"], (given.windows, given.tokens), generator=generator)
+    return (
+        computing,
+        model,
+        torch.randint(
+            0, model.config["vocab_size"], (given.windows, given.tokens), generator=generator
+        ),
+    )
 
 
 def prune(given: argparse.Namespace) -> dict[str, Any]:
@@ -73,10 +82,14 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
 
     computing, model, windows = _opened(given)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
-    choose(torch.zeros(1024, 1024, device=computing.device), torch.ones(1024, device=computing.device))  # compile the kernel
+    # Compile the kernel.
+    choose(
+        torch.zeros(1024, 1024, device=computing.device), torch.ones(1024, device=computing.device)
+    )
     model.new_skeleton()
     interpreter = _forget_peak()
-    store, keys = BlobStore(Path(given.folder)), list[str]()
+    store = BlobStore(Path(given.folder))
+    keys = list[str]()
     watch = Stopwatch(computing.device)
     watch.watch_entering(BlockStream, "block", "read")
     watch.watch_entering(BlockStream, "_loaded", "read")
@@ -89,13 +102,24 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
         if index + 1 == given.layers:
             break
     split = watch.stop()
-    found = {"seconds": sum(split.values()), "split": split, "interpreter": interpreter, "peak": peak()}
-    found |= {"device_peak": _device_peak(computing.device), "evaluation_peak": 0} | _sizes(given, model, computing)
+    found = {
+        "seconds": sum(split.values()),
+        "split": split,
+        "interpreter": interpreter,
+        "peak": peak(),
+    }
+    found |= {"device_peak": _device_peak(computing.device), "evaluation_peak": 0} | _sizes(
+        given, model, computing
+    )
     Path(given.folder, KEYS).write_text(json.dumps(keys))
     if given.evaluate:
 
         def masks_of(index: int) -> dict[str, torch.Tensor]:
-            return unpack_masks(model.plan.blocks[index], store.get(keys[index])) if index < len(keys) else {}
+            return (
+                unpack_masks(model.plan.blocks[index], store.get(keys[index]))
+                if index < len(keys)
+                else {}
+            )
 
         _forget_peak()
         mean_losses(stream, {"": windows}, masked(masks_of))
@@ -105,7 +129,8 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
 
 def _sizes(given: argparse.Namespace, model: Any, computing: Any) -> dict[str, Any]:
     """What the model's parts take as computed, bytes."""
-    size, embeddings = computing.dtype.itemsize, model.checkpoint.tensors[f"{model.family.embeddings}.weight"].shape
+    size = computing.dtype.itemsize
+    embeddings = model.checkpoint.tensors[f"{model.family.embeddings}.weight"].shape
     activations = size * given.windows * given.tokens * model.config["hidden_size"]
     resident = given.activations == "memory" and computing.device.type == "cpu"
     return {
@@ -129,19 +154,33 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     from espalier.wire.mask_tensors import unpack_masks
 
     computing, model, windows = _opened(given)
-    keys, store = json.loads(Path(given.folder, KEYS).read_text()), BlobStore(Path(given.folder))
-    interpreter, watch = _forget_peak(), Stopwatch(computing.device)
-    whole = AutoModelForCausalLM.from_pretrained(model.directory, local_files_only=True, dtype=computing.dtype)
+    keys = json.loads(Path(given.folder, KEYS).read_text())
+    store = BlobStore(Path(given.folder))
+    interpreter = _forget_peak()
+    watch = Stopwatch(computing.device)
+    whole = AutoModelForCausalLM.from_pretrained(
+        model.directory, local_files_only=True, dtype=computing.dtype
+    )
     whole = whole.to(computing.device).eval()
     windows = windows.to(computing.device)
-    pruned = plain_wanda.prune(whole, model.family, windows, windows_per_batch(given.tokens), given.layers)
+    pruned = plain_wanda.prune(
+        whole, model.family, windows, windows_per_batch(given.tokens), given.layers
+    )
     for index, (masks, key) in enumerate(zip(pruned, keys, strict=True)):
         with watch.counting("compare"):
             for name, mask in unpack_masks(model.plan.blocks[index], store.get(key)).items():
                 if different := int((masks[name].cpu() != mask).sum()):
-                    raise SystemExit(f"block {index}, {name}: {different} of {mask.numel()} bits are not the client's")
+                    raise SystemExit(
+                        f"block {index}, {name}: {different} of {mask.numel()} bits are not the"
+                        " client's"
+                    )
     seconds = watch.stop()["other"]
-    return {"seconds": seconds, "interpreter": interpreter, "peak": peak(), "device_peak": _device_peak(computing.device)}
+    return {
+        "seconds": seconds,
+        "interpreter": interpreter,
+        "peak": peak(),
+        "device_peak": _device_peak(computing.device),
+    }
 
 
 def report(found: dict[str, Any]) -> None:
@@ -149,8 +188,9 @@ def report(found: dict[str, Any]) -> None:
     megabytes = {name: value / 1e6 for name, value in found.items() if isinstance(value, int)}
     allowed = 2 * megabytes["block"] + megabytes["embeddings"]
     print(
-        f"model on disk {megabytes['on_disk']:.0f} MB; {found['blocks']} blocks of {megabytes['block']:.0f} MB as computed, "
-        f"embeddings {megabytes['embeddings']:.0f} MB, activations {megabytes['activations']:.0f} MB"
+        f"model on disk {megabytes['on_disk']:.0f} MB; {found['blocks']} blocks of"
+        f" {megabytes['block']:.0f} MB as computed, embeddings {megabytes['embeddings']:.0f} MB,"
+        f" activations {megabytes['activations']:.0f} MB"
     )
 
     def print_memory(what: str, most: float, without: float) -> None:
@@ -164,7 +204,9 @@ def report(found: dict[str, Any]) -> None:
         print_memory("resident memory while evaluating", megabytes["evaluation_peak"], resident)
     if found["device_peak"]:
         print_memory("device memory", megabytes["device_peak"], megabytes["held_on_device"])
-    split = ", ".join(f"{name} {1000 * value / found['blocks']:.0f} ms" for name, value in found["split"].items())
+    split = ", ".join(
+        f"{name} {1000 * value / found['blocks']:.0f} ms" for name, value in found["split"].items()
+    )
     print(f"{found['seconds']:.1f} s; per block: {split}")
 
 
@@ -174,37 +216,78 @@ def report_reference(found: dict[str, Any], plain: dict[str, Any]) -> None:
     def above(one: dict[str, Any]) -> float:
         return (one["peak"] - one["interpreter"]) / 1e6
 
-    print(f"plain loop with the whole model in memory, all {found['blocks']} blocks' masks equal bit by bit:")
-    print(f"    {plain['seconds']:.1f} s, the client takes {found['seconds'] / plain['seconds']:.2f} of it")
-    print(f"    {above(plain):.0f} MB above the interpreter, the client takes {above(found) / above(plain):.2f} of it")
+    print(
+        f"plain loop with the whole model in memory, all {found['blocks']} blocks' masks equal bit"
+        " by bit:"
+    )
+    print(
+        f"    {plain['seconds']:.1f} s, the client takes {found['seconds'] / plain['seconds']:.2f}"
+        " of it"
+    )
+    print(
+        f"    {above(plain):.0f} MB above the interpreter, the client takes"
+        f" {above(found) / above(plain):.2f} of it"
+    )
     if plain["device_peak"]:
         ratio = found["device_peak"] / plain["device_peak"]
-        print(f"    device memory {plain['device_peak'] / 1e6:.0f} MB, the client takes {ratio:.2f} of it")
+        print(
+            f"    device memory {plain['device_peak'] / 1e6:.0f} MB, the client takes {ratio:.2f}"
+            " of it"
+        )
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="", help="directory of a model")
-    parser.add_argument("--shape", default="1.1b", choices=SHAPES, help="of the random model that is made without --model")
-    parser.add_argument("--layers", type=int, default=sys.maxsize, help="prune the first blocks alone")
+    parser.add_argument(
+        "--shape",
+        default="1.1b",
+        choices=SHAPES,
+        help="of the random model that is made without --model",
+    )
+    parser.add_argument(
+        "--layers", type=int, default=sys.maxsize, help="prune the first blocks alone"
+    )
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--activations", default="memory", choices=("memory", "disk"))
-    parser.add_argument("--folder", default="", help="where masks and spilled activations are written; default: temporary")
-    parser.add_argument("--evaluate", action="store_true", help="measure the evaluation on the windows too")
+    parser.add_argument(
+        "--folder",
+        default="",
+        help="where masks and spilled activations are written; default: temporary",
+    )
+    parser.add_argument(
+        "--evaluate", action="store_true", help="measure the evaluation on the windows too"
+    )
     parser.add_argument("--reference", default="on", choices=("on", "off"))
-    parser.add_argument("--process", default="", choices=("", "client", "reference"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--process", default="", choices=("", "client", "reference"), help=argparse.SUPPRESS
+    )
     return parser.parse_args()
 
 
 def _in_a_fresh_process(given: argparse.Namespace, process: str) -> dict[str, Any]:
     """Run one of the two there; its failure ends the run."""
-    options = [f"--{name}={value}" for name, value in vars(given).items() if name not in ("evaluate", "process")]
-    command = [sys.executable, "-m", "benchmarks.larger_than_memory", *options, f"--process={process}"]
-    done = subprocess.run(command + ["--evaluate"] * given.evaluate, stdout=subprocess.PIPE, text=True)
+    options = [
+        f"--{name}={value}"
+        for name, value in vars(given).items()
+        if name not in ("evaluate", "process")
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.larger_than_memory",
+        *options,
+        f"--process={process}",
+    ]
+    done = subprocess.run(
+        command + ["--evaluate"] * given.evaluate, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode:
         raise SystemExit(done.returncode)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

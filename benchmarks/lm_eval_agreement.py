@@ -45,7 +45,11 @@ def _arc(record: Json) -> Json:
         return record
     choices = record["question"]["choices"]
     columns = {name: [choice[name] for choice in choices] for name in ("text", "label")}
-    return {"question": record["question"]["stem"], "choices": columns, "answerKey": record["answerKey"]}
+    return {
+        "question": record["question"]["stem"],
+        "choices": columns,
+        "answerKey": record["answerKey"],
+    }
 
 
 def _mnli(record: Json) -> Json:
@@ -68,19 +72,30 @@ IN_THE_HUBS_FORM: dict[str, Callable[[Json], Json]] = {
 }  # fmt: skip
 
 
-def harness_samples(model: Any, tokenizer: Any, name: str, records: list[Json], max_tokens: int, folder: Path) -> list[Json]:
+def harness_samples(
+    model: Any, tokenizer: Any, name: str, records: list[Json], max_tokens: int, folder: Path
+) -> list[Json]:
     """What the harness logs of each item, in order, and for a task with several filters of each item and filter."""
-    harness, models = import_module("lm_eval"), import_module("lm_eval.models.huggingface")
+    harness = import_module("lm_eval")
+    models = import_module("lm_eval.models.huggingface")
     file = folder / f"{name}.jsonl"
-    file.write_text("".join(json.dumps(IN_THE_HUBS_FORM.get(name, dict)(record)) + "\n" for record in records))
+    file.write_text(
+        "".join(json.dumps(IN_THE_HUBS_FORM.get(name, dict)(record)) + "\n" for record in records)
+    )
     named = f"mmlu_{records[0]['subject']}" if name == "mmlu" else name.replace("-", "_")
     known = import_module("lm_eval.tasks").TaskManager().task_index[named]
     task = import_module("lm_eval.tasks._yaml_loader").load_yaml(known.yaml_path, resolve_func=True)
     task |= {"dataset_path": "json", "dataset_name": None, "num_fewshot": 0}
-    splits = {split: str(file) for split in ("train", "validation", "validation_matched", "test", "dev")}
+    splits = {
+        split: str(file) for split in ("train", "validation", "validation_matched", "test", "dev")
+    }
     done = harness.simple_evaluate(
-        model=models.HFLM(pretrained=model, tokenizer=tokenizer, max_length=max_tokens, batch_size=8, device="cpu"),
-        tasks=[task | {"dataset_kwargs": {"data_files": splits, "cache_dir": str(folder / "cache")}}],
+        model=models.HFLM(
+            pretrained=model, tokenizer=tokenizer, max_length=max_tokens, batch_size=8, device="cpu"
+        ),
+        tasks=[
+            task | {"dataset_kwargs": {"data_files": splits, "cache_dir": str(folder / "cache")}}
+        ],
         bootstrap_iters=0,
         log_samples=True,
     )
@@ -90,59 +105,98 @@ def harness_samples(model: Any, tokenizer: Any, name: str, records: list[Json], 
 
 def as_a_run_has_them(tokenizer: Any, name: str, items: list[Item], max_tokens: int) -> ScoredItems:
     """Items as token ids, as a run encodes the public test items of a language model that takes so many tokens."""
-    settings = parse({"method": "fedpetuning", "task.name": name, "data.source": "jsonl", "data.path": "unused"})
+    settings = parse(
+        {"method": "fedpetuning", "task.name": name, "data.source": "jsonl", "data.path": "unused"}
+    )
     return as_tests(settings, items, tokenizer, classes=False, positions=max_tokens)
 
 
-def compare_options(model: Any, items: list[Item], encoded: ScoredItems, samples: list[Json]) -> str:
+def compare_options(
+    model: Any, items: list[Item], encoded: ScoredItems, samples: list[Json]
+) -> str:
     """A row of the table: other strings, acc, acc_norm, other predictions, largest difference of log-likelihoods."""
     device = torch.device("cpu")
-    found, scores = log_likelihoods(model, encoded.requests, BATCH, device), score(model, encoded, False, BATCH, device)
+    found = log_likelihoods(model, encoded.requests, BATCH, device)
+    scores = score(model, encoded, False, BATCH, device)
     strings = differences = 0
     largest = 0.0
     for item, options, sample in zip(items, encoded.options(), samples, strict=True):
-        ours, theirs = [found[one] for one in options], [float(response[0]) for response in sample["filtered_resps"]]
+        ours = [found[one] for one in options]
+        theirs = [float(response[0]) for response in sample["filtered_resps"]]
         strings += [tuple(request) for request in sample["arguments"]] != list(item.requests)
         differences += theirs.index(max(theirs)) != ours.index(max(ours))
         largest = max(largest, *(abs(one - other) for one, other in zip(ours, theirs, strict=True)))
     cells = [f"{len(items)}", f"{strings}"]
     for metric in ("acc", "acc_norm"):
         theirs = [sample[metric] for sample in samples if metric in sample]
-        cells += [f"{scores[metric]:.4f}", f"{sum(theirs) / len(theirs):.4f}"] if theirs else ["", ""]
+        cells += (
+            [f"{scores[metric]:.4f}", f"{sum(theirs) / len(theirs):.4f}"] if theirs else ["", ""]
+        )
     return " | ".join([*cells, f"{differences}", f"{largest:.1e}"])
 
 
 def compare_answers(
-    model: Any, tokenizer: Any, items: list[Item], samples: list[Json], max_tokens: int, how: Generation
+    model: Any,
+    tokenizer: Any,
+    items: list[Item],
+    samples: list[Json],
+    max_tokens: int,
+    how: Generation,
 ) -> list[str]:
     """A line per pattern: other prompts, exact match, other generated texts, other answers found in them."""
     texts = generate(model, tokenizer, [item.prompt for item in items], how, max_tokens)
-    scores, lines = exact_match(texts, items, how), []
+    scores = exact_match(texts, items, how)
+    lines = []
     for name, answers in found_answers(texts, how).items():
         theirs = [sample for sample in samples if sample["filter"] == name]
-        strings = sum(sample["arguments"][0][0] != item.prompt for item, sample in zip(items, theirs, strict=True))
-        written = sum(sample["resps"][0][0] != text for text, sample in zip(texts, theirs, strict=True))
-        other = sum(sample["filtered_resps"][0] != answer for answer, sample in zip(answers, theirs, strict=True))
+        strings = sum(
+            sample["arguments"][0][0] != item.prompt
+            for item, sample in zip(items, theirs, strict=True)
+        )
+        written = sum(
+            sample["resps"][0][0] != text for text, sample in zip(texts, theirs, strict=True)
+        )
+        other = sum(
+            sample["filtered_resps"][0] != answer
+            for answer, sample in zip(answers, theirs, strict=True)
+        )
         score = sum(sample["exact_match"] for sample in theirs) / len(theirs)
-        lines.append(f"{name} | {len(items)} | {strings} | {scores[name]:.4f} | {score:.4f} | {written} | {other}")
+        lines.append(
+            f"{name} | {len(items)} | {strings} | {scores[name]:.4f} | {score:.4f} | {written} |"
+            f" {other}"
+        )
     return lines
 
 
 def main() -> None:
     """Compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="directory of a causal Hugging Face model and its tokenizer")
-    parser.add_argument("--items", type=int, default=100, help="of each task: the first of its file")
-    parser.add_argument("--max-tokens", type=int, default=0, help="how many the model takes; 0: as its config.json says")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", required=True, help="directory of a causal Hugging Face model and its tokenizer"
+    )
+    parser.add_argument(
+        "--items", type=int, default=100, help="of each task: the first of its file"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=0,
+        help="how many the model takes; 0: as its config.json says",
+    )
     parser.add_argument("files", nargs="+", metavar="TASK=FILE", help="JSON Lines")
     given = parser.parse_args()
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(given.model, local_files_only=True, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        given.model, local_files_only=True, dtype=torch.float32
+    ).eval()
     tokenizer = AutoTokenizer.from_pretrained(given.model, local_files_only=True)
     max_tokens = given.max_tokens or model.config.max_position_embeddings
-    chosen, generated = [], []
+    chosen = []
+    generated = []
     with tempfile.TemporaryDirectory() as scratch:
         for named in given.files:
             name, _, path = named.partition("=")
@@ -152,18 +206,26 @@ def main() -> None:
             records = [json.loads(line) for line in islice(written, given.items)]
             samples = harness_samples(model, tokenizer, name, records, max_tokens, Path(scratch))
             if task.generation:
-                lines = compare_answers(model, tokenizer, items, samples, max_tokens, task.generation)
+                lines = compare_answers(
+                    model, tokenizer, items, samples, max_tokens, task.generation
+                )
                 generated += [f"| {name}, {line} |" for line in lines]
             else:
                 encoded = as_a_run_has_them(tokenizer, name, items, max_tokens)
                 chosen.append(f"| {name} | {compare_options(model, items, encoded, samples)} |")
     if chosen:
-        head = "items | other strings | acc | lm-eval | acc_norm | lm-eval | other predictions | largest difference in nats"
+        head = (
+            "items | other strings | acc | lm-eval | acc_norm | lm-eval | other predictions |"
+            " largest difference in nats"
+        )
         print(f"\n| task | {head} |")
         print("|" + "---|" * 9)
         print("\n".join(chosen))
     if generated:
-        print("\n| task | items | other strings | exact match | lm-eval | other texts | other answers |\n|" + "---|" * 7)
+        print(
+            "\n| task | items | other strings | exact match | lm-eval | other texts | other answers"
+            " |\n|" + "---|" * 7
+        )
         print("\n".join(generated))
 
 

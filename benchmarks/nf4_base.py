@@ -46,7 +46,8 @@ from espalier.training.loop import Loop
 from espalier.training.sequences import TokenSequences
 from espalier.wire.adapters import AdapterPlan, adapter_plan
 
-RANDOM, RANDOM_NAME = Shape(1024, 2816, 18, 16, 16), "random-300m"
+RANDOM = Shape(1024, 2816, 18, 16, 16)
+RANDOM_NAME = "random-300m"
 BASES = {
     "float32": ("float32", "float32"),
     "bfloat16": ("bfloat16", "bfloat16"),
@@ -59,7 +60,16 @@ FIGURES = (
     "first_load_seconds", "second_load_seconds", "step_seconds", "interpreter_mib", "peak_mib", "gpu_mib", "loss_before",
     "loss_after",
 )  # fmt: skip
-MEASURED_WITH = ("steps", "batch_size", "window_tokens", "held_out_windows", "learning_rate", "rank", "targets", "threads")
+MEASURED_WITH = (
+    "steps",
+    "batch_size",
+    "window_tokens",
+    "held_out_windows",
+    "learning_rate",
+    "rank",
+    "targets",
+    "threads",
+)
 MIB = 1 << 20
 
 
@@ -72,15 +82,21 @@ def measure(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, floa
     cache : folder of quantised weights
     """
     settings = parse(flat)
-    computing, model = set_up(settings, cache), open_model(settings.model)
+    computing = set_up(settings, cache)
+    model = open_model(settings.model)
     trained, held_out = _sequences(settings, model)
     model.new_skeleton()
     bitsandbytes()
     import peft  # noqa: F401  # whatever is imported later would count as the model's memory
 
-    before, started = peak(), _seconds(computing)
+    before = peak()
+    started = _seconds(computing)
     whole = load_whole(
-        model, computing, settings.training.base, cache_folder=cache, double_quantisation=settings.training.double_quantisation
+        model,
+        computing,
+        settings.training.base,
+        cache_folder=cache,
+        double_quantisation=settings.training.double_quantisation,
     )
     found = {"load_seconds": _seconds(computing) - started, "interpreter_mib": before / MIB}
     return found | (_trained(settings, computing, model, whole, trained, held_out) if train else {})
@@ -95,19 +111,33 @@ def _trained(
     held_out: ScoredItems,
 ) -> dict[str, float]:
     adapters = adapter_plan(model.plan, settings.lora)
-    parameters = put_in(whole, model.family, adapters, len(model.plan.blocks), settings.lora.dropout)
+    parameters = put_in(
+        whole, model.family, adapters, len(model.plan.blocks), settings.lora.dropout
+    )
     set_values(parameters, initial_adapters(adapters, settings.seed))
-    flat = {f"{key}/{name}": parameter for key, block in parameters.items() for name, parameter in block.items()}
-    chosen, steps = settings.training, settings.training.steps
+    flat = {
+        f"{key}/{name}": parameter
+        for key, block in parameters.items()
+        for name, parameter in block.items()
+    }
+    chosen = settings.training
+    steps = settings.training.steps
     loop = Loop(whole, flat, chosen, len(sequences), sequences.batch, settings.seed, steps)
     first = loop.run(0, 1)  # loads kernels and fills pools
     started = _seconds(computing)
     loop.run(1, steps - 1, first.moments)
-    found = {"step_seconds": (_seconds(computing) - started) / (steps - 1), "peak_mib": peak() / MIB}
-    found["gpu_mib"] = torch.cuda.max_memory_allocated() / MIB if computing.device.type == "cuda" else 0.0
+    found = {
+        "step_seconds": (_seconds(computing) - started) / (steps - 1),
+        "peak_mib": peak() / MIB,
+    }
+    found["gpu_mib"] = (
+        torch.cuda.max_memory_allocated() / MIB if computing.device.type == "cuda" else 0.0
+    )
     found["loss_after"] = score(whole, held_out, False, chosen.batch_size, computing.device)["loss"]
     set_values(parameters, initial_adapters(adapters, settings.seed))
-    found["loss_before"] = score(whole, held_out, False, chosen.batch_size, computing.device)["loss"]
+    found["loss_before"] = score(whole, held_out, False, chosen.batch_size, computing.device)[
+        "loss"
+    ]
     return found
 
 
@@ -121,8 +151,11 @@ def _seconds(computing: Computing) -> float:
 
 def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequences, ScoredItems]:
     """The windows that are trained on, and those that are evaluated: all of their tokens but the first."""
-    path, tokens = Path(settings.data.path), settings.data.window_tokens
-    windows = all_windows(path.read_text(), model.encode, tokens, f"--text {path}", "--window-tokens")
+    path = Path(settings.data.path)
+    tokens = settings.data.window_tokens
+    windows = all_windows(
+        path.read_text(), model.encode, tokens, f"--text {path}", "--window-tokens"
+    )
     held_out = settings.evaluation.max_windows
     if not 0 < held_out < len(windows):
         have = f"--text {path} has {len(windows)} windows of {tokens} tokens"
@@ -138,7 +171,10 @@ def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> di
     command = [sys.executable, "-m", "benchmarks.nf4_base", "--measure", task]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise Mistake(f"{flat['training.base']}: the process that measures it ended with {done.returncode}; see above")
+        raise Mistake(
+            f"{flat['training.base']}: the process that measures it ended with {done.returncode};"
+            " see above"
+        )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -149,10 +185,19 @@ def work(common: Mapping[str, Any], seeds: list[int], rows: Rows) -> None:
         base, dtype = BASES[cell["base"]]
         flat = {**common, "seed": cell["seed"], "training.base": base, "dtype": dtype}
         with tempfile.TemporaryDirectory() as cache:
-            loads = [_in_a_fresh_process(flat, Path(cache), train=False).pop("load_seconds")] if base == "nf4" else []
+            loads = (
+                [_in_a_fresh_process(flat, Path(cache), train=False).pop("load_seconds")]
+                if base == "nf4"
+                else []
+            )
             found = _in_a_fresh_process(flat, Path(cache), train=True)
         loads.append(found.pop("load_seconds"))
-        rows.add(cell, first_load_seconds=loads[0], second_load_seconds=loads[1] if loads[1:] else None, **found)
+        rows.add(
+            cell,
+            first_load_seconds=loads[0],
+            second_load_seconds=loads[1] if loads[1:] else None,
+            **found,
+        )
 
 
 def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
@@ -163,11 +208,15 @@ def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
     lines = [
         "# A base in NF4, bfloat16 and float32",
         "",
-        f"{over}. Model `{conditions['model']['name']}`, {conditions['model']['parameters'] / 1e6:.1f} M parameters; "
-        f"{conditions['trained']:,} trained; {conditions['steps']} steps of {conditions['batch_size']} x "
-        f"{conditions['window_tokens']} tokens; {conditions['device']}, threads: {conditions['threads']}; seconds {clock}; "
-        f"loss in nats per token of {conditions['held_out_windows']} windows that no step saw. "
-        f"[Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        (
+            f"{over}. Model `{conditions['model']['name']}`,"
+            f" {conditions['model']['parameters'] / 1e6:.1f} M parameters;"
+            f" {conditions['trained']:,} trained; {conditions['steps']} steps of"
+            f" {conditions['batch_size']} x {conditions['window_tokens']} tokens;"
+            f" {conditions['device']}, threads: {conditions['threads']}; seconds {clock}; loss in"
+            f" nats per token of {conditions['held_out_windows']} windows that no step saw."
+            f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
+        ),
         "",
     ]
     columns = {
@@ -184,8 +233,12 @@ def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
     if conditions["device"] != "cuda":
         del columns["GPU peak, MiB"]
     lines += [f"| base | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    lines += [f"| {base} | {' | '.join(cell(base) for cell in columns.values())} |" for base in BASES]
-    path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Memory, time and loss by base](./{path.name}.png)", ""]))
+    lines += [
+        f"| {base} | {' | '.join(cell(base) for cell in columns.values())} |" for base in BASES
+    ]
+    path.with_suffix(".md").write_text(
+        "\n".join([*lines, "", f"![Memory, time and loss by base](./{path.name}.png)", ""])
+    )
     _plot(rows, conditions["device"], path.with_suffix(".png"))
 
 
@@ -197,7 +250,9 @@ def _spread(rows: Rows, base: str, figure: str, digits: int) -> str:
     values = _values(rows, base, figure)
     if not values:
         return ""
-    return f"{fmean(values):,.{digits}f}" + (f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else "")
+    return f"{fmean(values):,.{digits}f}" + (
+        f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    )
 
 
 def _plot(rows: Rows, device: str, path: Path) -> None:
@@ -206,13 +261,26 @@ def _plot(rows: Rows, device: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     memory = "gpu_mib" if device == "cuda" else "peak_mib"
-    panels = {memory: "peak memory, MiB", "step_seconds": "seconds per step", "loss_after": "loss after training, nats"}
+    panels = {
+        memory: "peak memory, MiB",
+        "step_seconds": "seconds per step",
+        "loss_after": "loss after training, nats",
+    }
     figure = Figure(figsize=(11, 2.4), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (name, label) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+    for axes, (name, label) in zip(
+        figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True
+    ):
         for place, base in enumerate(BASES):
             values = _values(rows, base, name)
-            axes.errorbar(fmean(values), place, xerr=stdev(values) if len(values) > 1 else 0, fmt="o", color="C0", capsize=2)
+            axes.errorbar(
+                fmean(values),
+                place,
+                xerr=stdev(values) if len(values) > 1 else 0,
+                fmt="o",
+                color="C0",
+                capsize=2,
+            )
         axes.set_yticks(range(len(BASES)), list(BASES))
         axes.set_ylim(len(BASES) - 0.5, -0.5)
         axes.set_xlabel(label)
@@ -220,11 +288,20 @@ def _plot(rows: Rows, device: str, path: Path) -> None:
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
-def _conditions(given: argparse.Namespace, model: OpenedModel, adapters: AdapterPlan, device: str) -> dict[str, Any]:
+def _conditions(
+    given: argparse.Namespace, model: OpenedModel, adapters: AdapterPlan, device: str
+) -> dict[str, Any]:
     size = footprint(model.config)
-    weights = {name: size.weight_bytes(base, getattr(torch, dtype)) / MIB for name, (base, dtype) in BASES.items()}
+    weights = {
+        name: size.weight_bytes(base, getattr(torch, dtype)) / MIB
+        for name, (base, dtype) in BASES.items()
+    }
     return {
-        "model": {"name": given.name or model.directory.name, "parameters": size.parameters, "sha256": model.sha256},
+        "model": {
+            "name": given.name or model.directory.name,
+            "parameters": size.parameters,
+            "sha256": model.sha256,
+        },
         "text": {given.text.name: sha256(given.text.read_bytes())},
         "weight_mib": {name: round(value, 3) for name, value in weights.items()},
         "trained": adapters.num_parameters,
@@ -235,10 +312,14 @@ def _conditions(given: argparse.Namespace, model: OpenedModel, adapters: Adapter
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.nf4_base", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.nf4_base",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="", help="directory of a Hugging Face decoder")
-    parser.add_argument("--text", type=Path, help="text file to train on; its last windows are held out")
+    parser.add_argument(
+        "--text", type=Path, help="text file to train on; its last windows are held out"
+    )
     parser.add_argument("--steps", type=int, default=40, help="at least 2")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--window-tokens", type=int, default=256)
@@ -266,7 +347,8 @@ def study(given: argparse.Namespace) -> None:
         "evaluation.max-windows": given.held_out_windows, "lora.rank": given.rank, "lora.targets": given.targets,
         "training.steps": given.steps, "training.batch-size": given.batch_size, "training.learning-rate": given.learning_rate,
     }  # fmt: skip
-    settings, model = parse(common), open_model(given.model)
+    settings = parse(common)
+    model = open_model(given.model)
     device = set_up(settings, Path()).device.type
     conditions = _conditions(given, model, adapter_plan(model.plan, settings.lora), device)
     path = given.out / f"nf4-base-{re.sub(r'[^A-Za-z0-9_-]', '-', conditions['model']['name'])}"

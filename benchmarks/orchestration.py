@@ -68,23 +68,31 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys, as Flower hands them out."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= (
+            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
     return flat
 
 
 def measure(
-    folder: Path, method: str, work: Callable[[], subprocess.CompletedProcess[str]], at_once: bool = True
+    folder: Path,
+    method: str,
+    work: Callable[[], subprocess.CompletedProcess[str]],
+    at_once: bool = True,
 ) -> dict[str, Any]:
     """Time a run and read from its directory what took how long; ``at_once``: clients work at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
-    started_at, started = time.time(), time.perf_counter()
+    started_at = time.time()
+    started = time.perf_counter()
     done = work()
     wall = time.perf_counter() - started
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     (run,) = (folder / "runs").iterdir()
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    at = [(event, datetime.fromisoformat(event["time"]).timestamp() - started_at) for event in events]
+    at = [
+        (event, datetime.fromisoformat(event["time"]).timestamp() - started_at) for event in events
+    ]
     first = next(when for event, when in at if event["event"] == "method")
     rounds = [first, *(when for event, when in at if event["event"] == "checkpoint")]
     lengths = [after - before for before, after in pairwise(rounds)]
@@ -93,12 +101,19 @@ def measure(
         **split(at, wall, at_once, METHODS[method][1]),
         "first round": lengths[0],
         "later rounds": sum(lengths[1:]) / len(lengths[1:]),
-        "bytes": [file.read_bytes() for pattern in METHODS[method][2] for file in sorted(run.glob(pattern))],
+        "bytes": [
+            file.read_bytes()
+            for pattern in METHODS[method][2]
+            for file in sorted(run.glob(pattern))
+        ],
     }
 
 
 def split(
-    events: Sequence[tuple[dict[str, Any], float]], wall: float, at_once: bool, steps: tuple[str, str] = ("masks", "voting")
+    events: Sequence[tuple[dict[str, Any], float]],
+    wall: float,
+    at_once: bool,
+    steps: tuple[str, str] = ("masks", "voting"),
 ) -> dict[str, float]:
     """Where the wall time of a run went; the parts add up to it.
 
@@ -121,13 +136,20 @@ def split(
     }  # of all rounds, in the last
     work = max(worked.values()) if at_once else sum(worked.values())
     begun = next(when for event, when in events if event["event"] == "method")
-    rounds, own, since, voting = 0.0, 0.0, begun, begun
+    rounds = 0.0
+    own = 0.0
+    since = begun
+    voting = begun
     for event, when in events:
         if event["event"] == "begin" and event["title"] == of_server:
-            rounds, voting = rounds + when - since, when
+            rounds = rounds + when - since
+            voting = when
         elif event["event"] == "checkpoint":
-            own, since = own + when - voting, when
-    evaluated = max([when for event, when in events if event["event"] == "local_only"], default=since)
+            own = own + when - voting
+            since = when
+    evaluated = max(
+        [when for event, when in events if event["event"] == "local_only"], default=since
+    )
     last = events[-1][1]
     return {
         "start-up": begun,
@@ -141,10 +163,14 @@ def split(
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--method", choices=METHODS, default="fedprllm")
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--windows", type=int, default=4, help="of calibration, which LoRA has none of")
+    parser.add_argument(
+        "--windows", type=int, default=4, help="of calibration, which LoRA has none of"
+    )
     parser.add_argument("--model", default="demo")
     given = parser.parse_args()
     words = [
@@ -157,17 +183,42 @@ def main() -> None:
         found = _all_four(Path(scratch), given, words)
     if len({tuple(one.pop("bytes")) for one in found.values()}) != 1:
         raise SystemExit("the results differ")
-    columns = ("wall", "start-up", "clients", "waiting", "server", "evaluation", "end", "first round", "later rounds")
+    columns = (
+        "wall",
+        "start-up",
+        "clients",
+        "waiting",
+        "server",
+        "evaluation",
+        "end",
+        "first round",
+        "later rounds",
+    )
     print(f"{given.clients} clients, {given.method}, equal bytes; seconds\n")
-    print("| | " + " | ".join(columns) + " | wall, of one process |\n|---|" + "---|" * (len(columns) + 1))
+    print(
+        "| | "
+        + " | ".join(columns)
+        + " | wall, of one process |\n|---|"
+        + "---|" * (len(columns) + 1)
+    )
     for name, figures in found.items():
         ratio = figures["wall"] / found["one process"]["wall"]
-        print(f"| {name} | " + " | ".join(f"{figures[column]:.1f}" for column in columns) + f" | {ratio:.1f} |")
+        print(
+            f"| {name} | "
+            + " | ".join(f"{figures[column]:.1f}" for column in columns)
+            + f" | {ratio:.1f} |"
+        )
 
 
-def _all_four(folder: Path, given: argparse.Namespace, words: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _all_four(
+    folder: Path, given: argparse.Namespace, words: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """What was measured, by where the run was."""
-    found = {"simulation": measure(folder / "sim", given.method, lambda: espalier(folder / "sim", "run", *words))}
+    found = {
+        "simulation": measure(
+            folder / "sim", given.method, lambda: espalier(folder / "sim", "run", *words)
+        )
+    }
     settings = next((folder / "sim" / "runs").iterdir()) / "settings.toml"
     sites = [f"node-{client:05d}" for client in range(given.clients)]
     own = dict.fromkeys(sites, "" if given.model == "demo" else f'model-path="{given.model}"')
@@ -184,12 +235,18 @@ def _all_four(folder: Path, given: argparse.Namespace, words: Sequence[str]) -> 
         for line in settings.read_text().splitlines(keepends=True)
     )
     (alone / "settings.toml").write_text(text)
-    environment = {**os.environ, "ESPALIER_STATE_DIR": str(alone / "state"), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "ESPALIER_STATE_DIR": str(alone / "state"),
+        "PYTHONPATH": str(ROOT),
+    }
     command_alone = [sys.executable, "-c", IN_ONE_PROCESS, str(alone / "settings.toml")]
     found["one process"] = measure(
         alone,
         given.method,
-        lambda: subprocess.run(command_alone, env=environment, cwd=ROOT, capture_output=True, text=True),
+        lambda: subprocess.run(
+            command_alone, env=environment, cwd=ROOT, capture_output=True, text=True
+        ),
         at_once=False,
     )
     return found

@@ -13,7 +13,8 @@ Arms = Mapping[tuple[str, str], BySeed]
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5% quantile of Student's distribution with 1, 2, ... degrees of freedom."""
 EXPLANATION = (
-    "Mean over seeds ± half of its 95% interval (Student's t); in brackets a sign per seed, − where the first is lower."
+    "Mean over seeds ± half of its 95% interval (Student's t); in brackets a sign per seed, − where"
+    " the first is lower."
 )
 
 
@@ -58,12 +59,15 @@ class Difference:
 
 def difference(arms: Arms, pair: Pair, column: str) -> Difference | None:
     """The difference of a pair in a column; None where one arm has no figure there, or they share no seed."""
-    first, second = arms.get((pair.first, column), {}), arms.get((pair.second, column), {})
+    first = arms.get((pair.first, column), {})
+    second = arms.get((pair.second, column), {})
     seeds = sorted(first.keys() & second.keys())
     return Difference(tuple(first[seed] - second[seed] for seed in seeds)) if seeds else None
 
 
-def paired_table(arms: Arms, pairs: Sequence[Pair], columns: Sequence[str], title: str, digits: int | None = None) -> list[str]:
+def paired_table(
+    arms: Arms, pairs: Sequence[Pair], columns: Sequence[str], title: str, digits: int | None = None
+) -> list[str]:
     """Lines of a Markdown table with a row per pair; pairs without a figure are left out.
 
     ``digits`` after the point; without it two, and one where figures are of a thousand and more.

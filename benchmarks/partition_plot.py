@@ -47,7 +47,9 @@ def plot(counts: Sequence[Counter[str]], title: str, path: Path) -> None:
     figure = Figure(figsize=(max(5.0, 2.5 + 0.45 * len(counts)), 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    labels = sorted({label for count in counts for label in count}, key=lambda label: (label == OTHERS, label))
+    labels = sorted(
+        {label for count in counts for label in count}, key=lambda label: (label == OTHERS, label)
+    )
     below = [0] * len(counts)
     colours = iter(colormaps["tab10"].colors)  # type: ignore[attr-defined]
     for label in labels:
@@ -68,7 +70,9 @@ def plot(counts: Sequence[Counter[str]], title: str, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Deal out and plot."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", required=True, choices=list(TASKS))
     parser.add_argument("--file", required=True, help="JSON Lines")
     parser.add_argument("--partition", default="dirichlet", choices=get_args(Kind))

@@ -26,7 +26,9 @@ def serve() -> None:
     """Serve files by name on a free loopback port, which is printed, until standard input ends."""
     server = grpc.server(ThreadPoolExecutor(1))
     handlers = {"Blob": grpc.unary_stream_rpc_method_handler(_chunks)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plain.Stream", handlers),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("plain.Stream", handlers),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(port, flush=True)
@@ -42,7 +44,9 @@ def receive(blobs: Sequence[Path], folder: Path) -> float:
         What arrived has another hash.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
+    with subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as serving:
         assert serving.stdin is not None
         assert serving.stdout is not None
         port = int(serving.stdout.readline())
@@ -67,7 +71,9 @@ def _receive(chunks: Iterator[bytes], path: Path, expected: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     if digest.hexdigest() != expected:
-        raise SystemExit(f"plain stream: {path} has the hash {digest.hexdigest()}, expected {expected}")
+        raise SystemExit(
+            f"plain stream: {path} has the hash {digest.hexdigest()}, expected {expected}"
+        )
 
 
 if __name__ == "__main__":

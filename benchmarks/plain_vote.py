@@ -8,11 +8,15 @@ from numpy.typing import NDArray
 
 def unpacked(words: NDArray[np.uint64], shape: tuple[int, int]) -> NDArray[np.bool_]:
     """A flat packed mask as booleans in the shape of its matrix."""
-    bits = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little", count=shape[0] * shape[1])
+    bits = np.unpackbits(
+        words.astype("<u8").view(np.uint8), bitorder="little", count=shape[0] * shape[1]
+    )
     return bits.astype(np.bool_).reshape(shape)
 
 
-def plain_vote(masks: Sequence[NDArray[np.bool_]], weight: NDArray[np.float32], sparsity: float) -> NDArray[np.bool_]:
+def plain_vote(
+    masks: Sequence[NDArray[np.bool_]], weight: NDArray[np.float32], sparsity: float
+) -> NDArray[np.bool_]:
     """Prune ``int(size * sparsity)`` weights of a matrix: most votes first, then the smaller magnitude, then the lower index.
 
     One number of votes after the other, from all of them down; only within the number at which the share is full are

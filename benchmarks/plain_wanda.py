@@ -18,7 +18,9 @@ class _Enough(Exception):
 
 
 @torch.no_grad()
-def prune(model: Any, family: Family, windows: Tensor, windows_at_once: int, layers: int) -> Iterator[dict[str, Tensor]]:
+def prune(
+    model: Any, family: Family, windows: Tensor, windows_at_once: int, layers: int
+) -> Iterator[dict[str, Tensor]]:
     """Prune half of each row, block by block.
 
     Parameters
@@ -38,8 +40,14 @@ def prune(model: Any, family: Family, windows: Tensor, windows_at_once: int, lay
     for block in list(blocks)[:layers]:
         linears = {name: block.get_submodule(path) for name, path in family.linears.items()}
         device = windows.device
-        sums = {name: torch.zeros(one.in_features, dtype=torch.float64, device=device) for name, one in linears.items()}
-        hooks = [linear.register_forward_pre_hook(_adding(sums[name])) for name, linear in linears.items()]
+        sums = {
+            name: torch.zeros(one.in_features, dtype=torch.float64, device=device)
+            for name, one in linears.items()
+        }
+        hooks = [
+            linear.register_forward_pre_hook(_adding(sums[name]))
+            for name, linear in linears.items()
+        ]
         for states in hidden:
             block(states, **passed)
         for hook in hooks:
@@ -48,15 +56,20 @@ def prune(model: Any, family: Family, windows: Tensor, windows_at_once: int, lay
         for name, linear in linears.items():
             scores = linear.weight.float().abs() * sums[name].sqrt().float()
             lowest = scores.sort(dim=1, stable=True).indices[:, : scores.shape[1] // 2]
-            masks[name] = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(1, lowest, True)
+            masks[name] = torch.zeros(
+                scores.shape, dtype=torch.bool, device=scores.device
+            ).scatter_(1, lowest, True)
             linear.weight[masks[name]] = 0
         hidden = [_first(block(states, **passed)) for states in hidden]
         yield masks
 
 
-def _inputs_of_first(model: Any, block: nn.Module, batches: tuple[Tensor, ...]) -> tuple[list[Tensor], dict[str, Any]]:
+def _inputs_of_first(
+    model: Any, block: nn.Module, batches: tuple[Tensor, ...]
+) -> tuple[list[Tensor], dict[str, Any]]:
     """Hidden states before the first block, batch by batch, and what is passed to it beside them with whole batches."""
-    hidden, passed = [], list[dict[str, Any]]()
+    hidden = []
+    passed = list[dict[str, Any]]()
 
     def catch(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
         hidden.append(inputs[0])

@@ -47,11 +47,21 @@ def save_model(folder: Path, shape: Shape) -> None:
     block = {name: _drawn(size) for name, size in _block(shape).items()}
     index: dict[str, str] = {}
     for number in range(shape.blocks):
-        _save(folder, f"model-{number:05d}", {f"model.layers.{number}.{name}": value for name, value in block.items()}, index)
-    embeddings = {"model.embed_tokens.weight": _drawn((VOCABULARY, shape.hidden)), "model.norm.weight": _drawn((shape.hidden,))}
+        _save(
+            folder,
+            f"model-{number:05d}",
+            {f"model.layers.{number}.{name}": value for name, value in block.items()},
+            index,
+        )
+    embeddings = {
+        "model.embed_tokens.weight": _drawn((VOCABULARY, shape.hidden)),
+        "model.norm.weight": _drawn((shape.hidden,)),
+    }
     _save(folder, "model-embeddings", embeddings, index)
     _save(folder, "model-head", {"lm_head.weight": _drawn((VOCABULARY, shape.hidden))}, index)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
 
 
 def _block(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -74,6 +84,8 @@ def _drawn(size: tuple[int, ...]) -> torch.Tensor:
     return drawn.to(torch.bfloat16)
 
 
-def _save(folder: Path, shard: str, tensors: dict[str, torch.Tensor], index: dict[str, str]) -> None:
+def _save(
+    folder: Path, shard: str, tensors: dict[str, torch.Tensor], index: dict[str, str]
+) -> None:
     save_file(tensors, folder / f"{shard}.safetensors")
     index.update(dict.fromkeys(tensors, f"{shard}.safetensors"))

@@ -18,7 +18,10 @@ class Shape:
     heads: int
 
 
-SHAPES = {"roberta-base": Shape(50265, 768, 3072, 12, 12), "roberta-large": Shape(50265, 1024, 4096, 24, 16)}
+SHAPES = {
+    "roberta-base": Shape(50265, 768, 3072, 12, 12),
+    "roberta-large": Shape(50265, 1024, 4096, 24, 16),
+}
 """Those of Liu et al. 2019, without their tokenizer."""
 
 

@@ -36,14 +36,17 @@ def write_again(csv: Path) -> bool:
     Mistake
         The file, or the conditions beside it, are damaged.
     """
-    path, conditions = csv.with_suffix(""), json.loads(csv.with_suffix(".json").read_text())
+    path = csv.with_suffix("")
+    conditions = json.loads(csv.with_suffix(".json").read_text())
     family, _, name = csv.stem.partition("-")
     if csv.stem == "smaller-latency":
         times = smaller_studies.STUDIES[name]
         write_times(times.title, by_columns.Rows(csv, times.keys, times.figures, conditions), path)
     elif family in ("fedspallm", "smaller"):
         study = (fedspallm_studies if family == "fedspallm" else smaller_studies).STUDIES[name]
-        fedspallm.write_report(study, by_columns.Rows(csv, study.keys, study.figures, conditions), conditions, path)
+        fedspallm.write_report(
+            study, by_columns.Rows(csv, study.keys, study.figures, conditions), conditions, path
+        )
     elif family == "tuning":
         tuned = tuning_studies.STUDIES[name]
         rows = by_columns.Rows(csv, tuning_studies.KEYS, tuning_studies.FIGURES, conditions)
@@ -52,17 +55,36 @@ def write_again(csv: Path) -> bool:
         fedprllm.write_report(study_name, Rows(csv, conditions), path)
     elif (masked := csv.stem.removeprefix("sft-p-")) in sft_p_studies.STUDIES:
         variants = sft_p_studies.STUDIES[masked]
-        fedspallm.write_report(variants, by_columns.Rows(csv, variants.keys, variants.figures, conditions), conditions, path)
+        fedspallm.write_report(
+            variants,
+            by_columns.Rows(csv, variants.keys, variants.figures, conditions),
+            conditions,
+            path,
+        )
     elif csv.stem == "fedspine-regret":
-        write_regret(by_columns.Rows(csv, fedspine_regret.KEYS, fedspine_regret.FIGURES, conditions), path)
-    elif family == "fedspine" and "metric" in conditions and not name.endswith(("-curves", "-devices")):
-        found = fedspine_task_report.found_in(fedspine_task_study.files_of(path, conditions), conditions["metric"])
-        fedspine_task_report.write_report(fedspine_task_study.TITLE.format(name), found, conditions, path)
+        write_regret(
+            by_columns.Rows(csv, fedspine_regret.KEYS, fedspine_regret.FIGURES, conditions), path
+        )
+    elif (
+        family == "fedspine"
+        and "metric" in conditions
+        and not name.endswith(("-curves", "-devices"))
+    ):
+        found = fedspine_task_report.found_in(
+            fedspine_task_study.files_of(path, conditions), conditions["metric"]
+        )
+        fedspine_task_report.write_report(
+            fedspine_task_study.TITLE.format(name), found, conditions, path
+        )
     elif csv.stem == "fedsoda-memory":
-        fedsoda_memory.write_table(by_columns.Rows(csv, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, conditions), path)
+        fedsoda_memory.write_table(
+            by_columns.Rows(csv, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, conditions), path
+        )
     elif family == "fedsoda" and name in fedsoda_studies.STUDIES:
         soda = fedsoda_studies.STUDIES[name]
-        fedsoda_report.write_report(soda, by_columns.Rows(csv, soda.keys, soda.figures, conditions), conditions, path)
+        fedsoda_report.write_report(
+            soda, by_columns.Rows(csv, soda.keys, soda.figures, conditions), conditions, path
+        )
     else:
         return False
     return True

@@ -39,21 +39,38 @@ from strategies.engine.run_folder import RunFolder
 from strategies.methods.fedprllm import FedPrLLM
 
 ROOT = Path(__file__).parent.parent
-HIDDEN, FEED_FORWARD, BLOCKS = 1024, 4096, 4
+HIDDEN = 1024
+FEED_FORWARD = 4096
+BLOCKS = 4
 
 
 def save_model(folder: Path) -> None:
     """A model with random weights: 4 blocks of 16.8 M prunable weights, bf16."""
-    config = LlamaConfig(hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=BLOCKS, vocab_size=32)
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=BLOCKS, vocab_size=32
+    )
     config.num_attention_heads = config.num_key_value_heads = 8
     config.save_pretrained(folder)
-    shapes = {"self_attn.q_proj": 1, "self_attn.k_proj": 1, "self_attn.v_proj": 1, "self_attn.o_proj": 1}
+    shapes = {
+        "self_attn.q_proj": 1,
+        "self_attn.k_proj": 1,
+        "self_attn.v_proj": 1,
+        "self_attn.o_proj": 1,
+    }
     tensors = {}
     for block in range(BLOCKS):
         for name in shapes:
-            tensors[f"model.layers.{block}.{name}.weight"] = torch.randn(HIDDEN, HIDDEN, dtype=torch.bfloat16)
-        for name, shape in (("gate", (FEED_FORWARD, HIDDEN)), ("up", (FEED_FORWARD, HIDDEN)), ("down", (HIDDEN, FEED_FORWARD))):
-            tensors[f"model.layers.{block}.mlp.{name}_proj.weight"] = torch.randn(shape, dtype=torch.bfloat16)
+            tensors[f"model.layers.{block}.{name}.weight"] = torch.randn(
+                HIDDEN, HIDDEN, dtype=torch.bfloat16
+            )
+        for name, shape in (
+            ("gate", (FEED_FORWARD, HIDDEN)),
+            ("up", (FEED_FORWARD, HIDDEN)),
+            ("down", (HIDDEN, FEED_FORWARD)),
+        ):
+            tensors[f"model.layers.{block}.mlp.{name}_proj.weight"] = torch.randn(
+                shape, dtype=torch.bfloat16
+            )
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -74,7 +91,9 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
         for block in plan.blocks:
             words = {
                 mask_name(linear.name): generator.permutation(
-                    np.array([0x5555555555555555, 0xAAAAAAAAAAAAAAAA], dtype=np.uint64).repeat(linear.num_weights // 128)
+                    np.array([0x5555555555555555, 0xAAAAAAAAAAAAAAAA], dtype=np.uint64).repeat(
+                        linear.num_weights // 128
+                    )
                 )
                 for linear in block.linears
             }
@@ -85,11 +104,18 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
 def measure(clients: int, plain: bool, folder: Path) -> dict[str, str | int]:
     """Peak resident memory in bytes of folding the replies of so many clients, and the SHA-256 of the masks."""
     settings = parse({"model": str(folder / "model"), "num-clients": clients})
-    run = Run(settings, OpenedModel(folder / "model"), RunFolder(folder / f"run-{clients}-{plain}"), "benchmark")
+    run = Run(
+        settings,
+        OpenedModel(folder / "model"),
+        RunFolder(folder / f"run-{clients}-{plain}"),
+        "benchmark",
+    )
     run.progress._show = lambda _: None
     strategy = FedPrLLM(run)
     strategy.rounds = Rounds(None, settings, run.model.plan, "benchmark", run.folder, run.progress)
-    strategy.rounds.roster.seats = {client: Seat(client, f"site-{client}", 1) for client in range(clients)}
+    strategy.rounds.roster.seats = {
+        client: Seat(client, f"site-{client}", 1) for client in range(clients)
+    }
     strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
     if plain:
         masks = plain_fold(strategy, list(replies(strategy, clients)))
@@ -111,19 +137,24 @@ def decided(strategy: FedPrLLM) -> Iterator[NDArray[np.bool_]]:
 
 def plain_fold(strategy: FedPrLLM, collected: list[Message]) -> Iterator[NDArray[np.bool_]]:
     """The plain reference: all replies are there, the votes of each matrix are counted unpacked."""
-    model, sparsity = strategy.run.model, strategy.settings.sparsity
+    model = strategy.run.model
+    sparsity = strategy.settings.sparsity
     letters = [read(message.content) for message in collected]
     for block in model.plan.blocks:
         words = [unpack_tensors(letter.blobs[block_key(block.index)]) for letter in letters]
         for linear in block.linears:
             masks = [unpacked(own[mask_name(linear.name)], linear.shape) for own in words]
-            yield plain_vote(masks, model.checkpoint.read(linear.parameter).float().numpy(), sparsity)
+            yield plain_vote(
+                masks, model.checkpoint.read(linear.parameter).float().numpy(), sparsity
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--clients", type=int, nargs=2, default=(4, 32))
-    parser.add_argument("--measure", nargs=3, metavar=("CLIENTS", "PLAIN", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--measure", nargs=3, metavar=("CLIENTS", "PLAIN", "FOLDER"), help=argparse.SUPPRESS
+    )
     given = parser.parse_args()
     if given.measure:
         clients, plain, folder = given.measure
@@ -134,15 +165,29 @@ def main() -> None:
         found = {}
         for plain in (False, True):
             for clients in given.clients:
-                command = [sys.executable, "-m", "benchmarks.server_memory", "--measure", str(clients), str(plain), folder]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.server_memory",
+                    "--measure",
+                    str(clients),
+                    str(plain),
+                    folder,
+                ]
                 done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
                 found[plain, clients] = json.loads(done.stdout.splitlines()[-1])
     few, many = given.clients
-    if any(found[False, clients]["masks"] != found[True, clients]["masks"] for clients in given.clients):
+    if any(
+        found[False, clients]["masks"] != found[True, clients]["masks"] for clients in given.clients
+    ):
         raise SystemExit("the masks differ")
     print(f"equal masks\n\n| folding | {few} clients | {many} clients | ratio |\n|---|---|---|---|")
-    for plain, name in ((False, "Espalier, a reply at a time"), (True, "plain: all replies in a list, votes counted unpacked")):
-        a, b = found[plain, few]["peak"], found[plain, many]["peak"]
+    for plain, name in (
+        (False, "Espalier, a reply at a time"),
+        (True, "plain: all replies in a list, votes counted unpacked"),
+    ):
+        a = found[plain, few]["peak"]
+        b = found[plain, many]["peak"]
         print(f"| {name} | {a / 1e6:.0f} MB | {b / 1e6:.0f} MB | {b / a:.2f} |")
 
 

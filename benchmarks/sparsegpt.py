@@ -25,7 +25,8 @@ BLOCK = 128
 
 def seconds(work: Callable[[], Any], times: int) -> tuple[float, Any]:
     """Shortest time of several, and the result."""
-    best, result = float("inf"), None
+    best = float("inf")
+    result = None
     for _ in range(times):
         started = time.perf_counter()
         result = work()
@@ -40,12 +41,17 @@ def published_factor(gram: Tensor) -> Tensor:
     return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
 
 
-def published_loop(weight: Tensor, upper: Tensor, sparsity: float, pattern: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+def published_loop(
+    weight: Tensor, upper: Tensor, sparsity: float, pattern: tuple[int, int] | None
+) -> tuple[Tensor, Tensor]:
     """Prune mask and weights, column by column."""
-    updated, prune_mask = weight.clone(), torch.zeros(weight.shape, dtype=torch.bool)
+    updated = weight.clone()
+    prune_mask = torch.zeros(weight.shape, dtype=torch.bool)
     for start in range(0, weight.shape[1], BLOCK):
         end = min(start + BLOCK, weight.shape[1])
-        block, chosen, factor = updated[:, start:end].clone(), prune_mask[:, start:end], upper[start:end, start:end]
+        block = updated[:, start:end].clone()
+        chosen = prune_mask[:, start:end]
+        factor = upper[start:end, start:end]
         errors = torch.zeros_like(block)
         if pattern is None:
             scores = block.square() / factor.diagonal().square()
@@ -54,7 +60,9 @@ def published_loop(weight: Tensor, upper: Tensor, sparsity: float, pattern: tupl
             if pattern is not None and column % pattern[1] == 0:
                 group = slice(column, column + pattern[1])
                 scores = block[:, group].square() / factor.diagonal()[group].square()
-                chosen[:, group].scatter_(1, scores.topk(pattern[1] - pattern[0], dim=1, largest=False).indices, True)
+                chosen[:, group].scatter_(
+                    1, scores.topk(pattern[1] - pattern[0], dim=1, largest=False).indices, True
+                )
             kept = torch.where(chosen[:, column], 0, block[:, column])
             error = (block[:, column] - kept) / factor[column, column]
             block[:, column:] -= error[:, None] @ factor[None, column, column:]
@@ -68,7 +76,9 @@ def published_loop(weight: Tensor, upper: Tensor, sparsity: float, pattern: tupl
 def trailing_products(updated: Tensor, errors: Tensor, upper: Tensor) -> None:
     """The published products alone."""
     for end in range(BLOCK, updated.shape[1], BLOCK):
-        updated[:, end:].addmm_(errors[:, end - BLOCK : end], upper[end - BLOCK : end, end:], alpha=-1)
+        updated[:, end:].addmm_(
+            errors[:, end - BLOCK : end], upper[end - BLOCK : end, end:], alpha=-1
+        )
 
 
 def halved_products(updated: Tensor, errors: Tensor, upper: Tensor) -> None:
@@ -76,12 +86,18 @@ def halved_products(updated: Tensor, errors: Tensor, upper: Tensor) -> None:
     for number, end in enumerate(range(BLOCK, updated.shape[1], BLOCK), 1):
         width = (number & -number) * BLOCK
         right = updated[:, end : end + width]
-        right.addmm_(errors[:, end - width : end], upper[end - width : end, end : end + width], alpha=-1)
+        right.addmm_(
+            errors[:, end - width : end], upper[end - width : end, end : end + width], alpha=-1
+        )
 
 
 def row(what: str, ours: float, plain: float, name: str) -> None:
     """A line of the table."""
-    ratio = f"{plain / ours:.1f} times faster" if plain > 1.2 * ours else f"{ours / plain:.2f} times its time"
+    ratio = (
+        f"{plain / ours:.1f} times faster"
+        if plain > 1.2 * ours
+        else f"{ours / plain:.2f} times its time"
+    )
     print(f"| {what} | {ours:.3f} s | {name}: {plain:.3f} s | {ratio} |", flush=True)
 
 
@@ -93,30 +109,44 @@ def measure(weight: Tensor, gram: Tensor, sparsity: float, times: int) -> list[s
     distance = float((factor.upper - upper).norm() / upper.norm())
     lines = [f"factor: relative distance {distance:.1e}"]
     floors = []
-    for products, name in ((trailing_products, "the published products alone"), (halved_products, "our products alone")):
-        updated, errors = weight.clone(), torch.full_like(weight, 1e-3)
+    for products, name in (
+        (trailing_products, "the published products alone"),
+        (halved_products, "our products alone"),
+    ):
+        updated = weight.clone()
+        errors = torch.full_like(weight, 1e-3)
         floors.append((seconds(partial(products, updated, errors, factor.upper), times)[0], name))
     for pattern in (None, (2, 4)):
         what = f"prune {sparsity:.0%}" if pattern is None else "prune 2:4"
         prune(weight, factor, sparsity, pattern)
-        ours, (prune_mask, found) = seconds(partial(prune, weight, factor, sparsity, pattern), times)
-        plain, (expected_mask, expected) = seconds(partial(published_loop, weight, factor.upper, sparsity, pattern), 1)
+        ours, (prune_mask, found) = seconds(
+            partial(prune, weight, factor, sparsity, pattern), times
+        )
+        plain, (expected_mask, expected) = seconds(
+            partial(published_loop, weight, factor.upper, sparsity, pattern), 1
+        )
         row(what, ours, plain, "the published loop")
         for floor, name in floors:
             row(what, ours, floor, name)
         agreement = float((prune_mask == expected_mask).double().mean())
         distance = float((found - expected).norm() / found.norm())
-        costs = [float(((new - weight) @ gram * (new - weight)).double().sum()) for new in (found, expected)]
+        costs = [
+            float(((new - weight) @ gram * (new - weight)).double().sum())
+            for new in (found, expected)
+        ]
         lines.append(
-            f"{what}: {agreement:.6%} of the mask agrees, relative distance of the weights {distance:.1e}, "
-            f"squared error of the outputs {costs[0] / costs[1]:.6f} of the published loop's"
+            f"{what}: {agreement:.6%} of the mask agrees, relative distance of the weights"
+            f" {distance:.1e}, squared error of the outputs {costs[0] / costs[1]:.6f} of the"
+            " published loop's"
         )
     return lines
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--sparsity", type=float, default=0.5)
@@ -126,7 +156,10 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(given.rows, given.columns, generator=generator) * 0.02
-    mixing = torch.eye(given.columns) + torch.randn(given.columns, given.columns, generator=generator) / given.columns**0.5
+    mixing = (
+        torch.eye(given.columns)
+        + torch.randn(given.columns, given.columns, generator=generator) / given.columns**0.5
+    )
     inputs = torch.randn(2 * given.columns, given.columns, generator=generator) @ mixing
     print(f"{given.threads} threads, a matrix of {given.rows} x {given.columns}\n")
     print("| what | time | against | |\n|---|---|---|---|")

@@ -53,13 +53,19 @@ BATCHES = (1, 8)
 
 def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
     """Cut units, or lanes, of random scores."""
-    units, generator = ModelUnits.of(model.plan), torch.Generator().manual_seed(0)
+    units = ModelUnits.of(model.plan)
+    generator = torch.Generator().manual_seed(0)
     if selection == "lanes":
         gates = LaneGates(model.plan)
-        logits = {gate: torch.rand(width, generator=generator) for gate, width in gates.widths.items()}
+        logits = {
+            gate: torch.rand(width, generator=generator) for gate, width in gates.widths.items()
+        }
         return gates.structure(gates.chosen(logits, gates.target(share, "blocks")))
     job = StructuredSettings(share=share, selection=selection)  # type: ignore[arg-type]
-    scores = [{kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)} for own in units.numbers]
+    scores = [
+        {kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)}
+        for own in units.numbers
+    ]
     return units.structure(model.plan, units.lowest(scores, job, share))
 
 
@@ -84,7 +90,12 @@ def disk_bytes(model: OpenedModel, variant: str) -> int:
 
             export_edited(model, edits if selection else dense, target)
         else:
-            export_structured(OpenedModel(model.directory, structure_of(model, share, selection)), dense, target, "compact")
+            export_structured(
+                OpenedModel(model.directory, structure_of(model, share, selection)),
+                dense,
+                target,
+                "compact",
+            )
         return sum(file.stat().st_size for file in target.glob("*.safetensors"))
 
 
@@ -99,7 +110,8 @@ def measure(given: argparse.Namespace, variant: str) -> dict[str, float]:
     if selection not in ("", "zeros"):
         model = OpenedModel(model.directory, structure_of(model, share, selection))
     model.new_skeleton()  # whatever is imported later would count as the model's memory
-    before, started = peak(), time.perf_counter()
+    before = peak()
+    started = time.perf_counter()
     whole = load_whole(model, computing, given.dtype)
     found = {"load_seconds": time.perf_counter() - started, "load_mib": (peak() - before) / MIB}
     found["parameters"] = model.plan.num_parameters
@@ -111,15 +123,24 @@ def measure(given: argparse.Namespace, variant: str) -> dict[str, float]:
     for batch in BATCHES:
         prompt = torch.arange(batch * given.prompt, device=device).view(batch, -1) % 30000
         whole(input_ids=prompt[:, :8])
-        found[f"prefill_{batch}"] = _seconds(lambda prompt=prompt: whole(input_ids=prompt, use_cache=True), device)
+        found[f"prefill_{batch}"] = _seconds(
+            lambda prompt=prompt: whole(input_ids=prompt, use_cache=True), device
+        )
         how: dict[str, Any] = {
             "do_sample": False,
             "pad_token_id": 0,
             "eos_token_id": None,
             "attention_mask": torch.ones_like(prompt),
         }
-        one = _seconds(lambda prompt=prompt, how=how: whole.generate(prompt, max_new_tokens=1, **how), device)
-        many = _seconds(lambda prompt=prompt, how=how: whole.generate(prompt, max_new_tokens=1 + given.new, **how), device)
+        one = _seconds(
+            lambda prompt=prompt, how=how: whole.generate(prompt, max_new_tokens=1, **how), device
+        )
+        many = _seconds(
+            lambda prompt=prompt, how=how: whole.generate(
+                prompt, max_new_tokens=1 + given.new, **how
+            ),
+            device,
+        )
         found[f"decode_{batch}"] = (many - one) / given.new
     found["peak_mib"] = (peak() - before) / MIB
     if device.type == "cuda":
@@ -140,7 +161,10 @@ def _seconds(work: Any, device: torch.device) -> float:
 
 
 def _in_a_fresh_process(given: argparse.Namespace, variant: str) -> dict[str, float]:
-    words = [f"--{key}={getattr(given, key)}" for key in ("prompt", "new", "dtype", "device", "threads", "model")]
+    words = [
+        f"--{key}={getattr(given, key)}"
+        for key in ("prompt", "new", "dtype", "device", "threads", "model")
+    ]
     command = [sys.executable, "-m", "benchmarks.structured", "--measure", variant, *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -157,22 +181,28 @@ COLUMNS = {
 
 def report(results: dict[str, Any], path: Path) -> None:
     """Write ``<path>.md`` and ``<path>.png``."""
-    rows, conditions = results["rows"], results["conditions"]
+    rows = results["rows"]
+    conditions = results["conditions"]
     whole = rows["dense"]
     lines = [
         f"# What a smaller model buys: {conditions['shape']}",
         "",
-        f"LLaMA of random weights, {whole['parameters'] / 1e6:,.0f} M parameters, {conditions['dtype']} on "
-        f"{conditions['device']}, threads: {conditions['threads']}; prompt of {conditions['prompt']} tokens, "
-        f"{conditions['new']} new ones; medians of {conditions['repeats']} fresh processes each, in turns; memory beyond the "
-        f"interpreter's; in brackets the share of the dense model's figure. [Figures](./{path.name}.json).",
+        (
+            f"LLaMA of random weights, {whole['parameters'] / 1e6:,.0f} M parameters,"
+            f" {conditions['dtype']} on {conditions['device']}, threads: {conditions['threads']};"
+            f" prompt of {conditions['prompt']} tokens, {conditions['new']} new ones; medians of"
+            f" {conditions['repeats']} fresh processes each, in turns; memory beyond the"
+            " interpreter's; in brackets the share of the dense model's figure."
+            f" [Figures](./{path.name}.json)."
+        ),
         "",
         f"| model | {' | '.join(COLUMNS)} |",
         "|---|" + "---:|" * len(COLUMNS),
     ]
     for variant, row in rows.items():
         cells = [
-            f"{row[key] * factor:,.{digits}f}" + ("" if variant == "dense" else f" ({row[key] / whole[key]:.2f})")
+            f"{row[key] * factor:,.{digits}f}"
+            + ("" if variant == "dense" else f" ({row[key] / whole[key]:.2f})")
             for key, factor, digits in COLUMNS.values()
         ]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
@@ -207,7 +237,9 @@ def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
 def main() -> int:
     """Measure, or be the process that is measured."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.structured", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.structured",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--shape", default="0.1b", choices=tuple(SHAPES))
     parser.add_argument("--prompt", type=int, default=128)
@@ -226,15 +258,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), SHAPES[given.shape])
         given.model = folder
-        model, found = OpenedModel(Path(folder)), dict[str, list[dict[str, float]]]()
+        model = OpenedModel(Path(folder))
+        found = dict[str, list[dict[str, float]]]()
         for repeat in range(given.repeats):
             for variant in VARIANTS:
                 found.setdefault(variant, []).append(_in_a_fresh_process(given, variant))
                 print(f"{repeat + 1}/{given.repeats} {variant}: {found[variant][-1]}", flush=True)
-        rows = {variant: {key: median(row[key] for row in own) for key in own[0]} for variant, own in found.items()}
+        rows = {
+            variant: {key: median(row[key] for row in own) for key in own[0]}
+            for variant, own in found.items()
+        }
         for variant, row in rows.items():
             row["disk_mib"] = disk_bytes(model, variant) / MIB
-    conditions = {key: getattr(given, key) for key in ("shape", "prompt", "new", "repeats", "dtype", "device", "threads")}
+    conditions = {
+        key: getattr(given, key)
+        for key in ("shape", "prompt", "new", "repeats", "dtype", "device", "threads")
+    }
     path = given.out / f"structured-{given.shape}"
     results = {"conditions": conditions, "rows": rows}
     path.with_name(f"{path.name}.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -58,7 +58,8 @@ class Watch(threading.Thread):
         """Highest resident memory of any process of a kind, bytes."""
         self.arrived: list[tuple[float, int]] = []
         """(seconds, bytes in the inbox), whenever there were more."""
-        self._watched, self._runs = watched, runs
+        self._watched = watched
+        self._runs = runs
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -68,7 +69,9 @@ class Watch(threading.Thread):
                 for pid in self._watched.processes(program):
                     with suppress(OSError, IndexError):  # it has ended meanwhile
                         status = Path(f"/proc/{pid}/status").read_text()
-                        self.peaks[kind] = max(self.peaks[kind], int(status.split("VmHWM:")[1].split()[0]) * 1024)
+                        self.peaks[kind] = max(
+                            self.peaks[kind], int(status.split("VmHWM:")[1].split()[0]) * 1024
+                        )
             size = 0
             for file in self._runs.glob("*/inbox/*/block-*"):
                 with suppress(OSError):
@@ -110,7 +113,9 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
         "data.windows=1", "data.window-tokens=64", "evaluation.max-windows=2", "evaluation.window-tokens=64",
         "evaluation.local-only=false", "export-check=streamed", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
     ]  # fmt: skip
-    with federation(folder, sites, dict.fromkeys(sites, f'model-path="{folder / "model"}"')) as started:
+    with federation(
+        folder, sites, dict.fromkeys(sites, f'model-path="{folder / "model"}"')
+    ) as started:
         watch = Watch(started, folder / "runs")
         watch.start()
         command = ("run", *words, "--app", str(ROOT), "--superlink", started.control)
@@ -121,15 +126,21 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
     (run,) = (folder / "runs").iterdir()
     votes = {site: kept_masks(folder / site) for site in sites}
     plain_seconds = receive([blob for blobs in votes.values() for blob in blobs], folder / "plain")
-    compared = compare(OpenedModel(folder / "model"), list(votes.values()), run / "masks.safetensors")
+    compared = compare(
+        OpenedModel(folder / "model"), list(votes.values()), run / "masks.safetensors"
+    )
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return Measured(watch, events, json.loads((run / "summary.json").read_text()), plain_seconds, compared)
+    return Measured(
+        watch, events, json.loads((run / "summary.json").read_text()), plain_seconds, compared
+    )
 
 
 def kept_masks(state: Path) -> list[Path]:
     """The masks that a client kept in its private state: a blob per block, in order of blocks."""
     (report,) = state.glob("*/*/r001/report.json")
-    return [report.parent / f"{blob}.blob" for blob in json.loads(report.read_text())["blob_sha256"]]
+    return [
+        report.parent / f"{blob}.blob" for blob in json.loads(report.read_text())["blob_sha256"]
+    ]
 
 
 def compare(model: OpenedModel, votes: Sequence[Sequence[Path]], decided: Path) -> int:
@@ -149,22 +160,33 @@ def compare(model: OpenedModel, votes: Sequence[Sequence[Path]], decided: Path) 
                 weight = model.checkpoint.read(linear.parameter).float().numpy()
                 expected = plain_vote(masks, weight, SPARSITY)
                 if (unpacked(file.get_tensor(linear.parameter), linear.shape) != expected).any():
-                    raise SystemExit(f"{linear.parameter}: the server's mask differs from the plain count")
+                    raise SystemExit(
+                        f"{linear.parameter}: the server's mask differs from the plain count"
+                    )
                 compared += 1
     return compared
 
 
 def report(given: argparse.Namespace, found: Measured) -> None:
     """Print what was measured."""
-    watch, summary = found.watch, found.summary
+    watch = found.watch
+    summary = found.summary
     (first_at, first), (last_at, last) = watch.arrived[0], watch.arrived[-1]
-    print(f"{given.clients} clients, {last / given.clients / 1e6:.0f} MB of masks each, in parts of {given.part_mb} MiB")
+    print(
+        f"{given.clients} clients, {last / given.clients / 1e6:.0f} MB of masks each, in parts of"
+        f" {given.part_mb} MiB"
+    )
     print(f"{found.compared} masks of the server equal the plain count of the clients' masks\n")
     ours = (last - first) / (last_at - first_at) / 1e6 if last_at > first_at else float("nan")
     plain = last / found.plain_seconds / 1e6
     print("| way | MB/s | of the plain stream |\n|---|---|---|")
-    print(f"| parts into the ServerApp's inbox, after the first one arrived | {ours:.0f} | {ours / plain:.2f} |")
-    print(f"| one gRPC stream between two processes, into files, hashes checked | {plain:.0f} | 1 |\n")
+    print(
+        f"| parts into the ServerApp's inbox, after the first one arrived | {ours:.0f} |"
+        f" {ours / plain:.2f} |"
+    )
+    print(
+        f"| one gRPC stream between two processes, into files, hashes checked | {plain:.0f} | 1 |\n"
+    )
     print("| process | peak resident memory |\n|---|---|")
     for kind in PROGRAMS:
         print(f"| {kind} | {watch.peaks[kind] / 1e6:.0f} MB |")
@@ -180,11 +202,17 @@ def report(given: argparse.Namespace, found: Measured) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="7b", choices=sorted(SHAPES))
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--part-mb", type=int, default=0, help="default: 256 for 7b, 32 for 1.1b, 3 for 0.1b")
-    parser.add_argument("--folder", default=None, help="on a disk with room for the model, its copy and the masks")
+    parser.add_argument(
+        "--part-mb", type=int, default=0, help="default: 256 for 7b, 32 for 1.1b, 3 for 0.1b"
+    )
+    parser.add_argument(
+        "--folder", default=None, help="on a disk with room for the model, its copy and the masks"
+    )
     given = parser.parse_args()
     given.part_mb = given.part_mb or PART_MB[given.shape]
     with tempfile.TemporaryDirectory(dir=given.folder) as scratch:

@@ -30,7 +30,8 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
     header = request.header
     if header.part > 0 or header.server_round > site.settings.federation.rounds:
         return take(site, request)
-    state, number = site.state(header), header.server_round
+    state = site.state(header)
+    number = header.server_round
     with state.locked():
         pruned = validate(CutOrder, request.scalars).pruned
         asked = {"pruned": pruned, "before": sha256(request.blobs[STRUCTURE])}
@@ -44,15 +45,22 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
         return reply_to(request, NoScalars(), {STRUCTURE: state.blobs(number).get(kept["blob"])})
 
 
-def _require_new(state: PrivateState, server_round: int, asked: dict[str, Any], kept: dict[str, Any] | None) -> None:
+def _require_new(
+    state: PrivateState, server_round: int, asked: dict[str, Any], kept: dict[str, Any] | None
+) -> None:
     """A second cut of a round would tell more; see ``_cut`` for rounds in which nothing was measured."""
     if kept is not None and kept["asked"] == asked:
         return
     last = state.load_lasting(LAST) or {"round": 0, "asked": None}
     if server_round < last["round"]:
-        raise Mistake(f"deliver: this client has agreed on the cut of round {last['round']}; begin a new run")
+        raise Mistake(
+            f"deliver: this client has agreed on the cut of round {last['round']}; begin a new run"
+        )
     if kept is not None or (server_round == last["round"] and last["asked"] != asked):
-        raise Mistake(f"deliver: this client was asked for another cut in round {server_round}; begin a new run")
+        raise Mistake(
+            f"deliver: this client was asked for another cut in round {server_round}; begin a"
+            " new run"
+        )
 
 
 def _cut(site: Site, state: PrivateState, request: Letter, pruned: float) -> tuple[bytes, str]:
@@ -62,7 +70,8 @@ def _cut(site: Site, state: PrivateState, request: Letter, pruned: float) -> tup
     """
     from client_app.measured_units import measured_units
 
-    units, told = CutUnits.of(site.model.plan), (state.load_lasting(LAST) or {}).get("measured", "")
+    units = CutUnits.of(site.model.plan)
+    told = (state.load_lasting(LAST) or {}).get("measured", "")
     before = units.read(request.blobs[STRUCTURE])
     values = measured_units(state, request.header.server_round, before)
     measured = "" if values is None else sha256(values.tobytes())
@@ -76,6 +85,10 @@ def _lowest(site: Site, units: CutUnits, values: Any, pruned: float, before: Cut
 
     from espalier.modeling.structured.units import ModelUnits
 
-    scores = [{kind: torch.from_numpy(own) for kind, own in block.items()} for block in units.by_block(values)]
-    model, job = ModelUnits.of(site.model.plan), site.settings.of(FedSpineSettings)
+    scores = [
+        {kind: torch.from_numpy(own) for kind, own in block.items()}
+        for block in units.by_block(values)
+    ]
+    model = ModelUnits.of(site.model.plan)
+    job = site.settings.of(FedSpineSettings)
     return units.side_by_side(model.lowest(scores, job, pruned, units.by_block(before)))

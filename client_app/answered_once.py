@@ -54,7 +54,8 @@ def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
     Mistake
         Another order of this round was answered or begun, or a later round was and this one's reply is gone.
     """
-    header, state = request.header, site.state(request.header)
+    header = request.header
+    state = site.state(request.header)
     with state.locked():  # over the whole work: the same order, again, waits for the first
         asked = _asked(site, request, work.rests_on(state))
         saved = state.load(header.server_round, REPORT)
@@ -66,7 +67,8 @@ def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
             saved = {"asked": asked, "order": request.scalars, "report": report.model_dump()}
             state.save(header.server_round, REPORT, saved)
         state.collect_garbage(header.server_round)
-    told, store = validate(work.report, saved["report"]), state.blobs(header.server_round)
+    told = validate(work.report, saved["report"])
+    store = state.blobs(header.server_round)
     hashes = dict(zip(work.keys, saved["report"]["blob_sha256"], strict=True))
     return reply_to(request, told, {key: store.get(hashes[key]) for key in work.first_part})
 
@@ -86,32 +88,51 @@ def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
     """
     saved = site.state(header).load(header.server_round, REPORT)
     if saved is None:
-        raise Mistake(f"{header.kind}: this client kept no {what} of round {header.server_round}; run the round again")
+        raise Mistake(
+            f"{header.kind}: this client kept no {what} of round {header.server_round}; run the"
+            " round again"
+        )
     return saved
 
 
 def _asked(site: Site, request: Letter, rests_on: Mapping[str, Any]) -> str:
     blobs = {key: sha256(blob) for key, blob in sorted(request.blobs.items())}
     number = request.header.server_round
-    order = [site.settings.digest(), number, sorted(request.scalars.items()), blobs, sorted(rests_on.items())]
+    order = [
+        site.settings.digest(),
+        number,
+        sorted(request.scalars.items()),
+        blobs,
+        sorted(rests_on.items()),
+    ]
     return sha256(json.dumps(order).encode())
 
 
-def _require_new(state: PrivateState, header: Header, asked: str, saved: Mapping[str, Any] | None) -> None:
-    answered, number = _answered(state), header.server_round
+def _require_new(
+    state: PrivateState, header: Header, asked: str, saved: Mapping[str, Any] | None
+) -> None:
+    answered = _answered(state)
+    number = header.server_round
     known = answered.get(number) if saved is None else saved["asked"]
     if saved is not None and known == asked:
         return
     if number < (last := max(answered, default=0)):
-        raise Mistake(f"train: this client answered round {last}; round {number} is over; begin a new run")
+        raise Mistake(
+            f"train: this client answered round {last}; round {number} is over; begin a new run"
+        )
     if known not in (None, asked):
-        raise Mistake(f"train: this client answered another order of round {number}; begin a new run")
+        raise Mistake(
+            f"train: this client answered another order of round {number}; begin a new run"
+        )
 
 
 def _note(state: PrivateState, server_round: int, asked: str) -> None:
     answered = _answered(state)
     if server_round not in answered:
-        rounds = {str(number): order for number, order in sorted((answered | {server_round: asked}).items())}
+        rounds = {
+            str(number): order
+            for number, order in sorted((answered | {server_round: asked}).items())
+        }
         state.save_lasting(ANSWERED, {"rounds": rounds})
 
 

@@ -46,7 +46,8 @@ SECONDS_PER_DAY = 86_400
 # Flower loads this module before it starts Ray in the same process. Ray then leaves it to the clients which GPUs they see also
 # where none is reserved for them, as its later versions do by default, and does not warn of that.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-keep_on_loopback(os.environ)  # of Ray too, which `flwr run .` would start for everybody on the network
+# Of Ray too, which `flwr run .` would start for everybody on the network.
+keep_on_loopback(os.environ)
 
 app = ClientApp(mods=[as_played, egress])
 
@@ -139,7 +140,8 @@ def _enrol(site: Site, request: Letter) -> Letter:
 
     require_libraries(site.settings)
     key = own_key(site) if site.settings.site_keys else None
-    if not site.node.simulated:  # before it is told whether the data will do, which tells of the data
+    # Before it is told whether the data will do, which tells of the data.
+    if not site.node.simulated:
         site.state(request.header).note_asked()
     require_ready(site)
     description = Enrolment(
@@ -155,8 +157,13 @@ def _enrol(site: Site, request: Letter) -> Letter:
         torch=torch.__version__,
     )
     if not site.node.simulated:
-        _say(f"run {request.header.lineage} ({site.settings.method}) asks who is here: this site answers as {site.name}")
-    return reply_to(request, description if key is None else said_with_key(site, request, description, key))
+        _say(
+            f"run {request.header.lineage} ({site.settings.method}) asks who is here: this site"
+            f" answers as {site.name}"
+        )
+    return reply_to(
+        request, description if key is None else said_with_key(site, request, description, key)
+    )
 
 
 def _refused(site: Site, request: Letter) -> Letter:
@@ -179,7 +186,11 @@ def _collect_old(site: Site) -> None:
 
 def _told(request: Letter, context: Context, reason: str) -> str:
     """What is told of a failure; a site that refuses to enrol says which it is."""
-    return refusal(claimed_name(context.node_config), reason) if request.header.kind == "enrol" else reason
+    return (
+        refusal(claimed_name(context.node_config), reason)
+        if request.header.kind == "enrol"
+        else reason
+    )
 
 
 def _answer(message: Message, context: Context, work: Work) -> Message:
@@ -204,10 +215,15 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
     except Mistake as mistake:
         logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)
         told = str(mistake) if in_simulation() else mistake.outward
-        letter = failure(request.header, _told(request, context, told), isinstance(mistake, StateLost))
+        letter = failure(
+            request.header, _told(request, context, told), isinstance(mistake, StateLost)
+        )
     except INTERRUPTS:
         raise
     except BaseException as error:
         logging.getLogger("espalier").exception("the %s handler failed", request.header.kind)
-        letter = failure(request.header, f"unexpected {type(error).__name__} in {request.header.kind}; see this node's log")
+        letter = failure(
+            request.header,
+            f"unexpected {type(error).__name__} in {request.header.kind}; see this node's log",
+        )
     return Message(write(letter), reply_to=message)

@@ -24,7 +24,9 @@ def at_work(site: Site, header: Header) -> Iterator[None]:
             say = work.say
         else:
             say = _log
-        stack.enter_context(heard_by(Pace(lambda line: say(f"{site.name:<12} {header.kind}: {line}"))))
+        stack.enter_context(
+            heard_by(Pace(lambda line: say(f"{site.name:<12} {header.kind}: {line}")))
+        )
         yield
 
 

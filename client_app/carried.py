@@ -27,16 +27,30 @@ def before(state: PrivateState, document: str, server_round: int) -> dict[str, d
     """What the last round before ``server_round`` left; empty if there was none."""
     earlier = [entry for entry in _entries(state, document) if entry["round"] < server_round]
     store = state.lasting()
-    return {key: load(store.get(blob)) for key, blob in earlier[-1]["blobs"].items()} if earlier else {}
+    return (
+        {key: load(store.get(blob)) for key, blob in earlier[-1]["blobs"].items()}
+        if earlier
+        else {}
+    )
 
 
 def keep(state: PrivateState, document: str, server_round: int, tensors: Tensors) -> None:
     """Leave tensors for the rounds after ``server_round``."""
     store = state.lasting()
-    blobs = {key: store.put(save({name: value.cpu() for name, value in block.items()})) for key, block in tensors.items()}
+    blobs = {
+        key: store.put(save({name: value.cpu() for name, value in block.items()}))
+        for key, block in tensors.items()
+    }
     earlier = [entry for entry in _entries(state, document) if entry["round"] < server_round]
     state.save_lasting(document, {"kept": [*earlier[-1:], {"round": server_round, "blobs": blobs}]})
-    store.keep_only({blob for name in DOCUMENTS for entry in _entries(state, name) for blob in entry["blobs"].values()})
+    store.keep_only(
+        {
+            blob
+            for name in DOCUMENTS
+            for entry in _entries(state, name)
+            for blob in entry["blobs"].values()
+        }
+    )
 
 
 def _entries(state: PrivateState, document: str) -> list[dict[str, Any]]:

@@ -17,9 +17,16 @@ from espalier.storage.chain_check import Checked, chain_check
 from espalier.wire.printable import without_control
 
 FOLDER = "egress"
-KINDS = {"reply": ("reply", "replies"), "held": ("held",) * 2, "released": ("released",) * 2, "refused": ("refused",) * 2}
+KINDS = {
+    "reply": ("reply", "replies"),
+    "held": ("held",) * 2,
+    "released": ("released",) * 2,
+    "refused": ("refused",) * 2,
+}
 """What entries are called, one and several."""
-BROKEN, UNKNOWN, TORN = 1, 2, 3
+BROKEN = 1
+UNKNOWN = 2
+TORN = 3
 
 
 def logs_of(where: Path) -> list[Path]:
@@ -33,13 +40,22 @@ def logs_of(where: Path) -> list[Path]:
     try:
         if where.is_file():
             return [where]
-        found = sorted(path for path in (where / FOLDER).iterdir() if path.suffix == ".jsonl") if where.is_dir() else []
+        found = (
+            sorted(path for path in (where / FOLDER).iterdir() if path.suffix == ".jsonl")
+            if where.is_dir()
+            else []
+        )
     except FileNotFoundError:
         found = []
     except OSError as error:
-        raise Mistake(f"check-log: {where}: cannot be read ({error.strerror}); look as the node's account") from None
+        raise Mistake(
+            f"check-log: {where}: cannot be read ({error.strerror}); look as the node's account"
+        ) from None
     if not found:
-        raise Mistake(f"check-log: {where}: is no egress log, and no state directory or run directory with any")
+        raise Mistake(
+            f"check-log: {where}: is no egress log, and no state directory or run directory"
+            " with any"
+        )
     return found
 
 
@@ -50,9 +66,13 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
         yield "  RENAMED  is of another run or site than its name says: somebody moved it here"
     if checked.origin is not None:
         yield f"  run {checked.origin['lineage']}, site {checked.origin['site']}"
-        counts = [f"{number} {KINDS.get(kind, (kind,) * 2)[number != 1]}" for kind, number in sorted(checked.kinds.items())]
+        counts = [
+            f"{number} {KINDS.get(kind, (kind,) * 2)[number != 1]}"
+            for kind, number in sorted(checked.kinds.items())
+        ]
         when = f"{checked.first} to {checked.last}"
-        entries, left = count(checked.entries, "entry", "entries"), count(checked.num_bytes, "byte")
+        entries = count(checked.entries, "entry", "entries")
+        left = count(checked.num_bytes, "byte")
         yield f"  {entries} ({', '.join(counts)}), {when}; {left} left"
     yield from (f"  {note}" for note in checked.notes)
     if checked.fault:
@@ -63,7 +83,10 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
         yield f"  whole    head {checked.head}"
     elif checked.unchained:
         entries = count(checked.unchained, "entry", "entries")
-        yield f"  NO CHAIN {entries} of a release whose log had none; what was done to them cannot be found"
+        yield (
+            f"  NO CHAIN {entries} of a release whose log had none; what was done to them cannot be"
+            " found"
+        )
     else:
         yield "  EMPTY    there is no entry"
 
@@ -77,13 +100,20 @@ def noted(word: str) -> str:
         It is none, or not all of it.
     """
     if re.fullmatch("[0-9a-fA-F]{64}", word) is None:
-        raise Mistake(f"--head {word[:80]!r}: is no hash; give all 64 characters that check-log printed behind 'head'")
+        raise Mistake(
+            f"--head {word[:80]!r}: is no hash; give all 64 characters that check-log printed"
+            " behind 'head'"
+        )
     return word.lower()
 
 
 def is_renamed(path: Path, checked: Checked) -> bool:
     """Whether a log stands where another run's or site's belongs; one that was copied elsewhere may be called as one likes."""
-    return checked.origin is not None and path.parent.name == FOLDER and path.stem != "-".join(checked.origin.values())
+    return (
+        checked.origin is not None
+        and path.parent.name == FOLDER
+        and path.stem != "-".join(checked.origin.values())
+    )
 
 
 def shown(line: str) -> str:
@@ -110,7 +140,8 @@ def main(given: Mapping[str, Any]) -> int:
     """
     code = 0
     try:
-        wanted, logs = [noted(word) for word in given["heads"]], logs_of(at_home(given["where"]))
+        wanted = [noted(word) for word in given["heads"]]
+        logs = logs_of(at_home(given["where"]))
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return UNKNOWN
@@ -125,8 +156,14 @@ def main(given: Mapping[str, Any]) -> int:
             print("\n".join(map(shown, described(path, checked))), flush=True)
             for head, number in checked.seen.items():
                 missing.discard(head)
-                print(f"  the noted hash is that of entry {number} of {checked.entries}: nothing up to it is missing")
+                print(
+                    f"  the noted hash is that of entry {number} of {checked.entries}: nothing up"
+                    " to it is missing"
+                )
             code = worst(code, code_of(path, checked))
     for head in sorted(missing):
-        print(f"BROKEN     no entry has the noted hash {head}: what ended with it was cut off, or made anew")
+        print(
+            f"BROKEN     no entry has the noted hash {head}: what ended with it was cut off, or"
+            " made anew"
+        )
     return BROKEN if missing else code

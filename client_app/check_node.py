@@ -53,12 +53,17 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     if site.node.site_key or site.settings.site_keys:
         yield f"site-key   {site.node.site_key}: {fingerprint(own_key(site).public_key())}"
     yield from _under("accepts", accepts(site))
-    settings, plan = site.settings, None
+    settings = site.settings
+    plan = None
     if not settings.job.NEEDS_BASE_MODEL:
         yield "model      the run's server brings it"
     else:
-        model, plan = site.model, site.model.plan
-        yield f"model      {model.directory}: {model.family.name}, {len(plan.blocks)} blocks, hash {model.sha256[:12]}"
+        model = site.model
+        plan = site.model.plan
+        yield (
+            f"model      {model.directory}: {model.family.name}, {len(plan.blocks)} blocks, hash"
+            f" {model.sha256[:12]}"
+        )
     yield from _under("computing", device(site))
     require_ready(site)
     if settings.tunes and plan is not None:
@@ -71,9 +76,15 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
 def _data(site: Site) -> Iterator[str]:
     settings = site.settings
     if not settings.job.NEEDS_BASE_MODEL:
-        yield f"{site.node.data_path or 'none of its own'}; whether it is enough, the model's tokenizer will say"
+        yield (
+            f"{site.node.data_path or 'none of its own'}; whether it is enough, the model's"
+            " tokenizer will say"
+        )
         return
-    yield str(site.node.data_path or f"none of its own; the run's: {settings.data.source} {settings.data.path}".strip())
+    yield str(
+        site.node.data_path
+        or f"none of its own; the run's: {settings.data.source} {settings.data.path}".strip()
+    )
     yield from read_client_data(settings, site.node, site.model, ANY_CLIENT)
 
 

@@ -12,7 +12,9 @@ from espalier.wire.parts import parts_of
 from espalier.wire.payload import block_key
 
 
-def delivered_cut(site: Site, header: Header, biases: Sequence[str], scaled: Sequence[str] = ()) -> OpenedModel:
+def delivered_cut(
+    site: Site, header: Header, biases: Sequence[str], scaled: Sequence[str] = ()
+) -> OpenedModel:
     """Open it.
 
     Raises

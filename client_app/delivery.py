@@ -13,7 +13,9 @@ def take(site: Site, request: Letter) -> Letter:
     with state.locked():
         store = state.blobs(header.server_round)
         hashes = {key: store.put(blob) for key, blob in request.blobs.items()}
-        state.save(header.server_round, _name(header.part), {"blobs": hashes, "scalars": request.scalars})
+        state.save(
+            header.server_round, _name(header.part), {"blobs": hashes, "scalars": request.scalars}
+        )
     return reply_to(request, NoScalars())
 
 
@@ -28,9 +30,14 @@ def taken(
         A part was not delivered.
     """
     state = site.state(header)
-    parts = [state.load(header.server_round, _name(part)) for part in range(first, first + num_parts)]
+    parts = [
+        state.load(header.server_round, _name(part)) for part in range(first, first + num_parts)
+    ]
     if (found := [part for part in parts if part is not None]) != parts:
-        raise Mistake(f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were delivered")
+        raise Mistake(
+            f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were"
+            " delivered"
+        )
     hashes = {key: blob for part in found for key, blob in part["blobs"].items()}
     return state.blobs(header.server_round), hashes, [part["scalars"] for part in found]
 

@@ -27,14 +27,21 @@ from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.blobs import BlobStore, sha256
 from espalier.storage.directory_lock import in_turn
-from espalier.storage.private import OWNER_ONLY_FILE, VERSION_FILE, PrivateState, mark_as_ours, private_folder
+from espalier.storage.private import (
+    OWNER_ONLY_FILE,
+    VERSION_FILE,
+    PrivateState,
+    mark_as_ours,
+    private_folder,
+)
 from espalier.wire.messages import Letter, NoScalars, validate
 from espalier.wire.model_folder import BYTES, PIECE, Lacking, Manifest, Offer, Piece
 from espalier.wire.payload import views
 
 MODEL = "model"
 """Document that outlasts rounds: the hash of the folder that the run works on."""
-FILES, PIECES = "files", "pieces"
+FILES = "files"
+PIECES = "pieces"
 
 Stamps = dict[str, list[int]]
 
@@ -51,7 +58,9 @@ def take_offer(site: Site, request: Letter) -> Letter:
     state = site.state(request.header)
     with state.locked():
         if offered_sha256(state) not in ("", manifest.sha256):
-            raise Mistake("deliver: this site was offered another model in this run; begin a new run")
+            raise Mistake(
+                "deliver: this site was offered another model in this run; begin a new run"
+            )
         reserve(site.node, manifest)
         kept = _Kept(site, manifest.sha256)
         state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.scalars})
@@ -74,10 +83,13 @@ def take_piece(site: Site, request: Letter) -> Letter:
     Mistake
         Another model was offered, or the bytes are not those.
     """
-    piece, state = validate(Piece, request.scalars), site.state(request.header)
+    piece = validate(Piece, request.scalars)
+    state = site.state(request.header)
     offered = state.load_lasting(MODEL)
     if offered is None or offered["sha256"] != piece.model_sha256:
-        raise StateLost("deliver: a piece of a model came that was not offered here; offer it again")
+        raise StateLost(
+            "deliver: a piece of a model came that was not offered here; offer it again"
+        )
     manifest = validate(Offer, offered["offer"]).manifest()
     reserve(site.node, manifest)  # once more: what came to nothing for long was given to others
     kept = _Kept(site, piece.model_sha256)
@@ -105,11 +117,16 @@ def downloaded_model(site: Site, state: PrivateState) -> Path:
     """
     offered = state.load_lasting(MODEL)
     if offered is None:
-        raise StateLost("the run's model was not brought to this site yet, or its state was removed")
+        raise StateLost(
+            "the run's model was not brought to this site yet, or its state was removed"
+        )
     kept = _Kept(site, offered["sha256"])
     with in_turn(kept.folder):
         if not kept.is_sound():
-            raise StateLost("the run's model is not at this site, or its files were changed; it must be brought again")
+            raise StateLost(
+                "the run's model is not at this site, or its files were changed; it must be brought"
+                " again"
+            )
     return kept.files
 
 
@@ -125,7 +142,11 @@ class _Kept:
 
     def lacking(self, manifest: Manifest) -> list[int]:
         """Pieces that are not here, or damaged."""
-        return [index for index, piece in enumerate(manifest.piece_sha256) if not self.store.is_whole(piece)]
+        return [
+            index
+            for index, piece in enumerate(manifest.piece_sha256)
+            if not self.store.is_whole(piece)
+        ]
 
     def make_room(self, manifest: Manifest, size: int) -> None:
         """Remove pieces of other cuts of the same files, if with ``size`` bytes more there were more than the files have."""
@@ -153,7 +174,9 @@ class _Kept:
             return False
         if self._stamps(manifest) == found["stamps"]:
             return True
-        if any(_sha256_of(self.files / name) != wanted for name, wanted in _hashes(manifest).items()):
+        if any(
+            _sha256_of(self.files / name) != wanted for name, wanted in _hashes(manifest).items()
+        ):
             return False
         self._note(manifest)
         return True
@@ -167,7 +190,8 @@ class _Kept:
             A file does not have the hash that was offered; files and pieces are removed.
         """
         private_folder(self.folder, FILES)
-        bytes_of, wanted = _Reader(self.store, manifest), _hashes(manifest)
+        bytes_of = _Reader(self.store, manifest)
+        wanted = _hashes(manifest)
         for name, size in zip(manifest.names, manifest.sizes, strict=True):
             digest = hashlib.sha256()
             with replacing(self.files / name, OWNER_ONLY_FILE) as file:
@@ -177,7 +201,10 @@ class _Kept:
             if digest.hexdigest() != wanted[name]:
                 self.store.keep_only([])
                 self.remove_files()
-                raise Mistake(f"deliver: file {name} of the model does not have the hash that was offered; begin a new run")
+                raise Mistake(
+                    f"deliver: file {name} of the model does not have the hash that was offered;"
+                    " begin a new run"
+                )
             self._require_flat(name)
         for surplus in set(os.listdir(self.files)) - set(manifest.names):
             (self.files / surplus).unlink()
@@ -193,11 +220,15 @@ class _Kept:
         except UnboundedJsonError as error:
             self.store.keep_only([])
             self.remove_files()
-            raise Mistake(f"deliver: file {name} of the model cannot be used: {error}; begin a new run") from None
+            raise Mistake(
+                f"deliver: file {name} of the model cannot be used: {error}; begin a new run"
+            ) from None
 
     def _note(self, manifest: Manifest) -> None:
         offer = Offer.of(manifest).model_dump()
-        write_json(self.folder / FOUND, {"offer": offer, "stamps": self._stamps(manifest)}, OWNER_ONLY_FILE)
+        write_json(
+            self.folder / FOUND, {"offer": offer, "stamps": self._stamps(manifest)}, OWNER_ONLY_FILE
+        )
 
     def _stamps(self, manifest: Manifest) -> Stamps:
         """What changes when a file does."""
@@ -233,7 +264,8 @@ class _Reader:
         while size:
             if not self._rest:
                 self._rest = memoryview(next(self._pieces))
-            chunk, self._rest = self._rest[:size], self._rest[size:]
+            chunk = self._rest[:size]
+            self._rest = self._rest[size:]
             size -= len(chunk)
             yield chunk
 

@@ -52,14 +52,22 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
     except INTERRUPTS:
         raise
     except BaseException as error:  # what cannot be checked does not leave, whatever the reason
-        logging.getLogger("espalier").warning("reply to %s held back: %s", request.header.kind, error)
-        return _failed(message, context, request, f"held back by the site's egress check: {_reason(error)}")
+        logging.getLogger("espalier").warning(
+            "reply to %s held back: %s", request.header.kind, error
+        )
+        return _failed(
+            message, context, request, f"held back by the site's egress check: {_reason(error)}"
+        )
     return reply
 
 
 def _reason(error: BaseException) -> str:
     """Return what others are told of an error: a mistake in its own words, any other error by its type."""
-    return error.outward if isinstance(error, Mistake) else f"unexpected {type(error).__name__}; see this node's log"
+    return (
+        error.outward
+        if isinstance(error, Mistake)
+        else f"unexpected {type(error).__name__}; see this node's log"
+    )
 
 
 def _failed(message: Message, context: Context, request: Letter, reason: str) -> Message:
@@ -103,9 +111,15 @@ def _log(context: Context, letter: Letter, reply: Message, released: str) -> Non
     try:
         node = parse_node(context.node_config, simulated=in_simulation())
     except Mistake:
-        return  # the node's own settings are wrong, so there is no log to write to; only the reason for that leaves
-    entry = {"time": now(), **reply_entry(letter, reply.content)} | ({"released": released} if released else {})
+        # The node's own settings are wrong, so there is no log to write to; only the reason for
+        # that leaves.
+        return
+    entry = {"time": now(), **reply_entry(letter, reply.content)} | (
+        {"released": released} if released else {}
+    )
     try:
         egress_log(node.state_root(), letter.header.lineage, site_id(node)).append(entry)
     except OSError as error:
-        raise Mistake(f"the egress log cannot be written ({error.strerror}); check the node's state-dir") from None
+        raise Mistake(
+            f"the egress log cannot be written ({error.strerror}); check the node's state-dir"
+        ) from None

@@ -22,7 +22,9 @@ FOLDER = "egress"
 def egress_log(root: Path, lineage: str, site: str) -> HashChain:
     """The log of a site in a run, below the site's ``state-dir``."""
     folder = private_folder(root, FOLDER)
-    return HashChain(folder / f"{lineage}-{site}.jsonl", {"lineage": lineage, "site": site}, OWNER_ONLY_FILE)
+    return HashChain(
+        folder / f"{lineage}-{site}.jsonl", {"lineage": lineage, "site": site}, OWNER_ONLY_FILE
+    )
 
 
 def now() -> str:
@@ -54,4 +56,7 @@ def described(key: str, blob: bytes) -> dict[str, Any]:
 
 def tensors_of(blob: bytes) -> dict[str, Mapping[str, Any]]:
     """Dtype and shape of a blob's tensors, by name."""
-    return {name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in tensor_specs(blob).items()}
+    return {
+        name: {"dtype": spec.dtype, "shape": list(spec.shape)}
+        for name, spec in tensor_specs(blob).items()
+    }

@@ -30,15 +30,21 @@ def take_any(site: Site, request: Letter) -> Letter:
 
 def _take_emulator(site: Site, request: Letter) -> Letter:
     """Keep a part of the emulator's LoRA, and that of the alignment before: an order of the round before may come again."""
-    state, part = site.state(request.header), validate(EmulatorPart, request.scalars)
+    state = site.state(request.header)
+    part = validate(EmulatorPart, request.scalars)
     with state.locked():
-        kept, store = _kept(state), state.blobs_of(EMULATOR)
+        kept = _kept(state)
+        store = state.blobs_of(EMULATOR)
         if not kept or (kept[-1]["aligned"], kept[-1]["blocks"]) != (part.aligned, part.blocks):
             kept = [*kept[-1:], {"aligned": part.aligned, "blocks": part.blocks, "parts": {}}]
-        kept[-1]["parts"][str(request.header.part)] = {key: store.put(blob) for key, blob in request.blobs.items()}
+        kept[-1]["parts"][str(request.header.part)] = {
+            key: store.put(blob) for key, blob in request.blobs.items()
+        }
         state.save_lasting(EMULATOR, {"kept": kept})
         state.save_lasting(LAST, {"aligned": part.aligned})
-        store.keep_only({blob for held in kept for hashes in held["parts"].values() for blob in hashes.values()})
+        store.keep_only(
+            {blob for held in kept for hashes in held["parts"].values() for blob in hashes.values()}
+        )
     return reply_to(request, NoScalars())
 
 
@@ -82,7 +88,10 @@ def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulat
     found = next((held for held in kept if held["aligned"] == aligned), None)
     if found is None:
         raise StateLost("train: the emulator's LoRA at this site is of another round")
-    return HeldEmulator(found["blocks"], {key: blob for part in found["parts"].values() for key, blob in part.items()})
+    return HeldEmulator(
+        found["blocks"],
+        {key: blob for part in found["parts"].values() for key, blob in part.items()},
+    )
 
 
 def _kept(state: PrivateState) -> list[dict[str, Any]]:
@@ -93,4 +102,6 @@ def _kept(state: PrivateState) -> list[dict[str, Any]]:
 def require_model(state: PrivateState, order: SubModelOrder) -> None:
     """Raise StateLost unless the sub-model that an order names was brought here."""
     if offered_sha256(state) != order.model_sha256:
-        raise StateLost("train: the run's sub-model was not brought to this site, or its state was removed")
+        raise StateLost(
+            "train: the run's sub-model was not brought to this site, or its state was removed"
+        )

@@ -13,7 +13,15 @@ from espalier.modeling.block_stream import BlockStream, not_finite
 from espalier.modeling.edits import Edits, dense
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
-from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses, Texts, require_many
+from espalier.wire.evaluation import (
+    LOSS_DIGITS,
+    OWN_LOSS_LIMIT,
+    OWN_TEXT_MODELS,
+    WINDOWS_BLOB,
+    Losses,
+    Texts,
+    require_many,
+)
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import unpack_tensors
 
@@ -28,12 +36,14 @@ def require_many_at_a_site(site: Site, request: Letter) -> None:
     """Public texts and items are many at a real site, or nothing is evaluated on them; and no more than the site allows."""
     if site.node.simulated:
         return
-    texts, most = validate(Texts, request.scalars), site.node.most("most_windows")
+    texts = validate(Texts, request.scalars)
+    most = site.node.most("most_windows")
     require_many(texts)
     if most is not None and sum(texts.num_windows) > most:
         raise Mistake(
-            f"most-windows = {most}: the public texts of evaluation.texts have {sum(texts.num_windows)} windows; lower "
-            "evaluation.max-windows, or have the site's owner change --node-config"
+            f"most-windows = {most}: the public texts of evaluation.texts have"
+            f" {sum(texts.num_windows)} windows; lower evaluation.max-windows, or have the site's"
+            " owner change --node-config"
         )
 
 
@@ -42,7 +52,11 @@ Evaluated = Edits | OpenedModel | tuple[OpenedModel, Edits]
 
 
 def answer(
-    site: Site, request: Letter, alone: Evaluated, federated: Callable[[], Evaluated], before: Evaluated = dense
+    site: Site,
+    request: Letter,
+    alone: Evaluated,
+    federated: Callable[[], Evaluated],
+    before: Evaluated = dense,
 ) -> Letter:
     """Loss of a client's own result on the public text that was sent along, and of all models on its own held-out text.
 
@@ -57,20 +71,34 @@ def answer(
     texts: dict[str, torch.Tensor] = {}
     if WINDOWS_BLOB in request.blobs:
         arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
-        texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
+        texts = {
+            name: torch.from_numpy(arrays[name]).to(torch.int64)
+            for name in request.scalars["names"]
+        }
     report = Losses(losses=[], own_losses=[], seconds=0.0)
     if texts:
         report.losses = [round(loss, LOSS_DIGITS) for loss in _losses(site, texts, alone).values()]
     if request.scalars["own_text"]:
-        windows = held_out_windows(site.settings, site.node, site.model.encode, request.header.client)
-        models: dict[str, Evaluated] = {"dense": before, "local_only": alone, "federated": federated()}
-        losses = [_losses(site, {"": windows}, models[name], OWN_LOSS_LIMIT)[""] for name in OWN_TEXT_MODELS]
+        windows = held_out_windows(
+            site.settings, site.node, site.model.encode, request.header.client
+        )
+        models: dict[str, Evaluated] = {
+            "dense": before,
+            "local_only": alone,
+            "federated": federated(),
+        }
+        losses = [
+            _losses(site, {"": windows}, models[name], OWN_LOSS_LIMIT)[""]
+            for name in OWN_TEXT_MODELS
+        ]
         report.own_losses = [round(loss, LOSS_DIGITS) for loss in losses]
     report.seconds = time.monotonic() - started
     return reply_to(request, report)
 
 
-def _losses(site: Site, texts: Mapping[str, torch.Tensor], model: Evaluated, limit: float | None = None) -> dict[str, float]:
+def _losses(
+    site: Site, texts: Mapping[str, torch.Tensor], model: Evaluated, limit: float | None = None
+) -> dict[str, float]:
     if isinstance(model, tuple):
         opened, edits = model
     else:

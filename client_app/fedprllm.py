@@ -36,20 +36,28 @@ from pruning_kernels.local import LocalPruning
 
 def train(site: Site, request: Letter) -> Letter:
     """Prune locally and reply with the first part of the masks; a round is answered once."""
-    header, job = request.header, site.settings.of(FedPrLLMSettings)
+    header = request.header
+    job = site.settings.of(FedPrLLMSettings)
     specs = mask_blobs(site.model.plan, job, header.server_round)
 
     def vote(state: PrivateState) -> Report:
         require_own_text(site, header)
         one_shot = job.strategy == "one-shot"
-        return _vote_on_all_blocks(site, state, header) if one_shot else _vote_on_one_block(site, state, request)
+        return (
+            _vote_on_all_blocks(site, state, header)
+            if one_shot
+            else _vote_on_one_block(site, state, request)
+        )
 
     def require_what_it_goes_on_from(state: PrivateState) -> None:
         number = header.server_round
         if job.strategy == "one-shot" or number == 1 or _left_by(state, number - 1) is not None:
             return
         if is_answered(state, number):  # behind other deliveries it would be another answer
-            raise Mistake(f"train: this client answered round {number} and lost what it went on from; begin a new run")
+            raise Mistake(
+                f"train: this client answered round {number} and lost what it went on from; begin a"
+                " new run"
+            )
         _delivered_again(site, header)
 
     first_part = parts_of(specs, site.settings.part_bytes)[0]
@@ -73,27 +81,39 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Repo
     """
     started = time.monotonic()
     server_round = request.header.server_round
-    stream, store = BlockStream(site.model, site.computing), state.blobs(server_round)
+    stream = BlockStream(site.model, site.computing)
+    store = state.blobs(server_round)
     if server_round == 1:
         windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
         activations = stream.start(windows)
     elif (left := _left_by(state, server_round - 1)) is not None:
-        earlier, before = state.blobs(server_round - 1), server_round - 2
+        earlier = state.blobs(server_round - 1)
+        before = server_round - 2
         windows = _kept_windows(earlier, left)
         with earlier.opened(left["hidden"]) as hidden:
             activations = stream.resume(windows, hidden)
-        _walk(stream, activations, range(before, before + 1), lambda _: _decided(site, request, before))
+        _walk(
+            stream,
+            activations,
+            range(before, before + 1),
+            lambda _: _decided(site, request, before),
+        )
     else:
         decided_before = _delivered_again(site, request.header)
         windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
         activations = stream.start(windows)
         _walk(stream, activations, range(server_round - 1), decided_before)
-    kept = {"windows": store.put(pack_tensors({"": windows.numpy()})), "hidden": store.put_pieces(activations.pieces())}
+    kept = {
+        "windows": store.put(pack_tensors({"": windows.numpy()})),
+        "hidden": store.put_pieces(activations.pieces()),
+    }
     state.save(server_round, "activations", kept)
     beat(f"pruning block {server_round} of {len(site.model.plan.blocks)}")
     with mistakes_of_kernels():
         pruning = _local_pruning(site)
-        masks = choose_in_dense_block(stream, activations, server_round - 1, pruning.prune_mask, watch_for(pruning))
+        masks = choose_in_dense_block(
+            stream, activations, server_round - 1, pruning.prune_mask, watch_for(pruning)
+        )
     return _report(windows, [store.put(pack_masks(masks))], started)
 
 
@@ -104,7 +124,9 @@ def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:
         left = state.load(server_round, "activations")
     except Mistake:
         return None
-    return left if left is not None and all(store.is_whole(blob) for blob in left.values()) else None
+    return (
+        left if left is not None and all(store.is_whole(blob) for blob in left.values()) else None
+    )
 
 
 @torch.no_grad()
@@ -140,7 +162,9 @@ def _delivered_again(site: Site, header: Header) -> Edits:
         delivered = taken(site, header, len(parts))
     except Mistake:
         raise StateLost(f"this client no longer has the hidden states of round {number}") from None
-    return _edits(site, *delivered, scaled=site.settings.of(FedPrLLMSettings).continue_behind == "scaled")
+    return _edits(
+        site, *delivered, scaled=site.settings.of(FedPrLLMSettings).continue_behind == "scaled"
+    )
 
 
 def _kept_windows(store: BlobStore, kept: dict[str, Any]) -> torch.Tensor:
@@ -175,7 +199,10 @@ def alone(site: Site, request: Letter) -> Letter:
         server_round = request.header.server_round
         kept = state.load(server_round, "activations")
         if kept is None:
-            raise Mistake(f"alone: this client kept no hidden states of round {server_round}; run the round again")
+            raise Mistake(
+                f"alone: this client kept no hidden states of round {server_round}; run the round"
+                " again"
+            )
         store = state.blobs(server_round)
         return {"masks": _prune_alone(site, _kept_windows(store, kept), store)}
 
@@ -185,21 +212,34 @@ def alone(site: Site, request: Letter) -> Letter:
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of this client's own pruned model on the public text that the server sent along, and of all on its own text."""
     store, hashes = _own_masks(site, request.header)
-    alone = masked(lambda index: unpack_masks(site.model.plan.blocks[index], store.get(hashes[index])))
+    alone = masked(
+        lambda index: unpack_masks(site.model.plan.blocks[index], store.get(hashes[index]))
+    )
     return answer(site, request, alone, lambda: _federated(site, request.header))
 
 
 def _federated(site: Site, header: Header) -> Edits:
     """What the server decided, as it was delivered."""
-    delivered = taken(site, header, len(decided_parts(site.model.plan, site.settings, len(site.model.plan.blocks))))
+    delivered = taken(
+        site,
+        header,
+        len(decided_parts(site.model.plan, site.settings, len(site.model.plan.blocks))),
+    )
     return _edits(site, *delivered, scaled=site.settings.of(FedPrLLMSettings).weight_scaling)
 
 
 def _edits(
-    site: Site, store: BlobStore, hashes: dict[str, str], decisions: Sequence[Mapping[str, object]], *, scaled: bool
+    site: Site,
+    store: BlobStore,
+    hashes: dict[str, str],
+    decisions: Sequence[Mapping[str, object]],
+    *,
+    scaled: bool,
 ) -> Edits:
     """The federated model, as far as it was delivered."""
-    voters = [number for decision in decisions for number in validate(Decision, decision).num_voters]
+    voters = [
+        number for decision in decisions for number in validate(Decision, decision).num_voters
+    ]
 
     def prune_masks(index: int) -> dict[str, torch.Tensor]:
         return unpack_masks(site.model.plan.blocks[index], store.get(hashes[block_key(index)]))

@@ -41,18 +41,30 @@ def _beside(site: Site, state: PrivateState, held: HeldEmulator) -> tuning.Besid
     """The emulator's LoRA, which is in the model and not trained, and the pull towards the first values of what is."""
     require_within_limits(site.settings, site.model)
     plan, values = _emulator(site, state, held)
-    penalty = _Pull(site) if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training) else None
+    penalty = (
+        _Pull(site)
+        if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training)
+        else None
+    )
     return tuning.Beside(plan, values, held.hashes, penalty, SubModelOrder)
 
 
-def _emulator(site: Site, state: PrivateState, held: HeldEmulator) -> tuple[AdapterPlan | None, Tensors]:
+def _emulator(
+    site: Site, state: PrivateState, held: HeldEmulator
+) -> tuple[AdapterPlan | None, Tensors]:
     if not held.blocks:
         return None, {}
-    settings, blobs = site.settings, held.blobs(state)
+    settings = site.settings
+    blobs = held.blobs(state)
     plan = emulator_adapters(site.model.plan, settings, held.blocks)
     if lacking := sorted(plan.shapes().keys() - blobs.keys()):
-        raise StateLost(f"train: of the emulator's LoRA {', '.join(lacking)} was not brought to this site")
-    found = {key: unpack_adapters(shapes, blobs[key], settings.federation.payload) for key, shapes in plan.shapes().items()}
+        raise StateLost(
+            f"train: of the emulator's LoRA {', '.join(lacking)} was not brought to this site"
+        )
+    found = {
+        key: unpack_adapters(shapes, blobs[key], settings.federation.payload)
+        for key, shapes in plan.shapes().items()
+    }
     if not settings.of(FedSodaSettings).delivers_differences(settings.federation):
         return plan, found
     first = initial_values(site.model, plan, settings.seed)
@@ -63,16 +75,20 @@ class _Pull:
     """FedBiOT's regulariser: the distance to the first values of what is trained, which are made once."""
 
     def __init__(self, site: Site) -> None:
-        self._site, self._first = site, dict[str, dict[str, Tensor]]()
+        self._site = site
+        self._first = dict[str, dict[str, Tensor]]()
 
     def __call__(self, adapters: AdapterPlan, values: Tensors) -> Tensor:
         """``mu / 2 ||w - w_first||^2``, float32, ()."""
         if not self._first:
             made = initial_values(self._site.model, adapters, self._site.settings.seed)
             self._first = {
-                key: {name: made[key][name].to(value.device) for name, value in block.items()} for key, block in values.items()
+                key: {name: made[key][name].to(value.device) for name, value in block.items()}
+                for key, block in values.items()
             }
         squares = [
-            (value - self._first[key][name]).square().sum() for key, block in values.items() for name, value in block.items()
+            (value - self._first[key][name]).square().sum()
+            for key, block in values.items()
+            for name, value in block.items()
         ]
         return self._site.settings.training.proximal / 2 * torch.stack(squares).sum()

@@ -28,7 +28,8 @@ from pruning_kernels.local import LocalPruning
 
 def train(site: Site, request: Letter) -> Letter:
     """Prune the sampled layers and reply with the first part; a round is answered once."""
-    header, sample = request.header, validate(Sample, request.scalars)
+    header = request.header
+    sample = validate(Sample, request.scalars)
     specs = sample_specs(site.model.plan, site.settings, header.server_round, sample.blocks)
 
     def prune(state: PrivateState) -> PruneReport:
@@ -37,7 +38,9 @@ def train(site: Site, request: Letter) -> Letter:
 
     def goes_through(state: PrivateState) -> dict[str, str]:
         held = held_in(state, header.server_round)
-        return {index: layer["blob"] for index, layer in held.items() if int(index) <= sample.blocks[-1]}
+        return {
+            index: layer["blob"] for index, layer in held.items() if int(index) <= sample.blocks[-1]
+        }
 
     def require_layers(state: PrivateState) -> None:
         held = held_in(state, header.server_round)
@@ -45,27 +48,43 @@ def train(site: Site, request: Letter) -> Letter:
             raise StateLost("this client no longer holds the layers that the server sent")
 
     first_part = parts_of(specs, site.settings.part_bytes)[0]
-    return answer_once(site, request, Work(PruneReport, list(specs), first_part, prune, goes_through, require_layers))
+    return answer_once(
+        site,
+        request,
+        Work(PruneReport, list(specs), first_part, prune, goes_through, require_layers),
+    )
 
 
 def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
     """Walk through the global model up to the last sampled layer, and keep each sampled one as soon as it is pruned."""
-    started, server_round = time.monotonic(), request.header.server_round
+    started = time.monotonic()
+    server_round = request.header.server_round
     held = held_in(state, server_round)
     hold(state, server_round, held)
     windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
-    job, store, hashes, damping = site.settings.of(FedSpaLLMSettings), state.blobs(server_round), [], 0.0
+    job = site.settings.of(FedSpaLLMSettings)
+    store = state.blobs(server_round)
+    hashes = []
+    damping = 0.0
     pruning = LocalPruning(
-        job.local_method, sparsity_of(site.settings, server_round), job.local_group, job.damping, job.damping_mean
+        job.local_method,
+        sparsity_of(site.settings, server_round),
+        job.local_group,
+        job.damping,
+        job.damping_mean,
     )
     with mistakes_of_kernels():
         stream = BlockStream(site.model, site.computing)
-        for layer in prune_layers(stream, windows, pruning, sample.blocks, _global(site, state, held)):
+        for layer in prune_layers(
+            stream, windows, pruning, sample.blocks, _global(site, state, held)
+        ):
             hashes.append(store.put(pack_kept(layer.matrices)))
             damping = max(damping, layer.damping)
     return PruneReport(
         seconds=time.monotonic() - started,
-        calibration_windows=len(windows) if site.settings.federation.client_weights == "samples" else 0,
+        calibration_windows=(
+            len(windows) if site.settings.federation.client_weights == "samples" else 0
+        ),
         damping=damping,
         blob_sha256=hashes,
     )
@@ -77,18 +96,25 @@ def evaluate(site: Site, request: Letter) -> Letter:
     state = site.state(header)
     kept = kept_report(site, header, "layers")
     sample = validate(Sample, kept["order"])
-    hashes = dict(zip(sample.blocks, validate(PruneReport, kept["report"]).blob_sha256, strict=True))
+    hashes = dict(
+        zip(sample.blocks, validate(PruneReport, kept["report"]).blob_sha256, strict=True)
+    )
     held = held_in(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
     if not holds(state, held, sample.versions, others):
-        raise Mistake("evaluate: this client does not hold the layers that the server sent; run the round again")
+        raise Mistake(
+            "evaluate: this client does not hold the layers that the server sent; run the round"
+            " again"
+        )
     before = _global(site, state, held)
     pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))
 
     def alone(index: int) -> Mapping[str, WeightEdit]:
         return pruned(index) if index in hashes else before(index)
 
-    return answer(site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1)))
+    return answer(
+        site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1))
+    )
 
 
 def _global(site: Site, state: PrivateState, held: Held) -> Edits:
@@ -99,4 +125,8 @@ def _global(site: Site, state: PrivateState, held: Held) -> Edits:
 
 def _stored(site: Site, blob: Callable[[int], bytes]) -> Edits:
     plan = site.model.plan
-    return replaced(lambda index: {name: m.weight() for name, m in unpack_kept(plan.blocks[index], blob(index)).items()})
+    return replaced(
+        lambda index: {
+            name: m.weight() for name, m in unpack_kept(plan.blocks[index], blob(index)).items()
+        }
+    )

@@ -42,7 +42,9 @@ from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key
 from espalier.wire.tuning import Order, parts
 
-REMEDY = "give the site more data, raise training.steps, training.batch-size or training.accumulation"
+REMEDY = (
+    "give the site more data, raise training.steps, training.batch-size or training.accumulation"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class CutModel:
         """What is left."""
         if not self.cut.any():
             return self.site.model
-        return OpenedModel(self.site.model.directory, CutUnits.of(self.site.model.plan).structure(self.cut))
+        return OpenedModel(
+            self.site.model.directory, CutUnits.of(self.site.model.plan).structure(self.cut)
+        )
 
     @cached_property
     def adapters(self) -> AdapterPlan:
@@ -98,7 +102,11 @@ def train(site: Site, request: Letter) -> Letter:
     def begins_with(_: PrivateState) -> dict[str, str]:
         return {key: sha256(blob) for key, blob in _brought(site, request, own).items()}
 
-    return answer_once(site, request, Work(SpineReport, list(own.adapters.shapes()), own.parts[0], work, begins_with))
+    return answer_once(
+        site,
+        request,
+        Work(SpineReport, list(own.adapters.shapes()), own.parts[0], work, begins_with),
+    )
 
 
 def _brought(site: Site, request: Letter, own: CutModel) -> dict[str, bytes]:
@@ -112,10 +120,13 @@ def _brought(site: Site, request: Letter, own: CutModel) -> dict[str, bytes]:
 
 def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> SpineReport:
     """Train, keep every blob and what was measured, and report."""
-    started, server_round, settings = time.monotonic(), request.header.server_round, site.settings
+    started = time.monotonic()
+    server_round = request.header.server_round
+    settings = site.settings
     start = tuning.begins_with(site, own.adapters, _brought(site, request, own))
     training, watch = _training(site, own, request.header.client)
-    first_step, steps = (server_round - 1) * settings.training.steps, settings.training.steps
+    first_step = (server_round - 1) * settings.training.steps
+    steps = settings.training.steps
     _require_enough(site, training, range(first_step, first_step + steps))
     with mistakes_of_kernels(), watch.watching():
         tensors, outcome = training.run(start, first_step, steps)
@@ -148,7 +159,9 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
         cache_folder=own.cache_folder,
         load=site.load,
     )
-    watch = UnitImportance(own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings))
+    watch = UnitImportance(
+        own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings)
+    )
     training.observer = watch
     return training, watch
 
@@ -173,7 +186,9 @@ def losses_of(outcome: Trained, first_step: int) -> tuple[float, float]:
     if not outcome.weighed:
         return MOST_LOSS, MOST_LOSS
     before, after = (
-        round(fmean(min(outcome.losses[step - first_step], MOST_LOSS) for step in half), LOSS_DIGITS)
+        round(
+            fmean(min(outcome.losses[step - first_step], MOST_LOSS) for step in half), LOSS_DIGITS
+        )
         for half in _halves(outcome.weighed)
     )
     return before, after
@@ -212,8 +227,12 @@ def evaluate(site: Site, request: Letter) -> Letter:
     def model_of(name: str) -> Any:
         if name == "dense":
             untrained = head_plan(site.model.plan, site.settings.task.num_classes)
-            return site.load(site.model, site.computing, site.settings, untrained, tuning.cache_of(site)).whole
-        adapted = site.load(own.model, site.computing, site.settings, own.adapters, own.cache_folder)
+            return site.load(
+                site.model, site.computing, site.settings, untrained, tuning.cache_of(site)
+            ).whole
+        adapted = site.load(
+            own.model, site.computing, site.settings, own.adapters, own.cache_folder
+        )
         adapted.set(tensors)
         return adapted.whole
 
@@ -223,7 +242,10 @@ def evaluate(site: Site, request: Letter) -> Letter:
 def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
     """This device's cut and adapters as the rounds left them."""
     after = header.model_copy(update={"server_round": header.server_round + 1})
-    store, hashes, _ = taken(site, after, 1)  # every part says what is cut, and so how many parts there are
+    # Every part says what is cut, and so how many parts there are.
+    store, hashes, _ = taken(site, after, 1)
     own = CutModel(site, store.get(hashes[STRUCTURE]))
     store, hashes, _ = taken(site, after, len(own.parts))
-    return own, tuning.begins_with(site, own.adapters, {key: store.get(hashes[key]) for key in own.adapters.shapes()})
+    return own, tuning.begins_with(
+        site, own.adapters, {key: store.get(hashes[key]) for key in own.adapters.shapes()}
+    )

@@ -12,7 +12,12 @@ from client_app.site import Site
 from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.flap import flap_cuts, pack_moments, unpack_moments, watched_moments
+from espalier.modeling.structured.flap import (
+    flap_cuts,
+    pack_moments,
+    unpack_moments,
+    watched_moments,
+)
 from espalier.modeling.structured.opened_cut import open_cut
 from espalier.settings.flap import FlapSettings
 from espalier.storage.private import PrivateState
@@ -26,12 +31,16 @@ def train(site: Site, request: Letter) -> Letter:
     specs = moment_specs(site.model.plan)
 
     def watch(state: PrivateState) -> MomentsReport:
-        started, header = time.monotonic(), request.header
+        started = time.monotonic()
+        header = request.header
         require_own_text(site, header)
         windows = client_windows(site.settings, site.node, site.model.encode, header.client)
-        store, stream = state.blobs(header.server_round), BlockStream(site.model, site.computing)
+        store = state.blobs(header.server_round)
+        stream = BlockStream(site.model, site.computing)
         hashes = [store.put(pack_moments(moments)) for moments in watched_moments(stream, windows)]
-        return MomentsReport(seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel())
+        return MomentsReport(
+            seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel()
+        )
 
     first_part = parts_of(specs, site.settings.part_bytes)[0]
     return answer_once(site, request, Work(MomentsReport, list(specs), first_part, watch))
@@ -40,7 +49,10 @@ def train(site: Site, request: Letter) -> Letter:
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of what this client would cut by itself on the public text that was sent along, and of all on its own text."""
     return answer(
-        site, request, _alone(site, request.header), lambda: delivered_cut(site, request.header, biases(site.settings))
+        site,
+        request,
+        _alone(site, request.header),
+        lambda: delivered_cut(site, request.header, biases(site.settings)),
     )
 
 
@@ -50,7 +62,9 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     kept = dict(enumerate(report.blob_sha256))
     cuts = list(
         flap_cuts(
-            site.model, lambda index: unpack_moments(store.get(kept[index]), report.tokens), site.settings.of(FlapSettings)
+            site.model,
+            lambda index: unpack_moments(store.get(kept[index]), report.tokens),
+            site.settings.of(FlapSettings),
         )
     )
     return open_cut(site.model, cuts.__getitem__, biases(site.settings))

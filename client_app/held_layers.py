@@ -17,12 +17,16 @@ Held = dict[str, dict[str, Any]]
 
 def take_layers(site: Site, request: Letter) -> Letter:
     """Answer a ``deliver``: keep layers of the global model; they stand in for the base model's from this round on."""
-    update, state = validate(Update, request.scalars), site.state(request.header)
+    update = validate(Update, request.scalars)
+    state = site.state(request.header)
     server_round = request.header.server_round
     with state.locked():
         held = held_in(state, server_round)
         for index, version in zip(update.blocks, update.versions, strict=True):
-            held[str(index)] = {"version": version, "blob": state.lasting().put(request.blobs[block_key(index)])}
+            held[str(index)] = {
+                "version": version,
+                "blob": state.lasting().put(request.blobs[block_key(index)]),
+            }
         hold(state, server_round, held)
     return reply_to(request, NoScalars())
 
@@ -35,7 +39,9 @@ def held_in(state: PrivateState, server_round: int) -> Held:
 def holds(state: PrivateState, held: Held, versions: Sequence[int], layers: Iterable[int]) -> bool:
     """Whether some layers are held, and whole, in the versions that the global model has, by number of the layer."""
     wanted = {str(index): versions[index] for index in layers}
-    if any(held.get(index, {"version": 0})["version"] != version for index, version in wanted.items()):
+    if any(
+        held.get(index, {"version": 0})["version"] != version for index, version in wanted.items()
+    ):
         return False
     return all(state.lasting().is_whole(held[index]["blob"]) for index in wanted if index in held)
 
@@ -47,7 +53,9 @@ def hold(state: PrivateState, server_round: int, held: Held) -> None:
     """
     state.save(server_round, "held", held)
     beside = [_document(state, server_round + step) for step in (-1, 1)]
-    state.lasting().keep_only({layer["blob"] for document in (held, *beside) for layer in document.values()})
+    state.lasting().keep_only(
+        {layer["blob"] for document in (held, *beside) for layer in document.values()}
+    )
 
 
 def _document(state: PrivateState, server_round: int) -> Held:

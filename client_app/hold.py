@@ -39,7 +39,8 @@ class Refused(Mistake):
 
 def is_to_be_held(site: Site, letter: Letter) -> bool:
     """Whether a reply of this site leaves by an officer's word alone."""
-    holds, header = site.node.hold_replies, letter.header
+    holds = site.node.hold_replies
+    header = letter.header
     if not holds or header.kind == "enrol" or header.status == "failed":
         return False
     return bool(letter.blobs) or (holds == "all" and bool(letter.scalars))
@@ -61,7 +62,8 @@ def released(site: Site, letter: Letter, entry: dict[str, object], waits_until: 
         Nobody decided in time.
     """
     state = site.state(letter.header)
-    replies, kept = HeldReplies(state.held()), state.blobs(letter.header.server_round)
+    replies = HeldReplies(state.held())
+    kept = state.blobs(letter.header.server_round)
     if letter.header.kind == "fetch":
         decided = replies.blobs_decided(letter.header.server_round)
         words = [decided.get(sha256(blob)) for blob in letter.blobs.values()]
@@ -96,7 +98,10 @@ def deadline(lifetime: float, started: float, kind: str) -> float:
 
 def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -> Decision:
     what = f"{site.name}: {held.entry['kind']} of round {held.entry['round']}"
-    _say(f"{what} is held as {held.id} until an officer decides: espalier release {site.node.state_root()}")
+    _say(
+        f"{what} is held as {held.id} until an officer decides: espalier release"
+        f" {site.node.state_root()}"
+    )
     while (decision := replies.decision(held)) is None:
         if clock() >= waits_until:
             _say(f"{what} is still held; the server is given no answer this time")
@@ -118,10 +123,16 @@ def _of(site: Site, letter: Letter, entry: dict[str, object], kept: BlobStore) -
 
 
 def _log(site: Site, held: Held, what: str) -> None:
-    note_hold(egress_log(site.node.state_root(), held.entry["lineage"], held.entry["site"]).append, held, what)
+    note_hold(
+        egress_log(site.node.state_root(), held.entry["lineage"], held.entry["site"]).append,
+        held,
+        what,
+    )
 
 
-def note_hold(append: Callable[[dict[str, object]], object], held: Held, what: str, **more: str) -> None:
+def note_hold(
+    append: Callable[[dict[str, object]], object], held: Held, what: str, **more: str
+) -> None:
     """Let the egress log say what becomes of a held reply.
 
     Raises

@@ -22,18 +22,30 @@ def require_allowed(site: Site, header: Header) -> None:
     """
     lines = []
     if not site.node.allows_method(site.settings.method):
-        lines.append(f"allow-methods = '{site.node.allow_methods}': the run's method is '{site.settings.method}'")
+        lines.append(
+            f"allow-methods = '{site.node.allow_methods}': the run's method is"
+            f" '{site.settings.method}'"
+        )
     for limit, (asked, amount) in amounts(site, header).items():
         most = site.node.most(limit)
         if most is not None and amount > most:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
     if _is_one_run_too_many(site, header.lineage):
-        lines.append(f"most-runs = {site.node.most('most_runs')}: so many runs were answered within keep-days")
+        lines.append(
+            f"most-runs = {site.node.most('most_runs')}: so many runs were answered within"
+            " keep-days"
+        )
     if site.node.require_site_keys and not site.settings.site_keys:
-        lines.append("require-site-keys: anybody could say this site's name in this run; its server needs site-keys")
+        lines.append(
+            "require-site-keys: anybody could say this site's name in this run; its server needs"
+            " site-keys"
+        )
     if lines:
         text = "\n".join(f"  {line}" for line in lines)
-        raise Mistake(f"this site does not allow the run; lower it, or have the site's owner change --node-config:\n{text}")
+        raise Mistake(
+            "this site does not allow the run; lower it, or have the site's owner change"
+            f" --node-config:\n{text}"
+        )
 
 
 def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
@@ -45,7 +57,9 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
         found["most_windows"] = ("data.windows", settings.data.windows)
     if "rounds" in settings.job.FEDERATION:  # others' follow from the model
         rounds = settings.job.num_rounds(settings.federation)
-        planned = "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
+        planned = (
+            "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
+        )
         asked = "the round that is asked for" if header.server_round > rounds else planned
         found["most_rounds"] = (asked, max(rounds, header.server_round - _beyond(header)))
     return found

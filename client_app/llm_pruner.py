@@ -20,7 +20,12 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.mask_tuning import normal_equations, pack_equations, tuned_by_one
 from espalier.modeling.structured.opened_cut import open_cut
-from espalier.modeling.structured.taylor import pack_scores, taylor_cuts, taylor_scores, unpack_scores
+from espalier.modeling.structured.taylor import (
+    pack_scores,
+    taylor_cuts,
+    taylor_scores,
+    unpack_scores,
+)
 from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.storage.private import PrivateState
 from espalier.wire.contract import BlockSpecs
@@ -39,7 +44,8 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def _score(site: Site, request: Letter) -> Letter:
-    job, specs = site.settings.of(LlmPrunerSettings), score_specs(site.model.plan, site.settings)
+    job = site.settings.of(LlmPrunerSettings)
+    specs = score_specs(site.model.plan, site.settings)
 
     def blobs(windows: Tensor) -> list[bytes]:
         asked = site.settings.data.windows
@@ -50,7 +56,8 @@ def _score(site: Site, request: Letter) -> Letter:
 
 
 def _measure(site: Site, request: Letter) -> Letter:
-    job, cut = site.settings.of(LlmPrunerSettings), told_cut(request, site.model.plan)
+    job = site.settings.of(LlmPrunerSettings)
+    cut = told_cut(request, site.model.plan)
     assert cut is not None  # the contract was checked
 
     def blobs(windows: Tensor) -> list[bytes]:
@@ -61,17 +68,22 @@ def _measure(site: Site, request: Letter) -> Letter:
     return _answered(site, request, equation_specs(site.model.plan, cut, job), blobs)
 
 
-def _answered(site: Site, request: Letter, specs: BlockSpecs, blobs: Callable[[Tensor], list[bytes]]) -> Letter:
+def _answered(
+    site: Site, request: Letter, specs: BlockSpecs, blobs: Callable[[Tensor], list[bytes]]
+) -> Letter:
     """Make the blobs of the client's windows, once."""
 
     def work(state: PrivateState) -> Report:
-        started, header = time.monotonic(), request.header
+        started = time.monotonic()
+        header = request.header
         require_own_text(site, header)
         store = state.blobs(header.server_round)
         hashes = [store.put(blob) for blob in blobs(_windows(site, header))]
         return Report(seconds=time.monotonic() - started, blob_sha256=hashes)
 
-    return answer_once(site, request, Work(Report, list(specs), parts_of(specs, site.settings.part_bytes)[0], work))
+    return answer_once(
+        site, request, Work(Report, list(specs), parts_of(specs, site.settings.part_bytes)[0], work)
+    )
 
 
 def _windows(site: Site, header: Header) -> Tensor:
@@ -82,8 +94,11 @@ def alone(site: Site, request: Letter) -> Letter:
     """Cut and scale by one's own windows, where the last round was about the units that all agreed on."""
 
     def make(state: PrivateState) -> dict[str, Any]:
-        header, job = request.header, site.settings.of(LlmPrunerSettings)
-        made = tuned_by_one(site.model, site.computing, _windows(site, header), job, site.settings.data.windows)
+        header = request.header
+        job = site.settings.of(LlmPrunerSettings)
+        made = tuned_by_one(
+            site.model, site.computing, _windows(site, header), job, site.settings.data.windows
+        )
         store = state.blobs(header.server_round)
         return {CUT: [store.put(blob) for blob in made]}
 
@@ -92,12 +107,16 @@ def alone(site: Site, request: Letter) -> Letter:
 
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of what this client would cut by itself on the public text that was sent along, and of all on its own text."""
-    header, job = request.header, site.settings.of(LlmPrunerSettings)
-    return answer(site, request, _alone(site, header), lambda: delivered_cut(site, header, (), job.rescaled))
+    header = request.header
+    job = site.settings.of(LlmPrunerSettings)
+    return answer(
+        site, request, _alone(site, header), lambda: delivered_cut(site, header, (), job.rescaled)
+    )
 
 
 def _alone(site: Site, header: Header) -> OpenedModel:
-    store, job = site.state(header).blobs(header.server_round), site.settings.of(LlmPrunerSettings)
+    store = site.state(header).blobs(header.server_round)
+    job = site.settings.of(LlmPrunerSettings)
     if job.makes_alone:
         made: list[str] = kept_alone(site, header)[CUT]
         return open_cut(site.model, lambda index: store.get(made[index]), ())

@@ -36,7 +36,14 @@ from espalier.storage.private import PrivateState
 from espalier.training.loop import Trained
 from espalier.training.replacement import Replacement, Stretch
 from espalier.wire.adapter_payload import differences, pack_adapters
-from espalier.wire.llm_streamline import SIMILARITY_KEY, LayerReport, Replace, SimilarityReport, layer_parts, layer_specs
+from espalier.wire.llm_streamline import (
+    SIMILARITY_KEY,
+    LayerReport,
+    Replace,
+    SimilarityReport,
+    layer_parts,
+    layer_specs,
+)
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.replacement_payload import read_layer
 
@@ -48,10 +55,19 @@ def train(site: Site, request: Letter) -> Letter:
     """Compare blocks, or train the layer, and reply with the first part; a round is answered once."""
     if request.header.server_round == 1:
         return answer_once(
-            site, request, Work(SimilarityReport, [SIMILARITY_KEY], [SIMILARITY_KEY], lambda s: _compare(site, s, request))
+            site,
+            request,
+            Work(
+                SimilarityReport,
+                [SIMILARITY_KEY],
+                [SIMILARITY_KEY],
+                lambda s: _compare(site, s, request),
+            ),
         )
-    order, plan = validate(Replace, request.scalars), site.model.plan
-    specs, parts = layer_specs(plan, site.settings, order.start), layer_parts(plan, site.settings, order.start)
+    order = validate(Replace, request.scalars)
+    plan = site.model.plan
+    specs = layer_specs(plan, site.settings, order.start)
+    parts = layer_parts(plan, site.settings, order.start)
 
     def begins_with(_: PrivateState) -> dict[str, str]:
         return {key: sha256(blob) for key, blob in _brought(site, request, len(parts)).items()}
@@ -67,12 +83,15 @@ def _windows(site: Site, client: int) -> Tensor:
 
 
 def _compare(site: Site, state: PrivateState, request: Letter) -> SimilarityReport:
-    started, header = time.monotonic(), request.header
+    started = time.monotonic()
+    header = request.header
     require_own_text(site, header)
     windows = _windows(site, header.client)
     cosines = _cosines(site, BlockStream(site.model, site.computing), windows)
     hashes = [state.blobs(header.server_round).put(pack_cosines(cosines))]
-    return SimilarityReport(seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel())
+    return SimilarityReport(
+        seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel()
+    )
 
 
 def _cosines(site: Site, stream: BlockStream, windows: Tensor) -> Tensor:
@@ -92,32 +111,49 @@ def _brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
     return {} if request.header.server_round == 2 else brought(site, request, num_parts)
 
 
-def _train(site: Site, state: PrivateState, request: Letter, start: int, brought: dict[str, bytes]) -> LayerReport:
+def _train(
+    site: Site, state: PrivateState, request: Letter, start: int, brought: dict[str, bytes]
+) -> LayerReport:
     """Train, keep every tensor's blob, and report."""
-    started, header, federation = time.monotonic(), request.header, site.settings.federation
+    started = time.monotonic()
+    header = request.header
+    federation = site.settings.federation
     steps = site.settings.of(LlmStreamlineSettings).steps
     first = first_layer(site.model, start)
     begun = read_layer(brought, first, federation) if brought else first
     windows = _windows(site, header.client)
-    stretch, first_step = _stretch(site, state, windows, start), (header.server_round - 2) * steps
+    stretch = _stretch(site, state, windows, start)
+    first_step = (header.server_round - 2) * steps
     tensors, outcome = _trained(site, stretch, begun, first_step, steps, header)
     sent = differences(tensors, begun) if federation.sends_differences else tensors
     store = state.blobs(header.server_round)
     return LayerReport(
         seconds=time.monotonic() - started,
-        blob_sha256=[store.put(pack_adapters({name: value}, federation.payload)[0]) for name, value in sent.items()],
+        blob_sha256=[
+            store.put(pack_adapters({name: value}, federation.payload)[0])
+            for name, value in sent.items()
+        ],
         samples=len(windows) if federation.client_weights == "samples" else 0,
         skipped_steps=outcome.skipped_steps,
     )
 
 
 def _trained(
-    site: Site, stretch: Stretch, begun: dict[str, Tensor], first_step: int, steps: int, header: Header
+    site: Site,
+    stretch: Stretch,
+    begun: dict[str, Tensor],
+    first_step: int,
+    steps: int,
+    header: Header,
 ) -> tuple[dict[str, Tensor], Trained]:
-    job, rounds = site.settings.of(LlmStreamlineSettings), site.settings.federation.rounds
+    job = site.settings.of(LlmStreamlineSettings)
+    rounds = site.settings.federation.rounds
     seed = derive_seed(site.settings.seed, "training", client=header.client)
     training = Replacement(stretch, job.training, seed, rounds * job.steps)
-    remedy = "give the site more data, raise data.windows, llm-streamline.steps or llm-streamline.batch-windows"
+    remedy = (
+        "give the site more data, raise data.windows, llm-streamline.steps or"
+        " llm-streamline.batch-windows"
+    )
     require_tokens(site.node, training.rests_on(range(first_step, first_step + steps)), remedy)
     tensors, outcome = training.run(begun, first_step, steps)
     require_tokens(site.node, training.rests_on(outcome.weighed), remedy)
@@ -126,15 +162,29 @@ def _trained(
 
 def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> Stretch:
     """The hidden states around a stretch: as they were kept, or by walking through the model."""
-    stream, store = BlockStream(site.model, site.computing), state.lasting()
-    walked = {"start": start, "windows": sha256(windows.numpy().tobytes()), "settings": site.settings.digest()}
+    stream = BlockStream(site.model, site.computing)
+    store = state.lasting()
+    walked = {
+        "start": start,
+        "windows": sha256(windows.numpy().tobytes()),
+        "settings": site.settings.digest(),
+    }
     with suppress(Mistake):  # what is damaged or missing is made again
         kept = state.load_lasting(STRETCH) or {}
         if kept.get("walked") == walked:
             with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:
-                return Stretch(stream, windows, start, stream.resume(windows, before), stream.resume(windows, behind))
+                return Stretch(
+                    stream,
+                    windows,
+                    start,
+                    stream.resume(windows, before),
+                    stream.resume(windows, behind),
+                )
     found = Stretch.walked(stream, windows, start, _span(site))
-    hashes = {"before": store.put_pieces(found.before.pieces()), "behind": store.put_pieces(found.behind.pieces())}
+    hashes = {
+        "before": store.put_pieces(found.before.pieces()),
+        "behind": store.put_pieces(found.behind.pieces()),
+    }
     state.save_lasting(STRETCH, {"walked": walked, **hashes})
     store.keep_only(hashes.values())
     return found
@@ -147,10 +197,13 @@ def alone(site: Site, request: Letter) -> Letter:
     """Choose blocks by one's own cosines, and train a layer in their place in as many steps as all rounds have."""
 
     def make(state: PrivateState) -> dict[str, Any]:
-        header, job = request.header, site.settings.of(LlmStreamlineSettings)
-        windows, stream = _windows(site, header.client), BlockStream(site.model, site.computing)
+        header = request.header
+        job = site.settings.of(LlmStreamlineSettings)
+        windows = _windows(site, header.client)
+        stream = BlockStream(site.model, site.computing)
         start = likest(_cosines(site, stream, windows))
-        stretch, steps = Stretch.walked(stream, windows, start, _span(site)), site.settings.federation.rounds * job.steps
+        stretch = Stretch.walked(stream, windows, start, _span(site))
+        steps = site.settings.federation.rounds * job.steps
         tensors, _ = _trained(site, stretch, first_layer(site.model, start), 0, steps, header)
         return {"start": start, "layer": state.blobs(header.server_round).put(save(tensors))}
 
@@ -159,14 +212,18 @@ def alone(site: Site, request: Letter) -> Letter:
 
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of what this client would make of the model by itself on public text, and of all models on its own text."""
-    return answer(site, request, _alone(site, request.header), lambda: _federated(site, request.header))
+    return answer(
+        site, request, _alone(site, request.header), lambda: _federated(site, request.header)
+    )
 
 
 def _alone(site: Site, header: Header) -> OpenedModel:
     store = site.state(header).blobs(header.server_round)
     if site.settings.job.makes_alone:
         made = kept_alone(site, header)
-        return open_streamlined(site.model, made["start"], _span(site), load(store.get(made["layer"])))
+        return open_streamlined(
+            site.model, made["start"], _span(site), load(store.get(made["layer"]))
+        )
     (kept,) = validate(SimilarityReport, kept_report(site, header, "cosines")["report"]).blob_sha256
     return open_streamlined(site.model, likest(unpack_cosines(store.get(kept))), _span(site), None)
 

@@ -25,7 +25,12 @@ def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tens
         return
     whole = torch.zeros(len(cut), dtype=torch.float64)
     whole[torch.from_numpy(~cut)] = values
-    carried.keep(state, carried.IMPORTANCE, server_round, {UNITS: {"values": whole, "cut": torch.from_numpy(cut.copy())}})
+    carried.keep(
+        state,
+        carried.IMPORTANCE,
+        server_round,
+        {UNITS: {"values": whole, "cut": torch.from_numpy(cut.copy())}},
+    )
 
 
 def measured_units(state: PrivateState, server_round: int, cut: Cut) -> NDArray[np.float64] | None:

@@ -14,7 +14,13 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import write_json
 from espalier.storage.directory_lock import FILE, in_turn
-from espalier.storage.private import OWNER_ONLY_FILE, VERSION_FILE, mark_as_ours, private_folder, remove_ours
+from espalier.storage.private import (
+    OWNER_ONLY_FILE,
+    VERSION_FILE,
+    mark_as_ours,
+    private_folder,
+    remove_ours,
+)
 from espalier.wire.model_folder import Manifest
 
 MODELS = "models"
@@ -34,11 +40,12 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
     Mistake
         The site's owner allows no model as large, or none beside those that are here or offered.
     """
-    most, wanted = node.most_bytes_of_models(), manifest.num_bytes
+    most = node.most_bytes_of_models()
+    wanted = manifest.num_bytes
     if most is not None and wanted > most:
         raise Mistake(
-            f"most-model-bytes = {most}: this site's owner allows no larger model, the run's has {wanted} bytes; raise it in "
-            "--node-config"
+            f"most-model-bytes = {most}: this site's owner allows no larger model, the run's has"
+            f" {wanted} bytes; raise it in --node-config"
         )
     models = private_folder(node.state_root(), MODELS)
     folder = models / manifest.sha256
@@ -47,8 +54,9 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
             _remove_abandoned(folder)
         if most is not None and (taken := _taken_beside(folder)) + wanted > most:
             raise Mistake(
-                f"most-model-bytes = {most}: models of other runs take or have reserved {taken} bytes, so that this one, of "
-                f"{wanted} bytes, has no room; raise it in --node-config, or remove some below models/ in the site's state-dir"
+                f"most-model-bytes = {most}: models of other runs take or have reserved {taken}"
+                f" bytes, so that this one, of {wanted} bytes, has no room; raise it in"
+                " --node-config, or remove some below models/ in the site's state-dir"
             )
         private_folder(models, manifest.sha256)
         if not (folder / VERSION_FILE).exists():
@@ -60,7 +68,9 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
 
 def _taken_beside(own: Path) -> int:
     """Return the bytes that other models take, or may take."""
-    return sum(_taken(folder) for folder in own.parent.iterdir() if folder.is_dir() and folder != own)
+    return sum(
+        _taken(folder) for folder in own.parent.iterdir() if folder.is_dir() and folder != own
+    )
 
 
 def _taken(folder: Path) -> int:

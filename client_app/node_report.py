@@ -31,7 +31,8 @@ HOLDS = {
 
 def accepts(site: Site) -> Iterator[str]:
     """What the owner allows, beside what the run asks for."""
-    node, asked = site.node, amounts(site, UNREAD)
+    node = site.node
+    asked = amounts(site, UNREAD)
     yield f"methods {node.allow_methods or 'all'}; the run's is {site.settings.method}"
     for limit in LIMITS:
         beside = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
@@ -41,7 +42,10 @@ def accepts(site: Site) -> Iterator[str]:
     brought = node.most_bytes_of_models()
     yield f"models that a run brings: {f'{brought:,} bytes at most' if brought else 'none'}"
     own = "may leave" if node.own_text else "do not leave"
-    yield f"an answer rests on {count(node.fewest_tokens(), 'token')} at least; losses on own text {own}"
+    yield (
+        f"an answer rests on {count(node.fewest_tokens(), 'token')} at least; losses on own text"
+        f" {own}"
+    )
     yield f"hold-replies: {HOLDS[node.hold_replies]}"
 
 
@@ -54,13 +58,19 @@ def device(site: Site) -> Iterator[str]:
         There is no such device.
     """
     computing = site.computing
-    yield f"on {computing.device.type}, {count(computing.threads, 'thread')} of {count(os.cpu_count() or 1, 'processor')}"
+    yield (
+        f"on {computing.device.type}, {count(computing.threads, 'thread')} of"
+        f" {count(os.cpu_count() or 1, 'processor')}"
+    )
     total, free = machine_memory()
     yield f"memory of this machine {size(total)}, {size(free)} available"
     if computing.device.type == "cuda":
         import torch
 
-        found, (free, total) = torch.cuda.get_device_properties(computing.device), torch.cuda.mem_get_info(computing.device)
+        found, (free, total) = (
+            torch.cuda.get_device_properties(computing.device),
+            torch.cuda.mem_get_info(computing.device),
+        )
         yield f"{found.name}, memory {size(total)}, {size(free)} free"
 
 
@@ -74,7 +84,10 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
     rounds = count(outlook.rounds, "round")
     if outlook.is_known:
         most = "at most " if outlook.varies else ""
-        yield f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes a message of headers and hashes"
+        yield (
+            f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes a"
+            " message of headers and hashes"
+        )
     else:
         yield f"in {rounds}; how many bytes is not known before the server has brought the model"
     if outlook.varies:
@@ -84,16 +97,27 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
         yield f"  (and as long as something is left to do {more} at most; most-rounds bounds them)"
     yield "what somebody learns who reads them:"
     for group in groups:
-        yield from textwrap.wrap(f"{_called(group)}: {group[0].observer}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from textwrap.wrap(
+            f"{_called(group)}: {group[0].observer}",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+        )
     yield "  any, failed: why in words; a deliver that is not listed: that something arrived"
 
 
 def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
-    first, sizes = group[0], sorted(answer.num_bytes for answer in group)
+    first = group[0]
+    sizes = sorted(answer.num_bytes for answer in group)
     of_each = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
     each = " each" if len(group) > 1 else ""
     if first.specs is None:
-        return _called(group), "not known", "of the model that the server brings", "see docs/privacy.md"
+        return (
+            _called(group),
+            "not known",
+            "of the model that the server brings",
+            "see docs/privacy.md",
+        )
     in_parts = f", {first.messages} messages" if first.messages > 1 else ""
     return (
         _called(group),
@@ -104,11 +128,18 @@ def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
 
 
 def _called(group: Sequence[Answer]) -> str:
-    first, last = group[0], group[-1]
-    kind = "train, fetch" if first.kind == "train" and any(answer.messages > 1 for answer in group) else first.kind
+    first = group[0]
+    last = group[-1]
+    kind = (
+        "train, fetch"
+        if first.kind == "train" and any(answer.messages > 1 for answer in group)
+        else first.kind
+    )
     if first.kind in ("enrol", "alone", "evaluate"):
         return kind
-    rounds = str(first.server_round) if first is last else f"{first.server_round}-{last.server_round}"
+    rounds = (
+        str(first.server_round) if first is last else f"{first.server_round}-{last.server_round}"
+    )
     return f"{kind} of round{'s' * (first is not last)} {rounds}"
 
 

@@ -18,10 +18,13 @@ ALONE = "alone"
 """Document of a round: what the client made by itself."""
 
 
-def make_alone(site: Site, request: Letter, make: Callable[[PrivateState], dict[str, Any]]) -> Letter:
+def make_alone(
+    site: Site, request: Letter, make: Callable[[PrivateState], dict[str, Any]]
+) -> Letter:
     """Answer an ``alone``: make what the client makes by itself, and keep what ``make`` returns; see ``kept_alone``."""
     header = request.header
-    state, settings = site.state(header), site.settings.digest()
+    state = site.state(header)
+    settings = site.settings.digest()
     with state.locked():
         saved = state.load(header.server_round, ALONE)
         if saved is None or saved["settings"] != settings:
@@ -42,6 +45,9 @@ def kept_alone(site: Site, header: Header) -> dict[str, Any]:
     """
     saved = site.state(header).load(header.server_round, ALONE)
     if saved is None or saved["settings"] != site.settings.digest():
-        raise Mistake(f"{header.kind}: this client made nothing by itself in round {header.server_round}; resume the run")
+        raise Mistake(
+            f"{header.kind}: this client made nothing by itself in round {header.server_round};"
+            " resume the run"
+        )
     made: dict[str, Any] = saved["made"]
     return made

@@ -34,7 +34,10 @@ def own_folder(site: Site, state: PrivateState) -> Path | None:
     if site.node.simulated:
         return state.own_model
     assert site.header is not None
-    folder = site.node.models_dir and Path(site.node.models_dir).expanduser() / f"{site.header.lineage}-{site.name}"
+    folder = (
+        site.node.models_dir
+        and Path(site.node.models_dir).expanduser() / f"{site.header.lineage}-{site.name}"
+    )
     return folder or None
 
 
@@ -49,15 +52,20 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
         What was loaded computes something else; it is removed.
     """
     model = _structured(model)
-    stream, seed = BlockStream(model, site.computing), derive_seed(site.settings.seed, "export-check")
-    drawn = torch.randint(model.num_embeddings or 1, CHECKED, generator=torch.Generator().manual_seed(seed))
+    stream = BlockStream(model, site.computing)
+    seed = derive_seed(site.settings.seed, "export-check")
+    drawn = torch.randint(
+        model.num_embeddings or 1, CHECKED, generator=torch.Generator().manual_seed(seed)
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
     export_structured(model, edits, target, best_form(model), _card(site, model))
     with _removed_if_wrong(target):
         check_export(stream, edits, target, drawn, site.settings.export_check)
 
 
-def write_own_encoder(site: Site, model: OpenedModel, adapters: AdapterPlan, tensors: Tensors, target: Path) -> None:
+def write_own_encoder(
+    site: Site, model: OpenedModel, adapters: AdapterPlan, tensors: Tensors, target: Path
+) -> None:
     """Write a client's smaller encoder with LoRA merged and its classification head, and load it again as ``write_own`` does.
 
     Raises
@@ -67,10 +75,13 @@ def write_own_encoder(site: Site, model: OpenedModel, adapters: AdapterPlan, ten
     ExportError
         What was loaded computes something else; it is removed.
     """
-    model, head = _structured(model), tensors[HEAD_KEY]
+    model = _structured(model)
+    head = tensors[HEAD_KEY]
     edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
     target.parent.mkdir(parents=True, exist_ok=True)
-    export_cut_encoder(model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model))
+    export_cut_encoder(
+        model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model)
+    )
     meant = edited_encoder(model, unrounded(edits), head, site.settings.task.num_classes)
     with _removed_if_wrong(target):
         check_against(model, edits, head, meant, target, site.settings.export_check)
@@ -78,7 +89,11 @@ def write_own_encoder(site: Site, model: OpenedModel, adapters: AdapterPlan, ten
 
 def _structured(model: OpenedModel) -> OpenedModel:
     """The model as one that keeps something of a base, if it be all."""
-    return model if model.structure is not None else OpenedModel(model.directory, Structure.whole(model.plan))
+    return (
+        model
+        if model.structure is not None
+        else OpenedModel(model.directory, Structure.whole(model.plan))
+    )
 
 
 @contextmanager
@@ -92,16 +107,20 @@ def _removed_if_wrong(target: Path) -> Iterator[None]:
 
 def _card(site: Site, model: OpenedModel) -> str:
     """What the model is, for whoever finds it."""
-    parameters, whole = model.plan.num_parameters, site.model.plan.num_parameters
-    loader, has_read = model.family.auto_class, "text" if model.family.kind == "decoder" else "items"
+    parameters = model.plan.num_parameters
+    whole = site.model.plan.num_parameters
+    loader = model.family.auto_class
+    has_read = "text" if model.family.kind == "decoder" else "items"
     return "\n".join(
         [
             "# A smaller model of one client",
             "",
-            f"Made by Espalier ({site.settings.method}) at {site.name} of a run of "
-            f"{count(site.settings.num_clients, 'client')}: {parameters:,} parameters of {whole:,}, LoRA merged. It was "
-            f"pruned for this client's {has_read}; nobody else "
-            "has it.",
+            (
+                f"Made by Espalier ({site.settings.method}) at {site.name} of a run of"
+                f" {count(site.settings.num_clients, 'client')}: {parameters:,} parameters of"
+                f" {whole:,}, LoRA merged. It was pruned for this client's {has_read}; nobody else"
+                " has it."
+            ),
             "",
             "```python",
             f"from transformers import {loader}, AutoTokenizer",

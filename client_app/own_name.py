@@ -26,13 +26,15 @@ def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
     """
     if not site.node.site_key:
         raise Mistake(
-            "site-key: sites of this run say their names with their keys (site-keys), and this one names none; give it its "
-            "private key, with site-key in --node-config"
+            "site-key: sites of this run say their names with their keys (site-keys), and this one"
+            " names none; give it its private key, with site-key in --node-config"
         )
     return private_key(site.node.site_key)
 
 
-def said_with_key(site: Site, request: Letter, told: Enrolment, key: ec.EllipticCurvePrivateKey) -> SignedEnrolment:
+def said_with_key(
+    site: Site, request: Letter, told: Enrolment, key: ec.EllipticCurvePrivateKey
+) -> SignedEnrolment:
     """What the site says of itself, signed for this request alone."""
     nonce = validate(Challenge, request.scalars).nonce
     signature = sign(key, statement(told, nonce, request.header.lineage, site.node_id))

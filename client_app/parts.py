@@ -15,8 +15,14 @@ def hand_out(site: Site, request: Letter) -> Letter:
         The number of hashes does not fit the part, or a blob is not there.
     """
     hashes = request.scalars["blob_sha256"]
-    keys = sorted(contract_for(request, lambda: site.model.plan, site.settings).up.specs(NoScalars()))
+    keys = sorted(
+        contract_for(request, lambda: site.model.plan, site.settings).up.specs(NoScalars())
+    )
     if len(hashes) != len(keys):
-        raise Mistake(f"fetch: part {request.header.part} has {len(keys)} blobs, {len(hashes)} were asked for")
+        raise Mistake(
+            f"fetch: part {request.header.part} has {len(keys)} blobs, {len(hashes)} were asked for"
+        )
     store = site.state(request.header).blobs(request.header.server_round)
-    return reply_to(request, NoScalars(), {key: store.get(blob) for key, blob in zip(keys, hashes, strict=True)})
+    return reply_to(
+        request, NoScalars(), {key: store.get(blob) for key, blob in zip(keys, hashes, strict=True)}
+    )

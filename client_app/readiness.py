@@ -8,8 +8,8 @@ from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake
 
 NO_MODEL_FROM_OUTSIDE = (
-    "most-model-bytes: this site takes no model that a run's server brings; its owner can allow it, with for instance "
-    "most-model-bytes=8000000000 in --node-config"
+    "most-model-bytes: this site takes no model that a run's server brings; its owner can allow it,"
+    " with for instance most-model-bytes=8000000000 in --node-config"
 )
 
 

@@ -29,7 +29,8 @@ Waiting = list[tuple[HeldReplies, Held]]
 
 def waiting(root: Path) -> tuple[Waiting, list[Mistake]]:
     """All replies below a state directory on which nobody decided, and what is wrong with those that cannot be read."""
-    found, damaged = Waiting(), list[Mistake]()
+    found = Waiting()
+    damaged = list[Mistake]()
     for replies in held_at(root):
         undecided, mistakes = replies.undecided()
         found += [(replies, held) for held in undecided]
@@ -50,7 +51,10 @@ def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
     several = {word: [pair for pair in found if pair[1].id.startswith(word)] for word in ids}
     for word, pairs in several.items():
         if len(pairs) != 1:
-            raise Mistake(f"release: {word!r}: {len(pairs)} held replies are called so; give the id of one that is listed")
+            raise Mistake(
+                f"release: {word!r}: {len(pairs)} held replies are called so; give the id of one"
+                " that is listed"
+            )
     return list({pairs[0][1].id: pairs[0] for pairs in several.values()}.values())
 
 
@@ -65,7 +69,8 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     """
     if pairs:
         require_owner(root)
-    decision, mistakes = Decision(released, now(), account(os.geteuid()), reason), list[str]()
+    decision = Decision(released, now(), account(os.geteuid()), reason)
+    mistakes = list[str]()
     for replies, held in pairs:
         try:
             with replies.deciding(held):
@@ -87,13 +92,16 @@ def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) ->
     try:
         note_hold(log.append, held, _word(decision), by=decision.by, **why)
     except OSError as error:
-        raise Mistake(f"{log.path}: cannot be written ({error.strerror}); nothing was decided on {held.id}") from None
+        raise Mistake(
+            f"{log.path}: cannot be written ({error.strerror}); nothing was decided on {held.id}"
+        ) from None
     try:
         replies.decide(held, decision)
     except OSError as error:
         raise Mistake(
-            f"{replies.folder}: cannot be written ({error.strerror}); the log has {_word(decision)!r} of {held.id}, "
-            "which is still held all the same: make room, and decide again"
+            f"{replies.folder}: cannot be written ({error.strerror}); the log has"
+            f" {_word(decision)!r} of {held.id}, which is still held all the same: make room, and"
+            " decide again"
         ) from None
 
 
@@ -117,9 +125,13 @@ def require_owner(root: Path) -> None:
     Mistake
         It names both.
     """
-    owner, own = root.stat().st_uid, os.geteuid()
+    owner = root.stat().st_uid
+    own = os.geteuid()
     if owner != own:
-        raise Mistake(f"release: {root} belongs to {account(owner)}, and this is {account(own)}; decide as {account(owner)}")
+        raise Mistake(
+            f"release: {root} belongs to {account(owner)}, and this is {account(own)}; decide as"
+            f" {account(owner)}"
+        )
 
 
 def listed(found: Iterable[Held]) -> Iterator[str]:
@@ -138,9 +150,15 @@ def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
         yield f"  {name} = {value}"
     for blob in held.blobs:
         file = replies.folder / held.id / f"{blob['sha256']}.blob"
-        yield f"  {blob['name'] or 'of a further part'}: {blob['bytes']:,} bytes, sha256 {blob['sha256']}, {file} (safetensors)"
+        yield (
+            f"  {blob['name'] or 'of a further part'}: {blob['bytes']:,} bytes, sha256"
+            f" {blob['sha256']}, {file} (safetensors)"
+        )
         tensors = list(blob["tensors"].items())
-        yield from (f"    {name}: {tensor['dtype']} {tensor['shape']}" for name, tensor in tensors[:SHOWN_TENSORS])
+        yield from (
+            f"    {name}: {tensor['dtype']} {tensor['shape']}"
+            for name, tensor in tensors[:SHOWN_TENSORS]
+        )
         if (more := len(tensors) - SHOWN_TENSORS) > 0:
             yield f"    and {more} more"
 
@@ -155,7 +173,10 @@ def _row(held: Held) -> tuple[str, ...]:
 
 
 def _what(entry: Mapping[str, Any]) -> str:
-    return f"{entry['kind']} of round {entry['round']}, {entry['method']}, run {entry['lineage']}, site {entry['site']}"
+    return (
+        f"{entry['kind']} of round {entry['round']}, {entry['method']}, run {entry['lineage']},"
+        f" site {entry['site']}"
+    )
 
 
 def main(given: Mapping[str, Any]) -> int:
@@ -164,9 +185,13 @@ def main(given: Mapping[str, Any]) -> int:
     try:
         root = at_home(given["state_dir"])
         if not root.is_dir():
-            raise Mistake(f"release: {root}: is no directory; name the state-dir of the site's node")
+            raise Mistake(
+                f"release: {root}: is no directory; name the state-dir of the site's node"
+            )
         if given["all"] and given["ids"]:
-            raise Mistake(f"release: {' '.join(given['ids'])} --all: name replies, or release all; not both")
+            raise Mistake(
+                f"release: {' '.join(given['ids'])} --all: name replies, or release all; not both"
+            )
         if os.geteuid() != 0:  # another account could not look into it, and would see nothing
             require_owner(root)
         found, damaged = waiting(root)
@@ -174,9 +199,12 @@ def main(given: Mapping[str, Any]) -> int:
             print(f"espalier: {mistake}", file=sys.stderr)
         for replies, held in chosen(found, given["show"]):
             print("\n".join(shown(replies, held)))
-        refused, released = chosen(found, given["refuse"]), found if given["all"] else chosen(found, given["ids"])
+        refused = chosen(found, given["refuse"])
+        released = found if given["all"] else chosen(found, given["ids"])
         ids = {held.id for _, held in refused}
-        released = [pair for pair in released if pair[1].id not in ids] if given["all"] else released
+        released = (
+            [pair for pair in released if pair[1].id not in ids] if given["all"] else released
+        )
         if both := sorted(ids & {held.id for _, held in released}):
             raise Mistake(f"release: {', '.join(both)}: cannot be released and refused at once")
         for pairs, is_released in ((refused, False), (released, True)):
@@ -191,8 +219,13 @@ def main(given: Mapping[str, Any]) -> int:
         return 2
     except OSError as error:
         where = error.filename or given["state_dir"]
-        print(f"espalier: release: {where}: {error.strerror}; decide as the node's account", file=sys.stderr)
+        print(
+            f"espalier: release: {where}: {error.strerror}; decide as the node's account",
+            file=sys.stderr,
+        )
         return 2
     if not (given["show"] or refused or released) and (found or not damaged):
-        print("\n".join(listed(held for _, held in found)) if found else f"Nothing is held in {root}.")
+        print(
+            "\n".join(listed(held for _, held in found)) if found else f"Nothing is held in {root}."
+        )
     return 2 if damaged or failed else 0

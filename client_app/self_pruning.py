@@ -50,7 +50,12 @@ class SelfPruning:
         for index, adapter in self.adapters:
             block = tensors[block_key(index)]
             if adapter.rank > self.kept:
-                found.append(tail_norm(Factors(block[adapter.name_b], block[adapter.name_a], adapter.scaling), self.kept))
+                found.append(
+                    tail_norm(
+                        Factors(block[adapter.name_b], block[adapter.name_a], adapter.scaling),
+                        self.kept,
+                    )
+                )
         return torch.stack(found).sum()
 
     def penalty(self, tensors: Tensors) -> Tensor:
@@ -67,4 +72,6 @@ class SelfPruning:
         NotFiniteError
             A tail holds NaN or infinity.
         """
-        return self_prune_rank(self.rank, self.gamma, float(self.tail(before)), float(self.tail(after)))
+        return self_prune_rank(
+            self.rank, self.gamma, float(self.tail(before)), float(self.tail(after))
+        )

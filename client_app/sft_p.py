@@ -54,7 +54,8 @@ def require_ready(site: Site) -> None:
 
 def train(site: Site, request: Letter) -> Letter:
     """Train the round's generator and LoRA, and reply with the first part; a round is answered once."""
-    order, settings = validate(Order, request.scalars), site.settings
+    order = validate(Order, request.scalars)
+    settings = site.settings
     plan = trained(site.model.plan, settings, order.rank_limit)
 
     def work(state: PrivateState) -> TuningReport:
@@ -65,7 +66,9 @@ def train(site: Site, request: Letter) -> Letter:
         return {key: sha256(blob) for key, blob in tuning.brought_to(site, request, plan).items()}
 
     first_part = parts(plan, settings)[0]
-    return answer_once(site, request, Work(TuningReport, list(plan.shapes()), first_part, work, begins_with))
+    return answer_once(
+        site, request, Work(TuningReport, list(plan.shapes()), first_part, work, begins_with)
+    )
 
 
 def _first(site: Site) -> Tensors:
@@ -73,10 +76,14 @@ def _first(site: Site) -> Tensors:
 
 
 def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) -> TuningReport:
-    started, header, settings = time.monotonic(), request.header, site.settings
-    plan, steps = trained(site.model.plan, settings, rank_limit), settings.training.steps
+    started = time.monotonic()
+    header = request.header
+    settings = site.settings
+    plan = trained(site.model.plan, settings, rank_limit)
+    steps = settings.training.steps
     start = tuning.begins_with(site, plan, tuning.brought_to(site, request, plan), _first)
-    training, first_step = _training(site, state, header), (header.server_round - 1) * settings.training.steps
+    training = _training(site, state, header)
+    first_step = (header.server_round - 1) * settings.training.steps
     _require_enough(site, training, first_step)
     own = _conditioning(state, header)
     moments = tuning.moments(site, state, header.server_round, plan)
@@ -91,7 +98,9 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
         shared = {name: of for name, of in outcome.moments.items() if name != EMBEDDING}
         carried.keep(state, carried.MOMENTS, header.server_round, shared)
     mine = SmallerModel.of(site, header, tensors, training.embedding)
-    mask_history.note_round(state, header.server_round, training.spent, mine.validated(site, header))
+    mask_history.note_round(
+        state, header.server_round, training.spent, mine.validated(site, header)
+    )
     mask_history.note_masks(state, mine.chosen)
     return TuningReport(
         seconds=time.monotonic() - started,
@@ -102,7 +111,9 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     )
 
 
-REMEDY = "give the site more data, raise training.steps, training.batch-size or training.accumulation"
+REMEDY = (
+    "give the site more data, raise training.steps, training.batch-size or training.accumulation"
+)
 
 
 def _require_enough(site: Site, training: MaskedTraining, first_step: int) -> None:
@@ -115,7 +126,9 @@ def alone(site: Site, request: Letter) -> Letter:
 
     One that was in no round fits its embedding before.
     """
-    header, job, order = request.header, site.settings.of(SftPSettings), validate(Alone, request.scalars)
+    header = request.header
+    job = site.settings.of(SftPSettings)
+    order = validate(Alone, request.scalars)
 
     def make(state: PrivateState) -> dict[str, Any]:
         if order.fits and EMBEDDING not in _conditioning(state, _after(header)):
@@ -131,11 +144,14 @@ def alone(site: Site, request: Letter) -> Letter:
 def _fit(site: Site, state: PrivateState, header: Header) -> None:
     """Fit the embedding of a client that took part in no round; it stays here, and so does the number of steps that it took."""
     require_own_data(site, header)
-    training, steps = _training(site, state, header), site.settings.of(SftPSettings).late_steps
+    training = _training(site, state, header)
+    steps = site.settings.of(SftPSettings).late_steps
     require_tokens(site.node, training.rests_on(range(steps), site.node.fewest_tokens()), REMEDY)
     with mistakes_of_kernels():
         training.fitted(_delivered(site, header), steps)
-    carried.keep(state, carried.CONDITIONING, header.server_round, {OWN: {EMBEDDING: training.embedding}})
+    carried.keep(
+        state, carried.CONDITIONING, header.server_round, {OWN: {EMBEDDING: training.embedding}}
+    )
     mask_history.note_fit(state, training.spent)
 
 
@@ -153,15 +169,29 @@ def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
         The client's embedding is gone: a model of another one would be nobody's.
     """
     job = site.settings.of(SftPSettings)
-    if job.conditioned and job.makes_alone and EMBEDDING not in _conditioning(state, _after(header)):
-        raise StateLost(f"{header.kind}: this client no longer has its embedding, without which it has no model of its own")
-    return SmallerModel.of(site, header, _delivered(site, header), own_embedding(site, state, _after(header)))
+    if (
+        job.conditioned
+        and job.makes_alone
+        and EMBEDDING not in _conditioning(state, _after(header))
+    ):
+        raise StateLost(
+            f"{header.kind}: this client no longer has its embedding, without which it has no model"
+            " of its own"
+        )
+    return SmallerModel.of(
+        site, header, _delivered(site, header), own_embedding(site, state, _after(header))
+    )
 
 
 def _delivered(site: Site, header: Header) -> Tensors:
     """Generator and LoRA as the rounds left them."""
     plan = trained(site.model.plan, site.settings)
-    return tuning.begins_with(site, plan, tuning.delivered_to(site, _after(header), len(parts(plan, site.settings))), _first)
+    return tuning.begins_with(
+        site,
+        plan,
+        tuning.delivered_to(site, _after(header), len(parts(plan, site.settings))),
+        _first,
+    )
 
 
 def _after(header: Header) -> Header:
@@ -170,9 +200,14 @@ def _after(header: Header) -> Header:
 
 def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining:
     """This client's training, from its own embedding."""
-    settings, job, client = site.settings, site.settings.of(SftPSettings), header.client
-    adapters, shape = lora_plan(site.model.plan, settings), shape_of(settings)
-    names = [flat_name(key, name) for key, own in shape.shapes(site.model.plan).items() for name in own]
+    settings = site.settings
+    job = site.settings.of(SftPSettings)
+    client = header.client
+    adapters = lora_plan(site.model.plan, settings)
+    shape = shape_of(settings)
+    names = [
+        flat_name(key, name) for key, own in shape.shapes(site.model.plan).items() for name in own
+    ]
     generator = [*names, EMBEDDING] if job.conditioned else names
     return MaskedTraining(
         model=site.model,
@@ -198,12 +233,16 @@ def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
     if EMBEDDING in kept:
         return kept[EMBEDDING]
     conditioned = site.settings.of(SftPSettings).conditioned
-    return first_embedding(shape_of(site.settings), site.settings.seed, header.client if conditioned else None)
+    return first_embedding(
+        shape_of(site.settings), site.settings.seed, header.client if conditioned else None
+    )
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
     """Losses of the client's own smaller model, on public text or items, and on its own beside those of the dense model."""
-    header, settings, state = request.header, site.settings, site.state(request.header)
+    header = request.header
+    settings = site.settings
+    state = site.state(request.header)
     mine = _own_model(site, state, header)
     mask_history.note_masks(state, mine.chosen)
     if settings.task.name == TEXT:
@@ -212,6 +251,8 @@ def evaluate(site: Site, request: Letter) -> Letter:
     def model_of(name: str) -> Any:
         if name != "dense":
             return mine.loaded(site)
-        return site.load(site.model, site.computing, settings, AdapterPlan({}), tuning.cache_of(site)).whole
+        return site.load(
+            site.model, site.computing, settings, AdapterPlan({}), tuning.cache_of(site)
+        ).whole
 
     return answer_on_task(site, request, model_of)

@@ -31,7 +31,9 @@ def as_played(message: Message, context: Context, call_next: ClientAppCallable) 
     """Flower mod: let a simulated node answer as the client that the message says it plays; a real one is what it is."""
     if in_simulation() and message.has_content() and (played := taken_out(message.content)):
         config = {**context.node_config, **played}
-        context = Context(context.run_id, context.node_id, config, context.state, context.run_config)
+        context = Context(
+            context.run_id, context.node_id, config, context.state, context.run_config
+        )
     return call_next(message, context)
 
 
@@ -50,6 +52,10 @@ def _is_ray_actor() -> bool:
     """Nothing is imported to find out: in an actor, Ray is there."""
     ray = sys.modules.get("ray")
     try:
-        return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+        return (
+            ray is not None
+            and ray.is_initialized()
+            and ray.get_runtime_context().get_actor_id() is not None
+        )
     except Exception:  # whatever Ray says, it does not say that this is an actor
         return False

@@ -50,7 +50,8 @@ class Site:
         except Mistake as mistake:
             program = code_sha256()[:12]
             raise Mistake(
-                f"{mistake}\n  (this node runs program {program}; the server may run another: install its release here)"
+                f"{mistake}\n  (this node runs program {program}; the server may run another:"
+                " install its release here)"
             ) from None
         return Site(settings, node, header, context.node_id)
 
@@ -72,11 +73,13 @@ class Site:
 
             assert self.header is not None
             folder = downloaded_model(self, self.state(self.header))
-            return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)  # of this machine's own server
+            # Of this machine's own server.
+            return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
             raise Mistake(
-                f"model-path: this site names no base model of its own, and opens none that a run names (model = "
-                f"{self.settings.model!r}); give the site its copy, with model-path in --node-config"
+                "model-path: this site names no base model of its own, and opens none that a run"
+                f" names (model = {self.settings.model!r}); give the site its copy, with model-path"
+                " in --node-config"
             )
         if not self.node.model_path:
             return open_model(self.settings.model)

@@ -29,7 +29,14 @@ from espalier.storage.blobs import BlobStore
 from espalier.storage.private import PrivateState
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.parts import parts_of
-from espalier.wire.slicegpt import MomentsReport, basis_specs, dense_width, moment_parts, moment_specs, places
+from espalier.wire.slicegpt import (
+    MomentsReport,
+    basis_specs,
+    dense_width,
+    moment_parts,
+    moment_specs,
+    places,
+)
 from pruning_kernels.slicing import unpacked
 
 BASES = "bases"
@@ -38,21 +45,28 @@ BASES = "bases"
 
 def train(site: Site, request: Letter) -> Letter:
     """Watch the signals and reply with the first part, or say that the client is there; a round is answered once."""
-    plan, settings = site.model.plan, site.settings
+    plan = site.model.plan
+    settings = site.settings
     specs = moment_specs(plan, settings)
 
     def watch(state: PrivateState) -> MomentsReport:
-        started, header = time.monotonic(), request.header
+        started = time.monotonic()
+        header = request.header
         require_own_text(site, header)
         if not specs:
             return MomentsReport(seconds=time.monotonic() - started, blob_sha256=[], samples=0)
         windows = client_windows(settings, site.node, site.model.encode, header.client)
-        store, stream = state.blobs(header.server_round), BlockStream(site.model, site.computing)
+        store = state.blobs(header.server_round)
+        stream = BlockStream(site.model, site.computing)
         hashes = [store.put(pack_moments(moments)) for moments in mean_moments(stream, windows)]
         samples = len(windows) if settings.federation.client_weights == "samples" else 0
-        return MomentsReport(seconds=time.monotonic() - started, blob_sha256=hashes, samples=samples)
+        return MomentsReport(
+            seconds=time.monotonic() - started, blob_sha256=hashes, samples=samples
+        )
 
-    return answer_once(site, request, Work(MomentsReport, list(specs), moment_parts(plan, settings)[0], watch))
+    return answer_once(
+        site, request, Work(MomentsReport, list(specs), moment_parts(plan, settings)[0], watch)
+    )
 
 
 def alone(site: Site, request: Letter) -> Letter:
@@ -61,7 +75,8 @@ def alone(site: Site, request: Letter) -> Letter:
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
         windows = client_windows(site.settings, site.node, site.model.encode, header.client)
-        store, moments = state.blobs(header.server_round), mean_moments(BlockStream(site.model, site.computing), windows)
+        store = state.blobs(header.server_round)
+        moments = mean_moments(BlockStream(site.model, site.computing), windows)
         return {BASES: [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]}
 
     return make_alone(site, request, make)
@@ -69,7 +84,9 @@ def alone(site: Site, request: Letter) -> Letter:
 
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of what this client would slice by itself on the public text that was sent along, and of all on its own text."""
-    return answer(site, request, _alone(site, request.header), lambda: _federated(site, request.header))
+    return answer(
+        site, request, _alone(site, request.header), lambda: _federated(site, request.header)
+    )
 
 
 def _width(site: Site) -> int:

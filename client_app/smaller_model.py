@@ -40,7 +40,8 @@ class SmallerModel:
     @staticmethod
     def of(site: Site, header: Header, tensors: Tensors, embedding: Tensor) -> "SmallerModel":
         """Make it."""
-        job, plan = site.settings.of(SftPSettings), site.model.plan
+        job = site.settings.of(SftPSettings)
+        plan = site.model.plan
         gates = LaneGates(plan)
         logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
         biased = {gate: own + job.bias for gate, own in logits.items()}
@@ -48,12 +49,16 @@ class SmallerModel:
         structure = gates.structure(chosen, norm_of_read=job.norm == "read")
         adapters = cut_adapter_plan(lora_plan(plan, site.settings), plan, structure)
         smaller = OpenedModel(site.model.directory, structure)
-        return SmallerModel(chosen, smaller, adapters, cut_trained(_lora_of(tensors), plan, structure))
+        return SmallerModel(
+            chosen, smaller, adapters, cut_trained(_lora_of(tensors), plan, structure)
+        )
 
     @property
     def edits(self) -> Edits:
         """What merges LoRA into it."""
-        return merged(lambda index: factors_of(self.adapters, index, self.tensors.get(block_key(index), {})))
+        return merged(
+            lambda index: factors_of(self.adapters, index, self.tensors.get(block_key(index), {}))
+        )
 
     def validated(self, site: Site, header: Header) -> float | None:
         """Its perplexity on the client's own held-out text, which stays here; None where that is not wanted, or too short."""
@@ -61,15 +66,20 @@ class SmallerModel:
         if not number:
             return None
         try:
-            windows = validation_windows(site.settings, site.node, site.model.encode, header.client, number)
+            windows = validation_windows(
+                site.settings, site.node, site.model.encode, header.client, number
+            )
         except Mistake as mistake:  # the figure is there to be looked at: no round is lost for it
             logging.getLogger("espalier").warning("no validation: %s", mistake)
             return None
-        return perplexity(mean_losses(BlockStream(self.model, site.computing), {"": windows}, self.edits)[""])
+        return perplexity(
+            mean_losses(BlockStream(self.model, site.computing), {"": windows}, self.edits)[""]
+        )
 
     def loaded(self, site: Site) -> Any:
         """All of it in memory, with LoRA; in the dtype of computing where clients train in NF4, which lanes need not fit."""
-        settings, base = site.settings, site.settings.training.base
+        settings = site.settings
+        base = site.settings.training.base
         if base == "nf4":
             dtype = "bfloat16" if site.computing.dtype == torch.bfloat16 else "float32"
             training = settings.training.model_copy(update={"base": dtype})
@@ -80,7 +90,10 @@ class SmallerModel:
 
 
 def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
-    found = {key: {name: value for name, value in own.items() if ".lora_" in name} for key, own in tensors.items()}
+    found = {
+        key: {name: value for name, value in own.items() if ".lora_" in name}
+        for key, own in tensors.items()
+    }
     return {key: own for key, own in found.items() if own}
 
 
@@ -92,8 +105,13 @@ def own_target(site: Site, header: Header | None) -> int:
     Mistake
         The share is larger than what can go; of a share that the site's owner chose nothing is told.
     """
-    job, own = site.settings.of(SftPSettings), site.node.pruned_share
-    run_s = job.share_of_client(header.client) if header is not None and site.node.simulated else job.share
+    job = site.settings.of(SftPSettings)
+    own = site.node.pruned_share
+    run_s = (
+        job.share_of_client(header.client)
+        if header is not None and site.node.simulated
+        else job.share
+    )
     try:
         return LaneGates(site.model.plan).target(own or run_s, job.share_of)
     except Mistake as mistake:
@@ -102,4 +120,7 @@ def own_target(site: Site, header: Header | None) -> int:
         raise Mistake(f"{site.settings.method}.{mistake}") from None
 
 
-OUTWARD = "pruned-share in --node-config: this site's model cannot lose what its owner chose; the node's log says more"
+OUTWARD = (
+    "pruned-share in --node-config: this site's model cannot lose what its owner chose; the node's"
+    " log says more"
+)

@@ -29,19 +29,30 @@ def require_own_data(site: Site, header: Header) -> None:
 def _own_items(site: Site, header: Header) -> ScoredItems:
     """The held-out items; how many are cut is told in this node's log alone, as it is a count of single items."""
     classes = site.model.family.kind == "encoder"
-    own = held_out_items(site.settings, site.node, site.model.tokenizer, header.client, classes, site.model.num_positions)
+    own = held_out_items(
+        site.settings,
+        site.node,
+        site.model.tokenizer,
+        header.client,
+        classes,
+        site.model.num_positions,
+    )
     if own.cut:
-        logging.getLogger("espalier").warning("%d of %d own test items are too long and were cut", len(own.cut), len(own))
+        logging.getLogger("espalier").warning(
+            "%d of %d own test items are too long and were cut", len(own.cut), len(own)
+        )
     return own
 
 
 def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> None:
     """Refuse public items that are longer than this site's model takes; its config.json may be another than the server's."""
-    longest, positions = max(len(one.token_ids) for one in items.requests), site.model.num_positions
+    longest = max(len(one.token_ids) for one in items.requests)
+    positions = site.model.num_positions
     if positions is not None and longest - (not classes) > positions:
         raise Mistake(
-            f"evaluate: a test item has {longest} tokens, and the model at this site has {positions} positions "
-            f"({site.model.positions_key} in its config.json); the site needs the config.json of the server's model"
+            f"evaluate: a test item has {longest} tokens, and the model at this site has"
+            f" {positions} positions ({site.model.positions_key} in its config.json); the site"
+            " needs the config.json of the server's model"
         )
 
 
@@ -53,9 +64,11 @@ def answer_on_task(site: Site, request: Letter, model_of: Callable[[str], Any]) 
     model_of : gives the whole model, in evaluation mode, of a name of ``OWN_TEXT_MODELS``; asked for those that are evaluated,
         one after the other
     """
-    started, size = time.monotonic(), site.settings.training.batch_size
+    started = time.monotonic()
+    size = site.settings.training.batch_size
     require_many_at_a_site(site, request)
-    classes, device = site.model.family.kind == "encoder", site.computing.device
+    classes = site.model.family.kind == "encoder"
+    device = site.computing.device
     report = Losses(losses=[], own_losses=[], seconds=0.0)
     if TEST_BLOB in request.blobs:
         items = from_arrays(unpack_tensors(request.blobs[TEST_BLOB]))
@@ -63,10 +76,12 @@ def answer_on_task(site: Site, request: Letter, model_of: Callable[[str], Any]) 
         scores = score(model_of("local_only"), items, classes, size, device)
         if not all(map(math.isfinite, scores.values())):
             raise Mistake(
-                "evaluate: the scores of this client's model on the public test items are NaN or infinite; "
-                "set dtype to 'float32', or lower training.learning-rate"
+                "evaluate: the scores of this client's model on the public test items are NaN or"
+                " infinite; set dtype to 'float32', or lower training.learning-rate"
             )
-        report.test_scores = [round(scores[metric], LOSS_DIGITS) for metric in request.scalars["test_metrics"]]
+        report.test_scores = [
+            round(scores[metric], LOSS_DIGITS) for metric in request.scalars["test_metrics"]
+        ]
     if request.scalars["own_text"]:
         own = _own_items(site, request.header)
         for name in OWN_TEXT_MODELS:

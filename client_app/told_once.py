@@ -30,9 +30,12 @@ def told_once(site: Site, request: Letter, work: Callable[[], Letter]) -> Letter
     """
     state = site.state(request.header)
     with state.locked():  # over the whole work: the same request, again, waits for the first
-        asked, kept = _asked(state, request), state.load_lasting(EVALUATION)
+        asked = _asked(state, request)
+        kept = state.load_lasting(EVALUATION)
         if kept is not None and kept["asked"] != asked:
-            raise Mistake("evaluate: this client answered another evaluation in this run; begin a new run")
+            raise Mistake(
+                "evaluate: this client answered another evaluation in this run; begin a new run"
+            )
         if kept is not None and kept["told"] is not None:
             return reply_to(request, validate(Losses, kept["told"]))
         state.save_lasting(EVALUATION, {"asked": asked, "told": None})

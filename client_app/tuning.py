@@ -71,7 +71,8 @@ NOTHING = Beside()
 
 def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
     """Train the round's adapters and reply with the first part; a round is answered once."""
-    header, order = request.header, validate(beside.order, request.scalars)
+    header = request.header
+    order = validate(beside.order, request.scalars)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
     def tune(state: PrivateState) -> TuningReport:
@@ -82,22 +83,34 @@ def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
         return report
 
     def begins_with(_: PrivateState) -> dict[str, str]:
-        return {**beside.rests_on, **{key: sha256(blob) for key, blob in brought_to(site, request, adapters).items()}}
+        return {
+            **beside.rests_on,
+            **{key: sha256(blob) for key, blob in brought_to(site, request, adapters).items()},
+        }
 
     first_part = parts(adapters, site.settings)[0]
-    return answer_once(site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with))
+    return answer_once(
+        site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with)
+    )
 
 
 def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
     """Raise Mistake if what some steps lead to would rest on fewer tokens than the site allows."""
     tokens = training.rests_on(steps, site.node.fewest_tokens())
-    remedy = "give the site more data, raise training.steps, training.batch-size or training.accumulation"
+    remedy = (
+        "give the site more data, raise training.steps, training.batch-size or"
+        " training.accumulation"
+    )
     require_tokens(site.node, tokens, remedy)
 
 
 def brought_to(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
     """The global adapters' blobs of a round after the first."""
-    return {} if request.header.server_round == 1 else brought(site, request, len(parts(adapters, site.settings)))
+    return (
+        {}
+        if request.header.server_round == 1
+        else brought(site, request, len(parts(adapters, site.settings)))
+    )
 
 
 def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
@@ -106,36 +119,60 @@ def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]
 
 
 def _train(
-    site: Site, state: PrivateState, request: Letter, adapters: AdapterPlan, rank_limit: int, beside: Beside
+    site: Site,
+    state: PrivateState,
+    request: Letter,
+    adapters: AdapterPlan,
+    rank_limit: int,
+    beside: Beside,
 ) -> TuningReport:
     """Train, keep every blob with its loss, and report."""
-    started, server_round = time.monotonic(), request.header.server_round
+    started = time.monotonic()
+    server_round = request.header.server_round
     start = begins_with(site, adapters, brought_to(site, request, adapters))
     first_step = (server_round - 1) * site.settings.training.steps
     training = _training(site, adapters, beside, request.header.client, first_step)
-    pruning, steps = SelfPruning.of(site.settings, adapters, rank_limit), site.settings.training.steps
+    pruning = SelfPruning.of(site.settings, adapters, rank_limit)
+    steps = site.settings.training.steps
     if pruning is not None and pruning.regularisation > 0:
         training.penalty = pruning.penalty
     with mistakes_of_kernels():
-        tensors, outcome = training.run(start, first_step, steps, moments(site, state, server_round, adapters))
+        tensors, outcome = training.run(
+            start, first_step, steps, moments(site, state, server_round, adapters)
+        )
         _require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
     if site.settings.federation.keep_optimizer:
         carried.keep(state, MOMENTS, server_round, outcome.moments)
     return TuningReport(
         seconds=time.monotonic() - started,
-        samples=training.num_sequences if site.settings.federation.client_weights == "samples" else 0,
+        samples=(
+            training.num_sequences if site.settings.federation.client_weights == "samples" else 0
+        ),
         skipped_steps=outcome.skipped_steps,
         rank=rank,
         blob_sha256=keep_blobs(site, state, server_round, tensors, start, rank),
     )
 
 
-def moments(site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan) -> dict[str, dict[str, Tensor]]:
+def moments(
+    site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan
+) -> dict[str, dict[str, Tensor]]:
     """What AdamW goes on with, of the ranks that are left; empty where it begins anew."""
-    kept = carried.before(state, MOMENTS, server_round) if site.settings.federation.keep_optimizer else {}
-    shapes = {f"{key}/{name}": shape for key, block in adapters.shapes().items() for name, shape in block.items()}
-    return {name: {of: _part(value, shapes[name]) for of, value in moments.items()} for name, moments in kept.items()}
+    kept = (
+        carried.before(state, MOMENTS, server_round)
+        if site.settings.federation.keep_optimizer
+        else {}
+    )
+    shapes = {
+        f"{key}/{name}": shape
+        for key, block in adapters.shapes().items()
+        for name, shape in block.items()
+    }
+    return {
+        name: {of: _part(value, shapes[name]) for of, value in moments.items()}
+        for name, moments in kept.items()
+    }
 
 
 def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -143,11 +180,15 @@ def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     return value[tuple(map(slice, shape))] if value.ndim else value
 
 
-def _training(site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0) -> AdapterTraining:
+def _training(
+    site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0
+) -> AdapterTraining:
     """A client's training, wherever it happens; it is refused where its first round comes to too few tokens."""
-    settings, penalty = site.settings, None
+    settings = site.settings
+    penalty = None
     if beside.penalty is not None:
-        settings, penalty = settings.without_proximal(), partial(beside.penalty, adapters)
+        settings = settings.without_proximal()
+        penalty = partial(beside.penalty, adapters)
     training = AdapterTraining(
         model=site.model,
         computing=site.computing,
@@ -170,18 +211,28 @@ def cache_of(site: Site) -> Path:
 
 
 def begins_with(
-    site: Site, adapters: AdapterPlan, blobs: dict[str, bytes], first_values: Callable[[Site], Tensors] | None = None
+    site: Site,
+    adapters: AdapterPlan,
+    blobs: dict[str, bytes],
+    first_values: Callable[[Site], Tensors] | None = None,
 ) -> Tensors:
     """What a round begins with: the first values, or what the server sent; ``first_values`` where the seed's are others."""
 
     def first() -> Tensors:
-        return initial_values(site.model, adapters, site.settings.seed) if first_values is None else first_values(site)
+        return (
+            initial_values(site.model, adapters, site.settings.seed)
+            if first_values is None
+            else first_values(site)
+        )
 
     if not blobs:
         return first()
     federation = site.settings.federation
     _require_all(adapters, blobs, site.settings)
-    found = {key: unpack_adapters(shapes, blobs[key], federation.payload) for key, shapes in adapters.shapes().items()}
+    found = {
+        key: unpack_adapters(shapes, blobs[key], federation.payload)
+        for key, shapes in adapters.shapes().items()
+    }
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
         return found
     begun = first()
@@ -198,24 +249,40 @@ def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: Ru
     """
     specs = blob_specs(adapters, settings)
     if lacking := sorted(specs.keys() - blobs.keys()):
-        raise Mistake(f"train: of the adapters that the work begins with {', '.join(lacking)} were not brought to this client")
-    if other := sorted(key for key, of_blob in specs.items() if tensor_specs(blobs[key]) != of_blob):
-        raise Mistake(f"train: of the adapters that the work begins with {', '.join(other)} are those of another model")
+        raise Mistake(
+            f"train: of the adapters that the work begins with {', '.join(lacking)} were not"
+            " brought to this client"
+        )
+    if other := sorted(
+        key for key, of_blob in specs.items() if tensor_specs(blobs[key]) != of_blob
+    ):
+        raise Mistake(
+            f"train: of the adapters that the work begins with {', '.join(other)} are those of"
+            " another model"
+        )
 
 
-def keep_blobs(site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int) -> list[str]:
+def keep_blobs(
+    site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int
+) -> list[str]:
     """Keep the blobs of a round, zero beyond a rank, and with error feedback what they lose; the hashes of the blobs.
 
     They hold the trained tensors, or where differences are sent what leads to them from ``start``.
     """
-    federation, store, hashes = site.settings.federation, state.blobs(server_round), []
+    federation = site.settings.federation
+    store = state.blobs(server_round)
+    hashes = []
     feeds_back = site.settings.of(AdapterAveraging).feeds_back(federation)
     owed = carried.before(state, FEEDBACK, server_round) if feeds_back else {}
     after = {}
     for key, block in tensors.items():
         block = differences(block, start[key]) if federation.sends_differences else block
-        residuals = {name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()}
-        blob, lost = pack_adapters(cut_to_rank(block, rank), federation.payload, cut_to_rank(residuals, rank))
+        residuals = {
+            name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()
+        }
+        blob, lost = pack_adapters(
+            cut_to_rank(block, rank), federation.payload, cut_to_rank(residuals, rank)
+        )
         hashes.append(store.put(blob))
         if feeds_back and lost:
             after[key] = lost
@@ -229,19 +296,29 @@ def alone(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
     def make(state: PrivateState) -> dict[str, Any]:
         asked = validate(Alone, request.scalars).rank_limit
-        limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(request.header.client, site.settings.lora)
+        limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(
+            request.header.client, site.settings.lora
+        )
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
         adapters = trained(site.model.plan, site.settings, order["rank_limit"])
-        return {"rank_limit": order["rank_limit"], "blobs": _train_alone(site, state, request.header, adapters, beside)}
+        return {
+            "rank_limit": order["rank_limit"],
+            "blobs": _train_alone(site, state, request.header, adapters, beside),
+        }
 
     return make_alone(site, request, make)
 
 
-def _train_alone(site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside) -> dict[str, str]:
+def _train_alone(
+    site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside
+) -> dict[str, str]:
     """Train in as many steps as this client has in all rounds, and keep the adapters; the hash of each blob by key."""
-    training, store = _training(site, adapters, beside, header.client), state.blobs(header.server_round)
+    training = _training(site, adapters, beside, header.client)
+    store = state.blobs(header.server_round)
     with mistakes_of_kernels():
-        tensors, outcome = training.run(initial_adapters(adapters, site.settings.seed), 0, training.total_steps)
+        tensors, outcome = training.run(
+            initial_adapters(adapters, site.settings.seed), 0, training.total_steps
+        )
         _require_enough(site, training, outcome.weighed)
     return {key: store.put(save(block)) for key, block in tensors.items()}
 
@@ -251,8 +328,11 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
     What it trained alone has its own rank; the federated adapters are whole, whatever that is.
     """
-    header, whole, made = request.header, trained(site.model.plan, site.settings), kept_alone(site, request.header)
-    adapters, store = trained(site.model.plan, site.settings, made["rank_limit"]), site.state(header).blobs(header.server_round)
+    header = request.header
+    whole = trained(site.model.plan, site.settings)
+    made = kept_alone(site, request.header)
+    adapters = trained(site.model.plan, site.settings, made["rank_limit"])
+    store = site.state(header).blobs(header.server_round)
     alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
 
     def federated() -> Tensors:
@@ -261,8 +341,16 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
     if site.settings.task.name == TEXT:
         before = _edits(whole, {}, beside)
-        return answer(site, request, _edits(adapters, alone, beside), lambda: _edits(whole, federated(), beside), before)
-    adapted = site.load(site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site))
+        return answer(
+            site,
+            request,
+            _edits(adapters, alone, beside),
+            lambda: _edits(whole, federated(), beside),
+            before,
+        )
+    adapted = site.load(
+        site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site)
+    )
     adapted.set(beside.values)
     base = adapted.values()
     tensors: dict[str, Callable[[], Tensors]] = {
@@ -291,7 +379,8 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
 
 def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
     """What merges adapters into the model, and what is beside them; those without tensors change nothing."""
-    plan, values = adapters.joined(beside.plan), {**tensors, **beside.values}
+    plan = adapters.joined(beside.plan)
+    values = {**tensors, **beside.values}
 
     def factors(index: int) -> dict[str, Factors]:
         key = block_key(index)

@@ -46,8 +46,11 @@ class Worker:
         lost: Callable[[str, bytes], None] = lambda *_: None,
         kills: Callable[[], int | None] = memory_kills,
     ) -> None:
-        self._command, self._lost, self._kills = command, lost, kills
-        self._token, self._envelope = "", b""
+        self._command = command
+        self._lost = lost
+        self._kills = kills
+        self._token = ""
+        self._envelope = b""
         """Of the task in hand; the envelope is empty until the message was pulled."""
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,7 +66,8 @@ class Worker:
         with self._lock:
             for _ in range(TRIES):
                 process = self._busy = self._running()
-                self._token, self._envelope = token, b""
+                self._token = token
+                self._envelope = b""
                 assert process.stdin is not None
                 with suppress(OSError):
                     process.stdin.write(f"{token}\n".encode())
@@ -74,7 +78,9 @@ class Worker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             kills = self._kills()
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
             Thread(target=self._listen, args=(self._process, kills), daemon=True).start()
         return self._process
 
@@ -89,7 +95,12 @@ class Worker:
                     self._note_free(process)
                 elif self._busy is not process:
                     self._let_go(process)
-        if process.wait() == -signal.SIGKILL and kills is not None and (self._kills() or 0) > kills and self._busy is process:
+        if (
+            process.wait() == -signal.SIGKILL
+            and kills is not None
+            and (self._kills() or 0) > kills
+            and self._busy is process
+        ):
             self._lost(self._token, self._envelope)
         with self._lock:
             self._note_free(process)
@@ -108,11 +119,13 @@ class Worker:
 
 def main(order: dict[str, Any]) -> int:
     """Serve a SuperNode; ``order`` has its ``address``, ``warm-seconds``, ``most-idle-bytes`` and ``secret``, hexadecimal."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a worker that waits for a task does not spin
+    # A worker that waits for a task does not spin.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     told = json.dumps({key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")})
     desk = Desk(order["address"])
     worker = Worker(
-        [sys.executable, "-P", "-m", "client_app.warm_worker", told], lambda *task: answer_short_of_memory(desk, *task)
+        [sys.executable, "-P", "-m", "client_app.warm_worker", told],
+        lambda *task: answer_short_of_memory(desk, *task),
     )
     claim_tasks(desk, worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
     return 0
@@ -121,6 +134,8 @@ def main(order: dict[str, Any]) -> int:
 def answer_short_of_memory(desk: Desk, token: str, envelope: bytes) -> None:
     """Say in the node's log, and to the server, that the system killed the process that had a task in hand."""
     megabytes = machine_memory()[0] // MEGA
-    print(f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True)
+    print(
+        f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True
+    )
     if envelope:
         answer_with_error(desk, token, envelope, f"{KILLED}; the node's log says more")

@@ -43,11 +43,13 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
     AnotherProgramError
         The bundle's program is another one.
     """
-    own, sent = code_sha256(), bundle_sha256(bundle)
+    own = code_sha256()
+    sent = bundle_sha256(bundle)
     if own != sent:
         raise AnotherProgramError(
-            f"this node runs its own program ({own[:12]}) and no other; the run's bundle is {sent[:12]}: install the same "
-            "release of Espalier at all sites and where the run is submitted"
+            f"this node runs its own program ({own[:12]}) and no other; the run's bundle is"
+            f" {sent[:12]}: install the same release of Espalier at all sites and where the run is"
+            " submitted"
         )
     from client_app.app import app
 
@@ -65,19 +67,28 @@ def told(error: BaseException) -> str:
 
 def main(order: dict[str, Any]) -> NoReturn:
     """Answer tasks until standard input ends, which is asked for when there is none for ``warm-seconds``."""
-    desk, warm_seconds = Desk(order["address"]), float(order["warm-seconds"])
+    desk = Desk(order["address"])
+    warm_seconds = float(order["warm-seconds"])
     most_idle = int(order["most-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
     answers = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed belongs into the node's log
+    # Whatever else is printed belongs into the node's log.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     tokens: SimpleQueue[str] = SimpleQueue()
     Thread(target=_read, args=(tokens,), daemon=True).start()
     while True:
         try:
             token = tokens.get(timeout=warm_seconds)
         except Empty:
-            os.write(answers, LEAVING)  # a task that is on its way is answered; else standard input ends
+            # A task that is on its way is answered; else standard input ends.
+            os.write(answers, LEAVING)
             continue
-        answer_task(desk, token, work, told, lambda envelope: _write(answers, PULLED + envelope.hex().encode() + b"\n"))
+        answer_task(
+            desk,
+            token,
+            work,
+            told,
+            lambda envelope: _write(answers, PULLED + envelope.hex().encode() + b"\n"),
+        )
         gc.collect()
         keeps = fits_idle(most_idle)
         os.write(answers, b"answered\n" if keeps else b"answered\n" + LEAVING)
@@ -91,7 +102,11 @@ def fits_idle(most: int) -> bool:
         shelf.forget_model()
     if (held := resident()) <= most:
         return True
-    print(f"espalier: the worker holds {held // MEGA} MB, may hold {most // MEGA} MB between tasks, and ends", file=sys.stderr)
+    print(
+        f"espalier: the worker holds {held // MEGA} MB, may hold {most // MEGA} MB between tasks,"
+        " and ends",
+        file=sys.stderr,
+    )
     return False
 
 

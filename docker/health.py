@@ -18,7 +18,9 @@ def is_healthy(kind: str, ports: set[int]) -> bool:
     for process in psutil.process_iter(["cmdline"]):
         if any(word.endswith(PROGRAMS[kind]) for word in process.info["cmdline"] or ()):
             for socket in process.net_connections("tcp"):
-                if socket.status == STATES[kind] and (end := socket.laddr if kind == "superlink" else socket.raddr):
+                if socket.status == STATES[kind] and (
+                    end := socket.laddr if kind == "superlink" else socket.raddr
+                ):
                     found.add(end.port)
     return ports <= found
 

@@ -2,10 +2,30 @@
 
 import importlib
 
-LIBRARIES = ("torch", "numba", "peft", "accelerate", "cryptography.x509", "tokenizers", "safetensors.torch", "rich.progress")
-FLOWER = ("flwr.cli.app", "flwr.superlink.cli", "flwr.supernode.cli", "flwr.supercore.cli", "flwr.server", "flwr.clientapp")
+LIBRARIES = (
+    "torch",
+    "numba",
+    "peft",
+    "accelerate",
+    "cryptography.x509",
+    "tokenizers",
+    "safetensors.torch",
+    "rich.progress",
+)
+FLOWER = (
+    "flwr.cli.app",
+    "flwr.superlink.cli",
+    "flwr.supernode.cli",
+    "flwr.supercore.cli",
+    "flwr.server",
+    "flwr.clientapp",
+)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "bert", "roberta")
 
 if __name__ == "__main__":
-    for name in (*LIBRARIES, *FLOWER, *(f"transformers.models.{family}.modeling_{family}" for family in FAMILIES)):
+    for name in (
+        *LIBRARIES,
+        *FLOWER,
+        *(f"transformers.models.{family}.modeling_{family}" for family in FAMILIES),
+    ):
         importlib.import_module(name)

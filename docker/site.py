@@ -33,11 +33,27 @@ def main(given: argparse.Namespace) -> None:
     hand_in(public, given.outbox / f"{given.name}.key.pub")
     registered = given.public / "sites" / f"{given.name}.key.pub"
     if not holds(registered, public):
-        print(f"espalier: {given.name} waits until the server has registered its key", file=sys.stderr, flush=True)
+        print(
+            f"espalier: {given.name} waits until the server has registered its key",
+            file=sys.stderr,
+            flush=True,
+        )
     while not holds(registered, public):
         time.sleep(POLL_SECONDS)
-    own = [f'site="{given.name}"', f'site-key="{key}"', f'state-dir="{given.site / "state"}"', *given.settings]
-    command = ["espalier", "node", "--superlink", given.superlink, "--root-certificates", str(given.public / "ca.crt")]
+    own = [
+        f'site="{given.name}"',
+        f'site-key="{key}"',
+        f'state-dir="{given.site / "state"}"',
+        *given.settings,
+    ]
+    command = [
+        "espalier",
+        "node",
+        "--superlink",
+        given.superlink,
+        "--root-certificates",
+        str(given.public / "ca.crt"),
+    ]
     command += ["--auth-supernode-private-key", str(key), "--node-config", " ".join(own)]
     os.execvp(command[0], command)
 
@@ -45,7 +61,9 @@ def main(given: argparse.Namespace) -> None:
 def make_key(name: str, keys: Path) -> None:
     """Make a pair of keys, both or none."""
     folder = tempfile.mkdtemp(dir=keys.parent)
-    subprocess.run(["espalier", "keys", folder, "--site", name], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["espalier", "keys", folder, "--site", name], check=True, stdout=subprocess.DEVNULL
+    )
     os.replace(folder, keys)
 
 
@@ -66,7 +84,9 @@ def holds(file: Path, data: bytes) -> bool:
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("superlink", metavar="SUPERLINK", help="host:port of the Fleet API")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")

@@ -30,7 +30,8 @@ CONNECTION = '[superlink.here]\naddress = "{address}"\nroot-certificates = "{cer
 KNOWN = "already in use"
 """What Flower says of a key that is registered."""
 POLL_SECONDS = 1.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
 """Seconds until a key that was not registered is tried again; the pause doubles each time."""
 
 
@@ -64,7 +65,10 @@ class Register:
             return
         accepted = self.public / "sites" / f"{name}.key.pub"
         if accepted.exists() and accepted.read_bytes() != key:
-            say(f"{name} handed in another key than before, which is refused; if it has lost its own, remove {accepted}")
+            say(
+                f"{name} handed in another key than before, which is refused; if it has lost its"
+                f" own, remove {accepted}"
+            )
             self._settled[name] = key
         elif why := self._refused(name, key):
             if (failed, reason) != (key, why):
@@ -80,15 +84,23 @@ class Register:
         """Register a key; returns Flower's reason if it does not take it. A key that it knows is no failure."""
         with tempfile.TemporaryDirectory() as home:
             certificate = (self.public / "ca.crt").absolute()
-            (Path(home) / "config.toml").write_text(CONNECTION.format(address=self.address, certificate=certificate))
+            (Path(home) / "config.toml").write_text(
+                CONNECTION.format(address=self.address, certificate=certificate)
+            )
             file = Path(home) / f"{name}.key.pub"
             file.write_bytes(key)
             command = ["flwr", "supernode", "register", str(file), "here", "--format", "json"]
-            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "FLWR_HOME": home})
+            done = subprocess.run(
+                command, capture_output=True, text=True, env={**os.environ, "FLWR_HOME": home}
+            )
         told = f"{done.stdout}{done.stderr}".strip()
         with suppress(ValueError, TypeError, KeyError):
             answer = json.loads(done.stdout)
-            return "" if answer["success"] or KNOWN in answer["error-message"] else str(answer["error-message"])
+            return (
+                ""
+                if answer["success"] or KNOWN in answer["error-message"]
+                else str(answer["error-message"])
+            )
         return "" if KNOWN in told else told or f"flwr ended with {done.returncode}"
 
 
@@ -107,7 +119,9 @@ def main(arguments: argparse.Namespace, options: list[str]) -> int:
         "--ssl-keyfile",
         server / "server.key",
     ]
-    with subprocess.Popen(["flower-superlink", *map(str, secure), "--enable-supernode-auth", *options]) as superlink:
+    with subprocess.Popen(
+        ["flower-superlink", *map(str, secure), "--enable-supernode-auth", *options]
+    ) as superlink:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: superlink.terminate())
         address = f"{options[options.index('--host') + 1]}:{options[options.index('--port') + 1]}"
@@ -123,7 +137,9 @@ def main(arguments: argparse.Namespace, options: list[str]) -> int:
 def make_keys(host: str, keys: Path) -> None:
     """Make an authority and a certificate of the server, all of it or nothing."""
     folder = tempfile.mkdtemp(dir=keys.parent)
-    subprocess.run(["espalier", "keys", folder, "--server", host], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["espalier", "keys", folder, "--server", host], check=True, stdout=subprocess.DEVNULL
+    )
     os.replace(folder, keys)
 
 
@@ -149,7 +165,9 @@ def say(line: str) -> None:
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
     """Read what stands before ``--``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("host", metavar="HOST")
     parser.add_argument("names", nargs="+", metavar="SITE")
     for folder in ("keys", "public", "sites"):

@@ -1,9 +1,13 @@
 """Numbers of things, times and sizes as a person reads them: ``1 round``, ``1 h 30 min``, ``15.3 MB``."""
 
-MINUTE, HOUR, DAY = 60, 3600, 86_400
+MINUTE = 60
+HOUR = 3600
+DAY = 86_400
 TENTHS_BELOW = 10.0
 """Shorter times may have a tenth of a second."""
-MINUTES_FROM, HOURS_FROM, DAYS_FROM = 2 * MINUTE, HOUR, 2 * DAY
+MINUTES_FROM = 2 * MINUTE
+HOURS_FROM = HOUR
+DAYS_FROM = 2 * DAY
 """From so many seconds on, a time is told in this unit and the next smaller one."""
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 LARGE = 100

@@ -28,7 +28,9 @@ WINDOW = 256
 
 def read_text() -> tuple[list[str], list[str]]:
     """Calibration and held-out passages of all documentation sources."""
-    return passages.split(text for source in documentation.SOURCES for text in documentation.texts(source))
+    return passages.split(
+        text for source in documentation.SOURCES for text in documentation.texts(source)
+    )
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -69,12 +71,17 @@ def held_out_loss(model: LlamaForCausalLM, windows: torch.Tensor) -> float:
     """Mean next-token loss in nats over non-overlapping windows, shape (n, WINDOW)."""
     model.eval()
     with torch.no_grad():
-        losses = [model(input_ids=batch, labels=batch).loss.item() * len(batch) for batch in windows.split(16)]
+        losses = [
+            model(input_ids=batch, labels=batch).loss.item() * len(batch)
+            for batch in windows.split(16)
+        ]
     model.train()
     return sum(losses) / len(windows)
 
 
-def train(model: LlamaForCausalLM, tokens: torch.Tensor, held_out: torch.Tensor, steps: int, batch: int) -> dict:
+def train(
+    model: LlamaForCausalLM, tokens: torch.Tensor, held_out: torch.Tensor, steps: int, batch: int
+) -> dict:
     """Train in place and leave the weights with the lowest held-out loss in the model; return what was seen."""
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
@@ -82,9 +89,14 @@ def train(model: LlamaForCausalLM, tokens: torch.Tensor, held_out: torch.Tensor,
     optimizer = torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.95))
     warmup = max(1, steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min((s + 1) / warmup, 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1, s / steps))))
+        optimizer,
+        lambda s: min(
+            (s + 1) / warmup, 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1, s / steps)))
+        ),
     )
-    best_loss, best_step, best = math.inf, 0, None
+    best_loss = math.inf
+    best_step = 0
+    best = None
     for step in range(1, steps + 1):
         starts = torch.randint(len(tokens) - WINDOW - 1, (batch,))
         windows = torch.stack([tokens[s : s + WINDOW] for s in starts])
@@ -96,18 +108,29 @@ def train(model: LlamaForCausalLM, tokens: torch.Tensor, held_out: torch.Tensor,
         schedule.step()
         if step % 50 == 0 or step == steps:
             seen = held_out_loss(model, held_out)
-            print(f"step {step}/{steps}  loss {loss.item():.3f}  held-out {seen:.3f}  ppl {math.exp(seen):.2f}", flush=True)
+            print(
+                f"step {step}/{steps}  loss {loss.item():.3f}  held-out {seen:.3f}  ppl"
+                f" {math.exp(seen):.2f}",
+                flush=True,
+            )
             if seen < best_loss:
-                best_loss, best_step = seen, step
+                best_loss = seen
+                best_step = step
                 best = {name: value.clone() for name, value in model.state_dict().items()}
     if best is not None:
         model.load_state_dict(best)
-    return {"steps": steps, "best_step": best_step, "held_out_perplexity": round(math.exp(best_loss), 2)}
+    return {
+        "steps": steps,
+        "best_step": best_step,
+        "held_out_perplexity": round(math.exp(best_loss), 2),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="directory to write, in Hugging Face layout")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="directory to write, in Hugging Face layout"
+    )
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
@@ -121,10 +144,15 @@ def main() -> None:
     def windows_of(parts: list[str]) -> torch.Tensor:
         return torch.tensor(tokenizer("\n\n".join(parts))["input_ids"])
 
-    tokens, held = windows_of(calibration), windows_of(held_out)
+    tokens = windows_of(calibration)
+    held = windows_of(held_out)
     held = held[: len(held) // WINDOW * WINDOW].view(-1, WINDOW)
     model = new_model()
-    print(f"{model.num_parameters():,} parameters, {len(tokens):,} training tokens, {held.numel():,} held out", flush=True)
+    print(
+        f"{model.num_parameters():,} parameters, {len(tokens):,} training tokens, {held.numel():,}"
+        " held out",
+        flush=True,
+    )
     report = train(model, tokens, held, arguments.steps, arguments.batch)
 
     model.config.attention_dropout = 0.0

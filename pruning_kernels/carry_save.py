@@ -42,18 +42,25 @@ def _adder(group: int) -> Any:
     """
     levels = group.bit_length() - 1
     line = ir.VectorType(ir.IntType(64), LINE_WORDS)
-    to_line, to_byte = line.as_pointer(), ir.IntType(8).as_pointer()
+    to_line = line.as_pointer()
+    to_byte = ir.IntType(8).as_pointer()
 
     @instruction
     def add(typing: Any, masks: Any, voter: Any, word: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             prefetch = builder.module.declare_intrinsic("llvm.prefetch", [to_byte], PREFETCH)
-            masks, target = (context.make_array(signature.args[which])(context, builder, arguments[which]) for which in (0, 3))
+            masks, target = (
+                context.make_array(signature.args[which])(context, builder, arguments[which])
+                for which in (0, 3)
+            )
             voters = builder.sub(builder.extract_value(masks.shape, 0), arguments[1])
-            to_next, zeros = builder.extract_value(masks.strides, 0), cgutils.alloca_once(builder, line, zfill=True)
+            to_next = builder.extract_value(masks.strides, 0)
+            zeros = cgutils.alloca_once(builder, line, zfill=True)
 
             def at(which: int, array: Any, row: Any, column: Any) -> Any:
-                return cgutils.get_item_pointer(context, builder, signature.args[which], array, (row, column))
+                return cgutils.get_item_pointer(
+                    context, builder, signature.args[which], array, (row, column)
+                )
 
             place = builder.bitcast(at(0, masks, *arguments[1:3]), to_byte)
             rows = [place, *(place := builder.gep(place, [to_next]) for _ in range(group - 1))]
@@ -63,13 +70,23 @@ def _adder(group: int) -> Any:
                 there = builder.icmp_signed("<", number_of(number), voters)
                 row = builder.select(there, rows[number], builder.bitcast(zeros, to_byte))
                 ahead = builder.gep(row, [number_of(8 * AHEAD)])
-                builder.call(prefetch, [ahead, *(ir.Constant(ir.IntType(32), value) for value in READ_INTO_SECOND_CACHE)])
+                builder.call(
+                    prefetch,
+                    [
+                        ahead,
+                        *(ir.Constant(ir.IntType(32), value) for value in READ_INTO_SECOND_CACHE),
+                    ],
+                )
                 return builder.load(builder.bitcast(row, to_line), align=8)
 
             def carried(first: int, level: int) -> Any:
                 """Add ``2 ** (level + 1)`` masks to the sums up to ``level``; their carry."""
-                a, b = (carried(at, level - 1) if level else mask(at) for at in (first, first + (1 << level)))
-                c, differ = sums[level], builder.xor(a, b)
+                a, b = (
+                    carried(at, level - 1) if level else mask(at)
+                    for at in (first, first + (1 << level))
+                )
+                c = sums[level]
+                differ = builder.xor(a, b)
                 if c is None:
                     sums[level] = differ
                     return builder.and_(a, b)
@@ -87,7 +104,8 @@ def _adder(group: int) -> Any:
     return add
 
 
-_add_16, _add_64 = _adder(16), _adder(GROUP)
+_add_16 = _adder(16)
+_add_64 = _adder(GROUP)
 
 
 def _writer(past_cache: bool) -> Any:
@@ -99,15 +117,23 @@ def _writer(past_cache: bool) -> Any:
             to_line = ir.VectorType(ir.IntType(64), LINE_WORDS).as_pointer()
 
             def at(which: int, column: Any) -> Any:
-                array = context.make_array(signature.args[which])(context, builder, arguments[which])
+                array = context.make_array(signature.args[which])(
+                    context, builder, arguments[which]
+                )
                 index = (arguments[1], column)
-                pointer = cgutils.get_item_pointer(context, builder, signature.args[which], array, index)
+                pointer = cgutils.get_item_pointer(
+                    context, builder, signature.args[which], array, index
+                )
                 return builder.bitcast(pointer, to_line)
 
             value = builder.load(at(3, ir.Constant(ir.IntType(64), 0)), align=8)
-            store = builder.store(value, at(0, arguments[2]), align=8 * LINE_WORDS if past_cache else 8)
+            store = builder.store(
+                value, at(0, arguments[2]), align=8 * LINE_WORDS if past_cache else 8
+            )
             if past_cache:
-                store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+                store.set_metadata(
+                    "nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+                )
             return context.get_dummy_value()
 
         return types.void(planes, types.int64, types.int64, sums), generate
@@ -115,7 +141,8 @@ def _writer(past_cache: bool) -> Any:
     return write
 
 
-_write, _write_past_cache = _writer(False), _writer(True)
+_write = _writer(False)
+_write_past_cache = _writer(True)
 
 
 @instruction
@@ -137,7 +164,9 @@ def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
     """
     voters, words = masks.shape
     whole = words // LINE_WORDS * LINE_WORDS
-    in_lines = all(place % (8 * LINE_WORDS) == 0 for place in (planes.ctypes.data, *planes.strides[:-1]))
+    in_lines = all(
+        place % (8 * LINE_WORDS) == 0 for place in (planes.ctypes.data, *planes.strides[:-1])
+    )
     _count(masks[:, :whole], planes[:, :whole], in_lines)
     if whole < words:
         tail = stack_of_masks(voters, LINE_WORDS)
@@ -156,8 +185,11 @@ def _count(masks: NDArray[np.uint64], planes: Planes, in_lines: bool) -> None:
 
 
 @compiled()
-def _count_tile(masks: NDArray[np.uint64], planes: Planes, in_lines: bool, first: int, stop: int) -> None:
-    group, carry = np.zeros((GROUP_BITS, LINE_WORDS), np.uint64), np.zeros(LINE_WORDS, np.uint64)
+def _count_tile(
+    masks: NDArray[np.uint64], planes: Planes, in_lines: bool, first: int, stop: int
+) -> None:
+    group = np.zeros((GROUP_BITS, LINE_WORDS), np.uint64)
+    carry = np.zeros(LINE_WORDS, np.uint64)
     sums = np.zeros((max(len(planes), GROUP_BITS), LINE_WORDS), np.uint64)
     for word in range(first, stop, LINE_WORDS):
         for voter in range(0, len(masks), GROUP):
@@ -195,6 +227,7 @@ def _add_number(sums: Planes, group: Planes, bits: int, carry: Words) -> None:
         carry[lane] = 0
     for plane in range(len(sums)):
         for lane in range(LINE_WORDS):
-            a, b = sums[plane, lane], group[plane, lane] if plane < bits else np.uint64(0)
+            a = sums[plane, lane]
+            b = group[plane, lane] if plane < bits else np.uint64(0)
             sums[plane, lane] = a ^ b ^ carry[lane]
             carry[lane] = a & b | (a ^ b) & carry[lane]

@@ -55,7 +55,8 @@ def distances_from_others(gram: Tensor) -> list[float]:
     gram : (clients, clients), float64: the inner product of each two clients' changes; at least two clients
     """
     others = len(gram) - 1
-    own, with_all = gram.diagonal(), gram.sum(dim=1)
+    own = gram.diagonal()
+    with_all = gram.sum(dim=1)
     of_others = gram.sum() - 2 * with_all + own
     squares = own - 2 * (with_all - own) / others + of_others / others**2
     return squares.clamp(min=0).sqrt().tolist()
@@ -144,7 +145,8 @@ def limited_moments(own: Tensor, others: Tensor, most_ratio: float) -> tuple[Ten
     if int(torch.linalg.cholesky_ex(bound - own).info) == 0:
         return own, 1.0
     root, failed = torch.linalg.cholesky_ex(bound)
-    if int(failed):  # the others' moments are none, by more than rounding: nothing is to be learned from them
+    # The others' moments are none, by more than rounding: nothing is to be learned from them.
+    if int(failed):
         return own, 1.0
     half = torch.linalg.solve_triangular(root, own, upper=False)
     values, directions = torch.linalg.eigh(torch.linalg.solve_triangular(root, half.T, upper=False))

@@ -18,7 +18,8 @@ def parse_pattern(group: ComparisonGroup) -> tuple[int, int] | None:
     match = _PATTERN.fullmatch(group)
     if match is None:
         return None
-    n, m = int(match[1]), int(match[2])
+    n = int(match[1])
+    m = int(match[2])
     return (n, m) if n < m else None
 
 
@@ -57,5 +58,7 @@ def pruned_in_matrix(shape: tuple[int, int], sparsity: float, group: ComparisonG
 def pruned_by_group(prune_mask: NDArray[np.bool_], group: ComparisonGroup) -> NDArray[np.int64]:
     """How many weights each comparison group of a prune mask, shape (rows, columns), loses: (number of groups,)."""
     rows, columns = prune_mask.shape
-    lines = (prune_mask.T if group == "column" else prune_mask).reshape(-1, group_size((rows, columns), group))
+    lines = (prune_mask.T if group == "column" else prune_mask).reshape(
+        -1, group_size((rows, columns), group)
+    )
     return lines.sum(axis=1, dtype=np.int64)

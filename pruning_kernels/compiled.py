@@ -24,7 +24,8 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(kernel: Callable[..., Any]) -> Any:
         try:
             return numba.njit(cache=True, **options)(kernel)
-        except RuntimeError:  # neither beside the source nor in the user's cache directory can a file be written
+        except RuntimeError:
+            # Neither beside the source nor in the user's cache directory can a file be written.
             return numba.njit(**options)(kernel)
 
     return decorate
@@ -39,7 +40,9 @@ def _keep_code_of_these_sources() -> None:
     import numba
 
     here = Path(__file__).parent
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(here.glob("*.py")))).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted(here.glob("*.py")))
+    ).hexdigest()
     root = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else here / "__pycache__"
     numba.config.CACHE_DIR = str(root / f"kernels-{digest[:16]}")
 

@@ -27,7 +27,9 @@ class DeviceVotes:
 
     def count(self, masks: NDArray[np.uint64], first: int) -> None:
         """Count the votes of all voters in a stretch of words, (num_voters, words)."""
-        on_device = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(self.planes.device)
+        on_device = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(
+            self.planes.device
+        )
         stretch = self.planes[:, first : first + masks.shape[1]]
         if stretch.device.type == "cpu":
             _count_one_by_one(on_device, stretch)
@@ -50,18 +52,24 @@ class DeviceVotes:
             words[-1] &= np.uint64((1 << self.num_weights % 64) - 1)
         return words
 
-    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: NDArray[np.unsignedinteger] | None) -> Words:
+    def most_voted(
+        self, sparsity: float, group: ComparisonGroup, sizes: NDArray[np.unsignedinteger] | None
+    ) -> Words:
         """Packed mask of the most voted weights of each comparison group; see ``votes.select_most_voted``."""
         rows, columns = self.shape
         quota = pruned_per_group(self.shape, sparsity, group)
         keys, bits = self._keys(sizes)
         lines = (keys.T if group == "column" else keys).reshape(-1, group_size(self.shape, group))
         prune_mask = prune_lowest(lines, quota, bits)
-        return pack_on_device(prune_mask.reshape(columns, rows).T if group == "column" else prune_mask)
+        return pack_on_device(
+            prune_mask.reshape(columns, rows).T if group == "column" else prune_mask
+        )
 
     def _counts(self) -> Tensor:
         """Votes per weight, shaped like the matrix, int32."""
-        counts = torch.zeros(self.planes.shape[1] * 64, dtype=torch.int32, device=self.planes.device)
+        counts = torch.zeros(
+            self.planes.shape[1] * 64, dtype=torch.int32, device=self.planes.device
+        )
         places = torch.arange(8, dtype=torch.uint8, device=self.planes.device)
         for bit, plane in enumerate(self.planes):
             bits = plane.view(torch.uint8)[:, None] >> places & 1  # (bytes, 8)
@@ -73,14 +81,20 @@ class DeviceVotes:
 
         int32 where they suffice, as they do with the sizes of 16-bit weights and fewer than 65,536 voters.
         """
-        missed, bits = self._counts().neg_().add_(self.num_voters), self.num_voters.bit_length()
+        missed = self._counts().neg_().add_(self.num_voters)
+        bits = self.num_voters.bit_length()
         if sizes is None:
             return missed, bits
         size_bits = 8 * sizes.itemsize - 1
-        signed = torch.from_numpy(sizes.view(np.int16 if sizes.itemsize == 2 else np.int32)).to(self.planes.device)
+        signed = torch.from_numpy(sizes.view(np.int16 if sizes.itemsize == 2 else np.int32)).to(
+            self.planes.device
+        )
         dtype = torch.int32 if bits + size_bits < 32 else torch.int64
         keys = missed.to(dtype).bitwise_left_shift_(size_bits)
-        return keys.bitwise_or_(signed.to(dtype).bitwise_and_((1 << size_bits) - 1)), bits + size_bits
+        return (
+            keys.bitwise_or_(signed.to(dtype).bitwise_and_((1 << size_bits) - 1)),
+            bits + size_bits,
+        )
 
 
 def _count_one_by_one(masks: Tensor, planes: Tensor) -> None:

@@ -28,7 +28,9 @@ class Codec(Generic[Code]):
     """Of a code and the shape of the values; float32."""
 
 
-def encode_with_feedback(values: Tensor, residual: Tensor, codec: Codec[Code]) -> tuple[Code, Tensor]:
+def encode_with_feedback(
+    values: Tensor, residual: Tensor, codec: Codec[Code]
+) -> tuple[Code, Tensor]:
     """Code of ``values + residual``, and what it loses.
 
     Parameters
@@ -52,7 +54,10 @@ def encode_with_feedback(values: Tensor, residual: Tensor, codec: Codec[Code]) -
         The shapes differ.
     """
     if values.shape != residual.shape:
-        raise ValueError(f"the residual of values {tuple(values.shape)} is shaped like them, got {tuple(residual.shape)}")
+        raise ValueError(
+            f"the residual of values {tuple(values.shape)} is shaped like them, got"
+            f" {tuple(residual.shape)}"
+        )
     wanted = values.detach().to(torch.float32) + residual
     code = codec.encode(wanted)
     return code, wanted - codec.decode(code, wanted.shape)
@@ -62,7 +67,10 @@ def _to_bfloat16(values: Tensor) -> Tensor:
     """Round to nearest, ties to even."""
     rounded = values.to(torch.bfloat16)
     if not bool(torch.isfinite(rounded).all()):
-        raise NotFiniteError("NaN or infinity, or a number beyond bfloat16; lower the learning rate or check the data")
+        raise NotFiniteError(
+            "NaN or infinity, or a number beyond bfloat16; lower the learning rate or check the"
+            " data"
+        )
     return rounded
 
 

@@ -33,7 +33,10 @@ class Terms:
     def __post_init__(self) -> None:
         for name, value in (("taylor", self.taylor), ("spectral", self.spectral)):
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"the {name} term of an importance has to be a finite number of at least 0, got {value}")
+                raise ValueError(
+                    f"the {name} term of an importance has to be a finite number of at least 0, got"
+                    f" {value}"
+                )
 
 
 def taylor_term(b: Tensor, gradient: Tensor) -> float:
@@ -52,7 +55,9 @@ def taylor_term(b: Tensor, gradient: Tensor) -> float:
         Their shapes differ.
     """
     if b.shape != gradient.shape:
-        raise ValueError(f"a gradient is shaped like its factor, {tuple(b.shape)}, got {tuple(gradient.shape)}")
+        raise ValueError(
+            f"a gradient is shaped like its factor, {tuple(b.shape)}, got {tuple(gradient.shape)}"
+        )
     return float((as_float64(b) * as_float64(gradient)).square().sum())
 
 
@@ -77,7 +82,10 @@ def comparable(terms: Mapping[int, Terms]) -> dict[int, float]:
     A term that is 0 at all devices, as both are before B is first trained, tells none from another, and counts as 1 at each.
     """
     totals = dict.fromkeys(terms, 0.0)
-    for values in ({key: own.taylor for key, own in terms.items()}, {key: own.spectral for key, own in terms.items()}):
+    for values in (
+        {key: own.taylor for key, own in terms.items()},
+        {key: own.spectral for key, own in terms.items()},
+    ):
         mean = sum(sorted(value / len(values) for value in values.values()))
         for device, value in values.items():
             totals[device] += value / mean if mean > 0 else 1.0

@@ -22,7 +22,9 @@ Divisor = Literal["keepers", "all"]
 """``keepers``: a row counts with the devices that kept it; ``all``: where a device lacks it, it counts as zero."""
 
 
-def weighted_mean(clients: Sequence[Factors], weights: Sequence[float], rank: int, scaling: float) -> Factors:
+def weighted_mean(
+    clients: Sequence[Factors], weights: Sequence[float], rank: int, scaling: float
+) -> Factors:
     """Best approximation of ``sum_i w_i s_i B_i A_i / sum_i w_i`` with this rank (FedSpine equations 15 and 16).
 
     Equation 16 divides by the number of devices although its weights sum to 1, which would shrink every update by that
@@ -48,8 +50,16 @@ def weighted_mean(clients: Sequence[Factors], weights: Sequence[float], rank: in
     """
     shares = _shares(clients, weights)
     _require_one_shape(clients)
-    left = [as_float64(client.b) * (share * client.scaling) for client, share in zip(clients, shares, strict=True)]
-    return refactorise(torch.cat(left, dim=1), torch.cat([as_float64(client.a) for client in clients]), rank, scaling)
+    left = [
+        as_float64(client.b) * (share * client.scaling)
+        for client, share in zip(clients, shares, strict=True)
+    ]
+    return refactorise(
+        torch.cat(left, dim=1),
+        torch.cat([as_float64(client.a) for client in clients]),
+        rank,
+        scaling,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +80,8 @@ class KeptFactors:
     def __post_init__(self) -> None:
         if self.keep.ndim != 1 or self.keep.dtype != torch.bool:
             raise ValueError(
-                f"a map of kept rows or columns is a vector of bool, got {self.keep.dtype} {tuple(self.keep.shape)}"
+                f"a map of kept rows or columns is a vector of bool, got {self.keep.dtype}"
+                f" {tuple(self.keep.shape)}"
             )
 
 
@@ -127,8 +138,10 @@ def coverage_mean(
         block = _wide(last, side, torch.full_like(coverage[last.keep], last.factors.scaling))
         block[covered] = 0
         blocks.append(block)
-        factors, covered = [*factors, last.factors], covered | last.keep
-    scaled, whole = torch.cat(blocks, dim=1)[covered], [as_float64(f.a if side == "rows" else f.b.T) for f in factors]
+        factors = [*factors, last.factors]
+        covered = covered | last.keep
+    scaled = torch.cat(blocks, dim=1)[covered]
+    whole = [as_float64(f.a if side == "rows" else f.b.T) for f in factors]
     if side == "rows":
         mean = refactorise(scaled, torch.cat(whole), rank, scaling)
         return Factors(_spread(mean.b, covered), mean.a, scaling)
@@ -180,10 +193,15 @@ def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank:
     out_features, in_features = _require_one_shape(clients)
     scalings = sorted({client.scaling for client in clients})
     if len(scalings) > 1:
-        raise ValueError(f"factors with different scalings have no mean: {scalings}; keep alpha / rank the same at all clients")
+        raise ValueError(
+            f"factors with different scalings have no mean: {scalings}; keep alpha / rank the same"
+            " at all clients"
+        )
     highest = max(client.rank for client in clients)
     if highest > rank:
-        raise ValueError(f"rank {rank} is below the rank {highest} of a client; take the highest one")
+        raise ValueError(
+            f"rank {rank} is below the rank {highest} of a client; take the highest one"
+        )
     b = torch.zeros((out_features, rank), dtype=torch.float64, device=clients[0].b.device)
     a = torch.zeros((rank, in_features), dtype=torch.float64, device=clients[0].a.device)
     for client, share in zip(clients, shares, strict=True):
@@ -195,14 +213,20 @@ def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank:
 def _shares(clients: Sequence[Factors], weights: Sequence[float]) -> list[float]:
     """Weights over their sum; ``ValueError`` where they are no weights of these clients."""
     if not clients or len(clients) != len(weights):
-        raise ValueError(f"a mean needs clients and as many weights, got {len(clients)} and {len(weights)}")
+        raise ValueError(
+            f"a mean needs clients and as many weights, got {len(clients)} and {len(weights)}"
+        )
     for number, weight in enumerate(weights):
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"the weights of a mean have to be finite and at least 0, the one of client {number} is not")
+            raise ValueError(
+                "the weights of a mean have to be finite and at least 0, the one of client"
+                f" {number} is not"
+            )
     largest = max(weights)
     if largest == 0:
         raise ValueError("the weights of a mean are all 0; give equal ones")
-    relative = [weight / largest for weight in weights]  # their sum is a number also where that of the weights is too large
+    # Their sum is a number also where that of the weights is too large.
+    relative = [weight / largest for weight in weights]
     total = math.fsum(relative)
     return [weight / total for weight in relative]
 
@@ -219,7 +243,10 @@ def _require_maps(clients: Sequence[KeptFactors], side: PrunedSide) -> None:
     pruned, whole = (0, 1) if side == "rows" else (1, 0)
     for client in clients:
         if int(client.keep.sum()) != client.factors.shape[pruned]:
-            raise ValueError(f"a map keeps {int(client.keep.sum())} {side}, its factors have {client.factors.shape[pruned]}")
+            raise ValueError(
+                f"a map keeps {int(client.keep.sum())} {side}, its factors have"
+                f" {client.factors.shape[pruned]}"
+            )
     sizes = sorted({(len(client.keep), client.factors.shape[whole]) for client in clients})
     if len(sizes) > 1:
         raise ValueError(f"devices pruned {side} of matrices of different sizes: {sizes}")

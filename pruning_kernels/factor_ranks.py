@@ -24,8 +24,12 @@ def shrink(factors: Factors, rank: int) -> Factors:
         The rank is below 1 or above that of the factors.
     """
     if not 1 <= rank <= factors.rank:
-        raise ValueError(f"factors of rank {factors.rank} shrink to a rank from 1 to {factors.rank}, not to {rank}")
-    b, a = factors.b.detach()[:, :rank], factors.a.detach()[:rank]
+        raise ValueError(
+            f"factors of rank {factors.rank} shrink to a rank from 1 to {factors.rank}, not to"
+            f" {rank}"
+        )
+    b = factors.b.detach()[:, :rank]
+    a = factors.a.detach()[:rank]
     return Factors(b.clone(memory_format=torch.contiguous_format), a.clone(), factors.scaling)
 
 
@@ -42,12 +46,19 @@ def grow(factors: Factors, rank: int, generator: Generator, std: float) -> Facto
     """
     extra = rank - factors.rank
     if extra < 0:
-        raise ValueError(f"factors of rank {factors.rank} do not grow to rank {rank}; shrink makes lower ones")
+        raise ValueError(
+            f"factors of rank {factors.rank} do not grow to rank {rank}; shrink makes lower ones"
+        )
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"std has to be a finite number of at least 0, got {std}")
-    b, a = factors.b.detach(), factors.a.detach()
+    b = factors.b.detach()
+    a = factors.a.detach()
     drawn = torch.randn((extra, a.shape[1]), generator=generator, device=generator.device) * std
-    return Factors(torch.cat([b, b.new_zeros(b.shape[0], extra)], dim=1), torch.cat([a, drawn.to(a)]), factors.scaling)
+    return Factors(
+        torch.cat([b, b.new_zeros(b.shape[0], extra)], dim=1),
+        torch.cat([a, drawn.to(a)]),
+        factors.scaling,
+    )
 
 
 def tail_norm(factors: Factors, first: int) -> Tensor:
@@ -67,8 +78,12 @@ def tail_norm(factors: Factors, first: int) -> Tensor:
         ``first`` is below 0 or above the rank.
     """
     if not 0 <= first <= factors.rank:
-        raise ValueError(f"the tail of factors of rank {factors.rank} starts at 0 to {factors.rank}, not at {first}")
-    b, a = factors.b[:, first:], factors.a[first:]
+        raise ValueError(
+            f"the tail of factors of rank {factors.rank} starts at 0 to {factors.rank}, not at"
+            f" {first}"
+        )
+    b = factors.b[:, first:]
+    a = factors.a[first:]
     norms = [torch.linalg.vector_norm(tail, dtype=torch.float64) for tail in (b, a)]
     return (norms[0] * norms[1]).to(torch.float32)
 
@@ -113,8 +128,12 @@ def self_prune_rank(rank: int, gamma: float, before: float, after: float) -> int
         A norm is NaN or infinite, as where the tail holds such a number.
     """
     if not (math.isfinite(before) and math.isfinite(after)):
-        raise NotFiniteError("the factors of an update hold NaN or infinity; lower the learning rate")
+        raise NotFiniteError(
+            "the factors of an update hold NaN or infinity; lower the learning rate"
+        )
     if before < 0 or after < 0:
-        raise ValueError(f"norms have to be at least 0, got {before} before training and {after} after it")
+        raise ValueError(
+            f"norms have to be at least 0, got {before} before training and {after} after it"
+        )
     kept = kept_rank(rank, gamma)
     return kept if after < before else rank

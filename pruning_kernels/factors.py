@@ -34,10 +34,20 @@ class Factors:
 
     def __post_init__(self) -> None:
         if not (self.b.is_floating_point() and self.a.is_floating_point()):
-            raise ValueError(f"the factors of an update have to hold float numbers, got {self.b.dtype} and {self.a.dtype}")
+            raise ValueError(
+                f"the factors of an update have to hold float numbers, got {self.b.dtype} and"
+                f" {self.a.dtype}"
+            )
         shapes = tuple(self.b.shape), tuple(self.a.shape)
-        if self.b.ndim != 2 or self.a.ndim != 2 or self.b.shape[1] != self.a.shape[0] or 0 in shapes[0] + shapes[1]:
-            raise ValueError(f"B (out_features, rank) and A (rank, in_features) do not fit each other: {shapes}")
+        if (
+            self.b.ndim != 2
+            or self.a.ndim != 2
+            or self.b.shape[1] != self.a.shape[0]
+            or 0 in shapes[0] + shapes[1]
+        ):
+            raise ValueError(
+                f"B (out_features, rank) and A (rank, in_features) do not fit each other: {shapes}"
+            )
         _require_scaling(self.scaling)
 
     @property
@@ -72,7 +82,8 @@ def norm(factors: Factors) -> float:
     NotFiniteError
         A factor holds NaN or infinity, or numbers whose squares are beyond float64.
     """
-    b, a = as_float64(factors.b), as_float64(factors.a)
+    b = as_float64(factors.b)
+    a = as_float64(factors.a)
     trace = _require_finite(((b.T @ b) * (a @ a.T)).sum())
     return factors.scaling * math.sqrt(max(0.0, float(trace)))
 
@@ -88,7 +99,8 @@ def singular_values(factors: Factors) -> Tensor:
     NotFiniteError
         A factor, or a singular value in float32, is NaN or infinite.
     """
-    b, a = torch.linalg.qr(as_float64(factors.b), "r").R, torch.linalg.qr(as_float64(factors.a).T, "r").R
+    b = torch.linalg.qr(as_float64(factors.b), "r").R
+    a = torch.linalg.qr(as_float64(factors.a).T, "r").R
     found = torch.linalg.svdvals(b @ a.T) * factors.scaling
     return as_float32(torch.cat([found, found.new_zeros(factors.rank - len(found))]))
 
@@ -125,20 +137,31 @@ def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Facto
     ValueError
         The shapes do not fit, or the rank or the scaling is not above 0.
     """
-    if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0] or 0 in left.shape + right.shape:
-        raise ValueError(f"there is no product of {tuple(left.shape)} and {tuple(right.shape)} to factorise")
+    if (
+        left.ndim != 2
+        or right.ndim != 2
+        or left.shape[1] != right.shape[0]
+        or 0 in left.shape + right.shape
+    ):
+        raise ValueError(
+            f"there is no product of {tuple(left.shape)} and {tuple(right.shape)} to factorise"
+        )
     if rank < 1:
         raise ValueError(f"rank has to be at least 1, got {rank}")
     _require_scaling(scaling)
-    left, right = as_float64(left), as_float64(right)
+    left = as_float64(left)
+    right = as_float64(right)
     sides = left.shape[0], right.shape[1]
     u, values, v = _decompose(left, right, min(rank, *sides))
     rounding = left.norm() * right.norm() * max(sides) * torch.finfo(torch.float64).eps
     own_rank = int((values > rounding).sum())
-    u, values, v = u[:, :own_rank], values[:own_rank], v[:, :own_rank]
+    u = u[:, :own_rank]
+    values = values[:own_rank]
+    v = v[:, :own_rank]
     signs = u.gather(0, u.abs().argmax(dim=0, keepdim=True)).sign()
     roots = (values / scaling).sqrt() * signs
-    b, a = u.new_zeros(sides[0], rank), u.new_zeros(rank, sides[1])
+    b = u.new_zeros(sides[0], rank)
+    a = u.new_zeros(rank, sides[1])
     b[:, :own_rank] = u * roots
     a[:own_rank] = (v * roots).T
     return Factors(as_float32(b), as_float32(a), scaling)
@@ -156,7 +179,10 @@ def as_float32(numbers: Tensor) -> Tensor:
 
 def _require_finite(numbers: Tensor) -> Tensor:
     if not bool(torch.isfinite(numbers).all()):
-        raise NotFiniteError("the factors of an update hold NaN or infinity, or lead to them; lower the learning rate")
+        raise NotFiniteError(
+            "the factors of an update hold NaN or infinity, or lead to them; lower the learning"
+            " rate"
+        )
     return numbers
 
 
@@ -170,10 +196,15 @@ def _decompose(left: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor,
     if left.shape[1] >= min(left.shape[0], right.shape[1]):
         u, values, vh = torch.linalg.svd(left @ right, full_matrices=False)
         return u[:, :count], values[:count], vh[:count].T
-    reflections_p, reflections_q = torch.geqrf(left), torch.geqrf(right.T)
+    reflections_p = torch.geqrf(left)
+    reflections_q = torch.geqrf(right.T)
     k = left.shape[1]
     u, values, vh = torch.linalg.svd(reflections_p.a[:k].triu() @ reflections_q.a[:k].triu().T)
-    return _rotate(reflections_p, u[:, :count]), values[:count], _rotate(reflections_q, vh[:count].T)
+    return (
+        _rotate(reflections_p, u[:, :count]),
+        values[:count],
+        _rotate(reflections_q, vh[:count].T),
+    )
 
 
 def _rotate(reflections: tuple[Tensor, Tensor], vectors: Tensor) -> Tensor:

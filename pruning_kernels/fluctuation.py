@@ -48,7 +48,8 @@ class Moments:
 
 def moments_of(inputs: Tensor) -> Moments:
     """Moments of inputs, (tokens, channels), any floating dtype, on the CPU."""
-    means, squares = [], []
+    means = []
+    squares = []
     for columns in inputs.split(COLUMNS_AT_ONCE, dim=1):
         tokens = columns.to(torch.float64)
         means.append(tokens.mean(dim=0))
@@ -60,11 +61,15 @@ def pooled(parts: Sequence[Moments]) -> Moments:
     """Moments of all parties' inputs together."""
     count = sum(part.count for part in parts)
     mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(dim=0)
-    squares = torch.stack([part.squares + part.count * (part.mean - mean).square() for part in parts]).sum(dim=0)
+    squares = torch.stack(
+        [part.squares + part.count * (part.mean - mean).square() for part in parts]
+    ).sum(dim=0)
     return Moments(count, mean, squares)
 
 
-def limited_by_median(parts: Sequence[Moments], most_ratio: float) -> tuple[list[Moments], list[float]]:
+def limited_by_median(
+    parts: Sequence[Moments], most_ratio: float
+) -> tuple[list[Moments], list[float]]:
     """Hold each party's moments near those of the median party.
 
     The variance of every channel stays between 1 / ``most_ratio`` and ``most_ratio`` times the median party's. The means go, as
@@ -81,11 +86,19 @@ def limited_by_median(parts: Sequence[Moments], most_ratio: float) -> tuple[list
     variances = torch.stack([part.squares / part.count for part in parts])
     limited = within_ratio(variances, most_ratio)
     means = torch.stack([part.mean for part in parts])
-    centre, spread = means.median(dim=0).values, variances.median(dim=0).values.sqrt()
+    centre = means.median(dim=0).values
+    spread = variances.median(dim=0).values.sqrt()
     spread = spread.clamp(min=float(spread.mean()) * 1e-6)
-    distances = ((means - centre) / spread.where(spread > 0, torch.ones(()).double())).square().mean(dim=1).sqrt().tolist()
+    distances = (
+        ((means - centre) / spread.where(spread > 0, torch.ones(()).double()))
+        .square()
+        .mean(dim=1)
+        .sqrt()
+        .tolist()
+    )
     factors = clip_factors(dict(enumerate(distances)), most_ratio)
-    found, excesses = [], []
+    found = []
+    excesses = []
     for place, part in enumerate(parts):
         beyond = variances[place] != limited[place]
         changed = Moments(
@@ -94,7 +107,12 @@ def limited_by_median(parts: Sequence[Moments], most_ratio: float) -> tuple[list
             torch.where(beyond, limited[place] * part.count, part.squares),
         )
         found.append(changed)
-        excesses.append(max(1 / max(factors[place], 1e-15), _largest_factor(variances[place][beyond], limited[place][beyond])))
+        excesses.append(
+            max(
+                1 / max(factors[place], 1e-15),
+                _largest_factor(variances[place][beyond], limited[place][beyond]),
+            )
+        )
     return found, excesses
 
 
@@ -102,7 +120,8 @@ def _largest_factor(found: Tensor, limited: Tensor) -> float:
     """Return the largest factor between numbers and their limited values; 1 if none was limited."""
     if not found.numel():
         return 1.0
-    high, low = torch.maximum(found, limited), torch.minimum(found, limited)
+    high = torch.maximum(found, limited)
+    low = torch.minimum(found, limited)
     return float((high / low.clamp(min=1e-300)).max())
 
 
@@ -125,7 +144,10 @@ def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:
     values = weight.to(torch.float32)
     if metric == "wifv":
         return moments.variance * values.square().sum(dim=0, dtype=torch.float64).cpu()
-    return values.abs().mean(dim=0, dtype=torch.float64).cpu() * (moments.square_sum / moments.count).sqrt()
+    return (
+        values.abs().mean(dim=0, dtype=torch.float64).cpu()
+        * (moments.square_sum / moments.count).sqrt()
+    )
 
 
 def standardised(scores: Tensor) -> Tensor:

@@ -96,8 +96,11 @@ def within_budget(logits: Tensor, costs: Tensor, pools: Tensor, target: int) -> 
     if torch.isnan(logits).any():
         raise ValueError("a logit is NaN")
     order = torch.sort(logits.detach().cpu(), descending=True, stable=True).indices.tolist()
-    own, pool = costs.tolist(), pools.tolist()
-    chosen, seen, left = [False] * len(own), set[int](), target
+    own = costs.tolist()
+    pool = pools.tolist()
+    chosen = [False] * len(own)
+    seen = set[int]()
+    left = target
     for gate in order:
         if pool[gate] not in seen:
             seen.add(pool[gate])

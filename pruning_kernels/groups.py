@@ -24,8 +24,12 @@ def cheapest_groups(costs: Sequence[float], span: int, number: int) -> list[int]
         There is no room for so many groups.
     """
     if number and len(costs) < (number - 1) * span + 1:
-        raise ValueError(f"{number} groups of {span} need {(number - 1) * span + 1} starts or more, there are {len(costs)}")
-    infinite, size = float("inf"), len(costs)
+        raise ValueError(
+            f"{number} groups of {span} need {(number - 1) * span + 1} starts or more, there are"
+            f" {len(costs)}"
+        )
+    infinite = float("inf")
+    size = len(costs)
     # best[j][e]: smallest sum of j groups whose starts are below e
     best = [[0.0] * (size + 1)]
     for group in range(1, number + 1):
@@ -34,7 +38,8 @@ def cheapest_groups(costs: Sequence[float], span: int, number: int) -> list[int]
             before = best[group - 1][max(0, end - span)]
             row[end] = min(row[end - 1], before + costs[end - 1])
         best.append(row)
-    starts, end = list[int](), size
+    starts = list[int]()
+    end = size
     for group in range(number, 0, -1):
         while best[group][end - 1] == best[group][end]:
             end -= 1

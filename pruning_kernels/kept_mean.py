@@ -57,7 +57,9 @@ class KeptMean:
 
     def mean(self, aggregation: Aggregation = "l0") -> NDArray[np.float32]:
         """The mean, float32, shaped like the matrix; zero where nobody kept the weight. The sum is used up."""
-        return self._sums.mean(np.float32(self._weight) if aggregation == "mean" else None).reshape(self.shape)
+        return self._sums.mean(np.float32(self._weight) if aggregation == "mean" else None).reshape(
+            self.shape
+        )
 
 
 class Sums(Protocol):
@@ -81,7 +83,8 @@ class HostSums:
     """The sum of kept weights and of their clients' weights, (size,) float32."""
 
     def __init__(self, size: int) -> None:
-        self._total, self._weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        self._total = np.zeros(size, np.float32)
+        self._weights = np.zeros(size, np.float32)
 
     def add(self, prune_mask: Words, kept: NDArray[np.float32], scale: np.float32) -> None:
         """Add one client's kept weights, in the order of the matrix, times ``scale``."""

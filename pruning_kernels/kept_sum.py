@@ -12,13 +12,20 @@ ONE = np.uint64(1)
 
 
 @compiled(parallel=True, nogil=True)
-def add_kept(total: np.ndarray, weights: np.ndarray, prune_mask: np.ndarray, kept: np.ndarray, scale: np.float32) -> None:
+def add_kept(
+    total: np.ndarray,
+    weights: np.ndarray,
+    prune_mask: np.ndarray,
+    kept: np.ndarray,
+    scale: np.float32,
+) -> None:
     """Add ``kept * scale`` to ``total`` and ``scale`` to ``weights`` at the weights that are kept.
 
     ``total`` and ``weights``: (size,) float32; ``prune_mask``: packed words; ``kept``: float32, in order. Every element is
     touched by one thread, so the result does not depend on their number.
     """
-    size, words = len(total), len(prune_mask)
+    size = len(total)
+    words = len(prune_mask)
     tiles = (words + TILE - 1) // TILE
     starts = np.zeros(tiles + 1, np.int64)
     for tile in prange(tiles):
@@ -31,7 +38,8 @@ def add_kept(total: np.ndarray, weights: np.ndarray, prune_mask: np.ndarray, kep
     for tile in prange(tiles):
         place = starts[tile]
         for word in range(tile * TILE, min(words, (tile + 1) * TILE)):
-            pruned_here, first = prune_mask[word], word * 64
+            pruned_here = prune_mask[word]
+            first = word * 64
             for bit in range(min(64, size - first)):
                 if not (pruned_here >> np.uint64(bit)) & ONE:
                     total[first + bit] += kept[place] * scale

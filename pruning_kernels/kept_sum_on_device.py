@@ -25,5 +25,7 @@ class DeviceSums:
 
     def mean(self, weight: np.float32 | None) -> NDArray[np.float32]:
         """The sum over a weight, or over the weights of those who kept each; zero where nobody did."""
-        found: Tensor = self._total / float(weight) if weight is not None else self._total / self._weights
+        found: Tensor = (
+            self._total / float(weight) if weight is not None else self._total / self._weights
+        )
         return torch.where(self._weights > 0, found, 0.0).cpu().numpy()

@@ -49,11 +49,14 @@ class LocalPruning:
         if isinstance(inputs, Factor):
             return select_lowest(sparsegpt_score(weight, inputs), self.sparsity, self.group)
         if self.metric == "ria":
-            return select_lowest(weight, self.sparsity, self.group, ria_factors(weight, inputs), ria_sums(weight))
+            return select_lowest(
+                weight, self.sparsity, self.group, ria_factors(weight, inputs), ria_sums(weight)
+            )
         factors = torch.ones(weight.shape[1])
         if self.metric == "wanda":
             norms = wanda_factors(weight, inputs)
-            factors = norms if self.group != "column" else factors  # a column's weights share one norm, which may be zero
+            # A column's weights share one norm, which may be zero.
+            factors = norms if self.group != "column" else factors
         return select_lowest(weight, self.sparsity, self.group, factors.to(weight.device))
 
     def prune(self, weight: Tensor, inputs: InputStatistics) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,8 @@ def unit_importance(
         Shapes do not fit each other or the size of a unit, or ``rows_at_once``, ``side`` or ``dtype`` is none.
     """
     _require(weight, factors, gradients, side, size, rows_at_once, dtype)
-    step, blocks = _Step(factors, gradients, dtype), _blocks(weight, factors, rows_at_once, dtype)
+    step = _Step(factors, gradients, dtype)
+    blocks = _blocks(weight, factors, rows_at_once, dtype)
     with torch.no_grad():
         if score == "exact":
             return step.squares(blocks, side).view(-1, size).sum(dim=1)
@@ -86,9 +87,14 @@ class _Step:
     """Factors of G, and sums over the rows or columns of G and M that need neither."""
 
     def __init__(self, factors: Factors, gradients: Gradients, dtype: torch.dtype) -> None:
-        self.b, self.a = factors.b.detach().to(dtype), factors.a.detach().to(dtype)
-        gradient_b, gradient_a = gradients.b.detach().to(dtype), gradients.a.detach().to(dtype)
-        self.p, self.q = torch.cat([gradient_b, self.b], dim=1), torch.cat([self.a - gradient_a, gradient_a])
+        self.b = factors.b.detach().to(dtype)
+        self.a = factors.a.detach().to(dtype)
+        gradient_b = gradients.b.detach().to(dtype)
+        gradient_a = gradients.a.detach().to(dtype)
+        self.p, self.q = (
+            torch.cat([gradient_b, self.b], dim=1),
+            torch.cat([self.a - gradient_a, gradient_a]),
+        )
         self.scaling = factors.scaling
 
     def squares(self, blocks: Iterator[tuple[slice, Tensor]], side: int) -> Tensor:
@@ -128,7 +134,10 @@ def _blocks(
         end = min(start + rows_at_once, out_features)
         read = weight[start:end] if isinstance(weight, Tensor) else weight(start, end)
         if tuple(read.shape) != (end - start, in_features):
-            raise ValueError(f"rows {start} to {end} of a matrix {factors.shape} cannot have the shape {tuple(read.shape)}")
+            raise ValueError(
+                f"rows {start} to {end} of a matrix {factors.shape} cannot have the shape"
+                f" {tuple(read.shape)}"
+            )
         yield slice(start, end), read.detach().to(dtype)
 
 
@@ -140,9 +149,14 @@ def _require(
     if shapes != (expected := (tuple(factors.b.shape), tuple(factors.a.shape))):
         raise ValueError(f"gradients are shaped like their factors, {expected}, got {shapes}")
     if isinstance(weight, Tensor) and tuple(weight.shape) != factors.shape:
-        raise ValueError(f"the weight of an update {factors.shape} has its shape, got {tuple(weight.shape)}")
+        raise ValueError(
+            f"the weight of an update {factors.shape} has its shape, got {tuple(weight.shape)}"
+        )
     if side not in (0, 1) or size < 1 or factors.shape[side] % size:
-        raise ValueError(f"units of {size} on side {side} do not fill a matrix {factors.shape}; sides are 0 and 1")
+        raise ValueError(
+            f"units of {size} on side {side} do not fill a matrix {factors.shape}; sides are 0"
+            " and 1"
+        )
     if rows_at_once < 1:
         raise ValueError(f"rows_at_once has to be at least 1, got {rows_at_once}")
     if dtype not in (torch.float32, torch.float64):
@@ -169,7 +183,10 @@ def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
         There is no matrix, or they have different units.
     """
     if not matrices or len({tuple(own.shape) for own in matrices}) != 1 or matrices[0].ndim != 1:
-        raise ValueError(f"matrices of one unit give vectors of one length, got {[tuple(own.shape) for own in matrices]}")
+        raise ValueError(
+            "matrices of one unit give vectors of one length, got"
+            f" {[tuple(own.shape) for own in matrices]}"
+        )
     total = torch.zeros_like(matrices[0], dtype=torch.float64)
     for own in matrices:
         values = own.to(torch.float64)
@@ -200,7 +217,9 @@ def moving_average(former: Tensor | None, seen: Tensor, eta: float) -> Tensor | 
     if not 0 <= eta <= 1:
         raise ValueError(f"eta has to lie in [0, 1], got {eta}")
     if former is not None and former.shape != seen.shape:
-        raise ValueError(f"a moving average of {tuple(former.shape)} cannot go on with {tuple(seen.shape)}")
+        raise ValueError(
+            f"a moving average of {tuple(former.shape)} cannot go on with {tuple(seen.shape)}"
+        )
     if not bool(torch.isfinite(seen).all()):
         return former
     values = seen.detach().to(torch.float64)

@@ -25,7 +25,8 @@ LEVELS = ((21, 11), (10, 11), (0, 10))
 DIGITS = 1 << 11
 COLUMNS_AT_ONCE = 16
 """Columns that are turned into lines together: one cache line of scores."""
-LOWEST_KEY, HIGHEST_KEY = 0x007FFFFF, 0xFF800000
+LOWEST_KEY = 0x007FFFFF
+HIGHEST_KEY = 0xFF800000
 """Keys of the infinities; what lies beyond them is NaN."""
 
 Scores = NDArray[np.float32]
@@ -63,20 +64,27 @@ def _ordered(score: np.float32) -> np.uint32:
 
 
 @compiled(inline="always")
-def _share(score: np.float32, row_sum: np.float32, column_sum: np.float32, factor: np.float32) -> np.float32:
+def _share(
+    score: np.float32, row_sum: np.float32, column_sum: np.float32, factor: np.float32
+) -> np.float32:
     """RIA's score."""
     return (_quotient(abs(score), row_sum) + _quotient(abs(score), column_sum)) * factor
 
 
 @compiled()
-def _keys_of(scores: Scores, factors: Scores, row_sums: Scores, row: int, column_sums: Scores, keys: Keys) -> bool:
+def _keys_of(
+    scores: Scores, factors: Scores, row_sums: Scores, row: int, column_sums: Scores, keys: Keys
+) -> bool:
     """The keys of a stretch of a row, and whether one of them cannot be compared; three loops, as none of them has a branch."""
     made = len(factors) > 0
-    lowest, highest = np.uint32(LOWEST_KEY + made), np.uint32(HIGHEST_KEY - made)
+    lowest = np.uint32(LOWEST_KEY + made)
+    highest = np.uint32(HIGHEST_KEY - made)
     if len(column_sums):
         row_sum = row_sums[row]
         for place in range(len(scores)):
-            keys[place] = _ordered(_share(scores[place], row_sum, column_sums[place], factors[place]))
+            keys[place] = _ordered(
+                _share(scores[place], row_sum, column_sums[place], factors[place])
+            )
     elif made:
         for place in range(len(scores)):
             keys[place] = _ordered(abs(scores[place]) * factors[place])
@@ -129,13 +137,20 @@ def threshold_of(keys: Keys, quota: int, scratch: Keys) -> tuple[int, int]:
 
 @compiled(parallel=True)
 def prune_rows(
-    scores: Scores, factors: Scores, row_sums: Scores, column_sums: Scores, quota: int, threads: int, prune_mask: Mask
+    scores: Scores,
+    factors: Scores,
+    row_sums: Scores,
+    column_sums: Scores,
+    quota: int,
+    threads: int,
+    prune_mask: Mask,
 ) -> np.bool_:
     """Every row is a group; ``quota`` is at least 1."""
     rows, columns = scores.shape
     failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
-        keys, scratch = np.empty(columns, np.uint32), np.empty(columns, np.uint32)
+        keys = np.empty(columns, np.uint32)
+        scratch = np.empty(columns, np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             threshold, ties = threshold_of(keys, quota, scratch)
@@ -150,22 +165,32 @@ def prune_rows(
 
 @compiled(parallel=True)
 def prune_columns(
-    scores: Scores, factors: Scores, row_sums: Scores, column_sums: Scores, quota: int, threads: int, prune_mask: Mask
+    scores: Scores,
+    factors: Scores,
+    row_sums: Scores,
+    column_sums: Scores,
+    quota: int,
+    threads: int,
+    prune_mask: Mask,
 ) -> np.bool_:
     """Every column is a group; ``quota`` is at least 1."""
     rows, columns = scores.shape
     strips = -(-columns // COLUMNS_AT_ONCE)
     failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
-        keys, scratch = np.empty((COLUMNS_AT_ONCE, rows), np.uint32), np.empty(rows, np.uint32)
-        thresholds, ties = np.empty(COLUMNS_AT_ONCE, np.int64), np.empty(COLUMNS_AT_ONCE, np.int64)
+        keys = np.empty((COLUMNS_AT_ONCE, rows), np.uint32)
+        scratch = np.empty(rows, np.uint32)
+        thresholds = np.empty(COLUMNS_AT_ONCE, np.int64)
+        ties = np.empty(COLUMNS_AT_ONCE, np.int64)
         line = np.empty(COLUMNS_AT_ONCE, np.uint32)
         for strip in range(strips * thread // threads, strips * (thread + 1) // threads):
             first = strip * COLUMNS_AT_ONCE
             width = min(COLUMNS_AT_ONCE, columns - first)
             part = slice(first, first + width)
             for row in range(rows):
-                failed[thread] |= _keys_of(scores[row, part], factors[part], row_sums, row, column_sums[part], line)
+                failed[thread] |= _keys_of(
+                    scores[row, part], factors[part], row_sums, row, column_sums[part], line
+                )
                 for place in range(width):
                     keys[place, row] = line[place]
             for place in range(width):
@@ -197,10 +222,12 @@ def prune_pattern(
     failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
         keys = np.empty((size, scores.shape[1] // size), np.uint32)
-        before, line = np.empty(keys.shape[1], np.uint32), np.empty(scores.shape[1], np.uint32)
+        before = np.empty(keys.shape[1], np.uint32)
+        line = np.empty(scores.shape[1], np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, line)
-            for group in range(keys.shape[1]):  # so that places are compared for many groups at once
+            # So that places are compared for many groups at once.
+            for group in range(keys.shape[1]):
                 for place in range(size):
                     keys[place, group] = line[group * size + place]
             for place in range(size):
@@ -225,7 +252,13 @@ def _count_before(keys: Keys, place: int, before: Keys) -> None:
 
 @compiled(parallel=True)
 def prune_layer(
-    scores: Scores, factors: Scores, row_sums: Scores, column_sums: Scores, quota: int, threads: int, prune_mask: Mask
+    scores: Scores,
+    factors: Scores,
+    row_sums: Scores,
+    column_sums: Scores,
+    quota: int,
+    threads: int,
+    prune_mask: Mask,
 ) -> np.bool_:
     """The whole matrix is one group; ``quota`` is at least 1.
 
@@ -233,7 +266,8 @@ def prune_layer(
     that bin aside; what remains is done among those.
     """
     rows, columns = scores.shape
-    counts, failed = np.zeros((threads, 1 << 16), np.int64), np.zeros(threads, np.bool_)
+    counts = np.zeros((threads, 1 << 16), np.int64)
+    failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
         keys = np.empty(columns, np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
@@ -248,9 +282,11 @@ def prune_layer(
     starts = np.zeros(threads + 1, np.int64)
     for thread in range(threads):
         starts[thread + 1] = starts[thread] + counts[thread, digit]
-    aside, places = np.empty(starts[-1], np.uint32), np.empty(starts[-1], np.int64)
+    aside = np.empty(starts[-1], np.uint32)
+    places = np.empty(starts[-1], np.int64)
     for thread in prange(threads):
-        found, keys = starts[thread], np.empty(columns, np.uint32)
+        found = starts[thread]
+        keys = np.empty(columns, np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             for column in range(columns):

@@ -16,7 +16,8 @@ def ordered_keys(scores: Tensor) -> Tensor:
     """int32 keys in the order of float32 scores, same shape; both zeros have the same, and NaN has no meaning."""
     bits = scores.contiguous().view(torch.int32)
     bits = bits.masked_fill(bits == torch.iinfo(torch.int32).min, 0)  # -0.0
-    return bits ^ (bits >> 31 & 0x7FFFFFFF)  # the larger the magnitude of a negative score, the lower it is
+    # The larger the magnitude of a negative score, the lower it is.
+    return bits ^ (bits >> 31 & 0x7FFFFFFF)
 
 
 def prune_lowest(keys: Tensor, quota: int, bits: int | None = None) -> Tensor:
@@ -36,7 +37,8 @@ def prune_lowest(keys: Tensor, quota: int, bits: int | None = None) -> Tensor:
     if keys.shape[1] <= SHORT_LINE:
         return _ranks(keys) < quota
     last = _last_pruned(keys, quota, bits)
-    prune_mask, tied = keys < last, keys == last
+    prune_mask = keys < last
+    tied = keys == last
     missing = quota - prune_mask.sum(dim=1, keepdim=True)
     tied &= tied.cumsum(dim=1, dtype=torch.int32) <= missing
     return prune_mask.logical_or_(tied)
@@ -54,10 +56,13 @@ def _ranks(keys: Tensor) -> Tensor:
 
 def _last_pruned(keys: Tensor, quota: int, bits: int | None) -> Tensor:
     """The highest number that fewer than ``quota`` keys of a line are below, (lines, 1): the key of the last one."""
-    lowest, sign = (torch.iinfo(keys.dtype).min, [torch.iinfo(keys.dtype).min]) if bits is None else (0, [])
+    lowest, sign = (
+        (torch.iinfo(keys.dtype).min, [torch.iinfo(keys.dtype).min]) if bits is None else (0, [])
+    )
     below_sign = torch.iinfo(keys.dtype).bits - 1 if bits is None else bits
     last = torch.full((len(keys), 1), lowest, dtype=keys.dtype, device=keys.device)
     for bit in sign + [1 << place for place in reversed(range(below_sign))]:
-        higher = last ^ bit  # the sign's bit is set in negative numbers, so taking it away makes one higher, too
+        # The sign's bit is set in negative numbers, so taking it away makes one higher, too.
+        higher = last ^ bit
         last = torch.where((keys < higher).sum(dim=1, keepdim=True) < quota, higher, last)
     return last

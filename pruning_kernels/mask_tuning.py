@@ -66,7 +66,8 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
     -------
     (units,), bool: as many are True; the sum is not above that of ``cut``
     """
-    exact, now = factor.to("cpu", torch.float64), cut.cpu().clone()
+    exact = factor.to("cpu", torch.float64)
+    now = cut.cpu().clone()
     if not now.any() or now.all():
         return now
     own = exact.square().sum(dim=0)
@@ -75,7 +76,8 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
     for unit in staying[torch.sort(own[staying], stable=True).indices].tolist():
         now[unit] = True
         total = total + exact[:, unit]
-        saved = (2 * (total @ exact) - own).masked_fill(~now, -torch.inf)  # by which the sum falls if a unit comes back
+        # By which the sum falls if a unit comes back.
+        saved = (2 * (total @ exact) - own).masked_fill(~now, -torch.inf)
         back = int(saved.argmax())
         back = back if saved[back] > saved[unit] else unit
         now[back] = False

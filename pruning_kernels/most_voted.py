@@ -37,19 +37,25 @@ def most_voted_in_layer(planes: Planes, num_weights: int, quota: int, sizes: Siz
     How many votes are enough is guessed from a sample, and the guess is verified on all planes. Where it is wrong, others are
     tried at growing distances, and once there is one on either side the middle.
     """
-    pruned, tied = np.empty(planes.shape[1], np.uint64), np.empty(planes.shape[1], np.uint64)
+    pruned = np.empty(planes.shape[1], np.uint64)
+    tied = np.empty(planes.shape[1], np.uint64)
     parts = np.linspace(0, len(tied), get_num_threads() + 1).astype(np.int64)
-    lowest, highest, step = 0, (1 << len(planes)) - 1, 1
+    lowest = 0
+    highest = (1 << len(planes)) - 1
+    step = 1
     votes = _guess(planes, quota / num_weights)
     while True:
         above, as_many = _compare(planes, votes, num_weights, pruned, tied, parts)
         if above.sum() > quota:
-            lowest, votes = votes + 1, votes + step
+            lowest = votes + 1
+            votes = votes + step
         elif above.sum() + as_many.sum() < quota:
-            highest, votes = votes - 1, votes - step
+            highest = votes - 1
+            votes = votes - step
         else:
             break
-        votes, step = votes if lowest <= votes <= highest else (lowest + highest) // 2, 2 * step
+        votes = votes if lowest <= votes <= highest else (lowest + highest) // 2
+        step = 2 * step
     missing = quota - int(above.sum())
     if len(sizes) == 0:
         _prune_first(tied, pruned, missing)
@@ -60,16 +66,22 @@ def most_voted_in_layer(planes: Planes, num_weights: int, quota: int, sizes: Siz
 
 def _guess(planes: Planes, share: float) -> int:
     """The votes that a share of the weights has or exceeds, of a sample of the weights."""
-    lines = planes[:, : planes.shape[1] // LINE_WORDS * LINE_WORDS].reshape(len(planes), -1, LINE_WORDS)
+    lines = planes[:, : planes.shape[1] // LINE_WORDS * LINE_WORDS].reshape(
+        len(planes), -1, LINE_WORDS
+    )
     sample = np.ascontiguousarray(lines[:, ::SAMPLE])
-    votes, tied, quota = 0, np.full(sample.shape[1:], ALL), share * sample[0].size * 64
+    votes = 0
+    tied = np.full(sample.shape[1:], ALL)
+    quota = share * sample[0].size * 64
     for plane in range(len(planes) - 1, -1, -1):
         found = tied & sample[plane]
         number = int(np.bitwise_count(found).sum())
         if number >= quota:
-            votes, tied = votes | 1 << plane, found
+            votes = votes | 1 << plane
+            tied = found
         else:
-            quota, tied = quota - number, tied ^ found
+            quota = quota - number
+            tied = tied ^ found
     return votes
 
 
@@ -78,18 +90,23 @@ def _compare(
     planes: Planes, votes: int, num_weights: int, pruned: Words, tied: Words, parts: Places
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Which weights have more votes (``pruned``), and which as many (``tied``); their numbers, for each part of the words."""
-    above, as_many = np.zeros(len(parts) - 1, np.int64), np.zeros(len(parts) - 1, np.int64)
+    above = np.zeros(len(parts) - 1, np.int64)
+    as_many = np.zeros(len(parts) - 1, np.int64)
     for part in prange(len(above)):
         for first in range(parts[part], parts[part + 1], TILE):
             stop = min(first + TILE, parts[part + 1])
-            more, equal = _compare_tile(planes, votes, num_weights, pruned[first:stop], tied[first:stop], first)
+            more, equal = _compare_tile(
+                planes, votes, num_weights, pruned[first:stop], tied[first:stop], first
+            )
             above[part] += more
             as_many[part] += equal
     return above, as_many
 
 
 @compiled()
-def _compare_tile(planes: Planes, votes: int, num_weights: int, more: Words, equal: Words, first: int) -> tuple[int, int]:
+def _compare_tile(
+    planes: Planes, votes: int, num_weights: int, more: Words, equal: Words, first: int
+) -> tuple[int, int]:
     for word in range(len(equal)):
         more[word] = 0
         equal[word] = _weights_of(first + word, num_weights)
@@ -102,7 +119,8 @@ def _compare_tile(planes: Planes, votes: int, num_weights: int, more: Words, equ
             for word in range(len(equal)):
                 more[word] |= equal[word] & bits[word]
                 equal[word] &= ~bits[word]
-    above, as_many = 0, 0
+    above = 0
+    as_many = 0
     for word in range(len(equal)):
         above += int(popcount(more[word]))
         as_many += int(popcount(equal[word]))
@@ -125,14 +143,20 @@ def _weights_of(word: int, num_weights: int) -> np.uint64:
 
 
 def _prune_smallest(
-    tied: Words, pruned: Words, quota: int, sizes: Sizes, as_many: NDArray[np.int64], parts: NDArray[np.int64]
+    tied: Words,
+    pruned: Words,
+    quota: int,
+    sizes: Sizes,
+    as_many: NDArray[np.int64],
+    parts: NDArray[np.int64],
 ) -> None:
     """Prune the smallest of the tied weights: at once all below the bin of the last one, then some of that bin.
 
     Where few are tied all of them are one bin, so that their sizes, which lie far apart in memory, are read once.
     """
     if as_many.sum() * FEW <= len(sizes):
-        places, keys = np.empty(as_many.sum(), np.int64), np.empty(as_many.sum(), np.uint32)
+        places = np.empty(as_many.sum(), np.int64)
+        keys = np.empty(as_many.sum(), np.uint32)
         _set_aside(tied, sizes, np.concatenate(([0], np.cumsum(as_many))), places, keys, parts)
         _prune_rest(pruned, places, keys, quota)
         return
@@ -141,15 +165,19 @@ def _prune_smallest(
     below = np.cumsum(counts.sum(axis=0))
     digit = int(np.searchsorted(below, quota))
     starts = np.concatenate(([0], np.cumsum(counts[:, digit])))
-    places, keys = np.empty(starts[-1], np.int64), np.empty(starts[-1], np.uint32)
+    places = np.empty(starts[-1], np.int64)
+    keys = np.empty(starts[-1], np.uint32)
     _prune_below(tied, pruned, sizes, shift, digit, starts, places, keys, parts)
     _prune_rest(pruned, places, keys, quota - (int(below[digit - 1]) if digit else 0))
 
 
 @compiled(parallel=True)
-def _set_aside(tied: Words, sizes: Sizes, starts: Places, places: Places, keys: Keys, parts: Places) -> None:
+def _set_aside(
+    tied: Words, sizes: Sizes, starts: Places, places: Places, keys: Keys, parts: Places
+) -> None:
     """The places of the tied weights, in order, and their sizes; in two loops, so that many reads are under way at once."""
-    low, up = lower_bits(sizes), 32 - 8 * sizes.itemsize
+    low = lower_bits(sizes)
+    up = 32 - 8 * sizes.itemsize
     for part in prange(len(parts) - 1):
         found = starts[part]
         for word in range(parts[part], parts[part + 1]):
@@ -163,7 +191,9 @@ def _set_aside(tied: Words, sizes: Sizes, starts: Places, places: Places, keys: 
 
 
 @compiled(parallel=True)
-def _count_sizes(tied: Words, sizes: Sizes, shift: int, parts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _count_sizes(
+    tied: Words, sizes: Sizes, shift: int, parts: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Histogram of the tied weights' sizes without their lower bits, ``shift`` of them, for each part of the words."""
     low = lower_bits(sizes)
     counts = np.zeros((len(parts) - 1, 1 << 15), np.int64)
@@ -179,10 +209,19 @@ def _count_sizes(tied: Words, sizes: Sizes, shift: int, parts: NDArray[np.int64]
 
 @compiled(parallel=True)
 def _prune_below(
-    tied: Words, pruned: Words, sizes: Sizes, shift: int, digit: int, starts: Places, places: Places, keys: Keys, parts: Places
+    tied: Words,
+    pruned: Words,
+    sizes: Sizes,
+    shift: int,
+    digit: int,
+    starts: Places,
+    places: Places,
+    keys: Keys,
+    parts: Places,
 ) -> None:
     """Prune the tied weights whose sizes lie below a bin, and set those of the bin aside, in order."""
-    low, below = lower_bits(sizes), (1 << shift) - 1
+    low = lower_bits(sizes)
+    below = (1 << shift) - 1
     for part in prange(len(parts) - 1):
         found = starts[part]
         for word in range(parts[part], parts[part + 1]):
@@ -204,7 +243,8 @@ def _prune_rest(pruned: Words, places: Places, keys: Keys, quota: int) -> None:
     """Prune the ``quota`` smallest of some weights."""
     threshold, ties = threshold_of(keys, quota, np.empty_like(keys))
     for found in range(len(keys)):
-        chosen = np.uint64(keys[found] < threshold)  # a number and no branch, which would go either way half of the time
+        # A number and no branch, which would go either way half of the time.
+        chosen = np.uint64(keys[found] < threshold)
         if keys[found] == threshold and ties > 0:
             chosen = ONE
             ties -= 1
@@ -239,15 +279,21 @@ def parts_of_rows(shape: tuple[int, int]) -> Places:
     """Where each thread's rows begin, and the end: where a word does, so that no two threads write to the same one."""
     rows, columns = shape
     aligned = 64 // math.gcd(columns, 64)
-    return np.minimum(np.linspace(0, -(-rows // aligned), get_num_threads() + 1).astype(np.int64) * aligned, rows)
+    return np.minimum(
+        np.linspace(0, -(-rows // aligned), get_num_threads() + 1).astype(np.int64) * aligned, rows
+    )
 
 
 @compiled(parallel=True)
-def _prune_rows(planes: Planes, parts: Places, columns: int, quota: int, sizes: Sizes, pruned: Words) -> None:
+def _prune_rows(
+    planes: Planes, parts: Places, columns: int, quota: int, sizes: Sizes, pruned: Words
+) -> None:
     for part in prange(len(parts) - 1):
-        tied, keys = np.empty(columns // 64 + 2, np.uint64), np.empty(columns, np.uint64)
+        tied = np.empty(columns // 64 + 2, np.uint64)
+        keys = np.empty(columns, np.uint64)
         for row in range(parts[part], parts[part + 1]):
-            first, last = row * columns >> 6, (row + 1) * columns - 1 >> 6
+            first = row * columns >> 6
+            last = (row + 1) * columns - 1 >> 6
             words = last - first + 1
             for word in range(words):
                 tied[word] = ALL
@@ -283,9 +329,12 @@ def _descend(planes: Planes, first: int, tied: Words, pruned: Words, quota: int)
 @compiled()
 def nth_lowest(keys: Words, place: int) -> np.uint64:
     """The key at a place of all in order, no two of them equal, by Hoare's selection; it moves the keys."""
-    first, last = 0, len(keys) - 1
+    first = 0
+    last = len(keys) - 1
     while first < last:
-        pivot, left, right = keys[(first + last) >> 1], first, last
+        pivot = keys[(first + last) >> 1]
+        left = first
+        right = last
         while left <= right:
             while keys[left] < pivot:
                 left += 1
@@ -305,9 +354,12 @@ def nth_lowest(keys: Words, place: int) -> np.uint64:
 
 
 @compiled()
-def _prune_smallest_in_row(tied: Words, pruned: Words, first: int, quota: int, sizes: Sizes, keys: Words) -> None:
+def _prune_smallest_in_row(
+    tied: Words, pruned: Words, first: int, quota: int, sizes: Sizes, keys: Words
+) -> None:
     """Prune the smallest of the tied weights, which begin at the word ``first``."""
-    low, found = lower_bits(sizes), 0
+    low = lower_bits(sizes)
+    found = 0
     for word in range(len(tied)):
         rest = tied[word]
         while rest:
@@ -325,13 +377,17 @@ def _prune_smallest_in_row(tied: Words, pruned: Words, first: int, quota: int, s
 @compiled(inline="always")
 def _votes_at(planes: Planes, place: int) -> int:
     """Votes for one weight."""
-    votes, word, bit = 0, place >> 6, np.uint64(place & 63)
+    votes = 0
+    word = place >> 6
+    bit = np.uint64(place & 63)
     for plane in range(len(planes)):
         votes |= int(planes[plane, word] >> bit & ONE) << plane
     return votes
 
 
-def most_voted_in_pattern(planes: Planes, shape: tuple[int, int], size: int, quota: int, sizes: Sizes) -> Words:
+def most_voted_in_pattern(
+    planes: Planes, shape: tuple[int, int], size: int, quota: int, sizes: Sizes
+) -> Words:
     """Prune the ``quota`` most voted of each ``size`` consecutive weights of a row."""
     prune_mask = np.zeros(shape, np.bool_)
     _prune_pattern(planes, size, quota, sizes, prune_mask)
@@ -339,7 +395,9 @@ def most_voted_in_pattern(planes: Planes, shape: tuple[int, int], size: int, quo
 
 
 @compiled(parallel=True)
-def _prune_pattern(planes: Planes, size: int, quota: int, sizes: Sizes, prune_mask: NDArray[np.bool_]) -> None:
+def _prune_pattern(
+    planes: Planes, size: int, quota: int, sizes: Sizes, prune_mask: NDArray[np.bool_]
+) -> None:
     rows, columns = prune_mask.shape
     low = lower_bits(sizes)
     for row in prange(rows):
@@ -352,5 +410,7 @@ def _prune_pattern(planes: Planes, size: int, quota: int, sizes: Sizes, prune_ma
             for place in range(size):
                 before = 0
                 for other in range(size):
-                    before += keys[other] < keys[place] or (keys[other] == keys[place] and other < place)
+                    before += keys[other] < keys[place] or (
+                        keys[other] == keys[place] and other < place
+                    )
                 prune_mask[row, first + place] = before < quota

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from pruning_kernels.bit_instructions import lowest_bit
 from pruning_kernels.bitmask import LINE_WORDS, Words
 from pruning_kernels.compiled import compiled
-from pruning_kernels.most_voted import ALL, ONE, Places, Planes, Sizes, lower_bits, nth_lowest, parts_of_rows
+from pruning_kernels.most_voted import (
+    ALL,
+    ONE,
+    Places,
+    Planes,
+    Sizes,
+    lower_bits,
+    nth_lowest,
+    parts_of_rows,
+)
 
 WIDTH = 64 * LINE_WORDS
 """Columns that are looked at together."""
@@ -22,7 +31,9 @@ Lines = NDArray[np.uint64]
 """(rows, 8): bit ``c % 64`` of word ``c // 64`` of a line belongs to the column ``c`` of 512."""
 
 
-def most_voted_in_columns(planes: Planes, shape: tuple[int, int], quota: int, sizes: Sizes) -> Words:
+def most_voted_in_columns(
+    planes: Planes, shape: tuple[int, int], quota: int, sizes: Sizes
+) -> Words:
     """Prune the ``quota`` most voted of every column."""
     rows, columns = shape
     pruned = np.zeros(planes.shape[1], np.uint64)
@@ -33,15 +44,21 @@ def most_voted_in_columns(planes: Planes, shape: tuple[int, int], quota: int, si
 
 
 @compiled(parallel=True)
-def _prune_columns(planes: Planes, rows: int, columns: int, quota: int, sizes: Sizes, lines: Planes) -> None:
+def _prune_columns(
+    planes: Planes, rows: int, columns: int, quota: int, sizes: Sizes, lines: Planes
+) -> None:
     for strip in prange(len(lines)):
         _prune_strip(planes, rows, columns, strip * WIDTH, quota, sizes, lines[strip])
 
 
 @compiled()
-def _prune_strip(planes: Planes, rows: int, columns: int, first: int, quota: int, sizes: Sizes, pruned: Lines) -> None:
+def _prune_strip(
+    planes: Planes, rows: int, columns: int, first: int, quota: int, sizes: Sizes, pruned: Lines
+) -> None:
     """Prune the columns from ``first`` on."""
-    missing, tied, bits = np.full(WIDTH, quota), np.zeros_like(pruned), np.zeros_like(pruned)
+    missing = np.full(WIDTH, quota)
+    tied = np.zeros_like(pruned)
+    bits = np.zeros_like(pruned)
     for word in range(LINE_WORDS):
         beyond = first + 64 * (word + 1) - columns
         in_matrix = ALL >> np.uint64(max(beyond, 0)) if beyond < 64 else np.uint64(0)
@@ -62,7 +79,8 @@ def _prune_strip(planes: Planes, rows: int, columns: int, first: int, quota: int
 @compiled(inline="always")
 def _read_line(plane: Words, place: int, among: Words, line: Words) -> None:
     """Eight words from a place on, of the bits that are set in ``among``."""
-    word, shift = place >> 6, np.uint64(place & 63)
+    word = place >> 6
+    shift = np.uint64(place & 63)
     if word + LINE_WORDS < len(plane):
         for lane in range(LINE_WORDS):  # a shift by 64 bits is not defined
             upper = plane[word + lane + 1] << ONE << np.uint64(63) - shift
@@ -77,7 +95,8 @@ def _read_line(plane: Words, place: int, among: Words, line: Words) -> None:
 @compiled()
 def _columns_to_take(bits: Lines, missing: Places) -> Words:
     """The columns in which no more bits are set than are ``missing``; what is set in them is subtracted from it."""
-    numbers, take = _count_in_columns(bits), np.zeros(LINE_WORDS, np.uint64)
+    numbers = _count_in_columns(bits)
+    take = np.zeros(LINE_WORDS, np.uint64)
     for column in range(WIDTH):
         if numbers[column] <= missing[column]:
             missing[column] -= numbers[column]
@@ -91,7 +110,8 @@ def _count_in_columns(bits: Lines) -> Places:
     levels = 3
     while len(bits) >> levels:
         levels += 1
-    counter, carry = np.zeros((levels, LINE_WORDS), np.uint64), np.empty(LINE_WORDS, np.uint64)
+    counter = np.zeros((levels, LINE_WORDS), np.uint64)
+    carry = np.empty(LINE_WORDS, np.uint64)
     for row in range(0, len(bits), ROWS):
         for lane in range(LINE_WORDS):
             ones, twos_a = _full_adder(counter[0, lane], bits[row, lane], bits[row + 1, lane])
@@ -114,7 +134,9 @@ def _count_in_columns(bits: Lines) -> Places:
     numbers = np.zeros(WIDTH, np.int64)
     for plane in range(levels):
         for column in range(WIDTH):
-            numbers[column] += np.int64(counter[plane, column >> 6] >> np.uint64(column & 63) & ONE) << plane
+            numbers[column] += (
+                np.int64(counter[plane, column >> 6] >> np.uint64(column & 63) & ONE) << plane
+            )
     return numbers
 
 
@@ -126,13 +148,17 @@ def _full_adder(a: np.uint64, b: np.uint64, c: np.uint64) -> tuple[np.uint64, np
 
 
 @compiled()
-def _prune_tied(tied: Lines, missing: Places, columns: int, first: int, sizes: Sizes, pruned: Lines) -> None:
+def _prune_tied(
+    tied: Lines, missing: Places, columns: int, first: int, sizes: Sizes, pruned: Lines
+) -> None:
     """Prune the smallest of the tied weights of each column, as many as are missing; without sizes the first."""
-    low, starts = lower_bits(sizes), np.zeros(WIDTH + 1, np.int64)
+    low = lower_bits(sizes)
+    starts = np.zeros(WIDTH + 1, np.int64)
     numbers = _count_in_columns(tied)
     for column in range(WIDTH):
         starts[column + 1] = starts[column] + numbers[column]
-    keys, found = np.empty(starts[-1], np.uint64), starts[:-1].copy()
+    keys = np.empty(starts[-1], np.uint64)
+    found = starts[:-1].copy()
     for row in range(len(tied)):
         for word in range(LINE_WORDS):
             rest = tied[row, word]
@@ -149,7 +175,9 @@ def _prune_tied(tied: Lines, missing: Places, columns: int, first: int, sizes: S
         last = nth_lowest(of_column, missing[column] - 1)
         for key in of_column:
             if key <= last:
-                pruned[int(key & np.uint64(0xFFFFFFFF)), column >> 6] |= ONE << np.uint64(column & 63)
+                pruned[int(key & np.uint64(0xFFFFFFFF)), column >> 6] |= ONE << np.uint64(
+                    column & 63
+                )
 
 
 @compiled(parallel=True)
@@ -158,7 +186,8 @@ def _join(lines: Planes, parts: Places, columns: int, pruned: Words) -> None:
     for part in prange(len(parts) - 1):
         for row in range(parts[part], parts[part + 1]):
             for word in range(-(-columns // 64)):
-                place, bits = row * columns + 64 * word, lines[word // LINE_WORDS, row, word % LINE_WORDS]
+                place = row * columns + 64 * word
+                bits = lines[word // LINE_WORDS, row, word % LINE_WORDS]
                 shift = np.uint64(place & 63)
                 pruned[place >> 6] |= bits << shift
                 if shift and bits >> np.uint64(64) - shift:

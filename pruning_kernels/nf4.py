@@ -73,7 +73,9 @@ def encode(values: Tensor) -> Nf4:
         raise ValueError(f"NF4 is for float numbers, got {values.dtype}")
     flat = values.detach().to(torch.float32).reshape(-1)
     if not bool(torch.isfinite(flat).all()):
-        raise NotFiniteError("NaN or infinity has no NF4 code; lower the learning rate or check the data")
+        raise NotFiniteError(
+            "NaN or infinity has no NF4 code; lower the learning rate or check the data"
+        )
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).reshape(-1, BLOCK)
     absmax = blocks.abs().amax(dim=1)
     scaled = blocks * absmax.clamp(min=SMALLEST_DIVISOR).reciprocal()[:, None]
@@ -96,9 +98,13 @@ def decode(nf4: Nf4, shape: Sequence[int]) -> Tensor:
     _require_whole(nf4, size)
     codes = torch.stack([nf4.packed >> 4, nf4.packed & 15], dim=1).reshape(-1)
     if size % 2 and int(codes[-1]) != ZERO:
-        raise ValueError("the unused bits of the last NF4 byte are not the code of zero; the values are damaged")
+        raise ValueError(
+            "the unused bits of the last NF4 byte are not the code of zero; the values are damaged"
+        )
     levels = torch.tensor(LEVELS, device=codes.device)[codes[:size].to(torch.int32)]
-    blocks = torch.nn.functional.pad(levels, (0, -size % BLOCK)).reshape(-1, BLOCK) * nf4.absmax[:, None]
+    blocks = (
+        torch.nn.functional.pad(levels, (0, -size % BLOCK)).reshape(-1, BLOCK) * nf4.absmax[:, None]
+    )
     return blocks.reshape(-1)[:size].reshape(tuple(shape))
 
 
@@ -110,6 +116,11 @@ def _require_whole(nf4: Nf4, size: int) -> None:
     ):
         if found.dtype != dtype or tuple(found.shape) != (length,):
             expected = f"{length} of {dtype}"
-            raise ValueError(f"the {name} of {size} values in NF4 are {expected}, got {tuple(found.shape)} of {found.dtype}")
+            raise ValueError(
+                f"the {name} of {size} values in NF4 are {expected}, got {tuple(found.shape)} of"
+                f" {found.dtype}"
+            )
     if not bool(((nf4.absmax >= 0) & torch.isfinite(nf4.absmax)).all()):
-        raise ValueError("a magnitude of an NF4 block is negative, NaN or infinite; the values are damaged")
+        raise ValueError(
+            "a magnitude of an NF4 block is negative, NaN or infinite; the values are damaged"
+        )

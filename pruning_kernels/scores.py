@@ -79,10 +79,13 @@ def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -
 def relative_score(weight: Tensor, sums: RiaSums, factors: Tensor) -> Tensor:
     """``(|W_ij| / rows_i + |W_ij| / columns_j) * factors_j``, float32, each operation rounded: see ``ria_score``."""
     size = magnitude_score(weight)
-    for first in range(0, len(size), ROWS_AT_ONCE):  # in place, so that no second matrix is written and read
+    # In place, so that no second matrix is written and read.
+    for first in range(0, len(size), ROWS_AT_ONCE):
         score = size[first : first + ROWS_AT_ONCE]
         share_of_column = score / sums.columns
-        score.div_(sums.rows[first : first + ROWS_AT_ONCE, None]).add_(share_of_column).mul_(factors)
+        score.div_(sums.rows[first : first + ROWS_AT_ONCE, None]).add_(share_of_column).mul_(
+            factors
+        )
     return size
 
 
@@ -95,14 +98,18 @@ def ria_sums(weight: Tensor) -> RiaSums:
     """
     rows = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
     columns = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
-    at_once = torch.empty((ROWS_AT_ONCE, weight.shape[1]), dtype=torch.float32, device=weight.device)
+    at_once = torch.empty(
+        (ROWS_AT_ONCE, weight.shape[1]), dtype=torch.float32, device=weight.device
+    )
     with _one_thread():
         for first in range(0, len(weight), ROWS_AT_ONCE):
             some = weight[first : first + ROWS_AT_ONCE]
             size = at_once[: len(some)].copy_(some).abs_()
             torch.sum(size, dim=1, out=rows[first : first + ROWS_AT_ONCE])
             columns += size.sum(dim=0)
-    rows, columns = (torch.where(found == 0, torch.inf, found.to(torch.float32)) for found in (rows, columns))
+    rows, columns = (
+        torch.where(found == 0, torch.inf, found.to(torch.float32)) for found in (rows, columns)
+    )
     return RiaSums(rows, columns)
 
 
@@ -126,8 +133,12 @@ def wanda_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:
     """``||X_j||_2`` of Wanda's score for each input channel j of ``weight``, float32: see ``wanda_score``."""
     if input_square_sum.shape != weight.shape[1:]:
         raise ValueError(
-            f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got {tuple(input_square_sum.shape)}"
+            f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got"
+            f" {tuple(input_square_sum.shape)}"
         )
     if not bool(torch.isfinite(input_square_sum).all()):
-        raise NotFiniteError("the calibration activations contain NaN or infinity; use dtype float32 or check the model")
+        raise NotFiniteError(
+            "the calibration activations contain NaN or infinity; use dtype float32 or check the"
+            " model"
+        )
     return input_square_sum.sqrt().to(torch.float32)

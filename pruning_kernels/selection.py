@@ -4,13 +4,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruning_kernels.comparison_groups import ComparisonGroup, group_size, parse_pattern, pruned_per_group
+from pruning_kernels.comparison_groups import (
+    ComparisonGroup,
+    group_size,
+    parse_pattern,
+    pruned_per_group,
+)
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.scores import NotFiniteError, RiaSums, relative_score
 
 
 def select_lowest(
-    scores: Tensor, sparsity: float, group: ComparisonGroup, factors: Tensor | None = None, sums: RiaSums | None = None
+    scores: Tensor,
+    sparsity: float,
+    group: ComparisonGroup,
+    factors: Tensor | None = None,
+    sums: RiaSums | None = None,
 ) -> Tensor:
     """Prune the lowest scores of each comparison group (Wanda's selection; the paper's local step 1).
 
@@ -44,11 +53,18 @@ def select_lowest(
 
 
 def select_number(
-    scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None, compiled: bool, sums: RiaSums | None = None
+    scores: Tensor,
+    quota: int,
+    group: ComparisonGroup,
+    factors: Tensor | None,
+    compiled: bool,
+    sums: RiaSums | None = None,
 ) -> Tensor:
     """Prune the ``quota`` lowest scores of each comparison group, by compiled kernels or by a sort: see ``select_lowest``."""
     if compiled and quota:
-        prune_mask, unordered = _select_compiled(scores.to(torch.float32), quota, group, factors, sums)
+        prune_mask, unordered = _select_compiled(
+            scores.to(torch.float32), quota, group, factors, sums
+        )
     else:
         if sums is not None and factors is not None:
             scores = relative_score(scores, sums, factors)
@@ -57,9 +73,12 @@ def select_number(
         scores = scores.to(torch.float32)
         size = group_size((scores.shape[0], scores.shape[1]), group)
         select = _select_sorted if scores.device.type == "cpu" else _select_on_device
-        prune_mask, unordered = select(scores, size, quota, group), _unordered(scores, finite=factors is not None)
+        prune_mask = select(scores, size, quota, group)
+        unordered = _unordered(scores, finite=factors is not None)
     if unordered:
-        raise NotFiniteError("the scores contain NaN or infinity and cannot be compared; check the model's weights")
+        raise NotFiniteError(
+            "the scores contain NaN or infinity and cannot be compared; check the model's weights"
+        )
     return prune_mask
 
 
@@ -74,7 +93,11 @@ def _select_sorted(scores: Tensor, size: int, quota: int, group: ComparisonGroup
     lines = (scores.T if group == "column" else scores).reshape(-1, size)
     lowest = torch.sort(lines, dim=1, stable=True).indices[:, :quota]
     prune_mask = torch.zeros(lines.shape, dtype=torch.bool).scatter_(1, lowest, True)
-    return prune_mask.reshape(columns, rows).T.contiguous() if group == "column" else prune_mask.reshape(rows, columns)
+    return (
+        prune_mask.reshape(columns, rows).T.contiguous()
+        if group == "column"
+        else prune_mask.reshape(rows, columns)
+    )
 
 
 def _select_on_device(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
@@ -84,7 +107,11 @@ def _select_on_device(scores: Tensor, size: int, quota: int, group: ComparisonGr
     rows, columns = scores.shape
     lines = (scores.T if group == "column" else scores).reshape(-1, size)
     prune_mask = prune_lowest(ordered_keys(lines), quota)
-    return prune_mask.reshape(columns, rows).T.contiguous() if group == "column" else prune_mask.reshape(rows, columns)
+    return (
+        prune_mask.reshape(columns, rows).T.contiguous()
+        if group == "column"
+        else prune_mask.reshape(rows, columns)
+    )
 
 
 def _select_compiled(
@@ -94,13 +121,22 @@ def _select_compiled(
     from pruning_kernels import lowest
 
     prune_mask = np.empty(tuple(scores.shape), np.bool_)
-    given, nothing = scores.detach().contiguous().numpy(), np.empty(0, np.float32)
+    given = scores.detach().contiguous().numpy()
+    nothing = np.empty(0, np.float32)
     by = nothing if factors is None else factors.contiguous().numpy()
-    of = (nothing, nothing) if sums is None else (sums.rows.contiguous().numpy(), sums.columns.contiguous().numpy())
+    of = (
+        (nothing, nothing)
+        if sums is None
+        else (sums.rows.contiguous().numpy(), sums.columns.contiguous().numpy())
+    )
     threads = use_threads_of_torch()
     if (pattern := parse_pattern(group)) is not None:
         unordered = lowest.prune_pattern(given, by, *of, pattern[1], quota, threads, prune_mask)
     else:
-        kernel = {"layer": lowest.prune_layer, "row": lowest.prune_rows, "column": lowest.prune_columns}[group]
+        kernel = {
+            "layer": lowest.prune_layer,
+            "row": lowest.prune_rows,
+            "column": lowest.prune_columns,
+        }[group]
         unordered = kernel(given, by, *of, quota, threads, prune_mask)
     return torch.from_numpy(prune_mask), bool(unordered)

@@ -38,7 +38,9 @@ def second_moments(signals: Tensor) -> Tensor:
     -------
     (width, width), float64, symmetric, where the signals are
     """
-    total = torch.zeros(signals.shape[1], signals.shape[1], dtype=torch.float64, device=signals.device)
+    total = torch.zeros(
+        signals.shape[1], signals.shape[1], dtype=torch.float64, device=signals.device
+    )
     for rows in signals.split(ROWS_AT_ONCE):
         exact = rows.to(torch.float64)
         total.addmm_(exact.T, exact)
@@ -100,7 +102,9 @@ def sliced_reader(weight: Tensor, basis: Tensor, scale: Tensor | float = 1.0) ->
     (rows, kept), float64
     """
     side = scale.to(torch.float64) if isinstance(scale, Tensor) else scale
-    return torch.cat([(rows.to(torch.float64) * side) @ basis for rows in weight.split(ROWS_AT_ONCE)])
+    return torch.cat(
+        [(rows.to(torch.float64) * side) @ basis for rows in weight.split(ROWS_AT_ONCE)]
+    )
 
 
 def sliced_writer(weight: Tensor, basis: Tensor) -> Tensor:

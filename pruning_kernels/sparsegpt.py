@@ -36,7 +36,9 @@ class Factor:
     """(in_features,), bool: channels that were zero for every token."""
 
 
-def factorise(gram: Tensor, damping: float = PAPER_DAMPING, dead_diagonal: float | None = None) -> Factor:
+def factorise(
+    gram: Tensor, damping: float = PAPER_DAMPING, dead_diagonal: float | None = None
+) -> Factor:
     """Cholesky factor of the inverse of a damped gram matrix (SparseGPT section 3.4).
 
     Parameters
@@ -65,10 +67,15 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING, dead_diagonal: float
         The gram is not square, or the damping is out of range.
     """
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-        raise ValueError(f"the gram of the inputs has to be a square matrix, got {tuple(gram.shape)}")
+        raise ValueError(
+            f"the gram of the inputs has to be a square matrix, got {tuple(gram.shape)}"
+        )
     if not 0 <= damping <= 1:
         raise ValueError(f"damping has to lie between 0 and 1, got {damping}")
-    _require_finite(gram, "the calibration activations contain NaN or infinity; use dtype float32 or check the model")
+    _require_finite(
+        gram,
+        "the calibration activations contain NaN or infinity; use dtype float32 or check the model",
+    )
     diagonal = gram.diagonal().to(torch.float32)
     dead = diagonal == 0
     if dead_diagonal is None:
@@ -81,7 +88,10 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING, dead_diagonal: float
         if _inverse_root(upper) and bool(torch.isfinite(upper.diagonal()).all()):
             return Factor(upper, damping, dead)
         if damping == 1:
-            raise NoFactorError("the gram of the inputs has no Cholesky factor, with damping 1.0 either: it is no sum of x x^T")
+            raise NoFactorError(
+                "the gram of the inputs has no Cholesky factor, with damping 1.0 either: it is no"
+                " sum of x x^T"
+            )
         damping = min(10 * damping, 1.0) if damping else PAPER_DAMPING
 
 
@@ -131,17 +141,26 @@ def prune(
     _require_finite(updated, "the weights contain NaN or infinity; check the model")
     updated[:, factor.dead] = 0
     compiled = weight.device.type == "cpu" and weight.numel() >= WORTH_COMPILING
-    errors, prune_mask = torch.empty_like(updated), torch.zeros_like(updated, dtype=torch.bool)
+    errors = torch.empty_like(updated)
+    prune_mask = torch.zeros_like(updated, dtype=torch.bool)
     rows, columns = weight.shape
     for number, start in enumerate(range(0, columns, block_size), 1):
         end = min(start + block_size, columns)
-        block = _Block(factor.upper[start:end, start:end].contiguous(), updated[:, start:end], prune_mask[:, start:end])
+        block = _Block(
+            factor.upper[start:end, start:end].contiguous(),
+            updated[:, start:end],
+            prune_mask[:, start:end],
+        )
         if pattern is None:
             quota = int(rows * end * sparsity) - int(rows * start * sparsity)
-            block.prune_mask.copy_(select_number(block.weight, quota, "layer", block.reciprocals, compiled))
+            block.prune_mask.copy_(
+                select_number(block.weight, quota, "layer", block.reciprocals, compiled)
+            )
         (_solve_compiled if compiled else _solve_plain)(block, pattern, errors[:, start:end])
         _propagate(updated, errors, factor.upper, end, (number & -number) * block_size)
-    _require_finite(updated, "the updated weights contain NaN or infinity; raise the damping or check the model")
+    _require_finite(
+        updated, "the updated weights contain NaN or infinity; raise the damping or check the model"
+    )
     return prune_mask, updated
 
 
@@ -190,12 +209,16 @@ def _solve_plain(block: _Block, pattern: tuple[int, int] | None, errors: Tensor)
 
     ``errors``, (rows, width), is what a column lacks, divided by U_jj: the part of it that later blocks have to make up for.
     """
-    weight, upper, reciprocals = block.weight, block.upper, block.reciprocals
+    weight = block.weight
+    upper = block.upper
+    reciprocals = block.reciprocals
     for column in range(weight.shape[1]):
         if pattern is not None and column % pattern[1] == 0:
             group = slice(column, column + pattern[1])
             quota = pattern[1] - pattern[0]
-            block.prune_mask[:, group] = select_number(weight[:, group], quota, "row", reciprocals[group], compiled=False)
+            block.prune_mask[:, group] = select_number(
+                weight[:, group], quota, "row", reciprocals[group], compiled=False
+            )
         pruned = block.prune_mask[:, column]
         error = (weight[:, column] * reciprocals[column]).mul_(pruned)
         errors[:, column] = error
@@ -232,7 +255,9 @@ def _propagate(updated: Tensor, errors: Tensor, upper: Tensor, end: int, width: 
     products do it.
     """
     right = slice(end, min(end + width, updated.shape[1]))
-    updated[:, right].addmm_(errors[:, end - width : end], upper[end - width : end, right], alpha=-1)
+    updated[:, right].addmm_(
+        errors[:, end - width : end], upper[end - width : end, right], alpha=-1
+    )
 
 
 def _inverse_root(square: Tensor) -> bool:
@@ -244,7 +269,9 @@ def _inverse_root(square: Tensor) -> bool:
     half = square.shape[0] // 2
     if square.shape[0] <= LEAF:
         return _inverse_root_of_leaf(square)
-    a, b, c = square[:half, :half], square[:half, half:], square[half:, half:]
+    a = square[:half, :half]
+    b = square[:half, half:]
+    c = square[half:, half:]
     if not _inverse_root(c):
         return False
     root = b @ c.T
@@ -267,7 +294,13 @@ def _inverse_root_of_leaf(square: Tensor) -> bool:
     return True
 
 
-def _require_fit(weight: Tensor, factor: Factor, sparsity: float, pattern: tuple[int, int] | None, block_size: int) -> None:
+def _require_fit(
+    weight: Tensor,
+    factor: Factor,
+    sparsity: float,
+    pattern: tuple[int, int] | None,
+    block_size: int,
+) -> None:
     """Refuse arguments of ``prune`` that do not fit each other."""
     _require_shape(weight, factor)
     if not 0 <= sparsity < 1:
@@ -280,12 +313,18 @@ def _require_fit(weight: Tensor, factor: Factor, sparsity: float, pattern: tuple
     if not 0 < n < m:
         raise ValueError(f"pattern {n}:{m} has to keep at least one and fewer than all weights")
     if weight.shape[1] % m or block_size % m:
-        raise ValueError(f"pattern {n}:{m} does not divide rows of {weight.shape[1]} weights in blocks of {block_size}")
+        raise ValueError(
+            f"pattern {n}:{m} does not divide rows of {weight.shape[1]} weights in blocks of"
+            f" {block_size}"
+        )
 
 
 def _require_shape(weight: Tensor, factor: Factor) -> None:
     if weight.ndim != 2 or weight.shape[1] != factor.upper.shape[0]:
-        raise ValueError(f"weight {tuple(weight.shape)} does not fit the factor of {factor.upper.shape[0]} input channels")
+        raise ValueError(
+            f"weight {tuple(weight.shape)} does not fit the factor of {factor.upper.shape[0]} input"
+            " channels"
+        )
 
 
 def _require_finite(numbers: Tensor, text: str) -> None:

@@ -16,7 +16,9 @@ Matrix = NDArray[np.float32]
 
 
 @compiled(inline="always")
-def _choose(line: Matrix, reciprocals: Matrix, first: int, end: int, quota: int, pruned: NDArray[np.bool_]) -> None:
+def _choose(
+    line: Matrix, reciprocals: Matrix, first: int, end: int, quota: int, pruned: NDArray[np.bool_]
+) -> None:
     """Of the weights from ``first`` to ``end`` prune ``quota``: those before which fewer than ``quota`` go."""
     for place in range(first, end):
         score = abs(line[place]) * reciprocals[place]
@@ -31,7 +33,8 @@ def _choose(line: Matrix, reciprocals: Matrix, first: int, end: int, quota: int,
 def _subtract(line: Matrix, upper: Matrix, lacking: np.float32, column: int) -> None:
     """Take ``lacking`` times row ``column`` of U from a line, by strips, from the one in which the column lies."""
     for start in range(column - column % STRIP, len(line), STRIP):
-        strip, update = line[start : start + STRIP], upper[column, start : start + STRIP]
+        strip = line[start : start + STRIP]
+        update = upper[column, start : start + STRIP]
         for place in range(STRIP):
             strip[place] -= lacking * update[place]
 
@@ -61,11 +64,17 @@ def solve_rows(
     """
     rows, width = weight.shape
     for thread in prange(threads):
-        line, error = np.zeros(upper.shape[1], np.float32), np.empty(width, np.float32)
-        pruned, places = np.empty(width, np.bool_), np.empty(width, np.int64)
+        line = np.zeros(upper.shape[1], np.float32)
+        error = np.empty(width, np.float32)
+        pruned = np.empty(width, np.bool_)
+        places = np.empty(width, np.int64)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             for column in range(width):
-                line[column], pruned[column], error[column] = weight[row, column], prune_mask[row, column], 0
+                line[column], pruned[column], error[column] = (
+                    weight[row, column],
+                    prune_mask[row, column],
+                    0,
+                )
             for first in range(0, width, size):
                 end = min(first + size, width)
                 if quota:
@@ -80,4 +89,8 @@ def solve_rows(
                     _subtract(line, upper, error[column], column)
                     line[column] = 0
             for column in range(width):
-                weight[row, column], errors[row, column], prune_mask[row, column] = line[column], error[column], pruned[column]
+                weight[row, column], errors[row, column], prune_mask[row, column] = (
+                    line[column],
+                    error[column],
+                    pruned[column],
+                )

@@ -28,7 +28,9 @@ def coupled_sums(scores: Tensor, side: int, size: int) -> Tensor:
     return lines.view(-1, size).sum(dim=1)
 
 
-def lowest_units(scores: Tensor, costs: Tensor, pools: Tensor, target: int, gone: Tensor | None = None) -> Tensor:
+def lowest_units(
+    scores: Tensor, costs: Tensor, pools: Tensor, target: int, gone: Tensor | None = None
+) -> Tensor:
     """Choose units to cut, those of low score first, until what they cost reaches a target: less than one unit beyond it.
 
     Of equal scores the lower index goes first. In each pool the unit of the highest score stays, whatever the target; of equal
@@ -57,11 +59,15 @@ def lowest_units(scores: Tensor, costs: Tensor, pools: Tensor, target: int, gone
     stays = _best_of_each_pool(scores.masked_fill(cut, -torch.inf), pools)
     candidates = (~cut & ~stays).nonzero().squeeze(1)
     order = candidates[torch.sort(scores[candidates], stable=True).indices]
-    spent, own = int(costs[cut].sum()), costs[order]
+    spent = int(costs[cut].sum())
+    own = costs[order]
     before = spent + torch.cumsum(own, 0) - own
     cut[order[before < target]] = True
     if (reached := int(costs[cut].sum())) < target:
-        raise ValueError(f"{target} parameters are to be cut, and all units but one of each kind and block have {reached}")
+        raise ValueError(
+            f"{target} parameters are to be cut, and all units but one of each kind and block have"
+            f" {reached}"
+        )
     return cut
 
 
@@ -124,18 +130,26 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
     if not (scores >= 0).all():
         raise ValueError("a score is NaN or negative")
     free = ~_best_of_each_pool(scores, pools)
-    orders, spent, lost = [], [], []
+    orders = []
+    spent = []
+    lost = []
     for kind in (0, 1):
         own = (free & (kinds == kind)).nonzero().squeeze(1)
         order = own[torch.sort(scores[own], stable=True).indices]
         orders.append(order)
         spent.append(torch.cat([costs.new_zeros(1), costs[order].cumsum(0)]))
-        lost.append(torch.cat([scores.new_zeros(1, dtype=torch.float64), scores[order].double().cumsum(0)]))
-    rest = torch.searchsorted(spent[1], target - spent[0])  # the fewest of the second kind for each number of the first
+        lost.append(
+            torch.cat([scores.new_zeros(1, dtype=torch.float64), scores[order].double().cumsum(0)])
+        )
+    # The fewest of the second kind for each number of the first.
+    rest = torch.searchsorted(spent[1], target - spent[0])
     possible = rest < len(spent[1])
     if not possible.any():
         reached = int(spent[0][-1] + spent[1][-1])
-        raise ValueError(f"{target} parameters are to be cut, and all units but one of each kind and block have {reached}")
+        raise ValueError(
+            f"{target} parameters are to be cut, and all units but one of each kind and block have"
+            f" {reached}"
+        )
     total = torch.where(possible, lost[0] + lost[1][rest.clamp_max(len(spent[1]) - 1)], torch.inf)
     first = int(total.argmin())
     cut = torch.zeros_like(free)

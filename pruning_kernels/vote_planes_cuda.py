@@ -28,7 +28,9 @@ def count_votes(masks: Tensor, planes: Tensor) -> None:
     """
     voters, words = masks.shape
     programs = (triton.cdiv(words, TILE),)
-    _count_tile[programs](masks, planes, voters, words, planes.stride(0), len(planes), TILE, num_warps=WARPS)
+    _count_tile[programs](
+        masks, planes, voters, words, planes.stride(0), len(planes), TILE, num_warps=WARPS
+    )
 
 
 @triton.jit
@@ -45,7 +47,8 @@ def _count_tile(
     place = tl.cast(tl.program_id(0), tl.int64) * tile + tl.arange(0, tile)
     end = tl.cast(voters, tl.int64) * words
     ones = tl.zeros([tile], tl.int64)
-    twos, fours = ones, ones
+    twos = ones
+    fours = ones
     upper = (ones,)
     for _ in tl.static_range(num_planes - 4):
         upper = upper + (ones,)  # type: ignore[assignment]  # noqa: RUF005 (no unpacking, and before 3.6 no product)
@@ -64,12 +67,21 @@ def _count_tile(
         upper = added  # type: ignore[assignment]
     lowest = (ones, twos, fours)
     for plane in tl.static_range(num_planes):
-        tl.store(planes + plane * tl.cast(stride, tl.int64) + place, (lowest + upper)[plane], mask=place < words)
+        tl.store(
+            planes + plane * tl.cast(stride, tl.int64) + place,
+            (lowest + upper)[plane],
+            mask=place < words,
+        )
 
 
 @triton.jit
 def _add_two(
-    ones: tl.tensor, masks: tl.tensor, voter: tl.tensor, end: tl.tensor, words: tl.tensor, place: tl.tensor
+    ones: tl.tensor,
+    masks: tl.tensor,
+    voter: tl.tensor,
+    end: tl.tensor,
+    words: tl.tensor,
+    place: tl.tensor,
 ) -> tl.tensor:
     """Add the masks of two voters to a plane; there are no votes beyond the last mask, which ends at ``end``."""
     at = tl.cast(voter, tl.int64) * words + place

@@ -24,7 +24,9 @@ def magnitudes(weight: Tensor) -> Sizes:
     """The weights' bits as sizes, same shape; no copy of 16 or 32-bit floats."""
     if weight.element_size() not in (2, 4):
         weight = weight.to(torch.float32)
-    integers = weight.contiguous().view(torch.int16 if weight.element_size() == 2 else torch.int32).numpy()
+    integers = (
+        weight.contiguous().view(torch.int16 if weight.element_size() == 2 else torch.int32).numpy()
+    )
     return integers.view(np.uint16 if integers.itemsize == 2 else np.uint32)
 
 
@@ -61,7 +63,10 @@ class VoteCounter:
         """
         voters, words = masks.shape
         if voters != self.num_voters or first + words > self._num_words:
-            raise ValueError(f"expected {self.num_voters} masks of {self._num_words} words, got {masks.shape} at {first}")
+            raise ValueError(
+                f"expected {self.num_voters} masks of {self._num_words} words, got {masks.shape} at"
+                f" {first}"
+            )
         self._votes.count(masks, first)
 
     def counts(self) -> NDArray[np.int32]:
@@ -72,7 +77,9 @@ class VoteCounter:
         """Packed mask of the weights that every voter would prune."""
         return self._votes.unanimous()
 
-    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None) -> Words:
+    def most_voted(
+        self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
+    ) -> Words:
         """Packed mask of the most voted weights of each comparison group; see ``select_most_voted``."""
         return self._votes.most_voted(sparsity, group, sizes)
 
@@ -115,7 +122,9 @@ class HostVotes:
             from pruning_kernels.carry_save import count_votes
 
             use_threads_of_torch()
-            count_votes(masks if masks.strides[1] == masks.itemsize else np.ascontiguousarray(masks), planes)
+            count_votes(
+                masks if masks.strides[1] == masks.itemsize else np.ascontiguousarray(masks), planes
+            )
         else:
             planes[:] = 0
             for mask in masks:
@@ -156,7 +165,9 @@ class HostVotes:
         elif group == "column":
             words = most_voted_in_columns(self._room, self.shape, quota, flat)
         else:
-            words = most_voted.most_voted_in_pattern(self._room, self.shape, group_size(self.shape, group), quota, flat)
+            words = most_voted.most_voted_in_pattern(
+                self._room, self.shape, group_size(self.shape, group), quota, flat
+            )
         return words[: self.planes.shape[1]]
 
     @property
@@ -189,7 +200,9 @@ def select_most_voted(
     key = None if sizes is None else sizes & sizes.dtype.type(np.iinfo(sizes.dtype).max >> 1)
     if group == "column":
         key = None if key is None else key.T.reshape(lines)
-        return np.ascontiguousarray(_select_in_lines(counts.T.reshape(lines), quota, key).reshape(columns, rows).T)
+        return np.ascontiguousarray(
+            _select_in_lines(counts.T.reshape(lines), quota, key).reshape(columns, rows).T
+        )
     key = None if key is None else key.reshape(lines)
     return _select_in_lines(counts.reshape(lines), quota, key).reshape(rows, columns)
 
@@ -199,16 +212,21 @@ def _select_in_lines(counts: NDArray[np.int32], quota: int, key: Sizes | None) -
     lines, _ = counts.shape
     levels = int(counts.max(initial=0)) + 1
     line_index = np.arange(lines)[:, None]
-    histogram = np.bincount((line_index * levels + counts).reshape(-1), minlength=lines * levels).reshape(lines, levels)
-    at_least = histogram[:, ::-1].cumsum(axis=1)[:, ::-1]  # (lines, levels): weights with that many votes or more
+    histogram = np.bincount(
+        (line_index * levels + counts).reshape(-1), minlength=lines * levels
+    ).reshape(lines, levels)
+    # (lines, levels): weights with that many votes or more.
+    at_least = histogram[:, ::-1].cumsum(axis=1)[:, ::-1]
     threshold = (at_least >= quota).sum(axis=1) - 1  # the highest level that still fills the quota
     prune_mask = counts > threshold[:, None]
     missing = quota - prune_mask.sum(axis=1)
 
-    tie_line, tie_column = np.nonzero(counts == threshold[:, None])  # row-major: by line, then by index
+    # row-major: by line, then by index.
+    tie_line, tie_column = np.nonzero(counts == threshold[:, None])
     if key is not None:
         order = np.lexsort((tie_column, key[tie_line, tie_column], tie_line))
-        tie_line, tie_column = tie_line[order], tie_column[order]
+        tie_line = tie_line[order]
+        tie_column = tie_column[order]
     first_of_line = np.searchsorted(tie_line, np.arange(lines))
     place = np.arange(tie_line.size) - first_of_line[tie_line]
     chosen = place < missing[tie_line]

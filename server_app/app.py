@@ -74,8 +74,8 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     grid = with_enough_nodes(grid, settings.num_clients)
     if settings.evaluation.centralized == "on" and settings.evaluation.baselines and not simulation:
         raise Mistake(
-            "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one place and exists in "
-            "simulation only; set it to 'off' or 'auto'"
+            "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one"
+            " place and exists in simulation only; set it to 'off' or 'auto'"
         )
     keys = public_keys(settings.site_keys) if settings.site_keys else None
     computing = set_up(settings, Path(settings.out_dir))
@@ -86,10 +86,17 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         require_fit(settings, model, tests, {}, simulation=simulation)
         require_sound_base(model, computing, tests)
     directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
-    folder, lineage = directory.folder, directory.lineage
+    folder = directory.folder
+    lineage = directory.lineage
     print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
     tell_plan(settings, model, tests, computing, simulation=simulation)
-    summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in tests.texts})
+    summary = Summary(
+        settings,
+        model,
+        computing.threads,
+        computing.device.type,
+        losses={name: {} for name in tests.texts},
+    )
     run = Run(settings, model, folder, lineage, clock, simulation, computing, keys)
     summary.seconds = run.seconds_before
     summary.write(folder, RUNNING, HOW_TO_TELL, folder.ledger.total(), nobody_asked=True)
@@ -116,20 +123,24 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
 
 def _what_remains(run: Run) -> str:
     """Return what is said of a run whose directory is gone: what it left elsewhere, and who removes it."""
-    path, root = run.folder.path, NodeSettings().state_root()
+    path = run.folder.path
+    root = NodeSettings().state_root()
     gone = (
-        "was removed or moved while the run was at work; it cannot go on, nor be resumed unless the directory is brought back"
+        "was removed or moved while the run was at work; it cannot go on, nor be resumed unless the"
+        " directory is brought back"
     )
     lines = [f"{path}: {gone}"]
     if path.exists():
         lines.append(f"what was written since lies in a new directory of that name; remove {path}")
     if run.simulation:
         left = [root / run.lineage, *sorted((root / "egress").glob(f"{run.lineage}-*.jsonl"))]
-        lines += [f"what remains of its clients: {place}; remove it" for place in left if place.exists()]
+        lines += [
+            f"what remains of its clients: {place}; remove it" for place in left if place.exists()
+        ]
     else:
         lines.append(
-            f"what remains: at each site the private state and the egress log of run {run.lineage}, in its state-dir; the site "
-            "removes the state after keep-days"
+            f"what remains: at each site the private state and the egress log of run {run.lineage},"
+            " in its state-dir; the site removes the state after keep-days"
         )
     return "\n  ".join(lines)
 
@@ -160,7 +171,8 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
         strategy.start(grid)
     finally:
         if (rounds := getattr(strategy, "rounds", None)) is not None:
-            summary.roster, summary.rounds = rounds.roster, rounds.finished
+            summary.roster = rounds.roster
+            summary.rounds = rounds.finished
             outcome.note_times(strategy.result)
         if run.simulation:
             _collect_egress_logs(run)
@@ -169,9 +181,14 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     fault = None
     try:
         outcome.write(strategy.result)
-    except ExportError as error:  # what was computed is measured all the same, and stays on disk; then the run says "failed"
+    except ExportError as error:
+        # What was computed is measured all the same, and stays on disk; then the run says "failed".
         fault = error
-        run.progress.note("export_fault", f"export       {error}; the result is measured all the same", reason=str(error))
+        run.progress.note(
+            "export_fault",
+            f"export       {error}; the result is measured all the same",
+            reason=str(error),
+        )
     outcome.measure(strategy.result)
     summary.take_figures(strategy.evaluation.figures, list(tests.texts), tests.metrics)
     outcome.take_clients_figures()
@@ -183,7 +200,9 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
 
 def _evaluation(run: Run, tests: PublicTests) -> ClientEvaluation:
     """What clients evaluate: what they make alone, unless the settings say otherwise, and models on their own text."""
-    items = (tests.encoded, tests.metrics) if tests.encoded and run.settings.clients_evaluate else None
+    items = (
+        (tests.encoded, tests.metrics) if tests.encoded and run.settings.clients_evaluate else None
+    )
     return ClientEvaluation(run, tests.of_clients(run.settings), items)
 
 

@@ -42,15 +42,21 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     require_within_limits(settings, model)
     require_run_directory(settings, model)
     private_folder(simulated_node().state_root())
-    equals = {f"client {client}": 1.0 for client in range(settings.num_clients)}  # simulated nodes state no capability
-    require_fit(settings, model, public_tests(settings, model, built_in=False), equals, simulation=True)
+    # Simulated nodes state no capability.
+    equals = {f"client {client}": 1.0 for client in range(settings.num_clients)}
+    require_fit(
+        settings, model, public_tests(settings, model, built_in=False), equals, simulation=True
+    )
     unusable = _unusable(settings, model)
     lines = [f"{_clients(clients)}: {reason}" for reason, clients in unusable.items()]
     left = settings.num_clients - sum(map(len, unusable.values()))
     if left < math.ceil(round(settings.num_clients * settings.quorum, 6)):
         raise Mistake("\n".join(lines))
     for line in lines:
-        tell(f"{line}\n  (the run goes on without; its quorum is {settings.quorum:g} of num-clients = {settings.num_clients})")
+        tell(
+            f"{line}\n  (the run goes on without; its quorum is {settings.quorum:g} of num-clients"
+            f" = {settings.num_clients})"
+        )
 
 
 def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]:
@@ -62,7 +68,8 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
                 read_client_data(settings, simulated_node(), model, client)
         except Mistake as mistake:
             found.setdefault(str(mistake), []).append(client)
-            if settings.data.source == "hub" and CANNOT_BE_LOADED in str(mistake):  # nor for any other; each try takes long
+            # Nor for any other; each try takes long.
+            if settings.data.source == "hub" and CANNOT_BE_LOADED in str(mistake):
                 return {str(mistake): list(range(settings.num_clients))}
     return found
 

@@ -33,15 +33,28 @@ PATHS = ("path", "test-path")
 
 def pruned_card(settings: RunSettings, model: OpenedModel, sparsity: float) -> str:
     """The card of a pruned model; ``sparsity`` is the share of the prunable weights that are zero."""
-    rows = {"sparsity": f"{sparsity:.2%} of the weights of the decoder blocks' linears; all other tensors are as they were"}
+    rows = {
+        "sparsity": (
+            f"{sparsity:.2%} of the weights of the decoder blocks' linears; all other tensors are"
+            " as they were"
+        )
+    }
     return _card(settings, model, "pruned", rows, "transformers", ("pruning",))
 
 
 def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
     """The card of a smaller model; ``report`` is that of ``CutResult`` with the form."""
-    rows = {"size": f"{report['parameters']:,} parameters, {report['share_of_the_base']:.2%} of the base model's"}
+    rows = {
+        "size": (
+            f"{report['parameters']:,} parameters, {report['share_of_the_base']:.2%} of the base"
+            " model's"
+        )
+    }
     if report["form"] == "compact":
-        rows["to load it"] = "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`, or with Espalier installed"
+        rows["to load it"] = (
+            "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`, or with Espalier"
+            " installed"
+        )
     return _card(settings, model, "pruned: a smaller model", rows, "transformers", ("pruning",))
 
 
@@ -62,11 +75,18 @@ def adapter_card(settings: RunSettings, model: OpenedModel, report: Mapping[str,
 
 def _adapter_rows(report: Mapping[str, Any]) -> dict[str, str]:
     ranks = ", ".join(map(str, report["ranks"]))
-    return {"adapters": f"LoRA of rank {ranks}; {report['trained_parameters']:,} trained parameters"}
+    return {
+        "adapters": f"LoRA of rank {ranks}; {report['trained_parameters']:,} trained parameters"
+    }
 
 
 def _card(
-    settings: RunSettings, model: OpenedModel, what: str, rows: Mapping[str, str], library: str, tags: tuple[str, ...]
+    settings: RunSettings,
+    model: OpenedModel,
+    what: str,
+    rows: Mapping[str, str],
+    library: str,
+    tags: tuple[str, ...],
 ) -> str:
     base = re.sub(r"[^\w./ -]", "_", public_name(model.directory, model.config))
     used = versions() | ({"peft": version("peft")} if library == "peft" else {})
@@ -74,12 +94,16 @@ def _card(
         "base model": f"`{base}`; SHA-256 of its weights and tokenizer: `{model.sha256}`",
         "method": METHODS[settings.method].title,
         **rows,
-        "clients": f"{settings.num_clients} asked for; the run's `summary.json` says which took part",
+        "clients": (
+            f"{settings.num_clients} asked for; the run's `summary.json` says which took part"
+        ),
         "data": _data(settings),
         "versions": ", ".join(f"{name} {number}" for name, number in used.items()),
     }
     lines = [
-        *_front_matter(base, model, library, ("espalier", "federated-learning", *tags, settings.method)),
+        *_front_matter(
+            base, model, library, ("espalier", "federated-learning", *tags, settings.method)
+        ),
         "",
         f"# {base}, {what}",
         "",
@@ -91,7 +115,10 @@ def _card(
         "",
         *_how_to_load(model, library),
         "",
-        "The licence and the limits of the base model hold for what was made from it, too. How well it does beside the base",
+        (
+            "The licence and the limits of the base model hold for what was made from it, too. How"
+            " well it does beside the base"
+        ),
         "model is in the run's `summary.json`.",
         "",
         "## Settings",
@@ -107,23 +134,46 @@ def _front_matter(base: str, model: OpenedModel, library: str, tags: tuple[str, 
     """What the hub reads. A base model is named where it has an owner there: other names would be taken for somebody else's."""
     task = "text-generation" if model.family.kind == "decoder" else "text-classification"
     named = [f"base_model: {base}"] if "/" in base else []
-    return ["---", *named, f"library_name: {library}", f"pipeline_tag: {task}", "tags:", *(f"- {tag}" for tag in tags), "---"]
+    return [
+        "---",
+        *named,
+        f"library_name: {library}",
+        f"pipeline_tag: {task}",
+        "tags:",
+        *(f"- {tag}" for tag in tags),
+        "---",
+    ]
 
 
 def _data(settings: RunSettings) -> str:
-    data, tuned = settings.data, settings.tunes
+    data = settings.data
+    tuned = settings.tunes
     source = SOURCES[data.source]
-    if data.source == "hub" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path) and not Path(data.path).exists():
+    if (
+        data.source == "hub"
+        and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path)
+        and not Path(data.path).exists()
+    ):
         source = f"the dataset `{data.path}` of the Hugging Face hub"
     if tuned and settings.task.name != TEXT:
         amount = f"items of the task `{settings.task.name}`"
     else:
-        amount = f"{'windows' if tuned else count(data.windows, 'window')} of {data.window_tokens} tokens"
-    return f'{amount} for each client, from {source} (`data.source = "{data.source}"`), or from what a site named as its own'
+        amount = (
+            f"{'windows' if tuned else count(data.windows, 'window')} of {data.window_tokens}"
+            " tokens"
+        )
+    return (
+        f'{amount} for each client, from {source} (`data.source = "{data.source}"`), or from what a'
+        " site named as its own"
+    )
 
 
 def _how_to_load(model: OpenedModel, library: str) -> list[str]:
-    loader = "AutoModelForCausalLM" if model.family.kind == "decoder" else "AutoModelForSequenceClassification"
+    loader = (
+        "AutoModelForCausalLM"
+        if model.family.kind == "decoder"
+        else "AutoModelForSequenceClassification"
+    )
     labels = ", num_labels=..." if model.family.kind == "encoder" and library == "peft" else ""
     code = [f"from transformers import {loader}"]
     if library == "peft":

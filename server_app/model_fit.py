@@ -4,7 +4,11 @@ from collections.abc import Mapping
 
 from espalier.corpora.special_tokens import prompt_encoder
 from espalier.corpora.tasks.catalogue import task_named
-from espalier.modeling.base_check import require_finite_weights, require_same_encoder, require_same_logits
+from espalier.modeling.base_check import (
+    require_finite_weights,
+    require_same_encoder,
+    require_same_logits,
+)
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.tokenizer_rules import require_known_tokenizer
@@ -21,7 +25,12 @@ A_FEW = 2
 
 
 def require_fit(
-    settings: RunSettings, model: OpenedModel, tests: PublicTests, capabilities: Mapping[str, float], *, simulation: bool
+    settings: RunSettings,
+    model: OpenedModel,
+    tests: PublicTests,
+    capabilities: Mapping[str, float],
+    *,
+    simulation: bool,
 ) -> None:
     """Refuse a run that every client would fail in, or the server at its end.
 
@@ -41,11 +50,20 @@ def require_fit(
     if not (simulation or settings.job.NEEDS_BASE_MODEL):  # sites will be brought its tokenizer
         require_known_tokenizer(model.directory)
     fleet_of_run(settings, simulation=simulation)
-    if settings.evaluation.every and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS:
+    if (
+        settings.evaluation.every
+        and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS
+    ):
         raise Mistake(
-            f"evaluation.every = {settings.evaluation.every}: {settings.method} is measured at the end alone; set it to 0"
+            f"evaluation.every = {settings.evaluation.every}: {settings.method} is measured at the"
+            " end alone; set it to 0"
         )
-    if settings.tunes and settings.task.name != TEXT and task_named(settings.task.name).generation and tests.items:
+    if (
+        settings.tunes
+        and settings.task.name != TEXT
+        and task_named(settings.task.name).generation
+        and tests.items
+    ):
         _require_room_for_answers(settings, model, tests)
 
 
@@ -65,19 +83,27 @@ def require_sound_base(model: OpenedModel, computing: Computing, tests: PublicTe
         require_same_logits(model, computing, next(iter(tests.texts.values()))[:A_FEW])
 
 
-def _require_room_for_answers(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> None:
+def _require_room_for_answers(
+    settings: RunSettings, model: OpenedModel, tests: PublicTests
+) -> None:
     if model.tokenizer.eos_token_id is None:
         raise Mistake(
-            f"{model.directory}: the tokenizer has no token that ends a text, and answers of the task {settings.task.name} end "
-            "with it; name one as eos_token in tokenizer_config.json, or leave task.test-path empty"
+            f"{model.directory}: the tokenizer has no token that ends a text, and answers of the"
+            f" task {settings.task.name} end with it; name one as eos_token in"
+            " tokenizer_config.json, or leave task.test-path empty"
         )
     encode = prompt_encoder(model.tokenizer)
     prompt = max(len(encode(item.prompt)) for item in tests.items)
-    wanted, positions = settings.task.answer_tokens, model.num_positions
+    wanted = settings.task.answer_tokens
+    positions = model.num_positions
     if positions is None or prompt + wanted <= positions:
         return
-    remedy = f"set it to {positions - prompt} or less" if prompt < positions else "leave out items with prompts that long"
+    remedy = (
+        f"set it to {positions - prompt} or less"
+        if prompt < positions
+        else "leave out items with prompts that long"
+    )
     raise Mistake(
-        f"task.answer-tokens = {wanted}: behind the longest prompt of the test items, {prompt} tokens, that makes "
-        f"{prompt + wanted}, and the model has {positions} positions; {remedy}"
+        f"task.answer-tokens = {wanted}: behind the longest prompt of the test items, {prompt}"
+        f" tokens, that makes {prompt + wanted}, and the model has {positions} positions; {remedy}"
     )

@@ -69,11 +69,14 @@ def require_own_superlink() -> None:
 
 def surroundings() -> Surroundings:
     """Describe this process."""
-    spec = find_spec("espalier_assets")  # the bundle has the other packages, and comes first on the path
+    # The bundle has the other packages, and comes first on the path.
+    spec = find_spec("espalier_assets")
     installed = Path(spec.origin).parent.parent if spec is not None and spec.origin else None
     if installed is not None and (installed / "espalier_assets" / "app").is_dir():
         installed = installed / "espalier_assets" / "app"
-    return Surroundings(os.getuid(), Path(sys.prefix), Path.cwd(), Path(__file__).parent.parent, installed)
+    return Surroundings(
+        os.getuid(), Path(sys.prefix), Path.cwd(), Path(__file__).parent.parent, installed
+    )
 
 
 def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Submitter]) -> str:
@@ -102,7 +105,11 @@ def _unlike(here: Surroundings, superlink: LocalSuperLink, submitter: Submitter)
     own = submitter.superlink
     if own is not None and superlink.program.is_absolute() and not _same(own, superlink.program):
         return f"the run comes from the environment of {own}"
-    if _is_checkout(here.folder) and submitter.app is not None and not _same(here.folder, submitter.app):
+    if (
+        _is_checkout(here.folder)
+        and submitter.app is not None
+        and not _same(here.folder, submitter.app)
+    ):
         return f"the run comes from {submitter.app}"
     return ""
 
@@ -113,7 +120,9 @@ def _another_program(here: Surroundings) -> str:
     if _is_checkout(here.folder) and program_sha256(here.folder) != sent:
         return "the checkout in which it was started has another program than the run"
     if here.installed is not None and program_sha256(here.installed) != sent:
-        return f"the Espalier of its environment ({here.installed}) is another program than the run's"
+        return (
+            f"the Espalier of its environment ({here.installed}) is another program than the run's"
+        )
     return ""
 
 
@@ -143,8 +152,9 @@ def _name(user: int) -> str:
 
 def _told(reason: str, here: Surroundings, superlink: LocalSuperLink) -> str:
     return (
-        f"this SuperLink is not of the checkout that the run comes from: {reason}. It is process {superlink.pid} of "
-        f"{_name(here.user)}, with the environment {here.prefix}, started in {here.folder}, where the results would lie. "
-        f"Use `espalier run`, which starts a SuperLink of its own; or set {PORT_VARIABLE} to a free port for `flwr run`; or "
-        f"end that SuperLink, if it is yours and no longer needed: kill {superlink.pid}"
+        f"this SuperLink is not of the checkout that the run comes from: {reason}. It is process"
+        f" {superlink.pid} of {_name(here.user)}, with the environment {here.prefix}, started in"
+        f" {here.folder}, where the results would lie. Use `espalier run`, which starts a SuperLink"
+        f" of its own; or set {PORT_VARIABLE} to a free port for `flwr run`; or end that SuperLink,"
+        f" if it is yours and no longer needed: kill {superlink.pid}"
     )

@@ -35,7 +35,9 @@ class PublicTests:
         return self.texts if settings.clients_evaluate and settings.task.name == TEXT else {}
 
 
-def public_tests(settings: RunSettings, model: OpenedModel, *, built_in: bool = True) -> PublicTests:
+def public_tests(
+    settings: RunSettings, model: OpenedModel, *, built_in: bool = True
+) -> PublicTests:
     """Read what the settings name, with the built-in texts or without, and see that the model can be tested on it.
 
     Raises
@@ -53,16 +55,25 @@ def public_tests(settings: RunSettings, model: OpenedModel, *, built_in: bool = 
     classes = settings.task.num_classes
     if not classes:
         raise Mistake(
-            f"task.name = '{settings.task.name}': an encoder classifies; choose sst2, mnli or boolq, or another model"
+            f"task.name = '{settings.task.name}': an encoder classifies; choose sst2, mnli or"
+            " boolq, or another model"
         )
     model.new_skeleton(classes)
     return _of_task(settings, model, {}, classes)
 
 
-def _of_task(settings: RunSettings, model: OpenedModel, texts: Mapping[str, Tensor], num_classes: int) -> PublicTests:
+def _of_task(
+    settings: RunSettings, model: OpenedModel, texts: Mapping[str, Tensor], num_classes: int
+) -> PublicTests:
     items = public_items(settings)
-    metrics = ("loss",) if "acc" not in task_named(settings.task.name).metrics else ("acc", "acc_norm", "loss")
+    metrics = (
+        ("loss",)
+        if "acc" not in task_named(settings.task.name).metrics
+        else ("acc", "acc_norm", "loss")
+    )
     if not items:
         return PublicTests(texts, num_classes=num_classes)
     encoded = as_tests(settings, items, model.tokenizer, num_classes > 0, model.num_positions)
-    return PublicTests(texts, items, encoded, ("acc", "loss") if num_classes else metrics, num_classes)
+    return PublicTests(
+        texts, items, encoded, ("acc", "loss") if num_classes else metrics, num_classes
+    )

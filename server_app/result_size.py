@@ -12,7 +12,9 @@ from espalier.amounts import size
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 
-MODEL, ADAPTER, CLIENTS = "model", "adapter", "clients"
+MODEL = "model"
+ADAPTER = "adapter"
+CLIENTS = "clients"
 """Folders of a run directory; ``clients`` has one for each client's own model."""
 HOW_MUCH_GOES = ("share", "slicing")
 """Keys of methods' tables by which a model becomes smaller."""
@@ -37,7 +39,11 @@ class Size:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
-        return {"parameters": self.parameters, "bytes": self.num_bytes, "folder": self.folder or None}
+        return {
+            "parameters": self.parameters,
+            "bytes": self.num_bytes,
+            "folder": self.folder or None,
+        }
 
 
 def size_of_base(model: OpenedModel) -> Size:
@@ -54,7 +60,10 @@ def size_of_result(run_directory: Path, *, personal: bool) -> Size | None:
     personal : each client has a model of its own, which a simulation brings together
     """
     if personal:
-        own = [_size_of_files(folder, CLIENTS) for folder in sorted((run_directory / CLIENTS).glob("*"))]
+        own = [
+            _size_of_files(folder, CLIENTS)
+            for folder in sorted((run_directory / CLIENTS).glob("*"))
+        ]
         return _mean(own) if own else None
     for name in (MODEL, ADAPTER):
         if (run_directory / name).is_dir():
@@ -91,6 +100,10 @@ def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> 
     ]
     if not more:
         return []
-    keys = [f"{settings.method}.{key}" for key in HOW_MUCH_GOES if key in type(settings.job).model_fields]
+    keys = [
+        f"{settings.method}.{key}"
+        for key in HOW_MUCH_GOES
+        if key in type(settings.job).model_fields
+    ]
     remedy = f"; raise {keys[0]} for a smaller one" if keys else ""
     return [f"the result is larger than its base: {', '.join(more)}{remedy}"]

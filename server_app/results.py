@@ -31,7 +31,8 @@ from strategies.results.timed import RoundTime, seconds_of_all
 SCHEMA_VERSION = 2
 COLUMNS = ("dense", "local_only", "centralized", "federated")
 SPARSITY_DEFINITION = (
-    "weights that the method set to zero / weights of the decoder blocks' linears (embeddings, norms, biases and head excluded)"
+    "weights that the method set to zero / weights of the decoder blocks' linears (embeddings,"
+    " norms, biases and head excluded)"
 )
 LIBRARIES = ("flwr", "torch", "transformers", "safetensors", "numpy")
 
@@ -43,15 +44,23 @@ def save_masks(model: OpenedModel, prune_masks: PruneMasks, path: Path) -> float
     """
     linears = [(block.index, linear) for block in model.plan.blocks for linear in block.linears]
     specs = {
-        linear.parameter: ("U64", (num_words(linear.num_weights),), 8 * num_words(linear.num_weights)) for _, linear in linears
+        linear.parameter: (
+            "U64",
+            (num_words(linear.num_weights),),
+            8 * num_words(linear.num_weights),
+        )
+        for _, linear in linears
     }
     layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
-    pruned, at, masks = 0, -1, {}
+    pruned = 0
+    at = -1
+    masks = {}
     with replacing(path) as file:
         writer = ShardWriter(file, specs, {"layout": layout})
         for index, linear in linears:
             if index != at:
-                at, masks = index, prune_masks(index)
+                at = index
+                masks = prune_masks(index)
             mask = masks[linear.name].numpy()
             pruned += int(np.count_nonzero(mask))
             writer.write(linear.parameter, pack(mask).astype("<u8").tobytes())
@@ -112,7 +121,9 @@ class Summary:
     where: str = ""
     """Where the result lies, in words."""
 
-    def take_figures(self, figures: ClientFigures, texts: Sequence[str], metrics: Sequence[str]) -> None:
+    def take_figures(
+        self, figures: ClientFigures, texts: Sequence[str], metrics: Sequence[str]
+    ) -> None:
         """Take what clients found: of texts and items in this order, as they were sent."""
         for client, losses in sorted(figures.losses.items()):
             for text, loss in zip(texts, losses, strict=True):
@@ -129,16 +140,22 @@ class Summary:
         self.local_perplexities.clear()
         self.personal_scores = dict(self.local_scores)
         self.local_scores.clear()
-        self.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
+        self.notes.append(
+            "Federated is the mean over clients, each with a smaller model of its own."
+        )
 
     def take_sizes(self, run_directory: Path) -> None:
         """Take the sizes of the base and of what was written, and warn if the latter is larger."""
         base = self.sizes["dense"] = size_of_base(self.model)
-        result = size_of_result(run_directory, personal=isinstance(self.settings.job, PersonalModelSettings))
+        result = size_of_result(
+            run_directory, personal=isinstance(self.settings.job, PersonalModelSettings)
+        )
         if result is not None:
             self.sizes["federated"] = result
         if self.zeroed:
-            self.sizes |= {column: Size(base.parameters) for column in ("local_only", "centralized")}
+            self.sizes |= {
+                column: Size(base.parameters) for column in ("local_only", "centralized")
+            }
         self.warnings += larger_than_base(base, result, self.settings)
 
     def take_times(self, rounds: Sequence[RoundTime], named: str = "virtual_seconds") -> None:
@@ -148,7 +165,9 @@ class Summary:
             return
         for client, seat in self.roster.seats.items():
             own = [(note.round, note.devices[client]) for note in rounds if client in note.devices]
-            self.rounds_of[client] = [{"round": number, named: one.seconds, "bytes": one.num_bytes} for number, one in own]
+            self.rounds_of[client] = [
+                {"round": number, named: one.seconds, "bytes": one.num_bytes} for number, one in own
+            ]
             if named == "virtual_seconds":
                 seat.metrics[named] = sum(one.seconds for _, one in own)
         if named == "virtual_seconds":
@@ -194,16 +213,24 @@ class Summary:
 
     def _scores_of_clients(self, metric: str, column: str) -> list[float]:
         """What the clients said of the items for one column; empty where the score is not theirs."""
-        of_column = {"local_only": self.local_scores, "federated": self.personal_scores}.get(column, {})
+        of_column = {"local_only": self.local_scores, "federated": self.personal_scores}.get(
+            column, {}
+        )
         return list(of_column.get(metric, {}).values())
 
     def _perplexities_of_clients(self, text: str, column: str) -> list[float]:
         """What the clients said of a text for one column; empty where the figure is not theirs."""
         if text == OWN_TEXT:
-            return [perplexities[column] for perplexities in self.own_text.values() if column in perplexities]
+            return [
+                perplexities[column]
+                for perplexities in self.own_text.values()
+                if column in perplexities
+            ]
         if column in self.personal:
             return list(self.personal[column].get(text, {}).values())
-        return list(self.local_perplexities.get(text, {}).values()) if column == "local_only" else []
+        return (
+            list(self.local_perplexities.get(text, {}).values()) if column == "local_only" else []
+        )
 
     def _metrics(self) -> list[dict[str, Any]]:
         """All figures that models are compared by."""
@@ -213,8 +240,14 @@ class Summary:
                 "dataset": text,
                 "direction": "lower",
                 "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
-                "medians_of_clients": {column: _finite(value) for column, value in self.median_perplexities(text).items()},
-                "worst_of_clients": {column: _finite(value) for column, value in self.worst_perplexities(text).items()},
+                "medians_of_clients": {
+                    column: _finite(value)
+                    for column, value in self.median_perplexities(text).items()
+                },
+                "worst_of_clients": {
+                    column: _finite(value)
+                    for column, value in self.worst_perplexities(text).items()
+                },
             }
             for text in self.texts()
         ]
@@ -225,15 +258,25 @@ class Summary:
                 "direction": _direction(metric),
                 "chance": self.chances.get(metric),
                 "values": {column: _finite(self.score(metric, column)) for column in COLUMNS},
-                "medians_of_clients": {column: _finite(value) for column, value in self.median_scores(metric).items()},
-                "worst_of_clients": {column: _finite(value) for column, value in self.worst_scores(metric).items()},
+                "medians_of_clients": {
+                    column: _finite(value) for column, value in self.median_scores(metric).items()
+                },
+                "worst_of_clients": {
+                    column: _finite(value) for column, value in self.worst_scores(metric).items()
+                },
             }
             for metric in self.scores
         ]
         return perplexities + scores
 
     def write(
-        self, folder: RunFolder, status: str, reason: str | None, traffic: Traffic, *, nobody_asked: bool = False
+        self,
+        folder: RunFolder,
+        status: str,
+        reason: str | None,
+        traffic: Traffic,
+        *,
+        nobody_asked: bool = False,
     ) -> None:
         """Write ``summary.json``, with null for figures that are NaN or infinite.
 
@@ -278,7 +321,10 @@ class Summary:
         clients = []
         for client, seat in sorted(self.roster.seats.items()):
             traffic = folder.ledger.by_client.get(client, Traffic())
-            local = {f"perplexity/{text}": _finite(values.get(client)) for text, values in self.local_perplexities.items()}
+            local = {
+                f"perplexity/{text}": _finite(values.get(client))
+                for text, values in self.local_perplexities.items()
+            }
             local |= {
                 f"perplexity/{text}/{column}": _finite(of_clients[client])
                 for column, of_texts in self.personal.items()
@@ -286,9 +332,13 @@ class Summary:
                 if client in of_clients
             }
             of_items = self.local_scores | self.personal_scores
-            local |= {f"{metric}/{self.settings.task.name}": values.get(client) for metric, values in of_items.items()}
             local |= {
-                f"perplexity/{OWN_TEXT}/{model}": _finite(value) for model, value in self.own_text.get(client, {}).items()
+                f"{metric}/{self.settings.task.name}": values.get(client)
+                for metric, values in of_items.items()
+            }
+            local |= {
+                f"perplexity/{OWN_TEXT}/{model}": _finite(value)
+                for model, value in self.own_text.get(client, {}).items()
             }
             clients.append(
                 {

@@ -58,7 +58,9 @@ class RunDirectory:
 
 
 @contextmanager
-def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -> Iterator[RunDirectory]:
+def open_run_directory(
+    settings: RunSettings, model: OpenedModel, run_id: str
+) -> Iterator[RunDirectory]:
     """Make or open the run directory, and hold its lock.
 
     Raises
@@ -78,7 +80,11 @@ def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -
     except OSError as error:
         raise _cannot_be_made(settings, path, error.strerror) from None
     lineage = lineage_of(stamp, run_id)
-    of_the_run = {"lineage": lineage, "model_sha256": model.sha256, "settings": _of_the_result(settings)}
+    of_the_run = {
+        "lineage": lineage,
+        "model_sha256": model.sha256,
+        "settings": _of_the_result(settings),
+    }
     with locked(path):
         directory = RunDirectory(folder, {"version": VERSION, "completed": False, **of_the_run})
         directory.write()
@@ -126,7 +132,9 @@ def _require_place(settings: RunSettings) -> None:
 
 
 def _cannot_be_made(settings: RunSettings, path: Path, why: str | None) -> Mistake:
-    return Mistake(f"out-dir = {settings.out_dir!r}: {path} cannot be made ({why}); name another directory")
+    return Mistake(
+        f"out-dir = {settings.out_dir!r}: {path} cannot be made ({why}); name another directory"
+    )
 
 
 @contextmanager
@@ -148,7 +156,8 @@ def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) ->
     """What ``run.json`` says, if these settings and this model go on with that run."""
     given = _given(settings)
     was = _read(path, given)
-    now, before = _of_the_result(settings), was["settings"]
+    now = _of_the_result(settings)
+    before = was["settings"]
     changed = [key for key in sorted(now.keys() | before.keys()) if before.get(key) != now.get(key)]
     differing = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
     if was["model_sha256"] != model.sha256:
@@ -169,8 +178,9 @@ def _read(path: Path, given: str) -> dict[str, Any]:
         return read_sealed(path / FILE, VERSION)
     except Damaged as damaged:
         raise Mistake(
-            f"{given}: {damaged}; nothing else in the directory was touched, but which run it is can no longer be said: bring "
-            f"{FILE} back from a copy, or begin a new run with the settings of {path / 'settings.toml'}"
+            f"{given}: {damaged}; nothing else in the directory was touched, but which run it is"
+            f" can no longer be said: bring {FILE} back from a copy, or begin a new run with the"
+            f" settings of {path / 'settings.toml'}"
         ) from None
     except Mistake as mistake:
         raise Mistake(f"{given}: {mistake}") from None
@@ -182,5 +192,9 @@ def _of_the_result(settings: RunSettings) -> dict[str, Any]:
     for key, value in settings.nested().items():
         if key in NOT_PART_OF_THE_RESULT:
             continue
-        flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+        flat |= (
+            {f"{key}.{name}": inner for name, inner in value.items()}
+            if isinstance(value, dict)
+            else {key: value}
+        )
     return flat

@@ -18,8 +18,13 @@ from espalier.settings.mistakes import Mistake
 from espalier.storage.directory_lock import holder_of
 from espalier.wire.printable import printable
 
-RUNNING, INTERRUPTED, COMPLETED = "running", "interrupted", "completed"
-HOW_TO_TELL = "a server is at work here as long as a process holds the file lock; if none does, the run was interrupted"
+RUNNING = "running"
+INTERRUPTED = "interrupted"
+COMPLETED = "completed"
+HOW_TO_TELL = (
+    "a server is at work here as long as a process holds the file lock; if none does, the run was"
+    " interrupted"
+)
 """Reason beside ``running`` in ``summary.json``."""
 
 
@@ -32,7 +37,8 @@ def run_status(folder: Path) -> tuple[str, str]:
         The directory is none of a run, or cannot be read.
     """
     document = _summary(folder)
-    status, reason = str(document["status"]), document["reason"]
+    status = str(document["status"])
+    reason = document["reason"]
     if status == RUNNING:
         if holder := holder_of(folder):
             return RUNNING, holder
@@ -47,11 +53,19 @@ def _summary(folder: Path) -> Mapping[str, Any]:
     path = folder / "summary.json"
     try:
         document = read_json(path.read_text())
-        if not isinstance(document, dict) or not {"status", "reason", "finished", "num_clients", "seconds"} <= set(document):
+        if not isinstance(document, dict) or not {
+            "status",
+            "reason",
+            "finished",
+            "num_clients",
+            "seconds",
+        } <= set(document):
             raise ValueError
         return document
     except OSError as error:
-        raise Mistake(f"{folder}: is no run directory ({path.name}: {error.strerror}); name one of runs/") from None
+        raise Mistake(
+            f"{folder}: is no run directory ({path.name}: {error.strerror}); name one of runs/"
+        ) from None
     except (ValueError, RecursionError):
         raise Mistake(f"{path}: is no summary of a run; bring it back from a copy") from None
 

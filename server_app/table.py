@@ -14,7 +14,12 @@ LONGEST_REASON = 300
 """Characters; ``summary.json`` has all of it."""
 WIDTH = 160
 """Characters that a table may take; it takes as many as it needs."""
-LABELS = {"dense": "dense", "local_only": "local-only (mean)", "centralized": "centralized", "federated": "federated"}
+LABELS = {
+    "dense": "dense",
+    "local_only": "local-only (mean)",
+    "centralized": "centralized",
+    "federated": "federated",
+}
 
 
 def show(summary: Summary, traffic: Traffic) -> None:
@@ -22,12 +27,18 @@ def show(summary: Summary, traffic: Traffic) -> None:
     scored = f", scores on {summary.settings.task.name}" if summary.scores else ""
     table = Table(title=f"{summary.settings.method}: perplexity{scored}", title_justify="left")
     table.add_column("model")
-    bytes_of, time_of = (f", {summary.rounds} rounds", ", whole run") if summary.rounds > 1 else ("", "")
+    bytes_of, time_of = (
+        (f", {summary.rounds} rounds", ", whole run") if summary.rounds > 1 else ("", "")
+    )
     sparsity = ["sparsity"] if summary.zeroed else []
     after = ["parameters", "on disk", *sparsity, f"bytes per client{bytes_of}", f"time{time_of}"]
     for name in (*summary.texts(), *summary.scores, *after):
         table.add_column(name, justify="right")
-    rows = [column for column in COLUMNS if column in ("dense", "federated") or _is_measured(summary, column)]
+    rows = [
+        column
+        for column in COLUMNS
+        if column in ("dense", "federated") or _is_measured(summary, column)
+    ]
     for column in rows:
         table.add_row(
             LABELS[column],
@@ -59,8 +70,8 @@ def _show_notes(summary: Summary) -> None:
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
         print(
-            f"cut: {cut} of {count(number, 'test item')}, longer than the model takes (written answers need task.answer-tokens "
-            "of it) or task.max-test-tokens allows"
+            f"cut: {cut} of {count(number, 'test item')}, longer than the model takes (written"
+            " answers need task.answer-tokens of it) or task.max-test-tokens allows"
         )
 
 
@@ -72,7 +83,10 @@ def _show_limited(summary: Summary) -> None:
             if "claimed" not in note and what != "distance":
                 sites[what] = sites.get(what, 0) + 1
     for what, number in sites.items():
-        print(f"{what}: some of {count(number, 'client')} limited by the median client's (`capped` in summary.json)")
+        print(
+            f"{what}: some of {count(number, 'client')} limited by the median client's (`capped` in"
+            " summary.json)"
+        )
 
 
 def _figures(summary: Summary, column: str) -> list[str]:
@@ -88,18 +102,27 @@ def _is_measured(summary: Summary, column: str) -> bool:
 
 def _size(summary: Summary, column: str) -> list[str]:
     """Return parameters, beside the base's where they differ, and bytes on disk; of an adapter with a plus sign."""
-    found, base = summary.sizes.get(column), summary.sizes.get("dense")
+    found = summary.sizes.get(column)
+    base = summary.sizes.get("dense")
     if found is None or base is None:
         return ["-", "-"]
     on_top = "+" if found.is_adapter else ""
-    beside = "" if found.parameters == base.parameters or on_top else f" ({found.parameters / base.parameters:.1%})"
+    beside = (
+        ""
+        if found.parameters == base.parameters or on_top
+        else f" ({found.parameters / base.parameters:.1%})"
+    )
     on_disk = "-" if found.num_bytes is None else f"{on_top}{size(found.num_bytes)}"
     return [f"{on_top}{found.parameters:,.0f}{beside}", on_disk]
 
 
 def _sparsity(summary: Summary, column: str) -> str:
     """Return which share of the prunable weights is zero."""
-    found = {"local_only": summary.local_sparsity, "centralized": summary.centralized_sparsity, "federated": summary.sparsity}
+    found = {
+        "local_only": summary.local_sparsity,
+        "centralized": summary.centralized_sparsity,
+        "federated": summary.sparsity,
+    }
     return _share(found.get(column, 0.0))
 
 
@@ -108,7 +131,10 @@ def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
     if column != "federated":
         return ["-", "-"]
     clients = max(1, len(summary.roster.seats))
-    return [f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down", duration(summary.seconds, tenths=True)]
+    return [
+        f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down",
+        duration(summary.seconds, tenths=True),
+    ]
 
 
 def _share(value: float | None) -> str:
@@ -117,19 +143,36 @@ def _share(value: float | None) -> str:
 
 def _spoilt(summary: Summary) -> list[str]:
     """Medians of the local-only results as figures of a row, if a mean is far from one: then a client spoils it."""
-    texts = [(summary.perplexity(text, "local_only"), summary.median_perplexities(text)) for text in summary.texts()]
-    scores = [(summary.score(metric, "local_only"), summary.median_scores(metric)) for metric in summary.scores]
+    texts = [
+        (summary.perplexity(text, "local_only"), summary.median_perplexities(text))
+        for text in summary.texts()
+    ]
+    scores = [
+        (summary.score(metric, "local_only"), summary.median_scores(metric))
+        for metric in summary.scores
+    ]
     found = [(mean, medians.get("local_only")) for mean, medians in texts + scores]
-    far = any(mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle) for mean, middle in found)
+    far = any(
+        mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle)
+        for mean, middle in found
+    )
     digits = [2] * len(texts) + [3] * len(scores)
-    return [figure(middle, number) for (_, middle), number in zip(found, digits, strict=True)] if far else []
+    return (
+        [figure(middle, number) for (_, middle), number in zip(found, digits, strict=True)]
+        if far
+        else []
+    )
 
 
 def closing_line(summary: Summary) -> str:
     """How many of the clients that were asked for are in the result, and who is not, with the reason."""
-    asked, roster = summary.settings.num_clients, summary.roster
+    asked = summary.settings.num_clients
+    roster = summary.roster
     line = f"{roster.finished()} of {count(asked, 'client')}"
-    for what, names in (("missing", roster.missing(asked)), ("not evaluated", roster.not_evaluated())):
+    for what, names in (
+        ("missing", roster.missing(asked)),
+        ("not evaluated", roster.not_evaluated()),
+    ):
         if names:
             line += f"; {what}: " + ", ".join(f"{who} ({_on_one_line(why)})" for who, why in names)
     return line

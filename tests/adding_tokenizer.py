@@ -8,11 +8,14 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-START, END = 0, 1
+START = 0
+END = 1
 SPECIAL = ["<s>", "</s>"]
 KINDS = list(itertools.product((False, True), repeat=3))
 """Start token, end token, prefix space."""
-WORDS = "the quiet harbour of a copper engine: Question Answer positive negative True False 42 ten's"
+WORDS = (
+    "the quiet harbour of a copper engine: Question Answer positive negative True False 42 ten's"
+)
 
 
 def raw_tokenizer(prefix_space: bool) -> Tokenizer:
@@ -21,7 +24,9 @@ def raw_tokenizer(prefix_space: bool) -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=340, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=340, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+    )
     made.train_from_iterator([f"{WORDS} " * 3], trainer)
     return made
 
@@ -31,8 +36,12 @@ def tokenizer_adding(start: bool, end: bool, prefix_space: bool) -> PreTrainedTo
     made = raw_tokenizer(prefix_space)
     template = " ".join(["<s>"] * start + ["$A"] + ["</s>"] * end)
     if start or end:
-        made.post_processor = processors.TemplateProcessing(template, special_tokens=[("<s>", START), ("</s>", END)])
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+        made.post_processor = processors.TemplateProcessing(
+            template, special_tokens=[("<s>", START), ("</s>", END)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
 
 
 def save_tokenizer_adding(folder: Path, start: bool, end: bool, prefix_space: bool) -> None:
@@ -40,7 +49,9 @@ def save_tokenizer_adding(folder: Path, start: bool, end: bool, prefix_space: bo
     tokenizer_adding(start, end, prefix_space).save_pretrained(folder)
 
 
-def split_slowly(made: Tokenizer, start: bool, context: str, continuation: str) -> tuple[list[int], list[int]]:
+def split_slowly(
+    made: Tokenizer, start: bool, context: str, continuation: str
+) -> tuple[list[int], list[int]]:
     """Tokens of the context and of the continuation, as lm-evaluation-harness splits them without an end token.
 
     Blank space at the end of the context is moved to the continuation, a character at a time.

@@ -28,7 +28,9 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys, as Flower hands them out."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= (
+            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
     return flat
 
 
@@ -73,7 +75,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         shared = self.home or home(self.folder)
-        self.model, self.public = shared.model, shared.public
+        self.model = shared.model
+        self.public = shared.public
         for client in range(self.num_clients):
             (self.folder / f"text-{client}.txt").write_text(private_text(client))
         self._runs = 0
@@ -101,14 +104,20 @@ class Bench:
         given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
         chosen = flatten(DEFAULTS) | common | self.settings | given
         of_others = (
-            unread(chosen).keys() & (common.keys() - self.settings.keys() | self.settings.keys() - common.keys()) - given.keys()
+            unread(chosen).keys()
+            & (common.keys() - self.settings.keys() | self.settings.keys() - common.keys())
+            - given.keys()
         )
         return chosen | {key: value for key, value in default_values().items() if key in of_others}
 
     def grid(self, **changes: Any) -> InProcessGrid:
         """A grid with one connected node per site."""
         nodes = [
-            {"partition-id": client, "num-partitions": self.num_clients, "data-path": str(self.folder / f"text-{client}.txt")}
+            {
+                "partition-id": client,
+                "num-partitions": self.num_clients,
+                "data-path": str(self.folder / f"text-{client}.txt"),
+            }
             for client in range(self.num_clients)
         ]
         return InProcessGrid(client_app.app.app, nodes, self.config(**changes))
@@ -120,9 +129,12 @@ class Bench:
         context = Context(10**self._runs, 0, {}, RecordDict(), self.config(**changes))
         return server_app.app.run_method(grid, context, self.time.clock())
 
-    def killed(self, when: Callable[[Header], bool], grid: InProcessGrid | None = None, **changes: Any) -> Path:
+    def killed(
+        self, when: Callable[[Header], bool], grid: InProcessGrid | None = None, **changes: Any
+    ) -> Path:
         """The directory of a run whose process is gone before the first message with such a header leaves."""
-        grid, before = grid or self.grid(**changes), self.runs()
+        grid = grid or self.grid(**changes)
+        before = self.runs()
         look = grid.before_push
 
         def kill(message: Message) -> None:
@@ -150,7 +162,11 @@ def private_text(client: int) -> str:
 
 def model_files(folder: Path) -> dict[str, bytes]:
     """The pruned model and its masks, or the adapters, by file name; without the cards, which tell the settings."""
-    found = [*folder.glob("masks.safetensors"), *sorted(folder.glob("adapter/*")), *sorted(folder.glob("model/*"))]
+    found = [
+        *folder.glob("masks.safetensors"),
+        *sorted(folder.glob("adapter/*")),
+        *sorted(folder.glob("model/*")),
+    ]
     files = [file for file in found if file.name != "README.md"]
     assert files
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
@@ -158,8 +174,12 @@ def model_files(folder: Path) -> dict[str, bytes]:
 
 def results(folder: Path) -> dict[str, bytes]:
     """Every file of a run that must repeat, by name."""
-    files = [file for file in sorted(folder.glob("checkpoint/**/*")) if file.is_file()] + sorted(folder.glob("*/README.md"))
-    return model_files(folder) | {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    files = [file for file in sorted(folder.glob("checkpoint/**/*")) if file.is_file()] + sorted(
+        folder.glob("*/README.md")
+    )
+    return model_files(folder) | {
+        str(file.relative_to(folder)): file.read_bytes() for file in files
+    }
 
 
 def summary(folder: Path) -> dict[str, Any]:

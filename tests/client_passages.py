@@ -5,6 +5,8 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings
 
 
-def client_passages(data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int = 0) -> list[str]:
+def client_passages(
+    data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int = 0
+) -> list[str]:
     """Those that are not held out."""
     return list(split_passages(data, node, client, num_clients, seed)[0])

@@ -5,7 +5,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # workers share the cores: threads that wait must not spin
+# Workers share the cores: threads that wait must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hypothesis
 import pytest

@@ -25,7 +25,10 @@ MAKERS = _device_constructors()
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
-DEVICES = [pytest.param(CPU, id="cpu"), pytest.param(CUDA, id="cuda", marks=() if PRETENDED else NEEDS_CUDA)]
+DEVICES = [
+    pytest.param(CPU, id="cpu"),
+    pytest.param(CUDA, id="cuda", marks=() if PRETENDED else NEEDS_CUDA),
+]
 
 
 @contextmanager
@@ -99,7 +102,9 @@ def _not_pretended(*_: Any, **__: Any) -> None:
     pytest.skip("tensors of bitsandbytes are of a class of their own, and need a real device")
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor, cpu: float = 1e-5, cuda: float = 1e-4) -> None:
+def assert_close(
+    found: torch.Tensor, expected: torch.Tensor, cpu: float = 1e-5, cuda: float = 1e-4
+) -> None:
     """Results of a forward pass agree as closely as the device that made the first one allows."""
     tolerance = cpu if found.device.type == "cpu" else cuda
     torch.testing.assert_close(found, expected.to(found.device), rtol=tolerance, atol=tolerance)

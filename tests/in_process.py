@@ -38,7 +38,9 @@ class InProcessGrid(Grid):
     n-th pull, so that others overtake them; ``before_push`` sees every message first and may raise.
     """
 
-    def __init__(self, app: ClientApp, node_configs: list[dict[str, Any]], run_config: dict[str, Any]) -> None:
+    def __init__(
+        self, app: ClientApp, node_configs: list[dict[str, Any]], run_config: dict[str, Any]
+    ) -> None:
         self.app = app
         self.contexts: dict[int, Context] = {}
         for config in node_configs:
@@ -68,7 +70,9 @@ class InProcessGrid(Grid):
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         raise NotImplementedError
 
     def get_node_ids(self) -> list[int]:

@@ -22,7 +22,12 @@ class LargestTensor:
         self._mode.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._mode.__exit__(kind, error, traceback)
 
 
@@ -31,10 +36,20 @@ class _Watching(TorchDispatchMode):
         super().__init__()
         self._largest = largest
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = function(*args, **(kwargs or {}))
-        given = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        given = {
+            one.untyped_storage().data_ptr()
+            for one in tree_leaves((args, kwargs))
+            if isinstance(one, Tensor)
+        }
         for one in tree_leaves(made):
-            if isinstance(one, Tensor) and not one.is_meta and one.untyped_storage().data_ptr() not in given:
+            if (
+                isinstance(one, Tensor)
+                and not one.is_meta
+                and one.untyped_storage().data_ptr() not in given
+            ):
                 self._largest.numbers = max(self._largest.numbers, one.numel())
         return made

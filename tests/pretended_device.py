@@ -30,7 +30,11 @@ class DeviceTensor(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> "DeviceTensor":
         made: DeviceTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
         )
         made.inner = inner
         return made
@@ -86,7 +90,9 @@ def _require_one_device(name: str, args: Any, kwargs: Any) -> None:
 
     tree_map(look, (considered, kwargs))
     if len(devices) > 1:
-        raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {sorted(devices)}")
+        raise RuntimeError(
+            f"{name}: expected all tensors to be on the same device, found {sorted(devices)}"
+        )
 
 
 class _Pretence(TorchFunctionMode):
@@ -101,14 +107,20 @@ class _Pretence(TorchFunctionMode):
         if func is Tensor.tolist and isinstance(first, DeviceTensor):
             return first.detach().inner.tolist()  # type: ignore[attr-defined]
         if func in (Tensor.cpu, Tensor.cuda):
-            return _moved(first, torch.device("cpu") if func is Tensor.cpu else PRETENDED, copy=False)
+            return _moved(
+                first, torch.device("cpu") if func is Tensor.cpu else PRETENDED, copy=False
+            )
         if func is Tensor.to:
             return _to(*args, **kwargs)
         if kwargs.get("device") is None or func is torch.Tensor.device.__get__:
             return func(*args, **kwargs)
         target = torch.device(kwargs.pop("device"))
         found = func(*args, **kwargs, device="cpu" if target.type == "cuda" else target)
-        if isinstance(first, DeviceTensor) and target.type == "cpu" and isinstance(found, DeviceTensor):
+        if (
+            isinstance(first, DeviceTensor)
+            and target.type == "cpu"
+            and isinstance(found, DeviceTensor)
+        ):
             return found.inner  # ``empty_like(..., device="cpu")``
         return _wrapped(found) if target.type == "cuda" else found
 
@@ -117,7 +129,8 @@ def _to(value: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
     """``Tensor.to`` in all its forms; across devices it makes another tensor, without a gradient of its own."""
     other = kwargs.pop("other", None)
     if args and isinstance(args[0], Tensor):
-        other, args = args[0], args[1:]
+        other = args[0]
+        args = args[1:]
     if other is not None:
         args = (other.device, other.dtype, *args)
     device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
@@ -131,8 +144,12 @@ def _moved(value: Tensor, device: torch.device, copy: bool) -> Tensor:
     if device.type == value.device.type:
         return value
     if device.type == "meta" or value.is_meta:
-        return torch.empty_like(value.inner if isinstance(value, DeviceTensor) else value, device=device)
-    assert not (value.requires_grad and torch.is_grad_enabled()) or value.is_leaf, "a gradient would have to cross devices"
+        return torch.empty_like(
+            value.inner if isinstance(value, DeviceTensor) else value, device=device
+        )
+    assert not (value.requires_grad and torch.is_grad_enabled()) or value.is_leaf, (
+        "a gradient would have to cross devices"
+    )
     if isinstance(value, DeviceTensor):
         return value.inner.detach().clone()
     return DeviceTensor(value.detach().clone())
@@ -142,7 +159,8 @@ def _moved(value: Tensor, device: torch.device, copy: bool) -> Tensor:
 def pretended_device() -> Iterator[torch.device]:
     """Within it ``torch.device("cuda")`` is one that lies on the CPU."""
     swaps = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # a parameter that moves becomes one of another class
+    # A parameter that moves becomes one of another class.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         with _Pretence():
             yield PRETENDED

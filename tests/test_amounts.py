@@ -46,7 +46,12 @@ def test_a_time_has_at_most_two_units(seconds: float, text: str) -> None:
 
 
 def test_a_time_has_whole_seconds_unless_tenths_are_wanted() -> None:
-    assert [duration(0.4), duration(2.6), duration(9.9), duration(125)] == ["0 s", "3 s", "10 s", "2 min 5 s"]
+    assert [duration(0.4), duration(2.6), duration(9.9), duration(125)] == [
+        "0 s",
+        "3 s",
+        "10 s",
+        "2 min 5 s",
+    ]
 
 
 @pytest.mark.parametrize(

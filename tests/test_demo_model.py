@@ -25,7 +25,12 @@ def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
 def test_its_held_out_perplexity_is_the_one_that_is_written_down() -> None:
     """On another Python version the documentation differs a little, so the figure may too."""
     model = open_model("demo")
-    windows = evaluation_windows(public_text("documentation", ""), model.encode, 256, 24, "documentation")
-    loss = mean_losses(BlockStream(model, Computing(torch.device("cpu"), torch.float32, 2)), {"documentation": windows})
+    windows = evaluation_windows(
+        public_text("documentation", ""), model.encode, 256, 24, "documentation"
+    )
+    loss = mean_losses(
+        BlockStream(model, Computing(torch.device("cpu"), torch.float32, 2)),
+        {"documentation": windows},
+    )
     reported = json.loads(DEMO_MODEL.with_suffix(".json").read_text())["held_out_perplexity"]
     assert abs(perplexity(loss["documentation"]) / reported - 1) < 0.15

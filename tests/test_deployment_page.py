@@ -25,13 +25,18 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
 
 ROOT = Path(__file__).parent.parent
-PAGES = [file.relative_to(ROOT).as_posix() for file in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]]
+PAGES = [
+    file.relative_to(ROOT).as_posix()
+    for file in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+]
 PROGRAMS = ("flower-superlink", "flower-supernode", "flwr", "espalier")
 
 
 def blocks(page: str, language: str = "") -> list[str]:
     """Contents of the fenced blocks of a language."""
-    found = re.findall(r"^```([a-z]*)\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^```([a-z]*)\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
     return [content for name, content in found if name == language]
 
 
@@ -56,7 +61,12 @@ def flags_of(*program: str) -> set[str]:
     beside = Path(sys.executable).parent / program[0]
     found = str(beside) if beside.exists() else shutil.which(program[0])
     assert found is not None
-    done = subprocess.run([found, *program[1:], "--help"], capture_output=True, text=True, env={"COLUMNS": "200", "PATH": ""})
+    done = subprocess.run(
+        [found, *program[1:], "--help"],
+        capture_output=True,
+        text=True,
+        env={"COLUMNS": "200", "PATH": ""},
+    )
     assert done.returncode == 0, done.stderr
     return set(re.findall(r"--[a-z][a-z-]*", done.stdout))
 
@@ -74,13 +84,17 @@ def test_flower_has_the_options(command: list[str]) -> None:
     program = (
         command[:1]
         if command[0] != "flwr"
-        else [word for word in command[:3] if word in ("flwr", "run", "supernode", "register", "list")]
+        else [
+            word for word in command[:3] if word in ("flwr", "run", "supernode", "register", "list")
+        ]
     )
     given = {word for word in command if word.startswith("--")}
     assert given <= flags_of(*program)
 
 
-@pytest.mark.parametrize("command", [command for command in OF_FLOWER if command[0] == "flower-superlink"], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [command for command in OF_FLOWER if command[0] == "flower-superlink"], ids=" ".join
+)
 def test_a_superlink_keeps_its_state_and_opens_no_more_than_sites_need(command: list[str]) -> None:
     assert values(command, "--database")
     assert values(command, "--host") == ["127.0.0.1"]
@@ -91,7 +105,9 @@ def test_a_superlink_keeps_its_state_and_opens_no_more_than_sites_need(command: 
         assert "--enable-supernode-auth" in command
 
 
-@pytest.mark.parametrize("command", [command for command in OF_FLOWER if command[0] == "flower-supernode"], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [command for command in OF_FLOWER if command[0] == "flower-supernode"], ids=" ".join
+)
 def test_a_supernode_describes_a_site_and_keeps_to_itself(command: list[str]) -> None:
     (given,) = values(command, "--node-config")
     assert NodeSettings.model_validate(read_node_config(given)).site
@@ -103,7 +119,9 @@ def test_a_supernode_describes_a_site_and_keeps_to_itself(command: list[str]) ->
 def test_espalier_takes_the_words(command: list[str]) -> None:
     given, further = _parser().parse_known_args(command[1:])
     if given.command == "node":  # what it does not know itself is for flower-supernode
-        assert _parse_args_run_supernode().parse_args(further).superlink == "server.example.org:9092"
+        assert (
+            _parse_args_run_supernode().parse_args(further).superlink == "server.example.org:9092"
+        )
         return
     assert not further
     if given.command == "keys":
@@ -130,4 +148,7 @@ def test_the_stanza_is_one_that_flower_reads() -> None:
     read = parse_superlink_connection(connection, name)
     assert (read.address, read.insecure) == ("127.0.0.1:9093", False)
     assert any(command[:4] == ["flwr", "run", ".", name] for command in OF_FLOWER)
-    assert any(command[:3] == ["flwr", "supernode", "register"] and command[-1] == name for command in OF_FLOWER)
+    assert any(
+        command[:3] == ["flwr", "supernode", "register"] and command[-1] == name
+        for command in OF_FLOWER
+    )

@@ -57,17 +57,22 @@ def mounts(service: str) -> dict[str, tuple[str, bool]]:
 
 @pytest.mark.parametrize("name", COMPOSE_FILES)
 def test_compose_files_are_what_their_schema_says(name: str) -> None:
-    done = CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.compose-spec", str(DOCKER / name)])
+    done = CliRunner().invoke(
+        check_jsonschema, ["--builtin-schema", "vendor.compose-spec", str(DOCKER / name)]
+    )
     assert done.exit_code == 0, done.output
 
 
 def test_the_compose_file_is_short_and_has_nothing_that_old_engines_pass_over() -> None:
     text = (DOCKER / "compose.yaml").read_text()
     assert len(text.splitlines()) <= MOST_LINES
-    assert COMPOSE.keys() == {"x-espalier", "x-site", "services", "volumes"}  # docker-compose 1.29 refuses `name`
+    # docker-compose 1.29 refuses `name`
+    assert COMPOSE.keys() == {"x-espalier", "x-site", "services", "volumes"}
     for service in SERVICES.values():
-        assert all(isinstance(volume, str) for volume in service["volumes"])  # `subpath` is dropped below Docker 26
-        assert isinstance(service.get("depends_on", []), list)  # podman has no health checks without systemd
+        # `subpath` is dropped below Docker 26.
+        assert all(isinstance(volume, str) for volume in service["volumes"])
+        # Podman has no health checks without systemd.
+        assert isinstance(service.get("depends_on", []), list)
 
 
 def test_nothing_is_pulled_and_what_serves_is_started_again() -> None:
@@ -88,7 +93,8 @@ def test_the_file_for_gpus_changes_services_that_there_are() -> None:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_holds_every_room_that_is_installed(name: str) -> None:
-    tools, dockerfile = PROJECT["tool"], (DOCKER / name).read_text()
+    tools = PROJECT["tool"]
+    dockerfile = (DOCKER / name).read_text()
     rooms = {pattern.split("/")[0] for pattern in tools["flwr"]["app"]["fab-include"]}
     rooms |= {*tools["hatch"]["build"]["targets"]["wheel"]["packages"], "conf"}
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
@@ -107,10 +113,14 @@ def test_an_image_is_pinned_and_not_root_s(name: str) -> None:
     assert set(outside) - {"libraries"} == {"${BASE}"}
     assert "ENV PIP_CONSTRAINT=/build/constraints.txt" in lines
     assert any("--index-url ${TORCH_INDEX} torch " in line for line in lines)
-    assert any(line.startswith("ARG TORCH_INDEX=https://download.pytorch.org/whl/") for line in lines)
+    assert any(
+        line.startswith("ARG TORCH_INDEX=https://download.pytorch.org/whl/") for line in lines
+    )
     users = [line for line in lines if line.startswith("USER")]
     assert users == ["USER espalier"]
-    assert not [line for line in lines[lines.index("USER espalier") :] if line.startswith(("RUN", "COPY"))]
+    assert not [
+        line for line in lines[lines.index("USER espalier") :] if line.startswith(("RUN", "COPY"))
+    ]
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -124,7 +134,10 @@ def test_a_changed_source_does_not_install_the_libraries_again(name: str) -> Non
         ["--from=requirements", "/requirements.txt", "./"],
         ["docker/imports.py", "./"],
     ]
-    assert "COPY --from=libraries /opt/espalier /opt/espalier\nCOPY --from=package /package /opt/espalier\n" in stages[-1]
+    assert (
+        "COPY --from=libraries /opt/espalier /opt/espalier\nCOPY --from=package /package"
+        " /opt/espalier\n" in stages[-1]
+    )
 
 
 @pytest.mark.parametrize("name", [*IMAGES, "Dockerfile.sbom"])
@@ -157,21 +170,30 @@ def test_an_image_needs_all_of_the_project_s_libraries_but_ray() -> None:
     assert [line for line in found if line not in declared] == [
         line.replace("flwr[simulation]", "flwr") for line in declared if line.startswith("flwr")
     ]
-    assert requirements(ROOT / "pyproject.toml", ["nf4"]) == [*found, *PROJECT["project"]["optional-dependencies"]["nf4"]]
+    assert requirements(ROOT / "pyproject.toml", ["nf4"]) == [
+        *found,
+        *PROJECT["project"]["optional-dependencies"]["nf4"],
+    ]
 
 
-def test_every_site_describes_itself_validly_and_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_site_describes_itself_validly_and_under_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its command becomes a node whose key, text and state are where its own volumes are, and no other site's."""
-    site, texts = program("site"), []
+    site = program("site")
+    texts = []
     for name in SITES:
-        words, volumes = words_of(name), mounts(name)
+        words = words_of(name)
+        volumes = mounts(name)
         assert words[:2] == ["python", "/opt/espalier/site.py"]
         folders = {folder: tmp_path / name / folder for folder in ("site", "outbox", "public")}
         for folder in folders.values():
             folder.mkdir(parents=True)
         (folders["public"] / "sites").mkdir()
         (folders["public"] / "ca.crt").touch()
-        given = site.read_arguments([*words[2:], *(f"--{folder}={path}" for folder, path in folders.items())])
+        given = site.read_arguments(
+            [*words[2:], *(f"--{folder}={path}" for folder, path in folders.items())]
+        )
         started = node_of(site, given, monkeypatch)
         assert started[:4] == ["espalier", "node", "--superlink", "superlink:9092"]
         config = after("--node-config", started)
@@ -202,14 +224,18 @@ def node_of(site: ModuleType, given: Any, monkeypatch: pytest.MonkeyPatch) -> li
     return became[0]
 
 
-def test_a_site_keeps_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_keeps_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is made once, in the site's own volume; only the public half is handed in, again each time."""
     site = program("site")
     folders = {folder: tmp_path / folder for folder in ("site", "outbox", "public")}
     for folder in folders.values():
         folder.mkdir()
     (folders["public"] / "sites").mkdir()
-    given = site.read_arguments(["a", "server:1", *(f"--{folder}={path}" for folder, path in folders.items())])
+    given = site.read_arguments(
+        ["a", "server:1", *(f"--{folder}={path}" for folder, path in folders.items())]
+    )
     first = node_of(site, given, monkeypatch)
     assert capsys.readouterr().err == "espalier: a waits until the server has registered its key\n"
     key = Path(after("--auth-supernode-private-key", first))
@@ -229,14 +255,27 @@ def test_no_key_is_seen_by_others() -> None:
     server = mounts("superlink")
     for name in SITES:
         assert server[f"/sites/{name}"] == (f"{name}-outbox", False)
-        others = {volume for service in SERVICES if service != name for volume, _ in mounts(service).values()}
+        others = {
+            volume
+            for service in SERVICES
+            if service != name
+            for volume, _ in mounts(service).values()
+        }
         assert name not in others
-        assert not [service for service in SITES if service != name and f"{name}-outbox" in str(SERVICES[service]["volumes"])]
-    assert [name for name in SERVICES if "server" in {volume for volume, _ in mounts(name).values()}] == ["superlink"]
+        assert not [
+            service
+            for service in SITES
+            if service != name and f"{name}-outbox" in str(SERVICES[service]["volumes"])
+        ]
+    assert [
+        name for name in SERVICES if "server" in {volume for volume, _ in mounts(name).values()}
+    ] == ["superlink"]
     assert mounts("run") == {"/public": ("public", False)}
 
 
-@pytest.mark.parametrize("place", ["docs/containers.md", "docs/deployment.md", "docker/compose.yaml"])
+@pytest.mark.parametrize(
+    "place", ["docs/containers.md", "docs/deployment.md", "docker/compose.yaml"]
+)
 def test_the_documented_command_starts_all_that_the_run_asks_for(place: str) -> None:
     assert DOCUMENTED in (ROOT / place).read_text()
     assert set(SERVICES["run"]["depends_on"]) == {"superlink", *SITES}
@@ -252,7 +291,10 @@ def test_the_documented_command_starts_all_that_the_run_asks_for(place: str) -> 
 def test_only_the_fleet_api_can_be_reached_from_another_container() -> None:
     """The command that starts the run shares the SuperLink's loopback address; nothing is published on the host."""
     words = words_of("superlink")
-    assert (after("--host", words), after("--fleet-api-address", words)) == ("127.0.0.1", "0.0.0.0:9092")
+    assert (after("--host", words), after("--fleet-api-address", words)) == (
+        "127.0.0.1",
+        "0.0.0.0:9092",
+    )
     assert [word for word in words if word.endswith("-api-address")] == ["--fleet-api-address"]
     assert all("ports" not in service for service in SERVICES.values())
     assert SERVICES["run"]["network_mode"] == "service:superlink"
@@ -273,15 +315,25 @@ def test_volumes_are_declared() -> None:
 def test_every_folder_that_a_volume_is_mounted_at_is_the_user_s() -> None:
     """A volume gets its owner from the image's folder; of the outboxes at the server it gets it at the site."""
     for name in IMAGES:
-        (made,) = re.findall(r"mkdir ([^&\n]+) && chown espalier ([^\n]+)", (DOCKER / name).read_text())
+        (made,) = re.findall(
+            r"mkdir ([^&\n]+) && chown espalier ([^\n]+)", (DOCKER / name).read_text()
+        )
         assert made[0].split() == made[1].split()
-        places = {place for service in SERVICES for place, (_, writable) in mounts(service).items() if writable}
+        places = {
+            place
+            for service in SERVICES
+            for place, (_, writable) in mounts(service).items()
+            if writable
+        }
         assert places == set(made[0].split()) or places == {*made[0].split()} | {"/data/notes.txt"}
 
 
-def flwr_that_says(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *answers: dict[str, Any]) -> list[str]:
+def flwr_that_says(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, *answers: dict[str, Any]
+) -> list[str]:
     """Replace the command ``flwr``; returns the keys that it is given, as they come."""
-    left, given = list(answers), list[str]()
+    left = list(answers)
+    given = list[str]()
 
     def run(command: list[str], **_: Any) -> Any:
         given.append(Path(command[3]).read_text())
@@ -303,7 +355,9 @@ def register(tmp_path: Path) -> Any:
 KNOWN = {"success": False, "error-message": "Public key already in use."}
 
 
-def test_a_key_is_registered_once_and_shown_to_all(register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_registered_once_and_shown_to_all(
+    register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book, module = register
     given = flwr_that_says(monkeypatch, module, {"success": True, "node-id": 1})
     book.look("a", 0.0)
@@ -315,7 +369,9 @@ def test_a_key_is_registered_once_and_shown_to_all(register: Any, tmp_path: Path
     assert (tmp_path / "public/sites/a.key.pub").read_text() == "first"
 
 
-def test_a_key_that_flower_knows_is_no_failure(register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_flower_knows_is_no_failure(
+    register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book, module = register
     flwr_that_says(monkeypatch, module, KNOWN)
     (tmp_path / "sites/a/a.key.pub").write_text("first")
@@ -324,7 +380,10 @@ def test_a_key_that_flower_knows_is_no_failure(register: Any, tmp_path: Path, mo
 
 
 def test_another_key_under_a_name_is_refused(
-    register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    register: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     book, module = register
     given = flwr_that_says(monkeypatch, module, {"success": True})
@@ -333,18 +392,32 @@ def test_another_key_under_a_name_is_refused(
         book.look("a", 0.0)
     assert given == ["first"]
     assert (tmp_path / "public/sites/a.key.pub").read_text() == "first"
-    assert capsys.readouterr().err.count("a handed in another key than before, which is refused") == 1
+    assert (
+        capsys.readouterr().err.count("a handed in another key than before, which is refused") == 1
+    )
 
 
 def test_a_key_that_was_not_registered_is_tried_again_and_not_shown_to_others(
-    register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    register: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """After 1, 2 and 4 seconds; another key at once. The reason is said once."""
     book, module = register
     down = {"success": False, "error-message": "no connection"}
     given = flwr_that_says(monkeypatch, module, down, down, down, down, {"success": True})
     (tmp_path / "sites/a/a.key.pub").write_text("bad")
-    for now, tries in ((0.0, 1), (0.9, 1), (1.0, 2), (2.9, 2), (3.0, 3), (6.9, 3), (7.0, 4), (7.1, 4)):
+    for now, tries in (
+        (0.0, 1),
+        (0.9, 1),
+        (1.0, 2),
+        (2.9, 2),
+        (3.0, 3),
+        (6.9, 3),
+        (7.0, 4),
+        (7.1, 4),
+    ):
         book.look("a", now)
         assert len(given) == tries
     assert not (tmp_path / "public/sites").exists()

@@ -14,7 +14,16 @@ from espalier.settings.methods import METHODS
 from espalier.settings.mistakes import Mistake
 from espalier.wire.privacy_table import privacy_table
 
-NAMES = ("run settings", "node settings", "letters", "blobs", "checkpoint", "bundles", "documents", "tokenizers")
+NAMES = (
+    "run settings",
+    "node settings",
+    "letters",
+    "blobs",
+    "checkpoint",
+    "bundles",
+    "documents",
+    "tokenizers",
+)
 INPUTS = 1000
 
 
@@ -42,7 +51,8 @@ def test_what_comes_of_each_input_is_counted_and_an_input_repeats_by_its_number(
             raise KeyError("round")
 
     outcome = fuzz("made up", target, 3, range(400))
-    low, high = sum(number < 0.25 for number in drawn), sum(number > 0.75 for number in drawn)
+    low = sum(number < 0.25 for number in drawn)
+    high = sum(number > 0.75 for number in drawn)
     assert outcome.counts == {"Mistake": low, "KeyError": high, "taken": 400 - low - high}
     first = next(number for number, value in enumerate(drawn) if value > 0.75)
     assert outcome.foreign[0] == f"made up {first}: KeyError: \"'round'\""
@@ -53,7 +63,10 @@ def test_what_comes_of_each_input_is_counted_and_an_input_repeats_by_its_number(
 def forms(method: str) -> list[tuple[str, int, tuple[str, ...]]]:
     """Kind, round and fields of a method's requests, but for those that all methods have alike."""
     letters = [exchange.request for exchange in exchanges() if exchange.settings.method == method]
-    found = [(letter.header.kind, letter.header.server_round, tuple(letter.scalars)) for letter in letters]
+    found = [
+        (letter.header.kind, letter.header.server_round, tuple(letter.scalars))
+        for letter in letters
+    ]
     return [form for form in found if form[0] not in ("enrol", "refused", "evaluate")]
 
 
@@ -63,7 +76,9 @@ def test_letters_have_every_method_and_form() -> None:
         kinds.setdefault(exchange.settings.method, set()).add(exchange.request.header.kind)
     assert kinds.keys() == METHODS.keys()
     assert all(found >= {"enrol", "train", "deliver", "evaluate"} for found in kinds.values())
-    in_parts = {exchange.settings.method for exchange in exchanges() if exchange.reply.header.num_parts > 1}
+    in_parts = {
+        exchange.settings.method for exchange in exchanges() if exchange.reply.header.num_parts > 1
+    }
     assert {method for method, found in kinds.items() if "fetch" in found} == in_parts
     assert in_parts >= {"fedpetuning", "fedprllm", "fedspallm", "flap", "llm-streamline"}
     assert forms("llm-streamline") == [
@@ -92,7 +107,9 @@ def test_letters_have_every_method_and_form() -> None:
     ]
 
 
-def test_a_new_method_is_fuzzed_and_stands_in_the_privacy_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_new_method_is_fuzzed_and_stands_in_the_privacy_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """By its row alone; a reply of one blob is never fetched."""
     monkeypatch.setitem(METHODS, "toy", ROW)
     assert forms("toy") == [("train", 1, ()), ("deliver", 1, ())]

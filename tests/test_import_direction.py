@@ -25,7 +25,9 @@ EXCEPTIONS = {
     "espalier.launch": {"espalier.settings", "espalier.amounts", "espalier.flower"},
     "espalier_assets.train": {"espalier.corpora"},
     "client_app": {
-        room for room in LEVEL if room.split(".")[0] != "strategies" and room not in ("espalier.launch", "server_app")
+        room
+        for room in LEVEL
+        if room.split(".")[0] != "strategies" and room not in ("espalier.launch", "server_app")
     },
 }
 FORBIDDEN_LIBRARIES = {
@@ -56,7 +58,8 @@ def imports_of(file: Path) -> list[str]:
             assert node.level == 0, f"{file}: relative import"
             package = node.module or ""
             modules += dict.fromkeys(
-                f"{package}.{alias.name}" if is_module(f"{package}.{alias.name}") else package for alias in node.names
+                f"{package}.{alias.name}" if is_module(f"{package}.{alias.name}") else package
+                for alias in node.names
             )
     return modules
 
@@ -76,7 +79,9 @@ def files() -> list[tuple[str, Path]]:
     found = []
     for package in sorted({room.split(".")[0] for room in LEVEL}):
         for file in sorted((ROOT / package).rglob("*.py")):
-            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(
+                ".__init__"
+            )
             found += [(room, file)] if (room := room_of(module)) is not None else []
     return found
 
@@ -95,20 +100,36 @@ def test_imports_go_downward() -> None:
     ("room", "line", "wrong"),
     [
         ("strategies.results", "from strategies import methods", ["strategies.methods"]),
-        ("strategies.results", "import strategies.methods.flap as flap", ["strategies.methods.flap"]),
+        (
+            "strategies.results",
+            "import strategies.methods.flap as flap",
+            ["strategies.methods.flap"],
+        ),
         ("strategies.results", "from strategies.methods import flap", ["strategies.methods.flap"]),
-        ("strategies.results", "from strategies.methods.flap import Flap", ["strategies.methods.flap"]),
+        (
+            "strategies.results",
+            "from strategies.methods.flap import Flap",
+            ["strategies.methods.flap"],
+        ),
         ("strategies.results", "from strategies import engine, methods", ["strategies.methods"]),
         ("strategies.results", "from strategies import engine", []),
         ("espalier.settings", "from espalier import launch", ["espalier.launch"]),
-        ("espalier.settings", "def late():\n    from espalier import launch as there", ["espalier.launch"]),
-        ("espalier.modeling", "from espalier import wire, corpora", ["espalier.corpora"]),  # sideways
-        ("espalier.launch", "from espalier import modeling", ["espalier.modeling"]),  # an exception's own rule
+        (
+            "espalier.settings",
+            "def late():\n    from espalier import launch as there",
+            ["espalier.launch"],
+        ),
+        # sideways.
+        ("espalier.modeling", "from espalier import wire, corpora", ["espalier.corpora"]),
+        # An exception's own rule.
+        ("espalier.launch", "from espalier import modeling", ["espalier.modeling"]),
         ("espalier.modeling", "from espalier import wire, __version__", []),
         ("espalier.modeling", "from torch import nn", []),
     ],
 )
-def test_an_import_is_seen_however_it_is_written(tmp_path: Path, room: str, line: str, wrong: list[str]) -> None:
+def test_an_import_is_seen_however_it_is_written(
+    tmp_path: Path, room: str, line: str, wrong: list[str]
+) -> None:
     file = tmp_path / "module.py"
     file.write_text(f"{line}\n")
     assert wrong_imports(room, file) == wrong
@@ -134,18 +155,31 @@ def test_private_parts_of_flower_are_imported_in_one_room() -> None:
         (file, module)
         for room, file in files()
         for module in imports_of(file)
-        if module.split(".")[0] == "flwr" and room != "espalier.flower" and not f"{module}.".startswith(FLOWER_S_INTERFACE)
+        if module.split(".")[0] == "flwr"
+        and room != "espalier.flower"
+        and not f"{module}.".startswith(FLOWER_S_INTERFACE)
     ]
     assert found == []
 
 
 def test_every_python_file_lies_in_a_room() -> None:
     rooms = {file for _, file in files()}
-    packages = ("espalier", "espalier_assets", "server_app", "client_app", "strategies", "pruning_kernels")
-    assert [file for name in packages for file in (ROOT / name).rglob("*.py") if file not in rooms] == [
-        ROOT / name / "__init__.py" for name in ("espalier", "strategies")
-    ]
+    packages = (
+        "espalier",
+        "espalier_assets",
+        "server_app",
+        "client_app",
+        "strategies",
+        "pruning_kernels",
+    )
+    assert [
+        file for name in packages for file in (ROOT / name).rglob("*.py") if file not in rooms
+    ] == [ROOT / name / "__init__.py" for name in ("espalier", "strategies")]
 
 
 def test_there_is_no_junk_drawer() -> None:
-    assert not [file for _, file in files() if JUNK_DRAWERS & set(file.with_suffix("").relative_to(ROOT).parts)]
+    assert not [
+        file
+        for _, file in files()
+        if JUNK_DRAWERS & set(file.with_suffix("").relative_to(ROOT).parts)
+    ]

@@ -11,7 +11,13 @@ from benchmarks.membership import clients as clients_module
 from benchmarks.membership.__main__ import report
 from benchmarks.membership.attacks import Outcome, resemblances, window_losses
 from benchmarks.membership.clients import Clients
-from benchmarks.membership.kinds import ADAPTERS, STATISTICS, TUNING, recognised_by_adapters, recognised_by_statistics
+from benchmarks.membership.kinds import (
+    ADAPTERS,
+    STATISTICS,
+    TUNING,
+    recognised_by_adapters,
+    recognised_by_statistics,
+)
 from espalier.corpora.records import Record
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
@@ -25,8 +31,17 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clients:
     """Three clients with four windows each of a tiny model."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", "")
     passages = [Record(f"{WORDS[number % 13]} {number}") for number in range(200)]
-    monkeypatch.setattr(clients_module, "own_records", lambda _, source, __: passages if source == 0 else [])
-    made = Clients(str(save_tiny_llama(tmp_path / "model", hidden=32, positions=256)), "code", tmp_path / "texts", 3, 4, 16)
+    monkeypatch.setattr(
+        clients_module, "own_records", lambda _, source, __: passages if source == 0 else []
+    )
+    made = Clients(
+        str(save_tiny_llama(tmp_path / "model", hidden=32, positions=256)),
+        "code",
+        tmp_path / "texts",
+        3,
+        4,
+        16,
+    )
     made.deal()
     return made
 
@@ -42,11 +57,14 @@ def test_resemblances_equal_a_loop_and_leave_out_what_all_candidates_agree_on() 
     replies, candidates = (torch.randn(3, 2, 5, generator=generator) for _ in range(2))
     candidates[:, 1, 3] = 7.0
     found = resemblances(lambda part: replies[:, part], lambda part: candidates[:, part], 2)
-    mean, spread = candidates.flatten(1).mean(dim=0), candidates.flatten(1).std(dim=0)
+    mean = candidates.flatten(1).mean(dim=0)
+    spread = candidates.flatten(1).std(dim=0)
     for row, column in ((0, 0), (1, 2), (2, 1)):
         pairs = [
             (float((one - m) / s), float((other - m) / s))
-            for one, other, m, s in zip(replies[row].flatten(), candidates[column].flatten(), mean, spread, strict=True)
+            for one, other, m, s in zip(
+                replies[row].flatten(), candidates[column].flatten(), mean, spread, strict=True
+            )
             if s > 0
         ]
         assert len(pairs) == 9
@@ -74,15 +92,22 @@ def test_losses_of_windows_are_those_of_transformers(clients: Clients) -> None:
     windows = torch.arange(24).view(2, 12)
     model = AutoModelForCausalLM.from_pretrained(clients.model, dtype=torch.float32)
     with torch.no_grad():
-        expected = [float(model(input_ids=window[None], labels=window[None]).loss) for window in windows]
+        expected = [
+            float(model(input_ids=window[None], labels=window[None]).loss) for window in windows
+        ]
     found = window_losses(BlockStream(clients.opened, CPU), windows)
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_adapters_are_a_trial_for_each_client(clients: Clients) -> None:
     """Texts are much alike here, so that the window is ahead of most others, not of all."""
-    outcome, compared = recognised_by_adapters(clients, CPU, {**TUNING, "training.steps": 20, "training.learning-rate": 2e-2})
+    outcome, compared = recognised_by_adapters(
+        clients, CPU, {**TUNING, "training.steps": 20, "training.learning-rate": 2e-2}
+    )
     assert outcome.trials == compared.trials == 3
     assert outcome.ahead > 0.5
-    row = f"| FedPETuning, one round's adapters | 1 of 4 | {outcome.first} of 3 | {outcome.ahead:.0%} |"
+    row = (
+        f"| FedPETuning, one round's adapters | 1 of 4 | {outcome.first} of 3 |"
+        f" {outcome.ahead:.0%} |"
+    )
     assert row in report(clients, [(ADAPTERS, 1, outcome)])

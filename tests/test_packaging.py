@@ -15,7 +15,9 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from packaging.requirements import Requirement
 
-builders = pytest.importorskip("hatchling.builders.wheel", reason="hatchling, which builds wheels, is not installed")
+builders = pytest.importorskip(
+    "hatchling.builders.wheel", reason="hatchling, which builds wheels, is not installed"
+)
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -53,7 +55,12 @@ def python(installed: Path, cwd: Path, *arguments: str) -> str:
     libraries = [path for path in sys.path if path.endswith("site-packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *libraries])}
     done = subprocess.run(
-        [sys.executable, "-S", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-S", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -68,7 +75,11 @@ def app_of(installed: Path) -> Path:
 
 def test_a_wheel_has_no_names_at_the_top_that_others_may_have(wheel: zipfile.ZipFile) -> None:
     at_the_top = {name.split("/")[0] for name in wheel.namelist()}
-    assert at_the_top == {"espalier", "espalier_assets", f"espalier-{PYPROJECT['project']['version']}.dist-info"}
+    assert at_the_top == {
+        "espalier",
+        "espalier_assets",
+        f"espalier-{PYPROJECT['project']['version']}.dist-info",
+    }
 
 
 def test_it_holds_every_file_of_the_packages_and_of_the_app(wheel: zipfile.ZipFile) -> None:
@@ -77,8 +88,17 @@ def test_it_holds_every_file_of_the_packages_and_of_the_app(wheel: zipfile.ZipFi
             yield from (file.relative_to(ROOT).as_posix() for file in ROOT.glob(pattern))
 
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    packages = {*files("espalier/**/*.py", "espalier_assets/*.py", "espalier_assets/*.json", "espalier_assets/demo/*")}
-    app = {*files(*PYPROJECT["tool"]["flwr"]["app"]["fab-include"], "conf/**/*.toml", "pyproject.toml")}
+    packages = {
+        *files(
+            "espalier/**/*.py",
+            "espalier_assets/*.py",
+            "espalier_assets/*.json",
+            "espalier_assets/demo/*",
+        )
+    }
+    app = {
+        *files(*PYPROJECT["tool"]["flwr"]["app"]["fab-include"], "conf/**/*.toml", "pyproject.toml")
+    }
     assert names == packages | {f"espalier_assets/app/{name}" for name in app}
 
 
@@ -90,7 +110,9 @@ def test_both_copies_of_the_package_are_the_same(wheel: zipfile.ZipFile) -> None
 
 def test_an_editable_install_is_the_checkout_alone(tmp_path: Path) -> None:
     with built("editable", tmp_path) as wheel:
-        (paths,) = [wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" not in name]
+        (paths,) = [
+            wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" not in name
+        ]
     assert paths.split() == [str(ROOT)]
 
 
@@ -98,12 +120,19 @@ def test_an_editable_install_is_the_checkout_alone(tmp_path: Path) -> None:
 
 
 def test_flower_makes_the_same_bundle_of_it_as_of_the_checkout(installed: Path) -> None:
-    bundles = [hashlib.sha256(build_fab_from_disk(folder)).hexdigest() for folder in (ROOT, app_of(installed))]
+    bundles = [
+        hashlib.sha256(build_fab_from_disk(folder)).hexdigest()
+        for folder in (ROOT, app_of(installed))
+    ]
     assert bundles[0] == bundles[1]
 
 
-def test_the_command_finds_app_and_presets_in_an_empty_directory(installed: Path, empty: Path) -> None:
-    assert python(installed, empty, "-m", "espalier.launch.command", "app") == str(app_of(installed))
+def test_the_command_finds_app_and_presets_in_an_empty_directory(
+    installed: Path, empty: Path
+) -> None:
+    assert python(installed, empty, "-m", "espalier.launch.command", "app") == str(
+        app_of(installed)
+    )
     assert sorted(file.name for file in (app_of(installed) / "conf").glob("*.toml")) == PRESETS
     program = """
 from espalier.launch.app_folder import find_app
@@ -115,7 +144,9 @@ print(settings.method, settings.num_clients, config["out-dir"])
     assert list(empty.iterdir()) == []
 
 
-def test_whoever_imports_espalier_can_import_the_other_rooms_too(installed: Path, empty: Path) -> None:
+def test_whoever_imports_espalier_can_import_the_other_rooms_too(
+    installed: Path, empty: Path
+) -> None:
     """``pruning_kernels`` is needed by it, ``strategies`` by whoever writes one."""
     program = """
 import espalier, espalier.wire.masks, espalier.launch, espalier_assets
@@ -124,18 +155,28 @@ for module in (espalier, pruning_kernels, strategies, espalier_assets): print(mo
 print(espalier_assets.DEMO_MODEL.is_dir())
 """
     app = app_of(installed)
-    expected = [installed / "espalier", app / "pruning_kernels", app / "strategies", installed / "espalier_assets", True]
+    expected = [
+        installed / "espalier",
+        app / "pruning_kernels",
+        app / "strategies",
+        installed / "espalier_assets",
+        True,
+    ]
     assert python(installed, empty, "-c", program).splitlines() == list(map(str, expected))
 
 
-def test_a_package_of_the_same_name_that_was_there_is_not_hidden(installed: Path, empty: Path) -> None:
+def test_a_package_of_the_same_name_that_was_there_is_not_hidden(
+    installed: Path, empty: Path
+) -> None:
     (empty / "strategies").mkdir()
     (empty / "strategies" / "__init__.py").touch()
     program = "import espalier, strategies; print(strategies.__path__[0])"
     assert python(installed, empty, "-c", program) == str(empty / "strategies")
 
 
-def test_what_runs_on_a_node_has_the_hash_that_it_has_in_a_checkout(installed: Path, empty: Path) -> None:
+def test_what_runs_on_a_node_has_the_hash_that_it_has_in_a_checkout(
+    installed: Path, empty: Path
+) -> None:
     program = "from espalier.wire.code_hash import code_sha256; print(code_sha256())"
     assert python(installed, empty, "-c", program) == python(ROOT, empty, "-c", program)
 
@@ -152,13 +193,20 @@ def pinned() -> dict[str, str]:
 
 def requirements() -> list[Requirement]:
     project = PYPROJECT["project"]
-    extras = [line for name, lines in project["optional-dependencies"].items() if name != "lm-eval" for line in lines]
+    extras = [
+        line
+        for name, lines in project["optional-dependencies"].items()
+        if name != "lm-eval"
+        for line in lines
+    ]
     found = [Requirement(line) for line in [*project["dependencies"], *extras]]
     return [requirement for requirement in found if requirement.name != "espalier"]
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
-def test_every_requirement_is_pinned_to_a_version_that_pyproject_admits(requirement: Requirement) -> None:
+def test_every_requirement_is_pinned_to_a_version_that_pyproject_admits(
+    requirement: Requirement,
+) -> None:
     assert requirement.specifier.contains(pinned()[requirement.name.lower()])
 
 
@@ -169,17 +217,37 @@ def test_constraints_name_no_build_of_one_kind_of_machine() -> None:
 
 def test_the_lock_has_the_versions_of_the_constraints_with_hashes() -> None:
     entries = (ROOT / "requirements.lock").read_text().replace("\\\n", " ").splitlines()
-    locked = [re.fullmatch(r"(\S+)==(\S+)( +--hash=sha256:[0-9a-f]{64})+ *", line) for line in entries if not line.startswith("#")]
+    locked = [
+        re.fullmatch(r"(\S+)==(\S+)( +--hash=sha256:[0-9a-f]{64})+ *", line)
+        for line in entries
+        if not line.startswith("#")
+    ]
     found = {entry[1]: entry[2] for entry in locked if entry}
     assert len(found) == len(locked)
-    of_torch = {"torch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec", "typing-extensions"}
+    of_torch = {
+        "torch",
+        "sympy",
+        "mpmath",
+        "networkx",
+        "jinja2",
+        "markupsafe",
+        "filelock",
+        "fsspec",
+        "typing-extensions",
+    }
     versions = {name.replace(".", "-"): number for name, number in pinned().items()}
-    assert found == {name: number for name, number in versions.items() if name in found or name not in of_torch}
+    assert found == {
+        name: number for name, number in versions.items() if name in found or name not in of_torch
+    }
 
 
 @pytest.mark.parametrize("extra", ["nf4", "hub", "studies"])
 def test_dev_brings_what_the_tests_of_an_extra_need(extra: str) -> None:
-    brought = {name for line in PYPROJECT["project"]["optional-dependencies"]["dev"] for name in Requirement(line).extras}
+    brought = {
+        name
+        for line in PYPROJECT["project"]["optional-dependencies"]["dev"]
+        for name in Requirement(line).extras
+    }
     assert extra in brought
 
 

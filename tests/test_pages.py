@@ -59,14 +59,22 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", WRITTEN, ids=named)
 def test_settings_it_names_exist(page: Path) -> None:
     """``table.key``, in text and in commands, of the tables that there are."""
-    known, tables = {key.dotted for key in keys_of_a_run()}, "|".join(filter(None, tables_of_a_run()))
-    found = re.findall(rf"(?<![\w./-])(?:{tables})\.[a-z][a-z0-9-]*(?![\w(/-])(?!\.[a-z])", page.read_text())
+    known = {key.dotted for key in keys_of_a_run()}
+    tables = "|".join(filter(None, tables_of_a_run()))
+    found = re.findall(
+        rf"(?<![\w./-])(?:{tables})\.[a-z][a-z0-9-]*(?![\w(/-])(?!\.[a-z])", page.read_text()
+    )
     assert {name for name in found if not name.endswith((".py", ".md", ".toml", ".jsonl"))} <= known
 
 
 def test_what_a_sites_owner_says_exists() -> None:
     known = {key.name for key in keys_of(NodeSettings)}
-    section = (ROOT / "docs" / "privacy.md").read_text().split("## What a site's owner says")[1].split("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "privacy.md")
+        .read_text()
+        .split("## What a site's owner says")[1]
+        .split("\n## ")[0]
+    )
     rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`([a-z-]+)`", row)]
     assert len(names) > 10
@@ -96,7 +104,11 @@ def defined_in(file: Path) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+            found |= {
+                f"{node.name}.{inner.name}"
+                for inner in node.body
+                if isinstance(inner, ast.FunctionDef)
+            }
     return found
 
 
@@ -104,7 +116,9 @@ def defined_in(file: Path) -> set[str]:
 def test_files_and_functions_of_a_method_are_where_its_page_says(page: Path) -> None:
     """`` `file.py`, `function` ``: names after a file are defined in it."""
     file: Path | None = None
-    for name in re.findall(r"`([\w/.]+)`", "\n".join(line for line in text_of(page).splitlines() if ".py`" in line)):
+    for name in re.findall(
+        r"`([\w/.]+)`", "\n".join(line for line in text_of(page).splitlines() if ".py`" in line)
+    ):
         if name.endswith(".py"):
             file = ROOT / name
             assert file.exists(), name
@@ -117,18 +131,34 @@ def test_every_method_has_a_page_with_a_recipe_and_a_link_to_its_settings(method
     text = (ROOT / "docs" / "methods" / f"{method}.md").read_text()
     assert f"espalier run {method}\n" in text
     assert f"(../settings.md#{method})" in text
-    for heading in ("## From the paper to the code", "## Where it differs from the paper", "../studies.md#"):
+    for heading in (
+        "## From the paper to the code",
+        "## Where it differs from the paper",
+        "../studies.md#",
+    ):
         assert heading in text
 
 
 def test_what_a_method_answers_stands_on_the_page_about_adding_one() -> None:
     """Its settings, its row, and what its contracts' module has."""
     text = (ROOT / "docs" / "adding-a-method.md").read_text()
-    own = {name for kind in (MethodSettings, Table) for name in vars(kind) if not name.startswith(("_", "model_"))}
+    own = {
+        name
+        for kind in (MethodSettings, Table)
+        for name in vars(kind)
+        if not name.startswith(("_", "model_"))
+    }
     assert {"FEDERATION", "CHECKS_SITE", "READ_WITH", "brings_nf4", "contradictions"} <= own
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     named = {name for code in re.findall(r"`([^`]+)`", text) for name in re.findall(r"\w+", code)}
-    row = {field.name for field in fields(Row)} - {"title", "settings", "strategy", "job", "delivery", "contracts"}
+    row = {field.name for field in fields(Row)} - {
+        "title",
+        "settings",
+        "strategy",
+        "job",
+        "delivery",
+        "contracts",
+    }
     assert sorted((own | row | {"contract", "delivery", "EXAMPLES"}) - named) == []
 
 
@@ -145,12 +175,25 @@ def test_it_has_each_method_once_for_each_kind_of_message() -> None:
 
     Methods have no ``alone`` whose rounds leave a local result, and no ``fetch`` if their replies are one blob.
     """
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in privacy_table().splitlines()[2:-1]]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in privacy_table().splitlines()[2:-1]
+    ]
     assert len({(kind, leaves, learns) for kind, _, leaves, learns in rows}) == len(rows)
     for kind in KINDS:
         of_kind = [row for row in rows if row[0] == kind or row[0].startswith(f"{kind} of round ")]
-        methods = {name for row in of_kind for name in (METHODS if row[1] == "all" else row[1].split(", "))}
-        jobs = {method: settings_of(method) for method in METHODS if kind != "fetch" or is_sent(method, kind)}
-        expected = {method for method, job in jobs.items() if kind != "alone" or job.MAKES_ALONE_WITH or job().makes_alone}
+        methods = {
+            name for row in of_kind for name in (METHODS if row[1] == "all" else row[1].split(", "))
+        }
+        jobs = {
+            method: settings_of(method)
+            for method in METHODS
+            if kind != "fetch" or is_sent(method, kind)
+        }
+        expected = {
+            method
+            for method, job in jobs.items()
+            if kind != "alone" or job.MAKES_ALONE_WITH or job().makes_alone
+        }
         assert {name.strip("`") for name in methods} == expected
         assert expected >= {"fedpetuning", "fedprllm"}

@@ -11,7 +11,11 @@ from espalier.settings.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-ROWS = {row[-2].strip().strip("`"): row for row in (line.split("|")[:-1] for line in README.splitlines()) if len(row) == 6}
+ROWS = {
+    row[-2].strip().strip("`"): row
+    for row in (line.split("|")[:-1] for line in README.splitlines())
+    if len(row) == 6
+}
 """Rows of the table of methods, by preset."""
 
 
@@ -44,8 +48,12 @@ def test_the_superlink_it_starts_opens_its_control_api_to_nobody_and_keeps_a_dat
     assert given["--fleet-api-address"].startswith("127.0.0.1:")
     assert "--disable-runtime-dependency-installation" in words
     assert given["--database"].endswith(".db")
-    nodes = [shlex.split(line) for line in README.splitlines() if line.startswith("flower-supernode")]
-    assert {words[words.index("--superlink") + 1] for words in nodes} == {given["--fleet-api-address"]}
+    nodes = [
+        shlex.split(line) for line in README.splitlines() if line.startswith("flower-supernode")
+    ]
+    assert {words[words.index("--superlink") + 1] for words in nodes} == {
+        given["--fleet-api-address"]
+    }
     assert f"espalier run two-sites --superlink 127.0.0.1:{given['--port']}\n" in README
 
 

@@ -4,9 +4,29 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
-WORDS = ["alder", "birch", "cedar", "damson", "elder", "fir", "gorse", "hazel", "ivy", "juniper", "larch", "maple", "oak"]
+WORDS = [
+    "alder",
+    "birch",
+    "cedar",
+    "damson",
+    "elder",
+    "fir",
+    "gorse",
+    "hazel",
+    "ivy",
+    "juniper",
+    "larch",
+    "maple",
+    "oak",
+]
 
 
 def save_tokenizer(folder: Path) -> int:
@@ -15,7 +35,9 @@ def save_tokenizer(folder: Path) -> int:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False
+    )
     tokenizer.train_from_iterator([" ".join(WORDS) * 3], trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>").save_pretrained(folder)
     return tokenizer.get_vocab_size()
@@ -52,7 +74,9 @@ def save_tiny_llama(
     return folder
 
 
-def save_tiny_roberta(folder: Path, seed: int = 0, hidden: int = 64, heads: int = 4, feed_forward: int = 64) -> Path:
+def save_tiny_roberta(
+    folder: Path, seed: int = 0, hidden: int = 64, heads: int = 4, feed_forward: int = 64
+) -> Path:
     """Save a RoBERTa of two blocks as a masked language model, with a tokenizer of whole words."""
     special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     vocabulary = {word: place for place, word in enumerate([*special.values(), *WORDS])}

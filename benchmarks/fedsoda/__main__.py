@@ -62,30 +62,42 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fedsoda", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.fedsoda",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     tables = commands.add_parser("tables", help="count what the paper prints; no weights")
-    tables.add_argument("--out", type=Path, metavar="DIR", help="directory for tables.md and tables.csv")
-    tables.add_argument("--tokens", type=int, default=512, help="of the sequence whose operations are counted")
+    tables.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory for tables.md and tables.csv"
+    )
+    tables.add_argument(
+        "--tokens", type=int, default=512, help="of the sequence whose operations are counted"
+    )
     for name, what in {**MEASURED, "memory": "peak memory of a client, by method"}.items():
         _add_measured(commands.add_parser(name, help=what))
     return parser.parse_args(arguments)
 
 
 def _add_measured(study: argparse.ArgumentParser) -> None:
-    study.add_argument("--model", required=True, help="directory of a Hugging Face model of at least 8 blocks")
+    study.add_argument(
+        "--model", required=True, help="directory of a Hugging Face model of at least 8 blocks"
+    )
     study.add_argument("--task", default="arc-easy", help="whose records are in --data and --test")
     study.add_argument("--data", type=Path, required=True, help="training records, JSON Lines")
     study.add_argument("--test", type=Path, required=True, help="test items, JSON Lines")
     study.add_argument("--public", type=Path, required=True, help="text of another domain")
     study.add_argument("--records", type=int, default=1000, help="of all clients together, at most")
     study.add_argument("--letters", type=int, default=100_000, help="of each public text, at most")
-    study.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=5")
+    study.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=5"
+    )
     study.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     study.add_argument("--threads", type=int, default=1)
     study.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
-    study.add_argument("--work", type=Path, default=Path("runs/fedsoda"), help="where results of runs are kept")
+    study.add_argument(
+        "--work", type=Path, default=Path("runs/fedsoda"), help="where results of runs are kept"
+    )
     study.add_argument("--out", type=Path, default=Path("docs/studies"))
 
 

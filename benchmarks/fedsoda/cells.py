@@ -22,7 +22,10 @@ OFFSITE: dict[str, Any] = {
     "fedsoda.emulator": "stored",
 }  # fmt: skip
 """What FedOT and FedBiOT share: blocks go at even distances, and nothing is quantised."""
-FEDPETUNING, FEDOT, FEDBIOT, FEDSODA = "FedPETuning", "FedOT", "FedBiOT", "FedSODA"
+FEDPETUNING = "FedPETuning"
+FEDOT = "FedOT"
+FEDBIOT = "FedBiOT"
+FEDSODA = "FedSODA"
 METHODS: dict[str, dict[str, Any]] = {
     FEDPETUNING: {"method": "fedpetuning"},
     FEDOT: {**OFFSITE, "fedsoda.first-layers": 1, "fedsoda.adapter-layers": 2, "fedsoda.realign-every": 0},
@@ -52,7 +55,8 @@ ALIGNING: dict[str, Any] = {
     "fedsoda.realign-steps": 10, "fedsoda.align-batch": 4, "fedsoda.align-learning-rate": 5e-3,
 }  # fmt: skip
 """Of every run with a sub-model, likewise."""
-IN_DOMAIN, OUT_OF_DOMAIN = "in-domain", "out-of-domain"
+IN_DOMAIN = "in-domain"
+OUT_OF_DOMAIN = "out-of-domain"
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,11 @@ def ablation() -> Iterator[Cell]:
 def combinations() -> Iterator[Cell]:
     """Layers of a group against groups, and the interval of alignment (Tables 4, 7 and 8)."""
     for pruned, groups in ((1, 2), (2, 1)):
-        yield Cell(f"(n, p) = ({pruned}, {groups})", IID, {**SODA, "fedsoda.group-layers": pruned, "fedsoda.groups": groups})
+        yield Cell(
+            f"(n, p) = ({pruned}, {groups})",
+            IID,
+            {**SODA, "fedsoda.group-layers": pruned, "fedsoda.groups": groups},
+        )
     for interval in (2, 5, 10):
         yield Cell(f"r = {interval}", IID, {**SODA, "fedsoda.realign-every": interval})
 

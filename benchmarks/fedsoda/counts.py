@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 HALF_BYTE = 0.5
 """Of a number in four bits, as the paper counts: without scales."""
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 
 
 # ----- numbers that are trained and sent ------------------------------------------------------------------------------------

@@ -20,19 +20,33 @@ from espalier.storage.blobs import sha256
 
 def measure(given: argparse.Namespace) -> None:
     """Do a study, or what is missing of it, and write its report."""
-    study, changes = STUDIES[given.command], chosen(given.set)
+    study = STUDIES[given.command]
+    changes = chosen(given.set)
     common = {
         **changes, "model": given.model, "threads": given.threads, "device": given.device, "task.name": given.task,
         "task.test-path": str(given.test),
     }  # fmt: skip
-    plain = {key: value for key, value in {**COMMON, **common}.items() if not key.startswith("fedsoda.")}
-    settings = parse({**plain, "method": "fedpetuning", "data.source": "jsonl", "data.path": str(given.data)})
+    plain = {
+        key: value for key, value in {**COMMON, **common}.items() if not key.startswith("fedsoda.")
+    }
+    settings = parse(
+        {**plain, "method": "fedpetuning", "data.source": "jsonl", "data.path": str(given.data)}
+    )
     model = open_model(settings.model)
-    sources = make_sources(settings, given.data, given.public, given.work / "data", given.records, given.letters)
-    data = {file.name: sha256(file.read_bytes()) for file in (sources.clients, sources.in_domain, sources.out_of_domain)}
+    sources = make_sources(
+        settings, given.data, given.public, given.work / "data", given.records, given.letters
+    )
+    data = {
+        file.name: sha256(file.read_bytes())
+        for file in (sources.clients, sources.in_domain, sources.out_of_domain)
+    }
     inputs = {"model": model.sha256, "tests": sha256(sources.tested.read_bytes()), **data}
     conditions = {
-        "model": {"name": model.directory.name, "parameters": model.plan.num_parameters, "sha256": model.sha256},
+        "model": {
+            "name": model.directory.name,
+            "parameters": model.plan.num_parameters,
+            "sha256": model.sha256,
+        },
         "settings": {"task.name": given.task, **COMMON, **ALIGNING, **changes},
         "data": {"records": sources.clients.read_text(encoding="utf-8").count("\n"), **data},
         "threads": given.threads,

@@ -28,7 +28,8 @@ from espalier.training.sequences import client_sequences
 from espalier.wire.tuning import trained
 from strategies.results.sub_model import write_sub_model
 
-KEYS, FIGURES = ("method",), ("interpreter_mib", "peak_mib", "client_mib")
+KEYS = ("method",)
+FIGURES = ("interpreter_mib", "peak_mib", "client_mib")
 MIB = 1 << 20
 STEPS = 4
 
@@ -48,7 +49,12 @@ def measure(given: argparse.Namespace) -> None:
     path = given.out / "fedsoda-memory"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
     for cell in rows.missing({"method": name} for name in METHODS):
-        rows.add(cell, **in_a_fresh_process(Cell(cell["method"], IID, METHODS[cell["method"]]).settings(common)))
+        rows.add(
+            cell,
+            **in_a_fresh_process(
+                Cell(cell["method"], IID, METHODS[cell["method"]]).settings(common)
+            ),
+        )
     write_table(rows, path)
 
 
@@ -59,13 +65,18 @@ def write_table(rows: Rows, path: Path) -> None:
     lines = [
         "# Peak memory of a client",
         "",
-        f"Model `{conditions['model']['name']}`, {conditions['steps']} steps of {batch} sequences. "
-        f"[Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        (
+            f"Model `{conditions['model']['name']}`, {conditions['steps']} steps of {batch}"
+            f" sequences. [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
+        ),
         "",
         "| | before the model is loaded, MiB | at most, MiB | difference, MiB |",
         "|---|---:|---:|---:|",
     ]
-    lines += [f"| {row['method']} | {' | '.join(f'{float(row[name]):.1f}' for name in FIGURES)} |" for row in rows.rows]
+    lines += [
+        f"| {row['method']} | {' | '.join(f'{float(row[name]):.1f}' for name in FIGURES)} |"
+        for row in rows.rows
+    ]
     path.with_suffix(".md").write_text("\n".join([*lines, ""]))
 
 
@@ -81,10 +92,14 @@ def in_a_fresh_process(settings: Mapping[str, Any]) -> dict[str, float]:
         checked = parse(settings)
         given = {**settings, "held": _write_held(checked, Path(scratch)), "cache": scratch}
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.fedsoda.memory", json.dumps(given)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.fedsoda.memory", json.dumps(given)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
     if done.returncode:
-        raise Mistake(f"memory: the process of {settings['method']} ended with {done.returncode}; see above")
+        raise Mistake(
+            f"memory: the process of {settings['method']} ended with {done.returncode}; see above"
+        )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -93,18 +108,29 @@ def _write_held(settings: RunSettings, scratch: Path) -> str:
     """The model that clients hold: the sub-model, of which blocks go at even distances (which ones makes no difference)."""
     if not isinstance(settings.job, FedSodaSettings):
         return settings.model
-    model, target = open_model(settings.model), scratch / "sub-model"
-    gone = evenly_dropped(settings.job.emulator_of(len(model.plan.blocks)), settings.job.num_dropped, "down")
-    write_sub_model(model, [block.index for block in model.plan.blocks if block.index not in gone], target, settings)
+    model = open_model(settings.model)
+    target = scratch / "sub-model"
+    gone = evenly_dropped(
+        settings.job.emulator_of(len(model.plan.blocks)), settings.job.num_dropped, "down"
+    )
+    write_sub_model(
+        model,
+        [block.index for block in model.plan.blocks if block.index not in gone],
+        target,
+        settings,
+    )
     return str(target)
 
 
 def train(given: dict[str, Any]) -> dict[str, float]:
     """Load what a client holds, and train in this process."""
-    held, cache = given.pop("held"), Path(given.pop("cache"))
+    held = given.pop("held")
+    cache = Path(given.pop("cache"))
     settings = parse(given)
-    model, computing = open_model(held), set_up(settings, cache)
-    adapters, sequences = trained(model.plan, settings), client_sequences(settings, simulated_node(), model, 0)
+    model = open_model(held)
+    computing = set_up(settings, cache)
+    adapters = trained(model.plan, settings)
+    sequences = client_sequences(settings, simulated_node(), model, 0)
     model.new_skeleton()
     if settings.training.base == "nf4":
         bitsandbytes()
@@ -112,10 +138,16 @@ def train(given: dict[str, Any]) -> dict[str, float]:
 
     gc.collect()
     before = peak()
-    training = AdapterTraining(model, computing, settings, adapters, sequences, settings.seed, cache_folder=cache)
+    training = AdapterTraining(
+        model, computing, settings, adapters, sequences, settings.seed, cache_folder=cache
+    )
     training.run(initial_adapters(adapters, settings.seed), 0, settings.training.steps)
     most = peak()
-    return {"interpreter_mib": before / MIB, "peak_mib": most / MIB, "client_mib": (most - before) / MIB}
+    return {
+        "interpreter_mib": before / MIB,
+        "peak_mib": most / MIB,
+        "client_mib": (most - before) / MIB,
+    }
 
 
 if __name__ == "__main__":

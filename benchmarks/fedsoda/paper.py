@@ -8,7 +8,8 @@ TITLES = {"llama3-8b": "LLaMA3-8B", "qwen2-7b": "Qwen2-7B", "mistral-7b": "Mistr
 RANK = 8
 ADAPTER_LAYERS = 3
 """L_A, the last layers, which clients train."""
-PRUNED, GROUPS = 3, 4
+PRUNED = 3
+GROUPS = 4
 """n layers are pruned in each of p groups, 12 together; the two baselines prune as many."""
 INTERVAL = 5
 """Rounds between two alignments, ``r`` in the paper's tables."""
@@ -74,17 +75,29 @@ class ParameterStudy:
 PARAMETER_STUDIES = {
     "Table 4": ParameterStudy(
         "llama3-8b",
-        {(2, 6): Setting("68.4", "1.51"), (3, 4): Setting("68.6", "1.43"), (4, 3): Setting("67.9", "1.39")},
+        {
+            (2, 6): Setting("68.4", "1.51"),
+            (3, 4): Setting("68.6", "1.43"),
+            (4, 3): Setting("67.9", "1.39"),
+        },
         {2: Setting("68.1", "1.69"), 5: Setting("68.6", "1.43"), 10: Setting("67.2", "1.35")},
     ),
     "Table 7": ParameterStudy(
         "qwen2-7b",
-        {(2, 6): Setting("74.6", "1.66"), (3, 4): Setting("74.8", "1.57"), (4, 3): Setting("73.4", "1.52")},
+        {
+            (2, 6): Setting("74.6", "1.66"),
+            (3, 4): Setting("74.8", "1.57"),
+            (4, 3): Setting("73.4", "1.52"),
+        },
         {2: Setting("68.1", "1.84"), 5: Setting("68.6", "1.57"), 10: Setting("67.4", "1.46")},
     ),
     "Table 8": ParameterStudy(
         "mistral-7b",
-        {(2, 6): Setting("67", "1.51"), (3, 4): Setting("67.2", "1.43"), (4, 3): Setting("66.7", "1.39")},
+        {
+            (2, 6): Setting("67", "1.51"),
+            (3, 4): Setting("67.2", "1.43"),
+            (4, 3): Setting("66.7", "1.39"),
+        },
         {2: Setting("66.4", "1.69"), 5: Setting("67.2", "1.43"), 10: Setting("65.4", "1.35")},
     ),
 }
@@ -130,14 +143,26 @@ ABLATIONS = {
     ),
 }
 
-COMMUNICATION_SAVED, STORAGE_SAVED, ACCURACY_GAINED = "70.6", "75.6", "3.1"
+COMMUNICATION_SAVED = "70.6"
+STORAGE_SAVED = "75.6"
+ACCURACY_GAINED = "3.1"
 """Percent, on average: the abstract. The first is measured against FedBiOT (section 6.2)."""
-COMPUTATION_SHARE, COMMUNICATION_SHARE, SIZE_SHARES, SIZE = "8.55", "9.87", ("24", "26"), "4"
+COMPUTATION_SHARE = "8.55"
+COMMUNICATION_SHARE = "9.87"
+SIZE_SHARES = ("24", "26")
+SIZE = "4"
 """Percent of FedPETuning's computation, communication, and least and most of its size; GB: section 6.2."""
-COMPRESSION, CONSTANT_BITS, NESTED_CONSTANT_BITS, REDUCTIONS = "8", "0.5", "0.127", ("6", "7")
+COMPRESSION = "8"
+CONSTANT_BITS = "0.5"
+NESTED_CONSTANT_BITS = "0.127"
+REDUCTIONS = ("6", "7")
 """Appendix C: most of NF4 against float32, bits of the constants, and the reduction that usually remains."""
 
-DATASETS = {"GSM8K": ("8792", 7473, 1319), "SST-2": ("67349", 67349, 872), "BoolQ": ("12697", 9427, 3270)}
+DATASETS = {
+    "GSM8K": ("8792", 7473, 1319),
+    "SST-2": ("67349", 67349, 872),
+    "BoolQ": ("12697", 9427, 3270),
+}
 """Appendix D: all examples, and those of the two parts."""
 WIKITEXT_2_TOKENS = "100"
 """Millions, or more: appendix D.1."""

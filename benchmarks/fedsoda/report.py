@@ -22,7 +22,13 @@ NAMES = {
     "thousand_trained": "thousand numbers trained",
     "cpu_seconds": "CPU seconds of the run",
 }
-DIGITS = {"megabytes_up": 2, "megabytes_down": 2, "megabytes_stored": 2, "thousand_trained": 1, "cpu_seconds": 0}
+DIGITS = {
+    "megabytes_up": 2,
+    "megabytes_down": 2,
+    "megabytes_stored": 2,
+    "thousand_trained": 1,
+    "cpu_seconds": 0,
+}
 
 
 def write_report(study: Study, rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
@@ -32,9 +38,11 @@ def write_report(study: Study, rows: Rows, conditions: Mapping[str, Any], path: 
     lines = [
         f"# {study.title}",
         "",
-        f"Mean ± sample standard deviation over {len(seeds)} seeds. Model `{conditions['model']['name']}`, "
-        f"{conditions['model']['parameters']:,} parameters; {settings}. [Figures](./{path.name}.csv), "
-        f"[conditions](./{path.name}.json).",
+        (
+            f"Mean ± sample standard deviation over {len(seeds)} seeds. Model"
+            f" `{conditions['model']['name']}`, {conditions['model']['parameters']:,} parameters;"
+            f" {settings}. [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
+        ),
         "",
         *(_of_rounds(rows) if study.by_round else _of_cells(study, rows)),
         f"![{study.title}](./{path.name}.png)",
@@ -59,11 +67,13 @@ def _of_cells(study: Study, rows: Rows) -> list[str]:
             for row in found:
                 if row[name]:
                     arms.setdefault((row["arm"], name), {})[row["seed"]] = float(row[name])
-        lines += paired_table(arms, study.pairs, [name for name in SCORES if _has(found, name)], place, digits=3)
+        lines += paired_table(
+            arms, study.pairs, [name for name in SCORES if _has(found, name)], place, digits=3
+        )
     first = [row for row in rows.rows if row["place"] == places[0] and row["cpu_seconds"]]
     explained = (
-        "A client's, mean over clients, in all rounds together. What it stores it is sent once, except with FedPETuning, whose "
-        "clients have the model; `MB down` is all else."
+        "A client's, mean over clients, in all rounds together. What it stores it is sent once,"
+        " except with FedPETuning, whose clients have the model; `MB down` is all else."
     )
     return [*lines, f"## Costs ({places[0]})", "", explained, "", *_table(first, COSTS), ""]
 
@@ -73,7 +83,10 @@ def _table(rows: Sequence[Row], figures: Sequence[str]) -> list[str]:
     shown = [name for name in figures if _has(rows, name)]
     lines = [f"| | {' | '.join(NAMES[name] for name in shown)} |", "|---|" + "---:|" * len(shown)]
     for arm in _names(rows, "arm"):
-        cells = (_cell([row[name] for row in rows if row["arm"] == arm and row[name]], name, arm) for name in shown)
+        cells = (
+            _cell([row[name] for row in rows if row["arm"] == arm and row[name]], name, arm)
+            for name in shown
+        )
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return lines
 
@@ -88,10 +101,15 @@ def _names(rows: Sequence[Row], key: str) -> list[str]:
 
 
 def _cell(texts: Sequence[str], figure: str, arm: str) -> str:
-    values, digits = [float(text) for text in texts], DIGITS.get(figure, 3)
+    values = [float(text) for text in texts]
+    digits = DIGITS.get(figure, 3)
     if not values:
         return ""
-    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 and arm != CHANCE and len(set(values)) > 1 else ""
+    spread = (
+        f" ± {stdev(values):.{digits}f}"
+        if len(values) > 1 and arm != CHANCE and len(set(values)) > 1
+        else ""
+    )
     return f"{fmean(values):.{digits}f}{spread}"
 
 
@@ -103,12 +121,23 @@ def _plot_cells(title: str, rows: Rows, path: Path) -> None:
     for axes, name in zip(figure.axes, SCORES, strict=True):
         for number, arm in enumerate(arms):
             found = [
-                [float(r[name]) for r in rows.rows if (r["arm"], r["place"]) == (arm, place) and r[name]] for place in places
+                [
+                    float(r[name])
+                    for r in rows.rows
+                    if (r["arm"], r["place"]) == (arm, place) and r[name]
+                ]
+                for place in places
             ]
             shift = 0.6 * (number + 0.5) / len(arms) - 0.3
-            at = [place + shift if len(places) > 1 else float(number) for place, values in enumerate(found) if values]
+            at = [
+                place + shift if len(places) > 1 else float(number)
+                for place, values in enumerate(found)
+                if values
+            ]
             means, spreads = (
-                zip(*((fmean(v), stdev(v) if len(v) > 1 else 0.0) for v in found if v), strict=True) if any(found) else ((), ())
+                zip(*((fmean(v), stdev(v) if len(v) > 1 else 0.0) for v in found if v), strict=True)
+                if any(found)
+                else ((), ())
             )
             axes.errorbar(at, means, yerr=spreads, fmt="o", markersize=5, capsize=2, label=arm)
         chance = [float(row[name]) for row in rows.rows if row["arm"] == CHANCE and row[name]]
@@ -130,13 +159,26 @@ def _of_rounds(rows: Rows) -> list[str]:
     """Losses by round, and the first round at which each arm's mean is no longer above FedOT's last one, by seed."""
     curves = losses_by_seed(rows)
     numbers = sorted({number for curve in curves.values() for number in curve})
-    lines = [f"## {NAMES[BY_ROUND]}", "", f"| round | {' | '.join(map(str, numbers))} |", "|---|" + "---:|" * len(numbers)]
+    lines = [
+        f"## {NAMES[BY_ROUND]}",
+        "",
+        f"| round | {' | '.join(map(str, numbers))} |",
+        "|---|" + "---:|" * len(numbers),
+    ]
     arms = _names(rows.rows, "arm")
     for arm in arms:
         cells = [
-            [curve[number] for (name, _), curve in curves.items() if name == arm and number in curve] for number in numbers
+            [
+                curve[number]
+                for (name, _), curve in curves.items()
+                if name == arm and number in curve
+            ]
+            for number in numbers
         ]
-        lines.append(f"| {arm} | {' | '.join(f'{fmean(values):.3f}' if values else '' for values in cells)} |")
+        lines.append(
+            f"| {arm} |"
+            f" {' | '.join(f'{fmean(values):.3f}' if values else '' for values in cells)} |"
+        )
     lines += [
         "",
         f"## Rounds until {FEDOT}'s last loss",
@@ -146,7 +188,10 @@ def _of_rounds(rows: Rows) -> list[str]:
     lines.append("|---|" + "---:|" * len(_names(rows.rows, "seed")))
     for arm in arms:
         reached = [rounds_needed(curves, arm, seed) for seed in _names(rows.rows, "seed")]
-        lines.append(f"| {arm} | {' | '.join('not reached' if number is None else str(number) for number in reached)} |")
+        lines.append(
+            f"| {arm} |"
+            f" {' | '.join('not reached' if number is None else str(number) for number in reached)} |"
+        )
     return [*lines, ""]
 
 
@@ -163,13 +208,15 @@ def losses_by_seed(rows: Rows) -> Curves:
 
 def rounds_needed(curves: Curves, arm: str, seed: str, target: str = FEDOT) -> int | None:
     """The first round after which an arm's loss is at most what the target's is after its last; None if there is none."""
-    aim, curve = curves.get((target, seed)), curves.get((arm, seed), {})
+    aim = curves.get((target, seed))
+    curve = curves.get((arm, seed), {})
     last = aim[max(aim)] if aim else float("-inf")
     return next((number for number in sorted(curve) if curve[number] <= last), None)
 
 
 def _plot_rounds(title: str, rows: Rows, path: Path) -> None:
-    figure, curves = _figure(1), losses_by_seed(rows)
+    figure = _figure(1)
+    curves = losses_by_seed(rows)
     for arm in _names(rows.rows, "arm"):
         mine = [curve for (name, _), curve in curves.items() if name == arm]
         numbers = sorted({number for curve in mine for number in curve})

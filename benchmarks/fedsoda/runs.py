@@ -69,12 +69,19 @@ class Bench:
 
     def settings(self, cell: Cell, seed: int) -> dict[str, Any]:
         """Settings of one run, flat."""
-        settings = cell.settings(self.common) | {"seed": seed, "data.source": "jsonl", "data.path": str(self.sources.clients)}
+        settings = cell.settings(self.common) | {
+            "seed": seed,
+            "data.source": "jsonl",
+            "data.path": str(self.sources.clients),
+        }
         settings["evaluation.texts"] = f"tested={self.sources.tested}"
-        settings.pop("task.test-path", None)  # items are scored here, with every method's adapters in the same full model
+        # Items are scored here, with every method's adapters in the same full model.
+        settings.pop("task.test-path", None)
         if settings["method"] == "fedsoda":
             sources = self.sources
-            settings["fedsoda.public-text"] = str(sources.in_domain if cell.public == IN_DOMAIN else sources.out_of_domain)
+            settings["fedsoda.public-text"] = str(
+                sources.in_domain if cell.public == IN_DOMAIN else sources.out_of_domain
+            )
         return settings
 
     def result(self, cell: Cell, seed: int) -> dict[str, Any]:
@@ -82,7 +89,10 @@ class Bench:
         settings = self.settings(cell, seed)
         named = {key: value for key, value in settings.items() if key not in PATHS}
         named |= {"public": cell.public if settings["method"] == "fedsoda" else "", **self.inputs}
-        path = self.work / f"{hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]}.json"
+        path = (
+            self.work
+            / f"{hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]}.json"
+        )
         if not path.exists():
             found = self._run(settings, self._is_followed(cell))
             self.work.mkdir(parents=True, exist_ok=True)
@@ -101,12 +111,21 @@ class Bench:
             run = watched_run(settings, Path(scratch))
             seconds = time.process_time() - started
             summary = json.loads((run.folder / "summary.json").read_text())
-        clients, report = settings["num-clients"], summary["report"]
-        perplexities = next(one["values"] for one in summary["metrics"] if one["name"] == "perplexity")
-        stored = report.get("sub_model_bytes") or sum(file.stat().st_size for file in files_of(self.model.directory))
+        clients = settings["num-clients"]
+        report = summary["report"]
+        perplexities = next(
+            one["values"] for one in summary["metrics"] if one["name"] == "perplexity"
+        )
+        stored = report.get("sub_model_bytes") or sum(
+            file.stat().st_size for file in files_of(self.model.directory)
+        )
         return {
             "scores": self.score(run.after[-1]),
-            "losses": [self.score(adapters, self._right)["loss"] for adapters in run.after] if followed else [],
+            "losses": (
+                [self.score(adapters, self._right)["loss"] for adapters in run.after]
+                if followed
+                else []
+            ),
             "perplexity": perplexities["federated"],
             "dense_perplexity": perplexities["dense"],
             "sub_model_perplexity": report.get("sub_model_perplexity", {}).get("tested"),
@@ -135,20 +154,29 @@ class Bench:
     def _right(self) -> ScoredItems:
         """The test items with their right options alone, for losses."""
         whole = public_items(self.plain)
-        return self._encoded([replace(item, contexts=(item.prompt,), options=(item.gold,), answer=0) for item in whole])
+        return self._encoded(
+            [
+                replace(item, contexts=(item.prompt,), options=(item.gold,), answer=0)
+                for item in whole
+            ]
+        )
 
     def _encoded(self, items: list[Item]) -> ScoredItems:
         return as_tests(self.plain, items, self.model.tokenizer, False, self.model.num_positions)
 
     @cached_property
     def _adapted(self) -> AdaptedModel:
-        return AdaptedModel.load(self.model, self.computing, self.plain, trained(self.model.plan, self.plain))
+        return AdaptedModel.load(
+            self.model, self.computing, self.plain, trained(self.model.plan, self.plain)
+        )
 
     def score(self, adapters: Adapters, items: ScoredItems | None = None) -> Scores:
         """Scores of the full model with adapters in some of its blocks; first adapters, in the others, change nothing."""
         first = initial_adapters(trained(self.model.plan, self.plain), self.plain.seed)
         self._adapted.set({**first, **adapters})
-        return score(self._adapted.whole, items or self.items, False, TEST_BATCH, self.computing.device)
+        return score(
+            self._adapted.whole, items or self.items, False, TEST_BATCH, self.computing.device
+        )
 
     @cached_property
     def dense(self) -> Scores:
@@ -159,8 +187,15 @@ class Bench:
     def chance(self) -> Scores:
         """What a model reaches that has learnt nothing: of accuracies by guessing, or by naming the commonest class."""
         items = public_items(self.plain)
-        share = majority_share(items) if task_named(self.plain.task.name).classes else chance_of_options(items)
-        return {"loss": uniform_loss(len(self.model.tokenizer)), **{name: share for name in self.dense if name != "loss"}}
+        share = (
+            majority_share(items)
+            if task_named(self.plain.task.name).classes
+            else chance_of_options(items)
+        )
+        return {
+            "loss": uniform_loss(len(self.model.tokenizer)),
+            **{name: share for name in self.dense if name != "loss"},
+        }
 
 
 @dataclass
@@ -179,7 +214,9 @@ def watched_run(settings: Mapping[str, Any], scratch: Path) -> Watched:
     """Do a run, and look at its messages and checkpoints."""
     os.environ["ESPALIER_STATE_DIR"] = str(scratch / "state")
     config = {**settings, "out-dir": str(scratch / "runs"), "enrol-seconds": 1.0}
-    number, after, pieces = settings["num-clients"], list[Adapters](), list[int]()
+    number = settings["num-clients"]
+    after = list[Adapters]()
+    pieces = list[int]()
     nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
     grid = InProcessGrid(app, nodes, config)
 
@@ -197,16 +234,22 @@ def watched_run(settings: Mapping[str, Any], scratch: Path) -> Watched:
         folder = run_method(grid, Context(1, 0, {}, RecordDict(), config))
     after.append(kept_adapters(folder))
     if len(after) != settings["federation.rounds"]:
-        raise RuntimeError(f"{folder}: {len(after)} rounds were seen of {settings['federation.rounds']}")
+        raise RuntimeError(
+            f"{folder}: {len(after)} rounds were seen of {settings['federation.rounds']}"
+        )
     return Watched(folder, after, sum(pieces))
 
 
 def kept_adapters(folder: Path) -> Adapters:
     """The global adapters in a run's checkpoint, under the numbers of the full model's blocks."""
     state = json.loads((folder / "checkpoint" / "state.json").read_text())["state"]
-    store, dropped = BlobStore(folder / "checkpoint" / "blobs"), state.get("dropped") or []
+    store = BlobStore(folder / "checkpoint" / "blobs")
+    dropped = state.get("dropped") or []
     blobs = state.get("adapter", state)["blobs"]
-    return {block_key(full_number(int(key.rpartition("-")[2]), dropped)): load(store.get(blob)) for key, blob in blobs.items()}
+    return {
+        block_key(full_number(int(key.rpartition("-")[2]), dropped)): load(store.get(blob))
+        for key, blob in blobs.items()
+    }
 
 
 def full_number(index: int, dropped: list[int]) -> int:

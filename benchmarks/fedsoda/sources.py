@@ -37,7 +37,9 @@ class Sources:
     """Questions and right answers of the test items, as text, for perplexities."""
 
 
-def make_sources(settings: RunSettings, train: Path, public: Path, folder: Path, records: int, letters: int) -> Sources:
+def make_sources(
+    settings: RunSettings, train: Path, public: Path, folder: Path, records: int, letters: int
+) -> Sources:
     """Write the studies' data into a folder.
 
     Parameters
@@ -53,10 +55,16 @@ def make_sources(settings: RunSettings, train: Path, public: Path, folder: Path,
         A file is missing, damaged or too short, or passages of the public text are those of test items.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = Sources(*(folder / name for name in ("clients.jsonl", "in-domain.txt", "out-of-domain.txt", "tested.txt")))
+    found = Sources(
+        *(
+            folder / name
+            for name in ("clients.jsonl", "in-domain.txt", "out-of-domain.txt", "tested.txt")
+        )
+    )
     tested = public_items(settings)
     known = {digest(item.text) for item in tested}
-    private, text = list[str](), list[Item]()
+    private = list[str]()
+    text = list[Item]()
     for line, item in _numbered(settings, train):
         if digest(item.text) in known:
             continue
@@ -71,7 +79,9 @@ def make_sources(settings: RunSettings, train: Path, public: Path, folder: Path,
     write_bytes(found.tested, _joined(tested).encode())
     other = _beginning(public, letters)
     if shared := known & {digest(line) for line in other.splitlines()}:
-        raise Mistake(f"{public}: has {len(shared)} lines that are questions of test items; give another text")
+        raise Mistake(
+            f"{public}: has {len(shared)} lines that are questions of test items; give another text"
+        )
     write_bytes(found.out_of_domain, other.encode())
     return found
 
@@ -91,7 +101,8 @@ def _numbered(settings: RunSettings, train: Path) -> Iterator[tuple[str, Item]]:
 
 def _joined(items: Iterable[Item], letters: int = 0) -> str:
     """Questions and right answers, with blank lines between; whole ones, ``letters`` at most (0: all)."""
-    parts, length = list[str](), 0
+    parts = list[str]()
+    length = 0
     for item in items:
         part = f"{item.prompt}{item.delimiter}{item.gold}\n\n"
         length += len(part)

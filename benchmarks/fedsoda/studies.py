@@ -10,7 +10,8 @@ from benchmarks.fedsoda.runs import Bench
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.paired import Pair
 
-DENSE, CHANCE = "dense", "chance"
+DENSE = "dense"
+CHANCE = "chance"
 KEYS = ("seed", "arm", "place")
 SCORES = ("loss", "acc", "acc_norm")
 PERPLEXITIES = ("perplexity", "sub_model_perplexity")
@@ -55,7 +56,15 @@ def work(study: Study, bench: Bench, seeds: Sequence[int], rows: Rows) -> None:
                 if arm == CHANCE:
                     rows.add(key, **_figures(bench.chance))
                 elif arm == DENSE:  # every run measures its perplexity
-                    rows.add(key, **_figures({**bench.dense, "perplexity": bench.result(runs[0], seed)["dense_perplexity"]}))
+                    rows.add(
+                        key,
+                        **_figures(
+                            {
+                                **bench.dense,
+                                "perplexity": bench.result(runs[0], seed)["dense_perplexity"],
+                            }
+                        ),
+                    )
                 else:
                     (cell,) = (cell for cell in runs if cell.arm == arm)
                     rows.add(key, **_of_run(bench.result(cell, seed)))
@@ -65,7 +74,9 @@ def _rounds(study: Study, bench: Bench, seeds: Sequence[int], rows: Rows) -> Non
     for seed in seeds:
         for cell in study.cells():
             number = bench.settings(cell, seed)["federation.rounds"]
-            missing = rows.missing({"seed": seed, "arm": cell.arm, "round": place} for place in range(number + 1))
+            missing = rows.missing(
+                {"seed": seed, "arm": cell.arm, "round": place} for place in range(number + 1)
+            )
             for key in missing:
                 losses = [bench.dense["loss"], *bench.result(cell, seed)["losses"]]
                 rows.add(key, loss=losses[key["round"]])

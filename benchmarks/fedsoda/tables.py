@@ -18,7 +18,18 @@ from espalier.settings.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
 from espalier.training.account import Account, account
 
-CSV_COLUMNS = ("table", "row", "quantity", "unit", "printed", "computed", "basis", "agrees", "why", "other_reading")
+CSV_COLUMNS = (
+    "table",
+    "row",
+    "quantity",
+    "unit",
+    "printed",
+    "computed",
+    "basis",
+    "agrees",
+    "why",
+    "other_reading",
+)
 COMBINATIONS = ((3, 4, 5), (2, 6, 5), (4, 3, 5), (3, 4, 2), (3, 4, 10))
 """(n, p, r_int) of Tables 4, 7 and 8, the default first."""
 LLAMA3_HEAD = (128256, 4096)
@@ -86,18 +97,30 @@ class Model:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of the weights at a client, by method; adapters are left out, as the paper leaves them out."""
-        whole, kept = self.account.footprint.weight_bytes("bfloat16"), self.kept.weight_bytes("bfloat16")
-        return {"FedPETuning": whole, "FedOT": kept, "FedBiOT": kept, "FedSODA": self.kept.weight_bytes("nf4")}
+        whole = self.account.footprint.weight_bytes("bfloat16")
+        kept = self.kept.weight_bytes("bfloat16")
+        return {
+            "FedPETuning": whole,
+            "FedOT": kept,
+            "FedBiOT": kept,
+            "FedSODA": self.kept.weight_bytes("nf4"),
+        }
 
     def steps(self, tokens: int) -> dict[str, counts.Step]:
         """Operations of a training step on one sequence, by what is trained."""
         layer = counts.layer_operations(self.linears, tokens)
-        lora, head = 2 * tokens * self.u, 2 * tokens * self.vocabulary * self.hidden
-        aligned, adapter = paper.GROUPS, paper.ADAPTER_LAYERS
+        lora = 2 * tokens * self.u
+        head = 2 * tokens * self.vocabulary * self.hidden
+        aligned = paper.GROUPS
+        adapter = paper.ADAPTER_LAYERS
         return {
             "all weights": counts.full_step(layer, head, self.layers),
-            "FedPETuning": counts.lora_step(layer, lora, head, self.layers, self.layers, self.layers),
-            "FedSODA": counts.lora_step(layer, lora, head, self.kept_layers, aligned + adapter, adapter),
+            "FedPETuning": counts.lora_step(
+                layer, lora, head, self.layers, self.layers, self.layers
+            ),
+            "FedSODA": counts.lora_step(
+                layer, lora, head, self.kept_layers, aligned + adapter, adapter
+            ),
         }
 
     def wire_bytes(self, payload: Payload, groups: int, interval: int) -> float:
@@ -168,17 +191,30 @@ def adapter_figures(models: Sequence[Model]) -> Iterator[Figure]:
             row = f"{model.title}, {method}"
             trained = model.u * (model.layers if method == "FedPETuning" else paper.ADAPTER_LAYERS)
             sent = model.communicated()[method]
-            for quantity, text, value in (("trained", printed.trained, trained), ("communicated", printed.communicated, sent)):
-                figure = Figure("Table 2", row, f"{quantity} parameters", "million", text, 1, value / 1e6)
+            for quantity, text, value in (
+                ("trained", printed.trained, trained),
+                ("communicated", printed.communicated, sent),
+            ):
+                figure = Figure(
+                    "Table 2", row, f"{quantity} parameters", "million", text, 1, value / 1e6
+                )
                 yield figure.explained(*_misread(model, method, quantity))
     for table, study in paper.PARAMETER_STUDIES.items():
         (model,) = [model for model in models if model.name == study.model]
-        cases = [(f"(n, p) = {pair}", pair[1], paper.INTERVAL, setting) for pair, setting in study.combinations.items()]
-        cases += [(f"r = {interval}", paper.GROUPS, interval, setting) for interval, setting in study.intervals.items()]
+        cases = [
+            (f"(n, p) = {pair}", pair[1], paper.INTERVAL, setting)
+            for pair, setting in study.combinations.items()
+        ]
+        cases += [
+            (f"r = {interval}", paper.GROUPS, interval, setting)
+            for interval, setting in study.intervals.items()
+        ]
         for row, groups, interval, setting in cases:
             sent = counts.fedsoda_round(model.u, paper.ADAPTER_LAYERS, groups, interval)
             value = counts.four_bit_megabytes(sent)
-            figure = Figure(table, row, "communication", "MB/round", setting.communication, 2, value)
+            figure = Figure(
+                table, row, "communication", "MB/round", setting.communication, 2, value
+            )
             yield figure.explained(*_megabytes_misread(model, figure))
 
 
@@ -190,83 +226,141 @@ def _misread(model: Model, method: str, quantity: str) -> tuple[str, float | Non
     if method == "FedBiOT":
         wrong = counts.kept_layers(32, paper.PRUNED, paper.GROUPS) - paper.ADAPTER_LAYERS
         sent = counts.fedbiot_round(model.u, paper.ADAPTER_LAYERS, wrong)
-        return f"{wrong} emulator layers, as in models of 32; {model.title} keeps {model.emulator}", sent / 1e6
+        return (
+            f"{wrong} emulator layers, as in models of 32; {model.title} keeps {model.emulator}",
+            sent / 1e6,
+        )
     directions = 1 if quantity == "trained" else 2
     if model.layers != 32:
         why = f"32 layers, as the two others have; {model.title} has {model.layers}"
         return why, directions * 32 * model.u / 1e6
     head = paper.RANK * (LLAMA3_HEAD[0] + LLAMA3_HEAD[1])
     slip = "a slip for 14.2" if quantity == "trained" else "twice the printed 15.2"
-    return f"{slip}, or another adapter on a head of LLaMA3's size", directions * (model.layers * model.u + head) / 1e6
+    return (
+        f"{slip}, or another adapter on a head of LLaMA3's size",
+        directions * (model.layers * model.u + head) / 1e6,
+    )
 
 
 def _megabytes_misread(model: Model, figure: Figure) -> tuple[str, float | None]:
     """How a printed MB per round may have come about."""
     if figure.computed - float(figure.printed) < 0.01:
-        return "digits cut off; 1.6875 in the same table was rounded up to 1.69", math.floor(100 * figure.computed) / 100
+        return (
+            "digits cut off; 1.6875 in the same table was rounded up to 1.69",
+            math.floor(100 * figure.computed) / 100,
+        )
     twelve = counts.fedsoda_round(model.u, paper.ADAPTER_LAYERS, paper.GROUPS, 12)
-    return "neither rounded nor cut off; an interval of 12 would give it", counts.four_bit_megabytes(twelve)
+    return (
+        "neither rounded nor cut off; an interval of 12 would give it",
+        counts.four_bit_megabytes(twelve),
+    )
 
 
 def _size_figures(models: Sequence[Model]) -> Iterator[Figure]:
     """Table 2's model sizes, in units of 2^30 bytes."""
-    why = "6 bits a parameter, 3/8 of bfloat16, fit all three; NF4 linears have 4.1, or 4.5, and the rest stays at 16"
+    why = (
+        "6 bits a parameter, 3/8 of bfloat16, fit all three; NF4 linears have 4.1, or 4.5, and the"
+        " rest stays at 16"
+    )
     for model in models:
         for method, printed in paper.TABLE_2[model.name].items():
             value = model.sizes()[method] / counts.GIB
-            figure = Figure("Table 2", f"{model.title}, {method}", "model size", "GB", printed.size, 1, value)
+            figure = Figure(
+                "Table 2", f"{model.title}, {method}", "model size", "GB", printed.size, 1, value
+            )
             yield figure.explained(why, SIX_BITS * model.kept.parameters / counts.GIB)
 
 
 def _accuracy_figures() -> Iterator[Figure]:
     """Accuracies that the paper prints twice: those of FedSODA with its default settings, against Table 2."""
     for table, ablation in paper.ABLATIONS.items():
-        for (model, title), printed in zip(paper.TITLES.items(), ablation.accuracies[-1], strict=True):
+        for (model, title), printed in zip(
+            paper.TITLES.items(), ablation.accuracies[-1], strict=True
+        ):
             other = float(getattr(paper.TABLE_2[model]["FedSODA"], ablation.task))
-            figure = Figure(table, f"{title}, both alignments", "accuracy", "%", printed, 1, other, "Table 2")
-            copied = table != "Table 3" and ablation.accuracies == paper.ABLATIONS["Table 3"].accuracies
-            why = "all twelve figures are Table 3's, of another task" if copied else "another run, or a mistake"
+            figure = Figure(
+                table, f"{title}, both alignments", "accuracy", "%", printed, 1, other, "Table 2"
+            )
+            copied = (
+                table != "Table 3" and ablation.accuracies == paper.ABLATIONS["Table 3"].accuracies
+            )
+            why = (
+                "all twelve figures are Table 3's, of another task"
+                if copied
+                else "another run, or a mistake"
+            )
             yield figure.explained(why, float(printed) if copied else None)
     for table, study in paper.PARAMETER_STUDIES.items():
         default = float(paper.TABLE_2[study.model]["FedSODA"].boolq)
-        lines_of = {"(n, p) = (3, 4)": study.combinations[3, 4], f"r = {paper.INTERVAL}": study.intervals[paper.INTERVAL]}
+        lines_of = {
+            "(n, p) = (3, 4)": study.combinations[3, 4],
+            f"r = {paper.INTERVAL}": study.intervals[paper.INTERVAL],
+        }
         for row, setting in lines_of.items():
             figure = Figure(table, row, "accuracy", "%", setting.accuracy, 1, default, "Table 2")
-            copied_from = float(paper.PARAMETER_STUDIES["Table 4"].intervals[paper.INTERVAL].accuracy)
+            copied_from = float(
+                paper.PARAMETER_STUDIES["Table 4"].intervals[paper.INTERVAL].accuracy
+            )
             yield figure.explained("that of LLaMA3 in Table 4, as is that of r = 2", copied_from)
 
 
 def _averages(models: Sequence[Model], tokens: int) -> Iterator[Figure]:
     """Averages of the abstract and of section 6.2, from counts; accuracies from Table 2."""
-    sent, sizes = [model.communicated() for model in models], [model.sizes() for model in models]
+    sent = [model.communicated() for model in models]
+    sizes = [model.sizes() for model in models]
     first = paper.TABLE_2["llama3-8b"]
-    whole, biot, soda = first["FedPETuning"], first["FedBiOT"], first["FedSODA"]
+    whole = first["FedPETuning"]
+    biot = first["FedBiOT"]
+    soda = first["FedSODA"]
 
-    def percent(table: str, row: str, printed: str, value: float, decimals: int, basis: str = "counted") -> Figure:
+    def percent(
+        table: str, row: str, printed: str, value: float, decimals: int, basis: str = "counted"
+    ) -> Figure:
         return Figure(table, row, "average", "%", printed, decimals, 100 * value, basis)
 
     alone = "LLaMA3 and Mistral alone, from rounded figures"
     saved = fmean(1 - one["FedSODA"] / one["FedBiOT"] for one in sent)
     reading = 100 * (1 - float(soda.communicated) / float(biot.communicated))
     row = "communication saved, against FedBiOT"
-    yield percent("Abstract", row, paper.COMMUNICATION_SAVED, saved, 1).explained(f"3 of 10.2: {alone}", reading)
+    yield percent("Abstract", row, paper.COMMUNICATION_SAVED, saved, 1).explained(
+        f"3 of 10.2: {alone}", reading
+    )
     spared = fmean(1 - one["FedSODA"] / one["FedPETuning"] for one in sizes)
     chance = replace(
         percent("Abstract", "storage saved, against FedPETuning", paper.STORAGE_SAVED, spared, 1),
-        why="perhaps by chance: no size of FedSODA's agrees, and the printed ones give another mean",
+        why=(
+            "perhaps by chance: no size of FedSODA's agrees, and the printed ones give another mean"
+        ),
         other_reading=100 * fmean(1 - _printed_share(model.name) for model in models),
     )
     yield chance
     gained = fmean(ratio - 1 for ratio in _gains())
-    figure = percent("Abstract", "accuracy gained, relative, against FedOT", paper.ACCURACY_GAINED, gained, 1, "Table 2")
-    yield figure.explained("nor in points (2.5), nor against FedBiOT (0.2 relative, 0.1 points) or FedPETuning (below 0)")
-    work = fmean(steps["FedSODA"].total / steps["FedPETuning"].total for steps in (model.steps(tokens) for model in models))
+    figure = percent(
+        "Abstract",
+        "accuracy gained, relative, against FedOT",
+        paper.ACCURACY_GAINED,
+        gained,
+        1,
+        "Table 2",
+    )
+    yield figure.explained(
+        "nor in points (2.5), nor against FedBiOT (0.2 relative, 0.1 points) or FedPETuning"
+        " (below 0)"
+    )
+    work = fmean(
+        steps["FedSODA"].total / steps["FedPETuning"].total
+        for steps in (model.steps(tokens) for model in models)
+    )
     reading = 100 * float(soda.trained) / float(whole.trained)
-    figure = percent("Section 6.2", "computation, of FedPETuning's", paper.COMPUTATION_SHARE, work, 2)
+    figure = percent(
+        "Section 6.2", "computation, of FedPETuning's", paper.COMPUTATION_SHARE, work, 2
+    )
     yield figure.explained(f"1.3 of 15.2, trained parameters, no operations: {alone}", reading)
     share = fmean(one["FedSODA"] / one["FedPETuning"] for one in sent)
     reading = 100 * float(soda.communicated) / float(whole.communicated)
-    figure = percent("Section 6.2", "communication, of FedPETuning's", paper.COMMUNICATION_SHARE, share, 2)
+    figure = percent(
+        "Section 6.2", "communication, of FedPETuning's", paper.COMMUNICATION_SHARE, share, 2
+    )
     yield figure.explained(f"3 of 30.4: {alone}", reading)
     yield from _size_claims(models)
 
@@ -275,7 +369,11 @@ def _gains() -> list[float]:
     """FedSODA's accuracy over FedOT's, for each model and task of Table 2."""
     tasks = ("gsm8k", "sst2", "boolq")
     pairs = [(lines["FedSODA"], lines["FedOT"]) for lines in paper.TABLE_2.values()]
-    return [float(getattr(soda, task)) / float(getattr(ot, task)) for soda, ot in pairs for task in tasks]
+    return [
+        float(getattr(soda, task)) / float(getattr(ot, task))
+        for soda, ot in pairs
+        for task in tasks
+    ]
 
 
 def _printed_share(name: str) -> float:
@@ -288,8 +386,13 @@ def _size_claims(models: Sequence[Model]) -> Iterator[Figure]:
     """Section 6.2's bounds on FedSODA's size."""
     shares = [100 * model.sizes()["FedSODA"] / model.sizes()["FedPETuning"] for model in models]
     printed = [100 * _printed_share(model.name) for model in models]
-    for word, pick, text in (("least", min, paper.SIZE_SHARES[0]), ("most", max, paper.SIZE_SHARES[1])):
-        figure = Figure("Section 6.2", f"size, of FedPETuning's, {word}", "range", "%", text, 0, pick(shares))
+    for word, pick, text in (
+        ("least", min, paper.SIZE_SHARES[0]),
+        ("most", max, paper.SIZE_SHARES[1]),
+    ):
+        figure = Figure(
+            "Section 6.2", f"size, of FedPETuning's, {word}", "range", "%", text, 0, pick(shares)
+        )
         yield figure.explained("what Table 2's sizes give", pick(printed))
     largest = max(model.sizes()["FedSODA"] for model in models) / counts.GIB
     yield Figure("Section 6.2", "storage, most", "model size", "GB", paper.SIZE, 0, largest)
@@ -299,26 +402,67 @@ def _storage(models: Sequence[Model]) -> Iterator[Figure]:
     """Appendix C."""
     parameters = models[0].kept.parameters
     most = counts.float32_bytes(parameters) / counts.nf4_bytes(parameters)
-    yield Figure("Appendix C", "NF4 without constants, against float32", "reduction", "times", paper.COMPRESSION, 0, most)
+    yield Figure(
+        "Appendix C",
+        "NF4 without constants, against float32",
+        "reduction",
+        "times",
+        paper.COMPRESSION,
+        0,
+        most,
+    )
     bits = {"without": (paper.CONSTANT_BITS, 1, 0), "with": (paper.NESTED_CONSTANT_BITS, 3, 256)}
     for word, (text, decimals, nested) in bits.items():
         value = counts.constant_bits(nested_block=nested)
-        yield Figure("Appendix C", f"{word} double quantisation", "constants", "bits per parameter", text, decimals, value)
+        yield Figure(
+            "Appendix C",
+            f"{word} double quantisation",
+            "constants",
+            "bits per parameter",
+            text,
+            decimals,
+            value,
+        )
     reached = [4 * model.kept.parameters / model.sizes()["FedSODA"] for model in models]
-    printed = [4 * model.kept.parameters / (float(paper.TABLE_2[model.name]["FedSODA"].size) * counts.GIB) for model in models]
+    printed = [
+        4 * model.kept.parameters / (float(paper.TABLE_2[model.name]["FedSODA"].size) * counts.GIB)
+        for model in models
+    ]
     why = "linears alone have 7.1, or 7.8; this is what Table 2's sizes give"
-    for word, pick, text in (("least", min, paper.REDUCTIONS[0]), ("most", max, paper.REDUCTIONS[1])):
-        figure = Figure("Appendix C", f"sub-model against float32, {word}", "reduction", "times", text, 0, pick(reached))
+    for word, pick, text in (
+        ("least", min, paper.REDUCTIONS[0]),
+        ("most", max, paper.REDUCTIONS[1]),
+    ):
+        figure = Figure(
+            "Appendix C",
+            f"sub-model against float32, {word}",
+            "reduction",
+            "times",
+            text,
+            0,
+            pick(reached),
+        )
         yield figure.explained(why, pick(printed))
 
 
 def _datasets() -> Iterator[Figure]:
     """Appendix D: sizes of datasets against their own parts."""
     for name, (whole, train, test) in paper.DATASETS.items():
-        figure = Figure("Appendix D", name, "size", "examples", whole, 0, train + test, "sum of its parts")
+        figure = Figure(
+            "Appendix D", name, "size", "examples", whole, 0, train + test, "sum of its parts"
+        )
         yield figure.explained("the training part alone", train)
     tokens = sum(paper.WIKITEXT_2_PARTS) / 1e6
-    figure = Figure("Appendix D", "WikiText-2", "size", "million tokens", paper.WIKITEXT_2_TOKENS, 0, tokens, "published")
+    figure = Figure(
+        "Appendix D",
+        "WikiText-2",
+        "size",
+        "million tokens",
+        paper.WIKITEXT_2_TOKENS,
+        0,
+        tokens,
+        "published",
+    )
     yield figure.explained("the size of WikiText-103")
 
 
@@ -336,7 +480,9 @@ def placements(models: Sequence[Model]) -> dict[tuple[int, ...], tuple[int, list
     choices = [choice for size in range(1, len(names) + 1) for choice in combinations(names, size)]
     together = defaultdict(list)
     for choice in choices:
-        together[tuple(counts.lora_numbers(model.linears, paper.RANK, choice) for model in models)].append(choice)
+        together[
+            tuple(counts.lora_numbers(model.linears, paper.RANK, choice) for model in models)
+        ].append(choice)
     found = {}
     for us, alike in together.items():
         changed = [replace(model, u=u) for model, u in zip(models, us, strict=True)]
@@ -353,10 +499,19 @@ def report(models: Sequence[Model], figures: Sequence[Figure], tokens: int) -> s
     head = [
         "# FedSODA: what the paper prints, counted again",
         "",
-        f"{agreeing} of {len(figures)} figures agree within the printed rounding. They are counted from the models' shapes,",
+        (
+            f"{agreeing} of {len(figures)} figures agree within the printed rounding. They are"
+            " counted from the models' shapes,"
+        ),
         f"without weights: rank {paper.RANK} on {', '.join(paper.TARGETS)}; the last",
-        f"{paper.ADAPTER_LAYERS} layers are the adapter; unless said n = {paper.PRUNED}, p = {paper.GROUPS}, aligned every",
-        f"{paper.INTERVAL} rounds. The paper's MB and GB are 2^20 and 2^30 bytes. Accuracies are compared only where the paper",
+        (
+            f"{paper.ADAPTER_LAYERS} layers are the adapter; unless said n = {paper.PRUNED}, p ="
+            f" {paper.GROUPS}, aligned every"
+        ),
+        (
+            f"{paper.INTERVAL} rounds. The paper's MB and GB are 2^20 and 2^30 bytes. Accuracies"
+            " are compared only where the paper"
+        ),
         "prints them twice; the others take training.",
         "",
     ]
@@ -381,13 +536,19 @@ def write(figures: Sequence[Figure], text: str, directory: Path) -> None:
     for figure in figures:
         row = {name: getattr(figure, name) for name in CSV_COLUMNS}
         other = "" if figure.other_reading is None else f"{figure.other_reading:.6g}"
-        row |= {"computed": f"{figure.computed:.6g}", "agrees": "yes" if figure.agrees else "no", "other_reading": other}
+        row |= {
+            "computed": f"{figure.computed:.6g}",
+            "agrees": "yes" if figure.agrees else "no",
+            "other_reading": other,
+        }
         table.writerow(row)
     write_bytes(directory / "tables.csv", lines.getvalue().encode())
     write_bytes(directory / "tables.md", text.encode())
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> list[str]:
+def _markdown(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)
+) -> list[str]:
     """A table; columns at the places ``words`` are text, the others numbers."""
     rule = ["---" if place in words else "---:" for place in range(len(columns))]
     return [f"| {' | '.join(line)} |" for line in (columns, rule, *rows)]
@@ -405,11 +566,22 @@ def _printed_part(figures: Sequence[Figure]) -> list[str]:
         for figure in (figure for figure in figures if figure.table == table):
             basis = "" if figure.basis == "counted" else f" ({figure.basis})"
             computed = f"{_shown(figure.computed, figure.decimals)}{basis}"
-            other = "" if figure.other_reading is None else f": {_shown(figure.other_reading, figure.decimals)}"
+            other = (
+                ""
+                if figure.other_reading is None
+                else f": {_shown(figure.other_reading, figure.decimals)}"
+            )
             verdict = "yes" if figure.agrees else "**no**"
             cells = [figure.row, f"{figure.quantity}, {figure.unit}", figure.printed, computed]
             rows.append([*cells, verdict, f"{figure.why}{other}"])
-        columns = ["row", "quantity", "printed", "computed", "agrees", "how the printed one may have come about"]
+        columns = [
+            "row",
+            "quantity",
+            "printed",
+            "computed",
+            "agrees",
+            "how the printed one may have come about",
+        ]
         lines += ["", f"### {table}", "", *_markdown(columns, rows, (0, 1, 4, 5))]
     return lines
 
@@ -417,25 +589,49 @@ def _printed_part(figures: Sequence[Figure]) -> list[str]:
 def _model_part(models: Sequence[Model]) -> list[str]:
     rows = []
     for model in models:
-        numbers = (model.layers, model.kept_layers, model.emulator, model.account.footprint.parameters, model.kept.parameters)
+        numbers = (
+            model.layers,
+            model.kept_layers,
+            model.emulator,
+            model.account.footprint.parameters,
+            model.kept.parameters,
+        )
         sent = (model.u, paper.ADAPTER_LAYERS * model.u, *model.communicated().values())
         rows.append([model.title, *(f"{number:,.0f}" for number in (*numbers, *sent))])
-    columns = ["model", "layers", "kept", "of the emulator", "parameters", "of the sub-model", "u, of a layer's adapters"]
+    columns = [
+        "model",
+        "layers",
+        "kept",
+        "of the emulator",
+        "parameters",
+        "of the sub-model",
+        "u, of a layer's adapters",
+    ]
     columns += ["trained", *(f"a round of {method}" for method in models[0].communicated())]
     return ["## Layers and numbers", "", *_markdown(columns, rows)]
 
 
 def _placement_part(models: Sequence[Model]) -> list[str]:
-    found, total = placements(models), len(list(adapter_figures(models)))
+    found = placements(models)
+    total = len(list(adapter_figures(models)))
     rows = []
     for us, (agreeing, choices) in list(found.items())[:PLACEMENTS_SHOWN]:
         named = "; ".join(", ".join(choice) for choice in choices)
         rows.append([f"{agreeing} of {total}", ", ".join(f"{u:,}" for u in us), named])
     intro = [
-        "The paper does not say which matrices have adapters. Of all 127 choices, these go best with the printed numbers of",
+        (
+            "The paper does not say which matrices have adapters. Of all 127 choices, these go best"
+            " with the printed numbers of"
+        ),
         "parameters and MB; choices in one line cost the same and cannot be told apart.",
     ]
-    return ["## Where the adapters are", "", *intro, "", *_markdown(["figures", "u of each model", "choices"], rows, (0, 1, 2))]
+    return [
+        "## Where the adapters are",
+        "",
+        *intro,
+        "",
+        *_markdown(["figures", "u of each model", "choices"], rows, (0, 1, 2)),
+    ]
 
 
 def _wire_part(models: Sequence[Model]) -> list[str]:
@@ -443,13 +639,21 @@ def _wire_part(models: Sequence[Model]) -> list[str]:
     for model in models:
         for pruned, groups, interval in COMBINATIONS:
             numbers = counts.fedsoda_round(model.u, paper.ADAPTER_LAYERS, groups, interval)
-            payloads = [model.wire_bytes(payload, groups, interval) / counts.MIB for payload in _payloads()]
+            payloads = [
+                model.wire_bytes(payload, groups, interval) / counts.MIB for payload in _payloads()
+            ]
             sizes = [counts.four_bit_megabytes(numbers), *payloads]
             case = (f"({pruned}, {groups}), {interval}", f"{numbers / 1e6:.3f}")
             rows.append([model.title, *case, *(f"{size:.4f}" for size in sizes)])
     intro = [
-        "Mean of a round, up and down together. NF4 has a float32 scale for every 64 numbers: 0.5625 bytes a number. A block's",
-        "header, some 900 bytes, is in the sizes; a message's own, less than a kilobyte and 64 bytes a block, is not.",
+        (
+            "Mean of a round, up and down together. NF4 has a float32 scale for every 64 numbers:"
+            " 0.5625 bytes a number. A block's"
+        ),
+        (
+            "header, some 900 bytes, is in the sizes; a message's own, less than a kilobyte and 64"
+            " bytes a block, is not."
+        ),
     ]
     columns = ["model", "(n, p), r", "million numbers", "half a byte each (paper), MiB"]
     columns += [f"our {payload}, MiB" for payload in _payloads()]
@@ -467,17 +671,39 @@ def _computation_part(models: Sequence[Model], tokens: int) -> list[str]:
         steps = model.steps(tokens)
         soda, tuned, whole = (steps[name] for name in ("FedSODA", "FedPETuning", "all weights"))
         share = counts.computation_share(model.layers, model.kept_layers, paper.ADAPTER_LAYERS)
-        shares = [share, soda.total / tuned.total, soda.total / whole.total, soda.forward / tuned.total]
+        shares = [
+            share,
+            soda.total / tuned.total,
+            soda.total / whole.total,
+            soda.forward / tuned.total,
+        ]
         layer = counts.layer_operations(model.linears, tokens)
         work = [f"{number / 1e9:,.0f}" for number in (layer, whole.total, tuned.total, soda.total)]
         rows.append([model.title, *work, *(f"{100 * value:.1f}%" for value in shares)])
     intro = [
-        f"10^9 operations of a training step on one sequence of {tokens} tokens. The section's formula, (m^L + m^A) / 2 m^G,",
-        "takes a backward pass to cost as much as a forward pass, which holds where matrices are frozen (FedPETuning); to",
-        "train them costs twice as much. The head, which the section leaves out, is passed forward and backward by all.",
+        (
+            f"10^9 operations of a training step on one sequence of {tokens} tokens. The section's"
+            " formula, (m^L + m^A) / 2 m^G,"
+        ),
+        (
+            "takes a backward pass to cost as much as a forward pass, which holds where matrices"
+            " are frozen (FedPETuning); to"
+        ),
+        (
+            "train them costs twice as much. The head, which the section leaves out, is passed"
+            " forward and backward by all."
+        ),
         "FedSODA's forward passes alone (last column) are far above the 8.55% of section 6.2.",
     ]
-    columns = ["model", "a layer, forward", "all weights", "FedPETuning", "FedSODA", "formula of 5.1", "of FedPETuning's"]
+    columns = [
+        "model",
+        "a layer, forward",
+        "all weights",
+        "FedPETuning",
+        "FedSODA",
+        "formula of 5.1",
+        "of FedPETuning's",
+    ]
     columns += ["of training all weights", "forward alone, of FedPETuning's"]
     return ["## Computation, section 5.1", "", *intro, "", *_markdown(columns, rows)]
 
@@ -485,17 +711,41 @@ def _computation_part(models: Sequence[Model], tokens: int) -> list[str]:
 def _communication_part(models: Sequence[Model], tokens: int) -> list[str]:
     rows = []
     for model in models:
-        aligned, adapter = paper.GROUPS, paper.ADAPTER_LAYERS
-        orders = [counts.lora_communication(some, adapter, paper.RANK, model.hidden) for some in (aligned, 0)]
+        aligned = paper.GROUPS
+        adapter = paper.ADAPTER_LAYERS
+        orders = [
+            counts.lora_communication(some, adapter, paper.RANK, model.hidden)
+            for some in (aligned, 0)
+        ]
         everything = counts.full_communication(tokens, model.hidden, model.layers, model.vocabulary)
-        real = [(aligned + adapter) * model.u, adapter * model.u, model.account.footprint.parameters]
+        real = [
+            (aligned + adapter) * model.u,
+            adapter * model.u,
+            model.account.footprint.parameters,
+        ]
         shares = [f"{orders[0] / everything:.4%}", f"{real[0] / real[2]:.4%}"]
-        rows.append([model.title, *(f"{number:,}" for number in (*orders, everything, *real)), *shares])
+        rows.append(
+            [model.title, *(f"{number:,}" for number in (*orders, everything, *real)), *shares]
+        )
     intro = [
-        "One direction, in numbers. The orders leave constants out, and these are large: u is 13 to 17 times r d. Where",
-        "nothing is aligned, m^A is left and not, as printed, m^S; and the embeddings' size is V d, not S d.",
+        (
+            "One direction, in numbers. The orders leave constants out, and these are large: u is"
+            " 13 to 17 times r d. Where"
+        ),
+        (
+            "nothing is aligned, m^A is left and not, as printed, m^S; and the embeddings' size is"
+            " V d, not S d."
+        ),
     ]
-    columns = ["model", "(m^S + m^A) r d", "m^A r d", "S d + m^G d^2 + V d", "(m^S + m^A) u", "m^A u", "all parameters"]
+    columns = [
+        "model",
+        "(m^S + m^A) r d",
+        "m^A r d",
+        "S d + m^G d^2 + V d",
+        "(m^S + m^A) u",
+        "m^A u",
+        "all parameters",
+    ]
     columns += ["order, aligned", "counted, aligned"]
     return ["## Communication, section 5.2", "", *intro, "", *_markdown(columns, rows)]
 
@@ -505,14 +755,41 @@ def _storage_part(models: Sequence[Model]) -> list[str]:
     for model in models:
         kept = model.kept
         formulas = [counts.float32_bytes(kept.parameters), counts.nf4_bytes(kept.parameters)]
-        formulas += [formulas[1] + kept.parameters * counts.constant_bits(nested_block=nested) / 8 for nested in (0, 256)]
-        true = [kept.weight_bytes("bfloat16"), kept.weight_bytes("nf4", double_quantisation=False), kept.weight_bytes("nf4")]
+        formulas += [
+            formulas[1] + kept.parameters * counts.constant_bits(nested_block=nested) / 8
+            for nested in (0, 256)
+        ]
+        true = [
+            kept.weight_bytes("bfloat16"),
+            kept.weight_bytes("nf4", double_quantisation=False),
+            kept.weight_bytes("nf4"),
+        ]
         sizes = [*formulas, *true, SIX_BITS * kept.parameters]
-        rows.append([model.title, *(f"{size / counts.GIB:.3f}" for size in sizes), paper.TABLE_2[model.name]["FedSODA"].size])
+        rows.append(
+            [
+                model.title,
+                *(f"{size / counts.GIB:.3f}" for size in sizes),
+                paper.TABLE_2[model.name]["FedSODA"].size,
+            ]
+        )
     intro = [
-        "GiB of the sub-model. The formulas take all parameters for quantised; really the linears are, and embeddings, head,",
-        "norms and biases stay in bfloat16. Headers and configuration of the files come on top, less than a megabyte.",
+        (
+            "GiB of the sub-model. The formulas take all parameters for quantised; really the"
+            " linears are, and embeddings, head,"
+        ),
+        (
+            "norms and biases stay in bfloat16. Headers and configuration of the files come on top,"
+            " less than a megabyte."
+        ),
     ]
-    columns = ["model", "float32, 4 P", "NF4, P / 2", "with constants", "doubly quantised", "true, bfloat16", "true, NF4"]
+    columns = [
+        "model",
+        "float32, 4 P",
+        "NF4, P / 2",
+        "with constants",
+        "doubly quantised",
+        "true, bfloat16",
+        "true, NF4",
+    ]
     columns += ["true, doubly quantised", "6 bits a parameter", "printed"]
     return ["## Storage, appendix C", "", *intro, "", *_markdown(columns, rows)]

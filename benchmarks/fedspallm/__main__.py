@@ -28,14 +28,30 @@ from espalier.storage.blobs import sha256
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fedspallm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.fedspallm",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", choices=sorted(STUDIES))
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
-    parser.add_argument("--private", required=True, action="append", type=Path, help="text that is dealt out to the clients")
-    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="public text to evaluate on")
+    parser.add_argument(
+        "--private",
+        required=True,
+        action="append",
+        type=Path,
+        help="text that is dealt out to the clients",
+    )
+    parser.add_argument(
+        "--text",
+        action="append",
+        required=True,
+        metavar="NAME=FILE",
+        help="public text to evaluate on",
+    )
     parser.add_argument("--window-tokens", type=int, default=256)
-    parser.add_argument("--max-windows", type=int, default=32, help="windows of each public text; 0: all")
+    parser.add_argument(
+        "--max-windows", type=int, default=32, help="windows of each public text; 0: all"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
@@ -59,16 +75,26 @@ def main() -> int:
         "evaluation.max-windows": given.max_windows,
     }
     try:
-        settings, study = parse(common), STUDIES[given.study]
+        settings = parse(common)
+        study = STUDIES[given.study]
         if missing := [str(file) for file in given.private if not file.is_file()]:
             raise Mistake(f"--private {', '.join(missing)}: is no file")
         model = open_model(settings.model)
         texts = public_windows(settings.evaluation, model.encode)
-        bench = Bench(BlockStream(model, set_up(settings, Path())), texts, common, given.private, given.seeds)
+        bench = Bench(
+            BlockStream(model, set_up(settings, Path())), texts, common, given.private, given.seeds
+        )
         conditions = {
-            "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
+            "model": {
+                "name": model.directory.name,
+                "weights": model.plan.num_weights,
+                "sha256": model.sha256,
+            },
             "private": {file.name: sha256(file.read_bytes()) for file in given.private},
-            "texts": {name: {"windows": len(windows), "sha256": windows_sha256(windows)} for name, windows in texts.items()},
+            "texts": {
+                name: {"windows": len(windows), "sha256": windows_sha256(windows)}
+                for name, windows in texts.items()
+            },
             "windows": WINDOWS,
             "window_tokens": given.window_tokens,
             "threads": given.threads,

@@ -24,6 +24,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         clients = settings["num-clients"]
         nodes = [{"partition-id": client, "num-partitions": clients} for client in range(clients)]
         with contextlib.redirect_stdout(io.StringIO()):
-            folder = run_method(InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings))
+            folder = run_method(
+                InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings)
+            )
         document: dict[str, Any] = json.loads((folder / "summary.json").read_text())
         return document

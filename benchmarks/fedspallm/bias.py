@@ -27,7 +27,10 @@ from espalier.wire.pruned_matrices import unpack_kept
 from strategies.methods.layer_sampling import layers_per_client, sample_layers
 
 CLIENTS = 8
-CAPABILITIES: dict[str, list[float]] = {"equal": [1.0] * CLIENTS, "1 to 4": [1, 1, 1, 2, 2, 2, 4, 4]}
+CAPABILITIES: dict[str, list[float]] = {
+    "equal": [1.0] * CLIENTS,
+    "1 to 4": [1, 1, 1, 2, 2, 2, 4, 4],
+}
 SHARES = (0.25, 0.5, 0.75)
 
 
@@ -35,8 +38,15 @@ def kept_matrices(clients: Clients, block: int) -> tuple[Tensor, Tensor]:
     """Pruned weights and kept ones of every client, (clients, weights of the block): float32 and 0 or 1."""
     values = []
     for client in range(CLIENTS):
-        matrices = unpack_kept(clients.plan.blocks[block], clients.store.get(clients.layers(client)[block]))
-        values.append([(m.weight().float().flatten(), (~m.prune_mask).float().flatten()) for m in matrices.values()])
+        matrices = unpack_kept(
+            clients.plan.blocks[block], clients.store.get(clients.layers(client)[block])
+        )
+        values.append(
+            [
+                (m.weight().float().flatten(), (~m.prune_mask).float().flatten())
+                for m in matrices.values()
+            ]
+        )
     weights = torch.stack([torch.cat([weight for weight, _ in client]) for client in values])
     return weights, torch.stack([torch.cat([keep for _, keep in client]) for client in values])
 
@@ -51,9 +61,12 @@ def weighted_mean(weights: Tensor, probability: Tensor, sampled: list[int]) -> T
     return (weights[sampled] / probability[sampled, None]).sum(dim=0) / len(weights)
 
 
-def distance(estimate: Callable[[list[int]], Tensor], truth: Tensor, draws: list[list[int]]) -> tuple[float, float]:
+def distance(
+    estimate: Callable[[list[int]], Tensor], truth: Tensor, draws: list[list[int]]
+) -> tuple[float, float]:
     """Relative distance of the mean over draws from the truth, and what independent draws leave of it by chance."""
-    total, squares = torch.zeros_like(truth, dtype=torch.float64), torch.zeros_like(truth, dtype=torch.float64)
+    total = torch.zeros_like(truth, dtype=torch.float64)
+    squares = torch.zeros_like(truth, dtype=torch.float64)
     for sampled in draws:
         found = estimate(sampled).double()
         total += found
@@ -66,7 +79,9 @@ def distance(estimate: Callable[[list[int]], Tensor], truth: Tensor, draws: list
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--private", required=True)
     parser.add_argument("--sparsity", type=float, default=0.5)
@@ -77,23 +92,34 @@ def main() -> None:
         "method": "fedspallm", "model": given.model, "num-clients": CLIENTS, "fedspallm.sparsity": given.sparsity,
         "data.source": "text", "data.path": given.private, "data.windows": given.windows,
     }  # fmt: skip
-    settings, model = parse(flat), open_model(given.model)
+    settings = parse(flat)
+    model = open_model(given.model)
     num_layers = len(model.plan.blocks)
     layer = num_layers // 2
     with tempfile.TemporaryDirectory() as scratch:
         clients = Clients(settings, BlockStream(model, set_up(settings, Path())), Path(scratch))
         weights, keep = kept_matrices(clients, layer)
     l0 = l0_mean(weights, keep, list(range(CLIENTS)))
-    print("| capabilities | layers sampled | l0 mean | chance | weighted mean | chance |\n|---|---|---|---|---|---|")
+    print(
+        "| capabilities | layers sampled | l0 mean | chance | weighted mean | chance"
+        " |\n|---|---|---|---|---|---|"
+    )
     for name, capabilities in CAPABILITIES.items():
         for share in SHARES:
             places = layers_per_client(num_layers, share, dict(enumerate(capabilities)))
             probability = torch.tensor([places[client] / num_layers for client in range(CLIENTS)])
             generator = np.random.default_rng(0)
-            samples = [sample_layers(range(num_layers), places, generator) for _ in range(given.draws)]
-            draws = [[client for client, layers in sample.items() if layer in layers] for sample in samples]
+            samples = [
+                sample_layers(range(num_layers), places, generator) for _ in range(given.draws)
+            ]
+            draws = [
+                [client for client, layers in sample.items() if layer in layers]
+                for sample in samples
+            ]
             found = distance(partial(l0_mean, weights, keep), l0, draws)
-            weighted = distance(partial(weighted_mean, weights, probability), weights.mean(dim=0), draws)
+            weighted = distance(
+                partial(weighted_mean, weights, probability), weights.mean(dim=0), draws
+            )
             figures = " | ".join(f"{value:.4f}" for value in (*found, *weighted))
             print(f"| {name} | {share:.0%} | {figures} |", flush=True)
 

@@ -51,7 +51,10 @@ class Clients:
     def windows(self) -> list[Tensor]:
         """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
         encode = self.stream.model.encode
-        return [client_windows(self.settings, simulated_node(), encode, client) for client in range(self.settings.num_clients)]
+        return [
+            client_windows(self.settings, simulated_node(), encode, client)
+            for client in range(self.settings.num_clients)
+        ]
 
     def layers(self, client: int) -> list[str]:
         """Hash of each layer as a client prunes it."""
@@ -74,10 +77,13 @@ class Clients:
             result.decide(block, 1, self._folded(block, clients))
         return result
 
-    def _folded(self, block: BlockPlan, clients: Sequence[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
+    def _folded(
+        self, block: BlockPlan, clients: Sequence[int]
+    ) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
         sent = [load(self.store.get(self.layers(client)[block.index])) for client in clients]
         for linear in block.linears:
-            mean, votes = KeptMean(linear.shape), VoteCounter(linear.shape, len(clients))
+            mean = KeptMean(linear.shape)
+            votes = VoteCounter(linear.shape, len(clients))
             masks = [tensors[mask_name(linear.name)].numpy() for tensors in sent]
             for mask, tensors in zip(masks, sent, strict=True):
                 mean.add(mask, tensors[kept_name(linear.name)].to(torch.float32).numpy())
@@ -86,10 +92,17 @@ class Clients:
 
     def _prune(self, windows: Tensor) -> list[str]:
         job = self.settings.of(FedSpaLLMSettings)
-        pruning = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean)
+        pruning = LocalPruning(
+            job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean
+        )
         layers = prune_layers(self.stream, windows, pruning, range(len(self.plan.blocks)))
         return [self.store.put(pack_kept(layer.matrices)) for layer in layers]
 
     def _edits(self, hashes: list[str]) -> Edits:
         blocks = self.plan.blocks
-        return replaced(lambda i: {name: m.weight() for name, m in unpack_kept(blocks[i], self.store.get(hashes[i])).items()})
+        return replaced(
+            lambda i: {
+                name: m.weight()
+                for name, m in unpack_kept(blocks[i], self.store.get(hashes[i])).items()
+            }
+        )

@@ -21,15 +21,24 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
     lines = [
         f"# {study.title}",
         "",
-        f"Mean ± sample standard deviation over {len(seeds)} seeds, or as many as have the figure, which is said. Model "
-        f"`{conditions['model']['name']}`, "
-        f"{conditions['model']['weights']:,} prunable weights; {conditions['windows']} calibration windows of "
-        f"{conditions['window_tokens']} tokens per client. [Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        (
+            f"Mean ± sample standard deviation over {len(seeds)} seeds, or as many as have the"
+            f" figure, which is said. Model `{conditions['model']['name']}`,"
+            f" {conditions['model']['weights']:,} prunable weights; {conditions['windows']}"
+            f" calibration windows of {conditions['window_tokens']} tokens per client."
+            f" [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
+        ),
         "",
     ]
     texts = list(dict.fromkeys(row["text"] for row in rows.rows))
     for text in texts:
-        lines += _table(study, rows, text, "perplexity", f"{text} ({conditions['texts'][text]['windows']} windows): perplexity")
+        lines += _table(
+            study,
+            rows,
+            text,
+            "perplexity",
+            f"{text} ({conditions['texts'][text]['windows']} windows): perplexity",
+        )
         lines += _paired(study, rows, text)
     for figure in study.figures[1:]:
         if _differs(study, rows, figure):
@@ -37,7 +46,9 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
                 lines += _table(study, rows, text, figure, f"{figure.replace('_', ' ')}, {text}")
         else:
             lines += _table(study, rows, texts[0], figure, figure.replace("_", " "))
-    path.with_suffix(".md").write_text("\n".join([*lines, f"![{study.title}](./{path.name}.png)", ""]))
+    path.with_suffix(".md").write_text(
+        "\n".join([*lines, f"![{study.title}](./{path.name}.png)", ""])
+    )
     _plot(study, rows, texts, path.with_suffix(".png"))
 
 
@@ -45,7 +56,9 @@ def _differs(study: Study, rows: Rows, figure: str) -> bool:
     """Whether a figure is of a text's own client or device, and not of the whole run."""
     found: dict[tuple[str, ...], set[str]] = {}
     for row in rows.rows:
-        found.setdefault(tuple(row[key] for key in study.keys if key != "text"), set()).add(row[figure])
+        found.setdefault(tuple(row[key] for key in study.keys if key != "text"), set()).add(
+            row[figure]
+        )
     return any(len(values) > 1 for values in found.values())
 
 
@@ -54,12 +67,18 @@ def _grouped(study: Study, rows: Rows, text: str) -> tuple[Figures, list[str], l
     grouped: Figures = {}
     for row in rows.rows:
         if row["text"] == text:
-            names = [row[key] for key in study.keys if key not in ("seed", "sparsity", "text", "clients")]
+            names = [
+                row[key] for key in study.keys if key not in ("seed", "sparsity", "text", "clients")
+            ]
             if row.get("clients", "0") not in ("0", "1"):
                 names.append(f"{row['clients']} clients")
             grouped.setdefault((", ".join(names), row["sparsity"]), []).append(row)
     models = list(dict.fromkeys(model for model, _ in grouped))
-    return grouped, models, sorted({sparsity for _, sparsity in grouped if float(sparsity)}, key=float)
+    return (
+        grouped,
+        models,
+        sorted({sparsity for _, sparsity in grouped if float(sparsity)}, key=float),
+    )
 
 
 def _table(study: Study, rows: Rows, text: str, figure: str, title: str) -> list[str]:
@@ -71,7 +90,10 @@ def _table(study: Study, rows: Rows, text: str, figure: str, title: str) -> list
         "|---|" + "---|" * len(sparsities),
     ]
     for model in models:
-        cells = [_cell(grouped.get((model, sparsity), grouped.get((model, "0.0"), [])), figure) for sparsity in sparsities]
+        cells = [
+            _cell(grouped.get((model, sparsity), grouped.get((model, "0.0"), [])), figure)
+            for sparsity in sparsities
+        ]
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
@@ -82,7 +104,9 @@ def _paired(study: Study, rows: Rows, text: str) -> list[str]:
         (model, f"{float(sparsity):.0%}"): {row["seed"]: float(row["perplexity"]) for row in found}
         for (model, sparsity), found in grouped.items()
     }
-    return paired_table(arms, study.pairs, [f"{float(sparsity):.0%}" for sparsity in sparsities], text)
+    return paired_table(
+        arms, study.pairs, [f"{float(sparsity):.0%}" for sparsity in sparsities], text
+    )
 
 
 def _values(rows: Sequence[Row], figure: str) -> list[float]:
@@ -108,17 +132,39 @@ def _plot(study: Study, rows: Rows, texts: Sequence[str], path: Path) -> None:
     models = [model for model in _grouped(study, rows, texts[0])[1] if model != DENSE]
     figure = Figure(figsize=(2.5 + 4.5 * len(texts), 1.5 + 0.3 * len(models)), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, text in zip(figure.subplots(1, len(texts), sharey=True, squeeze=False)[0], texts, strict=True):
+    for axes, text in zip(
+        figure.subplots(1, len(texts), sharey=True, squeeze=False)[0], texts, strict=True
+    ):
         grouped, _, sparsities = _grouped(study, rows, text)
-        dense = [value for (model, _), entry in grouped.items() if model == DENSE for value in _values(entry, "perplexity")]
+        dense = [
+            value
+            for (model, _), entry in grouped.items()
+            if model == DENSE
+            for value in _values(entry, "perplexity")
+        ]
         if dense:
             axes.axvline(fmean(dense), color="grey", linestyle="--", linewidth=1, label=DENSE)
         for sparsity in sparsities:
-            found = [(place, grouped[model, sparsity]) for place, model in enumerate(models) if (model, sparsity) in grouped]
+            found = [
+                (place, grouped[model, sparsity])
+                for place, model in enumerate(models)
+                if (model, sparsity) in grouped
+            ]
             means = [fmean(_values(entry, "perplexity")) for _, entry in found]
-            spreads = [stdev(values) if len(values := _values(entry, "perplexity")) > 1 else 0.0 for _, entry in found]
+            spreads = [
+                stdev(values) if len(values := _values(entry, "perplexity")) > 1 else 0.0
+                for _, entry in found
+            ]
             places = [place for place, _ in found]
-            axes.errorbar(means, places, xerr=spreads, fmt="o", markersize=5, capsize=2, label=f"{float(sparsity):.0%}")
+            axes.errorbar(
+                means,
+                places,
+                xerr=spreads,
+                fmt="o",
+                markersize=5,
+                capsize=2,
+                label=f"{float(sparsity):.0%}",
+            )
         axes.set_yticks(range(len(models)), models)
         axes.set_ylim(len(models) - 0.5, -0.5)
         figures = [value for entry in grouped.values() for value in _values(entry, "perplexity")]

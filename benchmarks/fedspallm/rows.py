@@ -29,15 +29,26 @@ class Rows:
         The file holds rows of other conditions.
     """
 
-    def __init__(self, path: Path, keys: tuple[str, ...], figures: tuple[str, ...], conditions: Mapping[str, Any]) -> None:
-        self.path, self.keys, self.figures = path, keys, figures
+    def __init__(
+        self,
+        path: Path,
+        keys: tuple[str, ...],
+        figures: tuple[str, ...],
+        conditions: Mapping[str, Any],
+    ) -> None:
+        self.path = path
+        self.keys = keys
+        self.figures = figures
         self.conditions = dict(conditions)
         beside = path.with_suffix(".json")
         if path.exists():
             found = json.loads(beside.read_text()) if beside.exists() else {}
             self.conditions, differ = together(found, conditions)
             if differ:
-                raise Mistake(f"{path}: was measured with other {', '.join(differ)}; move it away or give another --out")
+                raise Mistake(
+                    f"{path}: was measured with other {', '.join(differ)}; move it away or give"
+                    " another --out"
+                )
             if found != self.conditions:
                 write_json(beside, self.conditions)
         else:
@@ -53,7 +64,9 @@ class Rows:
         known = {tuple(row[key] for key in self.keys) for row in self.rows}
         return [cell for cell in cells if tuple(str(cell[key]) for key in self.keys) not in known]
 
-    def add_all(self, measured: Iterable[tuple[Mapping[str, Any], Mapping[str, float | None]]]) -> None:
+    def add_all(
+        self, measured: Iterable[tuple[Mapping[str, Any], Mapping[str, float | None]]]
+    ) -> None:
         """Write down those cells that are not there."""
         for cell, figures in measured:
             if self.missing(iter([dict(cell)])):

@@ -23,7 +23,9 @@ from espalier.settings.run import parse
 
 Cell = dict[str, Any]
 
-FEDERATIONS, SPARSITIES, WINDOWS = (4, 8, 16), (0.5, 0.6, 0.7, 0.8), 32
+FEDERATIONS = (4, 8, 16)
+SPARSITIES = (0.5, 0.6, 0.7, 0.8)
+WINDOWS = 32
 """The paper's tables 1 to 3: number of clients, sparsities, calibration windows of each client."""
 CLIENTS = 8
 """Of the studies that the paper does not have."""
@@ -76,23 +78,51 @@ def tables(bench: Bench, rows: Rows) -> None:
     """Tables 1 to 3, with the baselines that the paper leaves out; 4 and 8 clients are the first of the 16."""
     for seed, sparsity in product(bench.seeds, SPARSITIES):
         most = max(FEDERATIONS)
-        flat = {**bench.common, "seed": seed, "fedspallm.sparsity": sparsity, "num-clients": most, "data.windows": WINDOWS}
-        wanted = [{"seed": seed, "sparsity": sparsity, "clients": n, "model": fold} for n, fold in product(FEDERATIONS, FOLDS)]
+        flat = {
+            **bench.common,
+            "seed": seed,
+            "fedspallm.sparsity": sparsity,
+            "num-clients": most,
+            "data.windows": WINDOWS,
+        }
+        wanted = [
+            {"seed": seed, "sparsity": sparsity, "clients": n, "model": fold}
+            for n, fold in product(FEDERATIONS, FOLDS)
+        ]
         names = ("standalone", "centralized")
-        wanted += [{"seed": seed, "sparsity": sparsity, "clients": n, "model": name} for n, name in product(FEDERATIONS, names)]
+        wanted += [
+            {"seed": seed, "sparsity": sparsity, "clients": n, "model": name}
+            for n, name in product(FEDERATIONS, names)
+        ]
         wanted += [{"seed": seed, "sparsity": 0.0, "clients": 0, "model": "dense"}]
         with tempfile.TemporaryDirectory() as scratch:
             clients = Clients(parse(flat), bench.stream, Path(scratch))
-            alone = cache(lambda client, texts, clients=clients: bench.perplexities([clients.standalone(client)], texts))
+            alone = cache(
+                lambda client, texts, clients=clients: bench.perplexities(
+                    [clients.standalone(client)], texts
+                )
+            )
             for cell, texts in _missing(bench, rows, wanted):
                 everybody = range(cell["clients"])
                 if cell["model"] == "standalone":
                     found = [alone(client, texts) for client in everybody]
-                    _write(rows, cell, {t: float(np.mean([one[t] for one in found])) for t in texts}, sparsity_reached=sparsity)
+                    _write(
+                        rows,
+                        cell,
+                        {t: float(np.mean([one[t] for one in found])) for t in texts},
+                        sparsity_reached=sparsity,
+                    )
                 elif cell["model"] == "dense":
                     _add(bench, rows, cell, texts, [dense], sparsity_reached=0.0)
                 elif cell["model"] == "centralized":
-                    _add(bench, rows, cell, texts, [clients.centralized(everybody)], sparsity_reached=sparsity)
+                    _add(
+                        bench,
+                        rows,
+                        cell,
+                        texts,
+                        [clients.centralized(everybody)],
+                        sparsity_reached=sparsity,
+                    )
                 else:
                     result = clients.fold(everybody, parse({**flat, **FOLDS[cell["model"]]}))
                     reached = 1 - sum(map(sum, result.num_kept)) / clients.plan.num_weights
@@ -105,15 +135,27 @@ def domains(bench: Bench, rows: Rows) -> None:
     for seed, sparsity in product(bench.seeds, (0.5, 0.7)):
         with tempfile.TemporaryDirectory() as scratch:
             path = _dealt(bench.private, number, Path(scratch))
-            varied = {"seed": seed, "fedspallm.sparsity": sparsity, "num-clients": number, "data.windows": WINDOWS}
+            varied = {
+                "seed": seed,
+                "fedspallm.sparsity": sparsity,
+                "num-clients": number,
+                "data.windows": WINDOWS,
+            }
             settings = parse({**bench.common, **varied, "data.path": path})
             clients = Clients(settings, bench.stream, Path(scratch) / "layers")
             owners = {file.stem: [client for client in range(number) if client % len(bench.private) == place]
                       for place, file in enumerate(bench.private)}  # fmt: skip
-            names = ["dense", *(f"standalone, {name}" for name in owners), "FedSpaLLM", "FedAvg, expansion", "centralized"]
+            names = [
+                "dense",
+                *(f"standalone, {name}" for name in owners),
+                "FedSpaLLM",
+                "FedAvg, expansion",
+                "centralized",
+            ]
             wanted = [{"seed": seed, "sparsity": sparsity, "model": name} for name in names]
             for cell, texts in _missing(bench, rows, wanted):
-                name, models = cell["model"], list[Edits]()
+                name = cell["model"]
+                models = list[Edits]()
                 if name in FOLDS:
                     varied_fold = parse({**bench.common, **varied, **FOLDS[name]})
                     models = [clients.fold(range(number), varied_fold).edits]
@@ -122,7 +164,10 @@ def domains(bench: Bench, rows: Rows) -> None:
                 elif name == "dense":
                     models = [dense]
                 else:
-                    models = [clients.standalone(client) for client in owners[name.removeprefix("standalone, ")]]
+                    models = [
+                        clients.standalone(client)
+                        for client in owners[name.removeprefix("standalone, ")]
+                    ]
                 _add(bench, rows, cell, texts, models)
 
 
@@ -137,12 +182,22 @@ def sampling(bench: Bench, rows: Rows) -> None:
 def rounds(bench: Bench, rows: Rows) -> None:
     """Several rounds with a constant or a rising sparsity, all layers."""
     for seed, sparsity, (number, schedule) in product(bench.seeds, (0.7,), PLANS):
-        cells = [{"seed": seed, "sparsity": sparsity, "plan": f"{number} rounds, {schedule}" if number > 1 else "1 round"}]
+        cells = [
+            {
+                "seed": seed,
+                "sparsity": sparsity,
+                "plan": f"{number} rounds, {schedule}" if number > 1 else "1 round",
+            }
+        ]
         for cell, _ in _missing(bench, rows, cells):
-            _add_run(bench, rows, cell, {"federation.rounds": number, "fedspallm.schedule": schedule})
+            _add_run(
+                bench, rows, cell, {"federation.rounds": number, "fedspallm.schedule": schedule}
+            )
 
 
-def _missing(bench: Bench, rows: Rows, cells: Sequence[Cell]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
+def _missing(
+    bench: Bench, rows: Rows, cells: Sequence[Cell]
+) -> Iterator[tuple[Cell, tuple[str, ...]]]:
     """Cells, with those texts on which they were not measured yet."""
     for cell in cells:
         missing = rows.missing({**cell, "text": text} for text in bench.texts)
@@ -150,7 +205,14 @@ def _missing(bench: Bench, rows: Rows, cells: Sequence[Cell]) -> Iterator[tuple[
             yield cell, tuple(found["text"] for found in missing)
 
 
-def _add(bench: Bench, rows: Rows, cell: Cell, texts: Iterable[str], models: Iterable[Edits], **figures: float) -> None:
+def _add(
+    bench: Bench,
+    rows: Rows,
+    cell: Cell,
+    texts: Iterable[str],
+    models: Iterable[Edits],
+    **figures: float,
+) -> None:
     _write(rows, cell, bench.perplexities(models, texts), **figures)
 
 
@@ -169,9 +231,17 @@ def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) ->
     traffic = {name: summary[name] / CLIENTS / 1e6 for name in ("bytes_up", "bytes_down")}
     work = float(np.mean([client["seconds"] for client in summary["clients"]]))
     for metric in summary["metrics"]:
-        figures = {"megabytes_up": traffic["bytes_up"], "megabytes_down": traffic["bytes_down"], "work_seconds": work}
+        figures = {
+            "megabytes_up": traffic["bytes_up"],
+            "megabytes_down": traffic["bytes_down"],
+            "work_seconds": work,
+        }
         if metric["dataset"] not in known:
-            rows.add({**cell, "text": metric["dataset"]}, perplexity=metric["values"]["federated"], **figures)
+            rows.add(
+                {**cell, "text": metric["dataset"]},
+                perplexity=metric["values"]["federated"],
+                **figures,
+            )
 
 
 def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
@@ -184,9 +254,19 @@ def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
 
 
 OTHERS = ("standalone", "centralized", "FedAvg, expansion", "l0 mean, no expansion")
-TABLE_PAIRS = tuple(Pair(f"FedSpaLLM, {n} clients", f"{other}, {n} clients") for other in OTHERS for n in FEDERATIONS)
+TABLE_PAIRS = tuple(
+    Pair(f"FedSpaLLM, {n} clients", f"{other}, {n} clients")
+    for other in OTHERS
+    for n in FEDERATIONS
+)
 SIZES = tuple(Pair("FedSpaLLM, 4 clients", f"FedSpaLLM, {n} clients") for n in FEDERATIONS[1:])
-DOMAINS = ("standalone, wiki", "standalone, c4", "standalone, stories", "FedAvg, expansion", "centralized")
+DOMAINS = (
+    "standalone, wiki",
+    "standalone, c4",
+    "standalone, stories",
+    "FedAvg, expansion",
+    "centralized",
+)
 RUN_FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "work_seconds")
 STUDIES = {
     "tables": Study(

@@ -22,14 +22,26 @@ from espalier.settings.mistakes import Mistake
 def main(arguments: list[str] | None = None) -> int:
     """Do one study; 2 after a mistake, which is told on stderr."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fedspine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.fedspine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="study", required=True)
-    regret = commands.add_parser("regret", help="cumulative regret of S-UCB, of random arms and of the best fixed arm")
+    regret = commands.add_parser(
+        "regret", help="cumulative regret of S-UCB, of random arms and of the best fixed arm"
+    )
     regret.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     regret.add_argument("--out", type=Path, default=Path("docs/studies"))
-    steps.add_arguments(commands.add_parser("steps", help="seconds and memory of a step by pruning ratio and rank; no text"))
-    task_study.add_arguments(commands.add_parser("tasks", help="scores of devices' own models on a task, by the fleet's clock"))
+    steps.add_arguments(
+        commands.add_parser(
+            "steps", help="seconds and memory of a step by pruning ratio and rank; no text"
+        )
+    )
+    task_study.add_arguments(
+        commands.add_parser(
+            "tasks", help="scores of devices' own models on a task, by the fleet's clock"
+        )
+    )
     given = parser.parse_args(arguments)
     try:
         {"regret": _regret, "steps": steps.work, "tasks": task_study.work}[given.study](given)

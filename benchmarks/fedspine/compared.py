@@ -11,10 +11,17 @@ BY_MASKS = {"fedspine.score": "mask", "fedspine.normalise": False, "fedspine.sel
 CHOICES: dict[str, dict[str, Any]] = {
     BANDIT: {},
     "bandits, the paper's factor": PAPER,
-    "bandits, the paper's arms and reward": {**PAPER, "fedspine.arm-space": "absolute", "fedspine.reward": "literal"},
+    "bandits, the paper's arms and reward": {
+        **PAPER,
+        "fedspine.arm-space": "absolute",
+        "fedspine.reward": "literal",
+    },
     "bandits, one rank (w/o A_T)": {"fedspine.adaptive-rank": False},
     "bandits, one ratio": {"fedspine.adaptive-pruning": False},
-    "bandits, nothing pruned (w/o A_P)": {"fedspine.adaptive-pruning": False, "fedspine.share": 0.0},
+    "bandits, nothing pruned (w/o A_P)": {
+        "fedspine.adaptive-pruning": False,
+        "fedspine.share": 0.0,
+    },
     "chance": {"fedspine.allocation": "random"},
     "schedule": {"fedspine.allocation": "fixed"},
     "schedule, rank 2": {"fedspine.allocation": "fixed", "fedspine.rank": 2},
@@ -29,7 +36,8 @@ UNPRUNED: dict[str, dict[str, Any]] = {
     "HetLoRA": {"method": "hetlora", "hetlora.ranks": "8,8,8,4,4,4,2,2,2,2"},
 }
 """LoRA of the whole model, for the perplexity that pruning costs; ranks by what the fleet's devices can do."""
-AT_ONCE_FIRST, AT_ONCE_LAST = "all pruned in round 2", "all pruned in the last round"
+AT_ONCE_FIRST = "all pruned in round 2"
+AT_ONCE_LAST = "all pruned in the last round"
 """What LLMPruner + FedLoRA and FedLoRA + Prune do, by FedSpine's own cuts: each device by its own text, encoders too. The paper
 lets both cut step by step; that is the schedule, with another score."""
 CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.windows": WINDOWS}
@@ -43,7 +51,10 @@ REFINED_LAST = "FedPETuning, then all of Mask Tuning"
 """The same, rearranged and rescaled too."""
 CUTS_LAST: dict[str, tuple[str, dict[str, Any]]] = {
     PRUNED_LAST: ("Mask Tuning", CUT_LAST),
-    REFINED_LAST: ("all of Mask Tuning", {**CUT_LAST, "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all"}),
+    REFINED_LAST: (
+        "all of Mask Tuning",
+        {**CUT_LAST, "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all"},
+    ),
 }
 """Name of the run and settings of each."""
 

@@ -25,15 +25,39 @@ OF_TUNING = ("training", "lora", "task", "federation")
 """Tables of settings that a cut has no use for."""
 
 
-def cut_model(bench: Bench, calibration: Path, share: float, seed: int, last: str = "", model: Path | None = None) -> Path:
+def cut_model(
+    bench: Bench,
+    calibration: Path,
+    share: float,
+    seed: int,
+    last: str = "",
+    model: Path | None = None,
+) -> Path:
     """The directory of the run that cut a share of the model, or of a ``model`` that was tuned; ``last`` names how."""
     name, how = LAST[last] if last else ("LLM-Pruner", CUT_FIRST)
-    text = {"task.name": "text", "task.test-path": "", "data.source": "text", "data.partition": "iid"}
-    own = {"seed": seed, "llm-pruner.share": share, "data.window-tokens": WINDOW_TOKENS, "data.path": str(calibration)}
+    text = {
+        "task.name": "text",
+        "task.test-path": "",
+        "data.source": "text",
+        "data.partition": "iid",
+    }
+    own = {
+        "seed": seed,
+        "llm-pruner.share": share,
+        "data.window-tokens": WINDOW_TOKENS,
+        "data.path": str(calibration),
+    }
     chosen = {"model": str(model)} if model else {}
-    common = {key: value for key, value in bench.common.items() if key.split(".")[0] not in OF_TUNING}
-    rest = Bench({**common, "evaluation.every": 0}, bench.model, bench.private, bench.seeds, bench.work)
-    return rest.run(f"{seed}-{share:g}-{name}", {**text, **how, **own, **chosen, "num-clients": bench.common["num-clients"]})
+    common = {
+        key: value for key, value in bench.common.items() if key.split(".")[0] not in OF_TUNING
+    }
+    rest = Bench(
+        {**common, "evaluation.every": 0}, bench.model, bench.private, bench.seeds, bench.work
+    )
+    return rest.run(
+        f"{seed}-{share:g}-{name}",
+        {**text, **how, **own, **chosen, "num-clients": bench.common["num-clients"]},
+    )
 
 
 def score_of(bench: Bench, directory: Path, metric: str) -> float:

@@ -48,7 +48,9 @@ class MaskTuned:
     """Share of the parameters of groups and channels."""
 
 
-def mask_tuned(settings: RunSettings, tuned: Path, share: float, how: Mapping[str, Any], metric: str) -> MaskTuned:
+def mask_tuned(
+    settings: RunSettings, tuned: Path, share: float, how: Mapping[str, Any], metric: str
+) -> MaskTuned:
     """Cut a share of an encoder with its head, of a run with these settings.
 
     Parameters
@@ -59,10 +61,16 @@ def mask_tuned(settings: RunSettings, tuned: Path, share: float, how: Mapping[st
     """
     from transformers import AutoModelForSequenceClassification
 
-    job = LlmPrunerSettings.model_validate({key.split(".")[1]: value for key, value in how.items() if "llm-pruner." in key})
+    job = LlmPrunerSettings.model_validate(
+        {key.split(".")[1]: value for key, value in how.items() if "llm-pruner." in key}
+    )
     job = job.model_copy(update={"share": share})
     model = open_model(settings.model)
-    whole = AutoModelForSequenceClassification.from_pretrained(tuned, dtype=torch.float32).eval().requires_grad_(False)
+    whole = (
+        AutoModelForSequenceClassification.from_pretrained(tuned, dtype=torch.float32)
+        .eval()
+        .requires_grad_(False)
+    )
     batches = list(_batches(settings, model))
     gradients = mask_gradients(model, whole, batches)
     masks = _cut(model, gradients, job)
@@ -95,7 +103,9 @@ def _readers(model: OpenedModel, whole: nn.Module) -> Iterator[tuple[Place, nn.L
             yield (index, kind), module, unit_size(model.plan, name, kind)
 
 
-def mask_gradients(model: OpenedModel, whole: nn.Module, batches: Sequence[Batch]) -> dict[Place, Tensor]:
+def mask_gradients(
+    model: OpenedModel, whole: nn.Module, batches: Sequence[Batch]
+) -> dict[Place, Tensor]:
     """Of each item's loss by a mask of one on each unit: (items, units), float64, by place (Kwon et al. 2022, equation 6)."""
     rows: dict[Place, list[Tensor]] = {place: [] for place, _, _ in _readers(model, whole)}
     for batch in batches:
@@ -111,14 +121,20 @@ def mask_gradients(model: OpenedModel, whole: nn.Module, batches: Sequence[Batch
     return {place: torch.cat(own) for place, own in rows.items()}
 
 
-def _cut(model: OpenedModel, gradients: Mapping[Place, Tensor], job: LlmPrunerSettings) -> dict[Place, Tensor]:
+def _cut(
+    model: OpenedModel, gradients: Mapping[Place, Tensor], job: LlmPrunerSettings
+) -> dict[Place, Tensor]:
     """Masks of 0 and 1: search by the diagonal of the Fisher information, then rearrange by all of it."""
     units = ModelUnits.of(model.plan)
-    scores = [{kind: gradients[index, kind].square().mean(0) for kind in KINDS} for index in units.blocks]
-    cuts, masks = units.lowest(scores, job, units.share_of_units(model.plan, job)), {}
+    scores = [
+        {kind: gradients[index, kind].square().mean(0) for kind in KINDS} for index in units.blocks
+    ]
+    cuts = units.lowest(scores, job, units.share_of_units(model.plan, job))
+    masks = {}
     for index, cut in zip(units.blocks, cuts, strict=True):
         for kind in KINDS:
-            gone, rows = torch.from_numpy(cut[kind]), gradients[index, kind]
+            gone = torch.from_numpy(cut[kind])
+            rows = gradients[index, kind]
             if kind in job.rearranged:
                 gone = rearranged(fisher_factor(rows, min(rows.shape)), gone)
             masks[index, kind] = (~gone).double()
@@ -127,7 +143,11 @@ def _cut(model: OpenedModel, gradients: Mapping[Place, Tensor], job: LlmPrunerSe
 
 @torch.no_grad()
 def _scaled(
-    model: OpenedModel, whole: nn.Module, batches: Sequence[Batch], masks: Mapping[Place, Tensor], job: LlmPrunerSettings
+    model: OpenedModel,
+    whole: nn.Module,
+    batches: Sequence[Batch],
+    masks: Mapping[Place, Tensor],
+    job: LlmPrunerSettings,
 ) -> dict[Place, Tensor]:
     """Scales with which what stays of a part gives what all of it gave, to the input that it has in the cut model."""
     moments: dict[Place, Tensor] = {}
@@ -139,7 +159,11 @@ def _scaled(
     for batch in batches:
         with ExitStack() as hooks:
             for place, module, _ in _readers(model, whole):
-                hooks.callback(module.register_forward_pre_hook(partial(watch, place, batch.attention_mask.bool())).remove)
+                hooks.callback(
+                    module.register_forward_pre_hook(
+                        partial(watch, place, batch.attention_mask.bool())
+                    ).remove
+                )
             hooks.enter_context(masked(model, whole, masks))  # behind those that watch
             whole(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
     found = {}

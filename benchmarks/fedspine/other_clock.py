@@ -33,8 +33,12 @@ def retimed(summary: Mapping[str, Any], fleet: Fleet, other: Fleet) -> list[Roun
     for client in summary["clients"]:
         for own in client["rounds"]:
             place = summary["seed"], client["client"], own["round"]
-            seconds = _seconds(own["virtual_seconds"], own["bytes"], fleet.drawn(*place), other.drawn(*place))
-            rounds.setdefault(own["round"], {})[client["client"]] = DeviceTime(seconds, own["bytes"])
+            seconds = _seconds(
+                own["virtual_seconds"], own["bytes"], fleet.drawn(*place), other.drawn(*place)
+            )
+            rounds.setdefault(own["round"], {})[client["client"]] = DeviceTime(
+                seconds, own["bytes"]
+            )
     return [RoundTime.of(number, devices) for number, devices in sorted(rounds.items())]
 
 

@@ -20,8 +20,12 @@ MARKS = (50, 100, 150, 200)
 """Rounds after which regret is written down; the paper's runs have 100."""
 NOISE = 0.1
 """Standard deviation of what is added to a mean reward."""
-DISCOUNTS, GRANULARITIES, EXPLORATIONS = (0.95, 0.98, 1.0), (0.2, 0.4, 0.7), (2.0, 0.1, 0.01)
-RANDOM, FIXED, SUCB = "uniform random", "best fixed arm", "S-UCB"
+DISCOUNTS = (0.95, 0.98, 1.0)
+GRANULARITIES = (0.2, 0.4, 0.7)
+EXPLORATIONS = (2.0, 0.1, 0.01)
+RANDOM = "uniform random"
+FIXED = "best fixed arm"
+SUCB = "S-UCB"
 KEYS = ("seed", "surface", "policy", "discount", "granularity", "exploration")
 FIGURES = (*(f"regret_{mark}" for mark in MARKS), "cells")
 
@@ -47,7 +51,8 @@ def known(surface: Surface, seed: int) -> Known:
 
 def played(surface: Surface, seed: int, how: Exploration) -> tuple[list[float], int]:
     """Mean rewards of the arms that S-UCB plays, and how many cells it ends with."""
-    bandit, means = Bandit(how), []
+    bandit = Bandit(how)
+    means = []
     noise = np.random.default_rng(derive_seed(seed, "regret-noise")).normal(0, NOISE, ROUNDS)
     for number in range(1, ROUNDS + 1):
         u, v = bandit.draw(seed, 0, number)
@@ -69,7 +74,12 @@ def measure(rows: Rows, seeds: list[int]) -> None:
                 means, number = played(SURFACES[name], seed, how)
                 _add(rows, cell, about.best - np.array(means), float(number))
             else:
-                _add(rows, cell, about.best - (about.everywhere if cell["policy"] == RANDOM else about.fixed), None)
+                _add(
+                    rows,
+                    cell,
+                    about.best - (about.everywhere if cell["policy"] == RANDOM else about.fixed),
+                    None,
+                )
 
 
 def _cells(seed: int, surface: str) -> Iterator[dict[str, object]]:

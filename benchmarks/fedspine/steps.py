@@ -40,7 +40,9 @@ from espalier.training.unit_importance import UnitImportance
 from espalier.wire.adapters import AdapterPlan, adapter_plan
 
 Score = Literal["exact", "mask"]
-RATIOS, RANKS, ALL = (0.0, 0.3, 0.5), (2, 8, 32), "all weights"
+RATIOS = (0.0, 0.3, 0.5)
+RANKS = (2, 8, 32)
+ALL = "all weights"
 TENS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Ratios of rank 8, with and without measuring, and of a forward pass (the paper's table 1)."""
 MEASURED: Mapping[str, Score] = {", measuring units": "exact", ", measuring units by masks": "mask"}
@@ -54,7 +56,11 @@ METHODS = {
     "HetLoRA, rank 2": ("p = 0%, r = 2", "p = 0%, r = 2", "p = 0%"),
     "LLMPruner + FedLoRA": ("p = 50%, r = 8", "p = 50%, r = 8", "p = 50%"),
     "FedLoRA + Prune": ("p = 0%, r = 8", "p = 0%, r = 8", "p = 50%"),
-    "FedAPT": ("p = 0%, r = 8, measuring units by masks", "p = 50%, r = 8, measuring units by masks", "p = 50%"),
+    "FedAPT": (
+        "p = 0%, r = 8, measuring units by masks",
+        "p = 50%, r = 8, measuring units by masks",
+        "p = 50%",
+    ),
     "FedSpine": ("p = 0%, r = 8, measuring units", "p = 50%, r = 8, measuring units", "p = 50%"),
 }
 """Cells of a method's first and last round, and of what it leaves; FedSpine's ranks are chosen, 8 is the highest here."""
@@ -67,7 +73,9 @@ COLUMNS = {
 PASS = (("seconds", 3), ("peak_mib", 0))
 """Of a forward pass: figure, digits."""
 MIB = 1 << 20
-CLASSES, NUM_SEQUENCES, VOCABULARY = 2, 64, 30000
+CLASSES = 2
+NUM_SEQUENCES = 64
+VOCABULARY = 30000
 Steps = Callable[[int, int], object]
 """Take steps: the first one's number, and how many."""
 
@@ -90,13 +98,18 @@ def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
     whole = OpenedModel(Path(given.model))
     model = OpenedModel(whole.directory, structure_of(whole, ratio, "kind")) if ratio else whole
     settings = _settings(given, rank or RANKS[0], how or "exact")
-    model.new_skeleton(_classes(model))  # whatever is imported later would count as the training's memory
+    # Whatever is imported later would count as the training's memory.
+    model.new_skeleton(_classes(model))
     _adapters(model, settings)
     before = peak()
     if chosen is None:
         steps, trained = _of_all(model, settings, given)
     else:
-        steps, trained = _of_lora(model, settings, given, how is not None) if rank else (_of_inference(model, given), 0)
+        steps, trained = (
+            _of_lora(model, settings, given, how is not None)
+            if rank
+            else (_of_inference(model, given), 0)
+        )
     steps(0, 1)  # the first one makes what later ones have
     started = time.perf_counter()
     steps(1, given.steps)
@@ -116,8 +129,15 @@ def _in_units(model: OpenedModel) -> int:
 
 
 def _settings(given: argparse.Namespace, rank: int, score: Score) -> RunSettings:
-    chosen = {"lora.rank": rank, "lora.alpha": float(rank), "lora.targets": "all", "training.batch-size": given.batch}
-    return parse({"method": "fedspine", "fedspine.score": score, "training.steps": given.steps + 1, **chosen})
+    chosen = {
+        "lora.rank": rank,
+        "lora.alpha": float(rank),
+        "lora.targets": "all",
+        "training.batch-size": given.batch,
+    }
+    return parse(
+        {"method": "fedspine", "fedspine.score": score, "training.steps": given.steps + 1, **chosen}
+    )
 
 
 @dataclass(frozen=True)
@@ -139,7 +159,9 @@ class RandomTexts:
 
     def joined(self, other: "RandomTexts") -> "RandomTexts":
         """With others behind them."""
-        return RandomTexts(torch.cat([self.token_ids, other.token_ids]), torch.cat([self.classes, other.classes]))
+        return RandomTexts(
+            torch.cat([self.token_ids, other.token_ids]), torch.cat([self.classes, other.classes])
+        )
 
 
 def _classes(model: OpenedModel) -> int | None:
@@ -168,10 +190,14 @@ def _computing(given: argparse.Namespace) -> Computing:
     return Computing(torch.device("cpu"), torch.float32, given.threads)
 
 
-def _of_lora(model: OpenedModel, settings: RunSettings, given: argparse.Namespace, measured: bool) -> tuple[Steps, int]:
+def _of_lora(
+    model: OpenedModel, settings: RunSettings, given: argparse.Namespace, measured: bool
+) -> tuple[Steps, int]:
     """Steps of LoRA, and how many numbers it trains."""
     adapters = _adapters(model, settings)
-    training = AdapterTraining(model, _computing(given), settings, adapters, _sequences(model, given), 0)
+    training = AdapterTraining(
+        model, _computing(given), settings, adapters, _sequences(model, given), 0
+    )
     first = initial_values(model, adapters, 0)
     if not measured:
         return lambda step, number: training.run(first, step, number), adapters.num_parameters
@@ -185,39 +211,55 @@ def _of_lora(model: OpenedModel, settings: RunSettings, given: argparse.Namespac
     return watched, adapters.num_parameters
 
 
-def _of_all(model: OpenedModel, settings: RunSettings, given: argparse.Namespace) -> tuple[Steps, int]:
+def _of_all(
+    model: OpenedModel, settings: RunSettings, given: argparse.Namespace
+) -> tuple[Steps, int]:
     """Steps on all weights, in float32 as the adapters are."""
-    whole, sequences = load_whole(model, _computing(given), "float32", num_labels=_classes(model)), _sequences(model, given)
+    whole = load_whole(model, _computing(given), "float32", num_labels=_classes(model))
+    sequences = _sequences(model, given)
     parameters = dict(whole.named_parameters())
     for value in parameters.values():
         value.requires_grad_(True)
-    loop = Loop(whole, parameters, settings.training, len(sequences), sequences.batch, 0, given.steps + 1)
+    loop = Loop(
+        whole, parameters, settings.training, len(sequences), sequences.batch, 0, given.steps + 1
+    )
     return loop.run, sum(value.numel() for value in parameters.values())
 
 
 def _of_inference(model: OpenedModel, given: argparse.Namespace) -> Steps:
     """Forward passes, each over a batch of sequences, all logits."""
-    whole, token_ids = load_whole(model, _computing(given), "float32", num_labels=_classes(model)), _token_ids(given)
+    whole = load_whole(model, _computing(given), "float32", num_labels=_classes(model))
+    token_ids = _token_ids(given)
     alone = {"use_cache": False} if _classes(model) is None else {}
 
     @torch.no_grad()
     def forward(first: int, number: int) -> None:
         for step in range(first, first + number):
-            whole(input_ids=token_ids[(step * given.batch + torch.arange(given.batch)) % len(token_ids)], **alone)
+            whole(
+                input_ids=token_ids[
+                    (step * given.batch + torch.arange(given.batch)) % len(token_ids)
+                ],
+                **alone,
+            )
 
     return forward
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
-    parser.add_argument("--shape", default="0.1b", choices=(*random_llama.SHAPES, *random_roberta.SHAPES))
+    parser.add_argument(
+        "--shape", default="0.1b", choices=(*random_llama.SHAPES, *random_roberta.SHAPES)
+    )
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--only", nargs="+", default=[""], help="measure cells with one of these in their names; others stay as they are"
+        "--only",
+        nargs="+",
+        default=[""],
+        help="measure cells with one of these in their names; others stay as they are",
     )
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
@@ -229,7 +271,9 @@ def work(given: argparse.Namespace) -> None:
     if given.measure:
         print(json.dumps(measure(given, given.measure)))
         return
-    found: dict[str, list[dict[str, float]]] = {cell: [] for cell in cells() if _wanted(given, cell)}
+    found: dict[str, list[dict[str, float]]] = {
+        cell: [] for cell in cells() if _wanted(given, cell)
+    }
     conditions = {key: getattr(given, key) for key in CONDITIONS}
     kept = _kept(given, conditions)
     with tempfile.TemporaryDirectory() as folder:
@@ -239,7 +283,9 @@ def work(given: argparse.Namespace) -> None:
             found[cell].append(_in_a_fresh_process(given, cell))
             print(f"{repeat + 1}/{given.repeats} {cell}: {found[cell][-1]}", flush=True)
     rows = {
-        cell: {key: (min if key == "seconds" else median)(row[key] for row in own) for key in own[0]}
+        cell: {
+            key: (min if key == "seconds" else median)(row[key] for row in own) for key in own[0]
+        }
         for cell, own in found.items()
     }
     results = {"conditions": conditions, "rows": {cell: (kept | rows)[cell] for cell in cells()}}
@@ -274,17 +320,23 @@ def _kept(given: argparse.Namespace, conditions: dict[str, Any]) -> dict[str, di
     Mistake
         There are none, or they were measured under other conditions.
     """
-    path, wanted = _path(given), [cell for cell in cells() if not _wanted(given, cell)]
+    path = _path(given)
+    wanted = [cell for cell in cells() if not _wanted(given, cell)]
     if not wanted:
         return {}
     there = json.loads(path.read_text()) if path.exists() else {"conditions": None, "rows": {}}
     if there["conditions"] != conditions or not set(wanted) <= set(there["rows"]):
-        raise Mistake(f"--only {' '.join(given.only)}: {path} has not all other rows, or others' conditions; measure all cells")
+        raise Mistake(
+            f"--only {' '.join(given.only)}: {path} has not all other rows, or others' conditions;"
+            " measure all cells"
+        )
     return {cell: there["rows"][cell] for cell in wanted}
 
 
 def _in_a_fresh_process(given: argparse.Namespace, cell: str) -> dict[str, float]:
-    words = [f"--{key}={getattr(given, key)}" for key in ("batch", "tokens", "steps", "threads", "model")]
+    words = [
+        f"--{key}={getattr(given, key)}" for key in ("batch", "tokens", "steps", "threads", "model")
+    ]
     command = [sys.executable, "-m", "benchmarks.fedspine", "steps", "--measure", cell, *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     read: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -300,25 +352,40 @@ def report(results: dict[str, Any], path: Path) -> None:
     lines = [
         "# What a step costs a device",
         "",
-        f"{_described(conditions['shape'])}, float32 on the CPU, threads: {conditions['threads']}; "
-        f"{conditions['batch']} sequences of {conditions['tokens']} tokens; {conditions['repeats']} fresh processes each, in "
-        "turns with what was measured along with them: the fastest one's seconds, of other figures medians; memory beyond the "
-        "interpreter's. In brackets the share of "
-        f"LoRA of rank {USUAL} on the whole model. p is what was asked for; as whole heads go, "
-        f"{', '.join(f'{_gone(rows, ratio):.1%}' for ratio in TENS[1:])} of the units' weights went. "
-        f"[Figures](./{path.name}).",
+        (
+            f"{_described(conditions['shape'])}, float32 on the CPU, threads:"
+            f" {conditions['threads']}; {conditions['batch']} sequences of {conditions['tokens']}"
+            f" tokens; {conditions['repeats']} fresh processes each, in turns with what was"
+            " measured along with them: the fastest one's seconds, of other figures medians;"
+            f" memory beyond the interpreter's. In brackets the share of LoRA of rank {USUAL} on"
+            " the whole model. p is what was asked for; as whole heads go,"
+            f" {', '.join(f'{_gone(rows, ratio):.1%}' for ratio in TENS[1:])} of the units' weights"
+            f" went. [Figures](./{path.name})."
+        ),
         "",
         f"| | {' | '.join(COLUMNS)} |",
         "|---|" + "---:|" * len(COLUMNS),
     ]
     for name, row in rows.items():
-        texts = [f"{row[key] * factor:,.{digits}f} ({row[key] / plain[key]:.2f})" for key, factor, digits in COLUMNS.values()]
+        texts = [
+            f"{row[key] * factor:,.{digits}f} ({row[key] / plain[key]:.2f})"
+            for key, factor, digits in COLUMNS.values()
+        ]
         lines.append(f"| {name} | {' | '.join(texts)} |")
-    lines += ["", "A forward pass of the smaller model without LoRA, in brackets the share of the whole model's:", ""]
+    lines += [
+        "",
+        (
+            "A forward pass of the smaller model without LoRA, in brackets the share of the whole"
+            " model's:"
+        ),
+        "",
+    ]
     lines += ["| | a pass, s | peak memory, MiB |", "|---|---:|---:|"]
     whole = passes[f"p = {0:.0%}{INFERENCE}"]
     for name, row in passes.items():
-        seconds, memory = (f"{row[key]:,.{digits}f} ({row[key] / whole[key]:.2f})" for key, digits in PASS)
+        seconds, memory = (
+            f"{row[key]:,.{digits}f} ({row[key] / whole[key]:.2f})" for key, digits in PASS
+        )
         lines.append(f"| {name} | {seconds} | {memory} |")
     lines += ["", *_by_method(results["rows"])]
     path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Shares](./{path.stem}.png)", ""]))
@@ -337,12 +404,20 @@ def _gone(rows: Mapping[str, Mapping[str, float]], ratio: float) -> float:
 def _by_method(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
     """What each method takes where half is to go: of its first and its last round, and of what it leaves."""
     lines = ["By method, where half of the units is to go:", ""]
-    lines += ["| | a step, s, first and last round | peak memory of training, MiB | a pass, s | peak memory in use, MiB |"]
+    lines += [
+        "| | a step, s, first and last round | peak memory of training, MiB | a pass, s | peak"
+        " memory in use, MiB |"
+    ]
     lines += ["|---|---:|---:|---:|---:|"]
     for method, (first, last, end) in METHODS.items():
-        steps, memory = ([rows[cell][key] for cell in (first, last)] for key in ("seconds", "peak_mib"))
+        steps, memory = (
+            [rows[cell][key] for cell in (first, last)] for key in ("seconds", "peak_mib")
+        )
         texts = [f"{steps[0]:.2f}, {steps[1]:.2f}", f"{memory[0]:,.0f}, {memory[1]:,.0f}"]
-        texts += [f"{rows[end + INFERENCE]['seconds']:.3f}", f"{rows[end + INFERENCE]['peak_mib']:,.0f}"]
+        texts += [
+            f"{rows[end + INFERENCE]['seconds']:.3f}",
+            f"{rows[end + INFERENCE]['peak_mib']:,.0f}",
+        ]
         lines.append(f"| {method} | {' | '.join(texts)} |")
     return lines
 
@@ -354,10 +429,20 @@ def _plot(rows: dict[str, dict[str, float]], plain: dict[str, float], path: Path
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, key, title in zip(figure.subplots(1, 2), ("seconds", "peak_mib"), ("a step, s", "peak memory, MiB"), strict=True):
+    for axes, key, title in zip(
+        figure.subplots(1, 2),
+        ("seconds", "peak_mib"),
+        ("a step, s", "peak memory, MiB"),
+        strict=True,
+    ):
         for rank in RANKS:
             ratios = TENS if rank == USUAL else RATIOS
-            axes.plot(ratios, [rows[f"p = {ratio:.0%}, r = {rank}"][key] for ratio in ratios], "o-", label=f"r = {rank}")
+            axes.plot(
+                ratios,
+                [rows[f"p = {ratio:.0%}, r = {rank}"][key] for ratio in ratios],
+                "o-",
+                label=f"r = {rank}",
+            )
         for end in MEASURED:
             measured = [rows[f"p = {ratio:.0%}, r = {USUAL}{end}"][key] for ratio in TENS]
             axes.plot(TENS, measured, "o--", label=f"r = {USUAL}{end}")

@@ -15,7 +15,8 @@ Surface = Callable[[int, int, Points, Points], Points]
 
 WIDTH = 0.2
 """Standard deviation of a hill."""
-TURN, SWITCH = 100, 20
+TURN = 100
+SWITCH = 20
 """Rounds in which a hill goes round once, and those after which a device changes its mode, as in FedSpine section 5.1."""
 GRID = 100
 """Points of each side on which a surface's best one is looked for."""

@@ -21,15 +21,25 @@ def by_fleet(rows: Sequence[Row], curves: Sequence[Row], share: str, of_loss: bo
     measured = {row["fleet"] for row in rows if row["model"] == "bandits" and row["share"] == share}
     fleets = [fleet for fleet in ("low", "medium", "high") if fleet in measured]
     own = {fleet: {row["model"] for row in counted if row["fleet"] == fleet} for fleet in fleets}
-    models = [model for model in dict.fromkeys(row["model"] for row in counted) if all(model in own[at] for at in fleets)]
+    models = [
+        model
+        for model in dict.fromkeys(row["model"] for row in counted)
+        if all(model in own[at] for at in fleets)
+    ]
     if len(fleets) < 2 or not models:
         return {}
     best, worst = (min, max) if of_loss else (max, min)
-    points = {(fleet, model): _points(counted, fleet, model) for fleet in fleets for model in models}
+    points = {
+        (fleet, model): _points(counted, fleet, model) for fleet in fleets for model in models
+    }
     target = worst(best(score for _, score in found) for found in points.values())
     return {
         fleet: {
-            model: min(at for at, score in points[fleet, model] if (score <= target if of_loss else score >= target))
+            model: min(
+                at
+                for at, score in points[fleet, model]
+                if (score <= target if of_loss else score >= target)
+            )
             for model in models
         }
         for fleet in fleets
@@ -43,11 +53,16 @@ def _points(rows: Sequence[Row], fleet: str, model: str) -> list[tuple[float, fl
 
 def by_alpha(rows: Sequence[Row], fleet: str, share: str, alpha: float) -> Bars:
     """What models come to with the study's ``alpha`` and with others, most even first; seed 0."""
-    found = {own: {row["model"]: float(row["score"]) for row in one} for own, one in _of_alphas(rows, fleet, share, alpha)}
+    found = {
+        own: {row["model"]: float(row["score"]) for row in one}
+        for own, one in _of_alphas(rows, fleet, share, alpha)
+    }
     return {f"alpha {own:g}": scores for own, scores in found.items()}
 
 
-def times_by_alpha(curves: Sequence[Row], fleet: str, share: str, alpha: float, of_loss: bool) -> Bars:
+def times_by_alpha(
+    curves: Sequence[Row], fleet: str, share: str, alpha: float, of_loss: bool
+) -> Bars:
     """Seconds until models are first at the score that all of them reach with the same alpha (figure 6); seed 0.
 
     Each alpha has a target of its own, since more uneven data lead to lower scores. Rounds in between were not measured.
@@ -60,15 +75,23 @@ def times_by_alpha(curves: Sequence[Row], fleet: str, share: str, alpha: float, 
             points.setdefault(row["model"], []).append((float(row["seconds"]), float(row["score"])))
         target = worst(best(score for _, score in of_model) for of_model in points.values())
         bars[f"alpha {own:g}\n(to {target:.3g})"] = {
-            model: min(at for at, score in of_model if (score <= target if of_loss else score >= target))
+            model: min(
+                at for at, score in of_model if (score <= target if of_loss else score >= target)
+            )
             for model, of_model in points.items()
         }
     return bars
 
 
-def _of_alphas(rows: Sequence[Row], fleet: str, share: str, alpha: float) -> list[tuple[float, list[Row]]]:
+def _of_alphas(
+    rows: Sequence[Row], fleet: str, share: str, alpha: float
+) -> list[tuple[float, list[Row]]]:
     """Rows by alpha, the largest first, of the models that were measured with another than the study's; names without it."""
-    counted = [row for row in rows if row["seed"] == "0" and row["fleet"] == fleet and row["share"] in (share, "0.0")]
+    counted = [
+        row
+        for row in rows
+        if row["seed"] == "0" and row["fleet"] == fleet and row["share"] in (share, "0.0")
+    ]
     found: dict[float, list[Row]] = {}
     for row in counted:
         model, marked, own = row["model"].partition(", alpha ")
@@ -88,21 +111,38 @@ def plot(panels: Mapping[str, Bars], title: str, path: Path) -> None:
 
     figure = Figure(figsize=(1.5 + 4.0 * len(panels), 4.0), layout="constrained")
     FigureCanvasAgg(figure)
-    models = list(dict.fromkeys(model for bars in panels.values() for heights in bars.values() for model in heights))
-    colours = {model: colormaps["tab20" if len(models) > 10 else "tab10"](place % 20) for place, model in enumerate(models)}
+    models = list(
+        dict.fromkeys(
+            model for bars in panels.values() for heights in bars.values() for model in heights
+        )
+    )
+    colours = {
+        model: colormaps["tab20" if len(models) > 10 else "tab10"](place % 20)
+        for place, model in enumerate(models)
+    }
     drawn: dict[str, Any] = {}
-    for axes, (label, bars) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for axes, (label, bars) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
         own = [model for model in models if any(model in heights for heights in bars.values())]
         width = 0.8 / len(own)
         for place, model in enumerate(own):
-            at = [group + (place - (len(own) - 1) / 2) * width for group, name in enumerate(bars) if model in bars[name]]
+            at = [
+                group + (place - (len(own) - 1) / 2) * width
+                for group, name in enumerate(bars)
+                if model in bars[name]
+            ]
             heights = [bars[name][model] for name in bars if model in bars[name]]
             drawn[model] = axes.bar(at, heights, width, color=colours[model])
         axes.set_xticks(range(len(bars)), list(bars))
         axes.set_ylabel(label)
-        axes.set_ylim(*_limits([height for heights in bars.values() for height in heights.values()], label))
+        axes.set_ylim(
+            *_limits([height for heights in bars.values() for height in heights.values()], label)
+        )
         axes.grid(axis="y", alpha=0.3)
-    figure.axes[-1].legend(drawn.values(), drawn.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+    figure.axes[-1].legend(
+        drawn.values(), drawn.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8
+    )
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
@@ -115,7 +155,11 @@ def plot_devices(rows: Sequence[Row], title: str, path: Path) -> None:
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    counted = [row for row in rows if row["seed"] == "0" and row["fleet"] == "high" and row["model"].endswith(" rounds")]
+    counted = [
+        row
+        for row in rows
+        if row["seed"] == "0" and row["fleet"] == "high" and row["model"].endswith(" rounds")
+    ]
     for model in dict.fromkeys(row["model"] for row in counted):
         seconds = sorted(float(row["seconds"]) for row in counted if row["model"] == model)
         axes.plot(range(1, len(seconds) + 1), seconds, "o-", markersize=3, linewidth=1, label=model)

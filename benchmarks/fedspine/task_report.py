@@ -9,7 +9,16 @@ from typing import Any
 from benchmarks.fedspallm.rows import Row
 from benchmarks.fedspine import cuts, task_bars
 from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED
-from benchmarks.fedspine.tasks import BY_SAMPLES, FLEET, GRID, KEYS, MANY_FLEET, SCHEDULE, TUNED, Files
+from benchmarks.fedspine.tasks import (
+    BY_SAMPLES,
+    FLEET,
+    GRID,
+    KEYS,
+    MANY_FLEET,
+    SCHEDULE,
+    TUNED,
+    Files,
+)
 from benchmarks.paired import Pair, paired_table
 
 METHODS = (*UNPRUNED, *CHOICES, *BY_SAMPLES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)
@@ -23,7 +32,10 @@ VARIED = {
 }
 """What rows have in their names that vary one thing, and the heads of their tables."""
 COLUMNS = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
-HEAD = ("| | score | worst | pruned | seconds | waiting | MB up | MB down |", "|---|---|---|---|---|---|---|---|")
+HEAD = (
+    "| | score | worst | pruned | seconds | waiting | MB up | MB down |",
+    "|---|---|---|---|---|---|---|---|",
+)
 
 
 @dataclass(frozen=True)
@@ -45,11 +57,17 @@ class Found:
 
     def groups(self) -> list[tuple[str, str]]:
         """Fleets and shares of which there are rows, those without pruning aside."""
-        return list(dict.fromkeys((row["fleet"], row["share"]) for row in self.rows if row["share"] != UNPRUNED_SHARE))
+        return list(
+            dict.fromkeys(
+                (row["fleet"], row["share"]) for row in self.rows if row["share"] != UNPRUNED_SHARE
+            )
+        )
 
     def of_group(self, rows: Sequence[Row], fleet: str, share: str) -> list[Row]:
         """Rows of a fleet and share, and those of the fleet without pruning."""
-        return [row for row in rows if row["fleet"] == fleet and row["share"] in (share, UNPRUNED_SHARE)]
+        return [
+            row for row in rows if row["fleet"] == fleet and row["share"] in (share, UNPRUNED_SHARE)
+        ]
 
     def targets(self, fleet: str, share: str) -> dict[str, float]:
         """By seed the score that all methods come to which were measured with every seed: the worst of their best.
@@ -59,18 +77,29 @@ class Found:
         best: dict[str, dict[str, list[float]]] = {}
         for row in self.of_group(self.curves, fleet, share):
             if row["model"] in METHODS:
-                best.setdefault(row["seed"], {}).setdefault(row["model"], []).append(float(row["score"]))
+                best.setdefault(row["seed"], {}).setdefault(row["model"], []).append(
+                    float(row["score"])
+                )
         best = {seed: own for seed, own in best.items() if BANDIT in own}
         everywhere = set(METHODS).intersection(*best.values())
         worst_of = max if self.metric == "loss" else min
-        return {seed: worst_of(self.better(own[model]) for model in everywhere) for seed, own in best.items()}
+        return {
+            seed: worst_of(self.better(own[model]) for model in everywhere)
+            for seed, own in best.items()
+        }
 
     def seconds_to(self, fleet: str, share: str, model: str) -> dict[str, float]:
         """By seed the fleet's seconds after which a run first is at the target, of those rounds that were measured."""
         found = {}
         for seed, target in self.targets(fleet, share).items():
-            own = [row for row in self.of_group(self.curves, fleet, share) if (row["seed"], row["model"]) == (seed, model)]
-            if reached := [float(row["seconds"]) for row in own if self.reaches(float(row["score"]), target)]:
+            own = [
+                row
+                for row in self.of_group(self.curves, fleet, share)
+                if (row["seed"], row["model"]) == (seed, model)
+            ]
+            if reached := [
+                float(row["seconds"]) for row in own if self.reaches(float(row["score"]), target)
+            ]:
                 found[seed] = min(reached)
         return found
 
@@ -78,18 +107,26 @@ class Found:
 def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: Path) -> None:
     """Write ``<path>.md`` and ``<path>.png``."""
     seeds = sorted({row["seed"] for row in found.rows})
-    unit = "nats per token of the answer" if found.metric == "loss" else "share of the items that are right"
+    unit = (
+        "nats per token of the answer"
+        if found.metric == "loss"
+        else "share of the items that are right"
+    )
     of_devices = f"[devices](./{path.name}-devices.csv), " if found.devices else ""
     lines = [
         f"# {title}",
         "",
-        f"Scores are {unit} over {conditions['items']} test items; the mean over devices, each with its own model, and the "
-        f"worst of them. Means ± sample standard deviation over as many of the seeds {', '.join(seeds)} as were measured. "
-        f"Seconds are the fleet's; the last column has those until the score that all methods come to which were measured with "
-        f"every seed (rounds in between were not measured, so they are coarse), with how many of a row's seeds came "
-        f"there, where not all did. Model `{conditions['model']['name']}`, {conditions['model']['parameters']:,} "
-        f"parameters. [Figures](./{path.name}.csv), [between rounds](./{path.name}-curves.csv), "
-        f"{of_devices}[conditions](./{path.name}.json).",
+        (
+            f"Scores are {unit} over {conditions['items']} test items; the mean over devices, each"
+            " with its own model, and the worst of them. Means ± sample standard deviation over as"
+            f" many of the seeds {', '.join(seeds)} as were measured. Seconds are the fleet's; the"
+            " last column has those until the score that all methods come to which were measured"
+            " with every seed (rounds in between were not measured, so they are coarse), with how"
+            " many of a row's seeds came there, where not all did. Model"
+            f" `{conditions['model']['name']}`, {conditions['model']['parameters']:,} parameters."
+            f" [Figures](./{path.name}.csv), [between rounds](./{path.name}-curves.csv),"
+            f" {of_devices}[conditions](./{path.name}.json)."
+        ),
         "",
     ]
     for fleet, share in found.groups():
@@ -100,13 +137,16 @@ def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: 
         task_bars.plot(panels, f"{title}, seed 0", path.with_name(f"{path.name}-bars.png"))
     if any(row["model"].endswith(" rounds") for row in found.devices):
         lines += [f"![Devices](./{path.name}-devices.png)", ""]
-        task_bars.plot_devices(found.devices, f"{title}, seed 0", path.with_name(f"{path.name}-devices.png"))
+        task_bars.plot_devices(
+            found.devices, f"{title}, seed 0", path.with_name(f"{path.name}-devices.png")
+        )
     path.with_suffix(".md").write_text("\n".join(lines))
     plot(title, found, path.with_suffix(".png"))
 
 
 def _table(found: Found, fleet: str, share: str) -> list[str]:
-    rows, targets = found.of_group(found.rows, fleet, share), found.targets(fleet, share)
+    rows = found.of_group(found.rows, fleet, share)
+    targets = found.targets(fleet, share)
     models = [model for model in dict.fromkeys(row["model"] for row in rows) if model in METHODS]
     if BANDIT not in models:  # of this share only the grid was measured
         return []
@@ -114,7 +154,13 @@ def _table(found: Found, fleet: str, share: str) -> list[str]:
         f"## Fleet `{fleet}`, {float(share):.0%} pruned",
         "",
         *(
-            [f"All come to {', '.join(f'{target:.4g} (seed {seed})' for seed, target in targets.items())}.", ""]
+            [
+                (
+                    "All come to"
+                    f" {', '.join(f'{target:.4g} (seed {seed})' for seed, target in targets.items())}."
+                ),
+                "",
+            ]
             if targets
             else []
         ),
@@ -128,9 +174,16 @@ def _table(found: Found, fleet: str, share: str) -> list[str]:
         few = f" ({len(soon)} of {tried})" if len(soon) < tried else ""
         reached = f"{fmean(soon.values()):.3g}{few}" if soon else ""
         lines.append(f"{_line_of(model, own)} {reached} |")
-    arms = {(model, "score"): {r["seed"]: float(r["score"]) for r in rows if r["model"] == model} for model in models}
+    arms = {
+        (model, "score"): {r["seed"]: float(r["score"]) for r in rows if r["model"] == model}
+        for model in models
+    }
     pairs = [Pair(BANDIT, model) for model in models if model != BANDIT]
-    return [*lines, "", *(paired_table(arms, pairs, ["score"], "Score", 4) if _several(rows) else [])]
+    return [
+        *lines,
+        "",
+        *(paired_table(arms, pairs, ["score"], "Score", 4) if _several(rows) else []),
+    ]
 
 
 def _line_of(model: str, rows: Sequence[Row]) -> str:
@@ -144,7 +197,10 @@ def _varied(found: Found) -> Iterator[str]:
         if models:
             fleet = MANY_FLEET if mark == " devices" else FLEET
             yield from (f"## {head}, fleet `{fleet}`", "", *HEAD)
-            yield from (_line_of(model, [row for row in found.rows if row["model"] == model]) for model in models)
+            yield from (
+                _line_of(model, [row for row in found.rows if row["model"] == model])
+                for model in models
+            )
             yield ""
 
 
@@ -157,7 +213,11 @@ def _bars(found: Found, conditions: Mapping[str, Any]) -> dict[str, task_bars.Ba
         alphas = task_bars.by_alpha(found.rows, FLEET, share, alpha) if alpha else {}
         panels |= {task_bars.WHAT_ALL_COME_TO: fleets} if fleets else {}
         panels |= {"accuracy, mean over devices": alphas} if alphas else {}
-        times = task_bars.times_by_alpha(found.curves, FLEET, share, alpha, found.metric == "loss") if alphas else {}
+        times = (
+            task_bars.times_by_alpha(found.curves, FLEET, share, alpha, found.metric == "loss")
+            if alphas
+            else {}
+        )
         panels |= {task_bars.WITH_ALPHA: times} if times else {}
     return panels
 
@@ -174,27 +234,64 @@ def _grid(found: Found) -> list[str]:
         table = []
         for share in dict.fromkeys(f"{share:g}" for share, _ in GRID):
             own = [row for row in found.rows if (row["fleet"], row["share"]) == (FLEET, share)]
-            cells = [_cell([row for row in own if row["model"] == f"{SCHEDULE}, rank {rank}"], name) for rank in ranks]
+            cells = [
+                _cell([row for row in own if row["model"] == f"{SCHEDULE}, rank {rank}"], name)
+                for rank in ranks
+            ]
             if any(cells):
-                gone = fmean(float(row["pruned"]) for row in own if row["model"].startswith(f"{SCHEDULE}, rank "))
+                gone = fmean(
+                    float(row["pruned"])
+                    for row in own
+                    if row["model"].startswith(f"{SCHEDULE}, rank ")
+                )
                 table.append(f"| {float(share):.0%} ({gone:.0%} went) | {' | '.join(cells)} |")
         if table:
             head = "| pruned | " + " | ".join(f"rank {rank}" for rank in ranks) + " |"
-            lines += [f"## The same share and rank for all: {words}", "", head, "|---|" + "---|" * len(ranks), *table, ""]
+            lines += [
+                f"## The same share and rank for all: {words}",
+                "",
+                head,
+                "|---|" + "---|" * len(ranks),
+                *table,
+                "",
+            ]
     return lines
 
 
 def _ratios(found: Found) -> list[str]:
     """What methods of one ratio and rank for all come to by the ratio (the paper's figure 2b); seed 0."""
-    models = {f"{SCHEDULE}, rank 8": SCHEDULE, "FedAPT": "FedAPT", AT_ONCE_FIRST: AT_ONCE_FIRST, AT_ONCE_LAST: AT_ONCE_LAST}
-    shares = sorted({row["share"] for row in found.rows if row["model"] == AT_ONCE_FIRST and row["fleet"] == FLEET}, key=float)
+    models = {
+        f"{SCHEDULE}, rank 8": SCHEDULE,
+        "FedAPT": "FedAPT",
+        AT_ONCE_FIRST: AT_ONCE_FIRST,
+        AT_ONCE_LAST: AT_ONCE_LAST,
+    }
+    shares = sorted(
+        {
+            row["share"]
+            for row in found.rows
+            if row["model"] == AT_ONCE_FIRST and row["fleet"] == FLEET
+        },
+        key=float,
+    )
     if len(shares) < 2:
         return []
-    lines = ["## By the share that goes: score, seed 0", "", f"| | {' | '.join(f'{float(share):.0%}' for share in shares)} |"]
+    lines = [
+        "## By the share that goes: score, seed 0",
+        "",
+        f"| | {' | '.join(f'{float(share):.0%}' for share in shares)} |",
+    ]
     lines.append("|---|" + "---|" * len(shares))
     for model, label in models.items():
-        own = {row["share"]: row for row in found.rows if (row["model"], row["fleet"], row["seed"]) == (model, FLEET, "0")}
-        lines.append(f"| {label} | {' | '.join(_cell([own[share]], 'score') if share in own else '' for share in shares)} |")
+        own = {
+            row["share"]: row
+            for row in found.rows
+            if (row["model"], row["fleet"], row["seed"]) == (model, FLEET, "0")
+        }
+        lines.append(
+            f"| {label} |"
+            f" {' | '.join(_cell([own[share]], 'score') if share in own else '' for share in shares)} |"
+        )
     return [*lines, ""]
 
 
@@ -219,7 +316,11 @@ def plot(title: str, found: Found, path: Path) -> None:
     panels = _panels(found)
     figure = Figure(figsize=(3.0 + 4.0 * len(panels), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    shown = [model for model in METHODS if any(row["model"] == model for rows in panels.values() for row in rows)]
+    shown = [
+        model
+        for model in METHODS
+        if any(row["model"] == model for rows in panels.values() for row in rows)
+    ]
     colours = {model: colormaps["tab20"](place % 20) for place, model in enumerate(shown)}
     drawn: dict[str, Any] = {}
     every_axes = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
@@ -229,12 +330,18 @@ def plot(title: str, found: Found, path: Path) -> None:
             times, scores = zip(*_line(rows, model), strict=True)
             seeds = len({row["seed"] for row in rows if row["model"] == model})
             style = "--" if model in UNPRUNED else "-" if seeds == most else ":"
-            (drawn[model],) = axes.plot(times, scores, style, marker="o", markersize=3, linewidth=1, color=colours[model])
+            (drawn[model],) = axes.plot(
+                times, scores, style, marker="o", markersize=3, linewidth=1, color=colours[model]
+            )
         axes.set_xlabel("seconds of the fleet")
         axes.set_title(head)
         axes.grid(alpha=0.3)
-    figure.axes[-1].legend(drawn.values(), drawn.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
-    figure.axes[0].set_ylabel("loss, mean over devices" if found.metric == "loss" else "accuracy, mean over devices")
+    figure.axes[-1].legend(
+        drawn.values(), drawn.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8
+    )
+    figure.axes[0].set_ylabel(
+        "loss, mean over devices" if found.metric == "loss" else "accuracy, mean over devices"
+    )
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
@@ -242,11 +349,16 @@ def plot(title: str, found: Found, path: Path) -> None:
 def _panels(found: Found) -> dict[str, list[Row]]:
     """Rows by the panel's head; those of more rounds, under the names of their models, have one of their own."""
     groups = [group for group in found.groups() if found.targets(*group)]
-    panels = {f"{fleet}, {float(share):.0%} pruned": found.of_group(found.curves, fleet, share) for fleet, share in groups}
+    panels = {
+        f"{fleet}, {float(share):.0%} pruned": found.of_group(found.curves, fleet, share)
+        for fleet, share in groups
+    }
     longer = [row for row in found.curves if row["model"].endswith(" rounds")]
     for ending in dict.fromkeys(row["model"].rpartition(", ")[2] for row in longer):
         own = [row for row in longer if row["model"].endswith(f", {ending}")]
-        panels[f"{FLEET}, {ending}"] = [{**row, "model": row["model"].removesuffix(f", {ending}")} for row in own]
+        panels[f"{FLEET}, {ending}"] = [
+            {**row, "model": row["model"].removesuffix(f", {ending}")} for row in own
+        ]
     return panels
 
 
@@ -254,18 +366,26 @@ def _line(rows: Sequence[Row], model: str) -> Iterator[tuple[float, float]]:
     own = [row for row in rows if row["model"] == model]
     for number in sorted({int(row["round"]) for row in own}):
         points = [row for row in own if int(row["round"]) == number]
-        yield fmean(float(row["seconds"]) for row in points), fmean(float(row["score"]) for row in points)
+        yield (
+            fmean(float(row["seconds"]) for row in points),
+            fmean(float(row["score"]) for row in points),
+        )
 
 
 def found_in(files: Files, metric: str) -> Found:
     """What the files hold."""
     devices = files.devices().rows if files.devices_path.exists() else []
     rounds = str(files.rows.conditions["settings"]["federation.rounds"])
-    return Found(files.rows.rows, [*files.curves.rows, *_ends(files.rows.rows, rounds)], metric, devices)
+    return Found(
+        files.rows.rows, [*files.curves.rows, *_ends(files.rows.rows, rounds)], metric, devices
+    )
 
 
 def _ends(rows: Sequence[Row], rounds: str) -> Iterator[Row]:
     """Of models that are cut when the rounds are over, the one point that their curves have."""
     for row in rows:
         if row["model"].startswith((AT_ONCE_LAST, *cuts.LAST)):
-            yield {**{name: row[name] for name in (*KEYS, "seconds", "score", "worst")}, "round": rounds}
+            yield {
+                **{name: row[name] for name in (*KEYS, "seconds", "score", "worst")},
+                "round": rounds,
+            }

@@ -20,17 +20,37 @@ TITLE = "FedSpine on {}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the study asks for."""
-    parser.add_argument("--model", required=True, help="directory of a Hugging Face model, an encoder or a language model")
-    parser.add_argument("--task", required=True, help="task.name of the settings, for instance sst2 or dolly")
-    parser.add_argument("--name", help="of the study's files, fedspine-<name>; the task's, if none is given")
-    parser.add_argument("--train", type=Path, help="records that are dealt out to the devices by class")
-    parser.add_argument("--alpha", type=float, default=0.5, help="how evenly --train is dealt out: data.alpha")
-    parser.add_argument("--clients", type=Path, help="directory of the devices' records, client_<number>.jsonl")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="directory of a Hugging Face model, an encoder or a language model",
+    )
+    parser.add_argument(
+        "--task", required=True, help="task.name of the settings, for instance sst2 or dolly"
+    )
+    parser.add_argument(
+        "--name", help="of the study's files, fedspine-<name>; the task's, if none is given"
+    )
+    parser.add_argument(
+        "--train", type=Path, help="records that are dealt out to the devices by class"
+    )
+    parser.add_argument(
+        "--alpha", type=float, default=0.5, help="how evenly --train is dealt out: data.alpha"
+    )
+    parser.add_argument(
+        "--clients", type=Path, help="directory of the devices' records, client_<number>.jsonl"
+    )
     parser.add_argument("--test", type=Path, required=True, help="records of the test items")
     parser.add_argument("--parts", nargs="+", choices=tasks.PARTS, default=["methods"])
     parser.add_argument("--shares", type=float, nargs="+", default=list(tasks.SHARES))
-    parser.add_argument("--calibration", type=Path, help="public text for what LLM-Pruner cuts (--parts cuts)")
-    parser.add_argument("--only", nargs="+", help="of the parts' rows those of these models, for instance bandits schedule")
+    parser.add_argument(
+        "--calibration", type=Path, help="public text for what LLM-Pruner cuts (--parts cuts)"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        help="of the parts' rows those of these models, for instance bandits schedule",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=10, help="of a round")
@@ -40,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-test-items", type=int, default=0, help="0: all")
     parser.add_argument("--every", type=int, default=4, help="rounds between two measurements")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--work", type=Path, default=Path("runs/fedspine-tasks"), help="where runs are kept")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/fedspine-tasks"), help="where runs are kept"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
 
 
@@ -63,15 +85,24 @@ def work(given: argparse.Namespace) -> None:
         "evaluation.local-only": False, "evaluation.centralized": "off", "num-clients": tasks.DEVICES,
     }  # fmt: skip
     parsed = parse({**common, "method": "fedpetuning"})
-    model, items = open_model(parsed.model), public_items(parsed)
+    model = open_model(parsed.model)
+    items = public_items(parsed)
     metric = "loss" if max(len(item.options) for item in items) < 2 else "acc"
     calibrated = given.calibration is not None and given.calibration.is_file()
     conditions: dict[str, Any] = {
-        "model": {"name": model.directory.name, "parameters": model.plan.num_parameters, "sha256": model.sha256},
+        "model": {
+            "name": model.directory.name,
+            "parameters": model.plan.num_parameters,
+            "sha256": model.sha256,
+        },
         "settings": trained,
         "records": {file.name: sha256(file.read_bytes()) for file in (*_files(given), given.test)},
         "fleets": {file.name: sha256(file.read_bytes()) for file in sorted(FLEETS.glob("*.toml"))},
-        **({"texts": {given.calibration.name: sha256(given.calibration.read_bytes())}} if calibrated else {}),
+        **(
+            {"texts": {given.calibration.name: sha256(given.calibration.read_bytes())}}
+            if calibrated
+            else {}
+        ),
         "items": len(items),
         "metric": metric,
         "threads": given.threads,
@@ -80,16 +111,24 @@ def work(given: argparse.Namespace) -> None:
     path = given.out / f"fedspine-{name}"
     if given.rounds % given.every:
         raise Mistake(
-            f"tasks: --rounds {given.rounds} --every {given.every}: the last round would not be measured; give a divisor"
+            f"tasks: --rounds {given.rounds} --every {given.every}: the last round would not be"
+            " measured; give a divisor"
         )
     files = files_of(path, conditions)
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
-    wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]
-    wanted = [cell for cell in wanted if cell.whole != "head" or model.family.kind == "encoder"]  # others have none to train
+    wanted = [
+        cell
+        for cell in tasks.cells(given.parts, given.shares, common)
+        if not given.only or cell.model in given.only
+    ]
+    # Others have none to train.
+    wanted = [cell for cell in wanted if cell.whole != "head" or model.family.kind == "encoder"]
     if model.family.kind == "encoder":  # what LLM-Pruner cuts first has learnt no class yet
         wanted = [cell for cell in wanted if cell.cut != "first"]
     elif any(cell.cut for cell in wanted) and not calibrated:
-        raise Mistake("tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one")
+        raise Mistake(
+            "tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one"
+        )
     tasks.measure(bench, files, wanted, metric, given.calibration)
     write_report(TITLE.format(name), found_in(files, metric), files.rows.conditions, path)
 
@@ -104,7 +143,12 @@ def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
     """
     return tasks.Files(
         Rows(path.with_suffix(".csv"), tasks.KEYS, tasks.FIGURES, conditions),
-        Rows(path.with_name(f"{path.name}-curves.csv"), tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions),
+        Rows(
+            path.with_name(f"{path.name}-curves.csv"),
+            tasks.CURVE_KEYS,
+            tasks.CURVE_FIGURES,
+            conditions,
+        ),
     )
 
 
@@ -124,13 +168,21 @@ def _files(given: argparse.Namespace) -> list[Path]:
     files = (
         [given.train]
         if given.train
-        else [given.clients / f"client_{n}.jsonl" for n in range(tasks.DEVICES)]
-        if given.clients
-        else []
+        else (
+            [given.clients / f"client_{n}.jsonl" for n in range(tasks.DEVICES)]
+            if given.clients
+            else []
+        )
     )
     if not files or (given.train and given.clients):
-        raise Mistake("tasks: needs --train FILE, or --clients DIRECTORY with client_0.jsonl and so on")
-    files = [given.train] if given.train else [given.clients / f"client_{device}.jsonl" for device in range(tasks.DEVICES)]
+        raise Mistake(
+            "tasks: needs --train FILE, or --clients DIRECTORY with client_0.jsonl and so on"
+        )
+    files = (
+        [given.train]
+        if given.train
+        else [given.clients / f"client_{device}.jsonl" for device in range(tasks.DEVICES)]
+    )
     if missing := [str(file) for file in (*files, given.test) if not file.is_file()]:
         raise Mistake(f"tasks: {', '.join(missing)}: is no file; name the records of the task")
     return files

@@ -27,11 +27,16 @@ from strategies.results.timed import seconds_of_all
 
 KEYS = ("seed", "fleet", "share", "model")
 FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
-CURVE_KEYS, CURVE_FIGURES = (*KEYS, "round"), ("seconds", "score", "worst")
-DEVICE_KEYS, DEVICE_FIGURES = (*KEYS, "device"), ("seconds", "pruned", "rank")
+CURVE_KEYS = (*KEYS, "round")
+CURVE_FIGURES = ("seconds", "score", "worst")
+DEVICE_KEYS = (*KEYS, "device")
+DEVICE_FIGURES = ("seconds", "pruned", "rank")
 """Of each device of a run of FedSpine: mean seconds of its rounds after the first, the share that is gone, its last rank."""
-DEVICES, FLEET, SHARES = 10, "high", (0.3, 0.5)
-SCHEDULE, WHOLE = "schedule", "FedPETuning"
+DEVICES = 10
+FLEET = "high"
+SHARES = (0.3, 0.5)
+SCHEDULE = "schedule"
+WHOLE = "FedPETuning"
 GRID = tuple(product((0.1, 0.3, 0.5), (2, 8, 32)))
 """Fixed share and rank: each of the one with each of the other."""
 STEPS = (20, 30, 40)
@@ -41,7 +46,9 @@ LONG = 3
 RATIOS = (0.1, 0.3)
 """Other shares at which methods are compared (figure 2b)."""
 FLEETS = ("low", "medium")
-MANY, MANY_ROUNDS, MANY_FLEET = 80, 5, "full"
+MANY = 80
+MANY_ROUNDS = 5
+MANY_FLEET = "full"
 ALPHAS = (1.0, 0.5, 0.1)
 """Other distributions of the classes."""
 UNPRUNED_BANDIT = "bandits, nothing pruned (w/o A_P)"
@@ -52,12 +59,26 @@ BY_SAMPLES = {
     f"{UNPRUNED_BANDIT}, weights by samples": CHOICES[UNPRUNED_BANDIT] | SAMPLES,
 }
 """How all other methods weigh clients; FedSpine's own weights are by importance."""
-OF_UPDATES = {"FedPETuning, mean of updates": UNPRUNED["FedPETuning"] | {"fedpetuning.aggregation": "svd"}}
+OF_UPDATES = {
+    "FedPETuning, mean of updates": UNPRUNED["FedPETuning"] | {"fedpetuning.aggregation": "svd"}
+}
 """FedSpine's mean without its weights, its ranks and its cuts."""
 TUNED = "tuned: "
 ALL_WEIGHTS_RATES = (1e-4, 3e-4)
 """Learning rates of all weights, whose best one is not LoRA's."""
-PARTS = ("methods", "once", "cuts", "grid", "ratios", "steps", "long", "fleets", "many", "alphas", "whole")
+PARTS = (
+    "methods",
+    "once",
+    "cuts",
+    "grid",
+    "ratios",
+    "steps",
+    "long",
+    "fleets",
+    "many",
+    "alphas",
+    "whole",
+)
 MEGA = 1e6
 When = Literal["", "first", "last"]
 
@@ -103,7 +124,9 @@ class Files:
         return self.rows.path.with_name(f"{self.rows.path.stem}-devices.csv")
 
 
-def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, Any]) -> Iterator[Cell]:
+def cells(
+    parts: Sequence[str], shares: Sequence[float], common: Mapping[str, Any]
+) -> Iterator[Cell]:
     """The runs of some parts; ``common`` has the settings of all."""
     once = at_once(common["federation.rounds"])
     if "methods" in parts:
@@ -123,7 +146,12 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
             yield from (_shared(FLEET, name, UNPRUNED[WHOLE], share, "last") for name in cuts.LAST)
     if "grid" in parts:
         for share, rank in GRID:
-            yield _pruned(FLEET, share, f"{SCHEDULE}, rank {rank}", {**CHOICES[SCHEDULE], "fedspine.rank": rank, **_wide(rank)})
+            yield _pruned(
+                FLEET,
+                share,
+                f"{SCHEDULE}, rank {rank}",
+                {**CHOICES[SCHEDULE], "fedspine.rank": rank, **_wide(rank)},
+            )
     if "steps" in parts:
         total = common["federation.rounds"] * common["training.steps"]
         for steps, name in product(STEPS, (BANDIT, SCHEDULE)):
@@ -132,23 +160,36 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
             yield _pruned(FLEET, shares[-1], f"{name}, {steps} steps", CHOICES[name] | varied)
     if "long" in parts:
         rounds = LONG * common["federation.rounds"]
-        varied = {"federation.rounds": rounds, "evaluation.every": LONG * common["evaluation.every"]}
+        varied = {
+            "federation.rounds": rounds,
+            "evaluation.every": LONG * common["evaluation.every"],
+        }
         for name, changes in UNPRUNED.items():
             yield _shared(FLEET, f"{name}, {rounds} rounds", changes | varied)
-        compared = {name: CHOICES[name] for name in (BANDIT, SCHEDULE, "chance", "FedAPT")} | at_once(rounds)
+        compared = {
+            name: CHOICES[name] for name in (BANDIT, SCHEDULE, "chance", "FedAPT")
+        } | at_once(rounds)
         for name, changes in compared.items():
             yield _pruned(FLEET, shares[-1], f"{name}, {rounds} rounds", varied | changes)
     if "fleets" in parts:
         for fleet in FLEETS:
             yield from _unpruned(fleet)
-            for name, changes in ({name: CHOICES[name] for name in (BANDIT, SCHEDULE, "FedAPT")} | once).items():
+            for name, changes in (
+                {name: CHOICES[name] for name in (BANDIT, SCHEDULE, "FedAPT")} | once
+            ).items():
                 yield _pruned(fleet, shares[-1], name, changes)
     if "alphas" in parts:
         for alpha in ALPHAS:
             for name, changes in (UNPRUNED | OF_UPDATES).items():
                 yield _shared(FLEET, f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
-            for name, changes in {**{name: CHOICES[name] for name in UNEVEN}, **BY_SAMPLES, **once}.items():
-                yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
+            for name, changes in {
+                **{name: CHOICES[name] for name in UNEVEN},
+                **BY_SAMPLES,
+                **once,
+            }.items():
+                yield _pruned(
+                    FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha}
+                )
     if "whole" in parts:
         for rate in ALL_WEIGHTS_RATES:
             changes = {"method": "fedpetuning", "training.learning-rate": rate}
@@ -156,7 +197,11 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
         yield Cell(FLEET, 0.0, f"{TUNED}the head alone", {"method": "fedpetuning"}, whole="head")
     if "many" in parts:
         for name in (BANDIT, SCHEDULE):
-            varied = {"num-clients": MANY, "federation.rounds": MANY_ROUNDS, "evaluation.every": MANY_ROUNDS}
+            varied = {
+                "num-clients": MANY,
+                "federation.rounds": MANY_ROUNDS,
+                "evaluation.every": MANY_ROUNDS,
+            }
             yield _pruned(MANY_FLEET, shares[-1], f"{name}, {MANY} devices", CHOICES[name] | varied)
 
 
@@ -165,7 +210,9 @@ def _unpruned(fleet: str) -> Iterator[Cell]:
         yield _shared(fleet, name, changes)
 
 
-def _shared(fleet: str, name: str, changes: Mapping[str, Any], share: float = 0.0, cut: When = "") -> Cell:
+def _shared(
+    fleet: str, name: str, changes: Mapping[str, Any], share: float = 0.0, cut: When = ""
+) -> Cell:
     """Of a model that all share."""
     return Cell(fleet, share, name, {**changes, f"{changes['method']}.fleet": fleet}, cut)
 
@@ -185,7 +232,9 @@ def _wide(rank: int) -> dict[str, Any]:
     return {"lora.rank": rank, "lora.alpha": 2.0 * rank} if rank > 8 else {}
 
 
-def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, calibration: Path | None = None) -> None:
+def measure(
+    bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, calibration: Path | None = None
+) -> None:
     """Do the runs that are missing, and write down what they came to; what is cut by LLM-Pruner needs text for calibration."""
     for seed, cell in product(bench.seeds, wanted):
         if not files.rows.missing(iter([cell.key(seed)])):
@@ -201,17 +250,29 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
 
 
 def _measure_run(
-    bench: Bench, files: Files, cell: Cell, seed: int, varied: Mapping[str, Any], metric: str, calibration: Path | None
+    bench: Bench,
+    files: Files,
+    cell: Cell,
+    seed: int,
+    varied: Mapping[str, Any],
+    metric: str,
+    calibration: Path | None,
 ) -> None:
     """Rows of what the app does, with these settings beside those of all."""
     own = _at_the_usual_fleet(cell, parse({**bench.common, **varied}))
     run = bench.run(_folder(seed, own), {**varied, **own.changes, "seed": seed})
     looks = json.loads((run / "rounds.json").read_text())["rounds"]
     document = json.loads((run / "summary.json").read_text())
-    times = {"seconds": document["virtual_seconds"], "waiting": document["report"]["waiting_seconds"]}
+    times = {
+        "seconds": document["virtual_seconds"],
+        "waiting": document["report"]["waiting_seconds"],
+    }
     if own is not cell:
         rounds = retimed(document, _fleet(own), _fleet(cell))
-        times = {"seconds": seconds_of_all(rounds), "waiting": fmean(note.waiting_seconds for note in rounds)}
+        times = {
+            "seconds": seconds_of_all(rounds),
+            "waiting": fmean(note.waiting_seconds for note in rounds),
+        }
         looks = [{**look, "seconds": seconds_of_all(rounds[: look["round"]])} for look in looks]
     for row in _curve(looks, metric):
         key = {**cell.key(seed), "round": row["round"]}
@@ -222,12 +283,16 @@ def _measure_run(
     clients = document["clients"]
     gone = [client["metrics"]["pruned"] for client in clients if "pruned" in client["metrics"]]
     pruned = fmean(gone) if gone else None
-    sent = {f"megabytes_{way}": document[f"bytes_{way}"] / len(clients) / MEGA for way in ("up", "down")}
+    sent = {
+        f"megabytes_{way}": document[f"bytes_{way}"] / len(clients) / MEGA for way in ("up", "down")
+    }
     last = own_scores(looks[-1], metric)
     if cell.cut == "last":
         cut_last, pruned = _score_cut_last(bench, cell, seed, run, metric, calibration)
         last = [cut_last]
-    files.rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), pruned=pruned, **times, **sent)
+    files.rows.add(
+        cell.key(seed), score=fmean(last), worst=worst(last, metric), pruned=pruned, **times, **sent
+    )
 
 
 def _at_the_usual_fleet(cell: Cell, settings: RunSettings) -> Cell:
@@ -251,7 +316,13 @@ def _score_cut_last(
     settings = parse({**bench.common, "num-clients": DEVICES, **cell.changes, "seed": seed})
     if open_model(settings.model).family.kind == "encoder":
         made = mask_tuned(settings, tuned, cell.share, cuts.LAST[cell.model][1], metric)
-        print(", ".join(f"block {index}: {int((mask == 0).sum())} {kind}" for (index, kind), mask in made.masks.items()), "go")
+        print(
+            ", ".join(
+                f"block {index}: {int((mask == 0).sum())} {kind}"
+                for (index, kind), mask in made.masks.items()
+            ),
+            "go",
+        )
         return made.score, made.pruned
     assert calibration is not None
     cut = cuts.cut_model(bench, calibration, cell.share, seed, cell.model, tuned)
@@ -260,7 +331,9 @@ def _score_cut_last(
 
 def _measure_whole(files: Files, cell: Cell, seed: int, settings: RunSettings, metric: str) -> None:
     """Rows of what is tuned without LoRA; nothing is kept in between, so it begins anew after a stop."""
-    found = list(whole_tuning.looks(settings, cell.fleet, head_alone=cell.whole == "head", metric=metric))
+    found = list(
+        whole_tuning.looks(settings, cell.fleet, head_alone=cell.whole == "head", metric=metric)
+    )
     for look in found:
         key = {**cell.key(seed), "round": look.round}
         if files.curves.missing(iter([key])):
@@ -280,7 +353,12 @@ def _folder(seed: int, cell: Cell) -> str:
 def _curve(looks: Sequence[Mapping[str, Any]], metric: str) -> Iterator[dict[str, Any]]:
     for look in looks:
         own = own_scores(look, metric)
-        yield {"round": look["round"], "seconds": look["seconds"], "score": fmean(own), "worst": worst(own, metric)}
+        yield {
+            "round": look["round"],
+            "seconds": look["seconds"],
+            "score": fmean(own),
+            "worst": worst(own, metric),
+        }
 
 
 def own_scores(look: Mapping[str, Any], metric: str) -> list[float]:
@@ -294,11 +372,20 @@ def worst(scores: Sequence[float], metric: str) -> float:
     return max(scores) if metric == "loss" else min(scores)
 
 
-def _by_device(run: Path, key: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+def _by_device(
+    run: Path, key: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
     """The rows of a run's devices; none where it was not FedSpine's."""
     path = run / "refinements.json"
     later = json.loads(path.read_text())["rounds"][1:] if path.exists() else []
     for device in sorted({device for note in later for device in note["devices"]}, key=int):
         own = [note["devices"][device] for note in later if device in note["devices"]]
         seconds = fmean(one["seconds"] for one in own)
-        yield {**key, "device": int(device)}, {"seconds": seconds, "pruned": own[-1]["pruned"], "rank": own[-1]["rank"]}
+        yield (
+            {**key, "device": int(device)},
+            {
+                "seconds": seconds,
+                "pruned": own[-1]["pruned"],
+                "rank": own[-1]["rank"],
+            },
+        )

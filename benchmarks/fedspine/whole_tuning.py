@@ -25,7 +25,12 @@ from espalier.training.sequences import client_sequences
 from espalier.wire.adapters import HEAD_KEY
 from espalier.wire.tuning import trained
 from server_app.public_tests import public_tests
-from strategies.engine.virtual_clock import computing_seconds, round_seconds, sending_seconds, waiting_seconds
+from strategies.engine.virtual_clock import (
+    computing_seconds,
+    round_seconds,
+    sending_seconds,
+    waiting_seconds,
+)
 from strategies.methods.fleet_time import fleet_of
 
 
@@ -44,22 +49,34 @@ class Look:
     bytes_down: int
 
 
-def looks(settings: RunSettings, fleet_name: str, *, head_alone: bool, metric: str) -> Iterator[Look]:
+def looks(
+    settings: RunSettings, fleet_name: str, *, head_alone: bool, metric: str
+) -> Iterator[Look]:
     """The rounds of a federation that trains all weights of the model, or its head alone, at every ``evaluation.every``."""
-    federation, training = _Federation(settings, head_alone), settings.training
-    fleet, number = fleet_of(fleet_name), federation.num_trained
+    federation = _Federation(settings, head_alone)
+    training = settings.training
+    fleet = fleet_of(fleet_name)
+    number = federation.num_trained
     assert fleet is not None
     tokens = training.batch_size * settings.task.max_tokens
-    frozen = federation.num_frozen // 2 if head_alone else federation.num_frozen  # nothing goes back below the head
-    seconds, waiting, up = 0.0, 0.0, 0
+    # Nothing goes back below the head.
+    frozen = federation.num_frozen // 2 if head_alone else federation.num_frozen
+    seconds = 0.0
+    waiting = 0.0
+    up = 0
     for server_round in range(1, settings.federation.rounds + 1):
         federation.train(server_round)
-        sent, times = 4 * number, []
+        sent = 4 * number
+        times = []
         for client in federation.sequences:
             conditions = fleet.drawn(settings.seed, client, server_round)
             computing = computing_seconds(training.steps, tokens, frozen, number, conditions)
-            times.append(computing + sending_seconds(sent if server_round == 1 else 2 * sent, conditions))
-        seconds, waiting, up = seconds + round_seconds(times), waiting + waiting_seconds(times), up + sent
+            times.append(
+                computing + sending_seconds(sent if server_round == 1 else 2 * sent, conditions)
+            )
+        seconds = seconds + round_seconds(times)
+        waiting = waiting + waiting_seconds(times)
+        up = up + sent
         if server_round % settings.evaluation.every == 0:
             found = federation.score()[metric]
             yield Look(server_round, found, seconds, waiting / server_round, up, up - sent)
@@ -69,20 +86,28 @@ class _Federation:
     """The clients, and the global values."""
 
     def __init__(self, settings: RunSettings, head_alone: bool) -> None:
-        self.settings, self.computing = settings, Computing(torch.device("cpu"), torch.float32, settings.threads)
+        self.settings = settings
+        self.computing = Computing(torch.device("cpu"), torch.float32, settings.threads)
         model = open_model(settings.model)
         self.tests = public_tests(settings, model)
         torch.set_num_threads(settings.threads)
         self.sequences = {
-            client: client_sequences(settings, simulated_node(), model, client) for client in range(settings.num_clients)
+            client: client_sequences(settings, simulated_node(), model, client)
+            for client in range(settings.num_clients)
         }
         seed = derive_seed(settings.seed, HEAD_SEED)
         classes = self.tests.num_classes or None
-        self.whole: Any = load_whole(model, self.computing, "float32", num_labels=classes, seed=seed)
+        self.whole: Any = load_whole(
+            model, self.computing, "float32", num_labels=classes, seed=seed
+        )
         every: Mapping[str, nn.Parameter] = dict(self.whole.named_parameters())
-        head = trained_whole(model, self.whole, trained(model.plan, settings).whole).get(HEAD_KEY, {})
+        head = trained_whole(model, self.whole, trained(model.plan, settings).whole).get(
+            HEAD_KEY, {}
+        )
         of_head = {id(value) for value in head.values()}
-        self.parameters = {name: value for name, value in every.items() if not head_alone or id(value) in of_head}
+        self.parameters = {
+            name: value for name, value in every.items() if not head_alone or id(value) in of_head
+        }
         for name, value in every.items():
             value.requires_grad_(name in self.parameters)
         self.values = self._current()
@@ -99,13 +124,23 @@ class _Federation:
 
     def train(self, server_round: int) -> None:
         """A round of all clients, and their mean."""
-        settings, total = self.settings, sum(len(own) for own in self.sequences.values())
-        steps, mean = settings.training.steps, {name: torch.zeros_like(value) for name, value in self.values.items()}
+        settings = self.settings
+        total = sum(len(own) for own in self.sequences.values())
+        steps = settings.training.steps
+        mean = {name: torch.zeros_like(value) for name, value in self.values.items()}
         for client, sequences in self.sequences.items():
             self._set(self.values)
             seed = derive_seed(settings.seed, "training", client=client)
             all_steps = settings.federation.rounds * steps
-            loop = Loop(self.whole, self.parameters, settings.training, len(sequences), sequences.batch, seed, all_steps)
+            loop = Loop(
+                self.whole,
+                self.parameters,
+                settings.training,
+                len(sequences),
+                sequences.batch,
+                seed,
+                all_steps,
+            )
             loop.run((server_round - 1) * steps, steps)
             for name, value in self.parameters.items():
                 mean[name].add_(value.detach(), alpha=len(sequences) / total)
@@ -115,7 +150,8 @@ class _Federation:
     def score(self) -> dict[str, float]:
         """Of the global model, on the task's items."""
         assert self.tests.encoded is not None
-        classes, batch = self.tests.num_classes > 0, self.settings.training.batch_size
+        classes = self.tests.num_classes > 0
+        batch = self.settings.training.batch_size
         return score(self.whole, self.tests.encoded, classes, batch, self.computing.device)
 
     def _current(self) -> dict[str, Tensor]:

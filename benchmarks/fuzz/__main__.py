@@ -20,7 +20,8 @@ from random import Random
 from benchmarks.fuzz.targets import Target, targets
 from espalier.settings.mistakes import INTERRUPTS, Mistake
 
-TAKEN, MISTAKE = "taken", "Mistake"
+TAKEN = "taken"
+MISTAKE = "Mistake"
 SHOWN = 5
 """Foreign exceptions of a target that are told one by one."""
 
@@ -62,7 +63,9 @@ def fuzz(name: str, target: Target, seed: int, numbers: range) -> Outcome:
 
 def main() -> int:
     """Fuzz, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of all targets together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", help="give all inputs to this one")
@@ -74,7 +77,8 @@ def main() -> int:
             parser.error(f"--target is one of {', '.join(known)}")
         chosen = {name: target for name, target in known.items() if given.target in (None, name)}
         print(
-            "| target | inputs | taken | Mistake | other exceptions | inputs per second of CPU |\n|---|---|---|---|---|---|",
+            "| target | inputs | taken | Mistake | other exceptions | inputs per second of CPU"
+            " |\n|---|---|---|---|---|---|",
             flush=True,
         )
         foreign: list[str] = []
@@ -83,9 +87,17 @@ def main() -> int:
             started = time.process_time()
             outcome = fuzz(name, target, given.seed, range(given.first, given.first + number))
             pace = number / max(1e-9, time.process_time() - started)
-            others = {kind: count for kind, count in outcome.counts.items() if kind not in (TAKEN, MISTAKE)}
-            told = ", ".join(f"{kind} {count:,}" for kind, count in sorted(others.items())) or "none"
-            counts = f"{outcome.counts[TAKEN]:,} | {outcome.counts[MISTAKE]:,} | {told} | {pace:,.0f}"
+            others = {
+                kind: count
+                for kind, count in outcome.counts.items()
+                if kind not in (TAKEN, MISTAKE)
+            }
+            told = (
+                ", ".join(f"{kind} {count:,}" for kind, count in sorted(others.items())) or "none"
+            )
+            counts = (
+                f"{outcome.counts[TAKEN]:,} | {outcome.counts[MISTAKE]:,} | {told} | {pace:,.0f}"
+            )
             print(f"| {name} | {number:,} | {counts} |", flush=True)
             foreign += outcome.foreign
     print("".join(f"\n{line}" for line in foreign), end="\n" if foreign else "")

@@ -7,7 +7,26 @@ from typing import Any
 
 from benchmarks.fuzz.mutations import changed_bytes, word
 
-SIZES: tuple[Any, ...] = (0, 1, 2, 8, 64, 4096, 2**31, 2**63, -1, 1.5, 10**17, 10**19, 10**400, True, None, "8", [1], [])
+SIZES: tuple[Any, ...] = (
+    0,
+    1,
+    2,
+    8,
+    64,
+    4096,
+    2**31,
+    2**63,
+    -1,
+    1.5,
+    10**17,
+    10**19,
+    10**400,
+    True,
+    None,
+    "8",
+    [1],
+    [],
+)
 DTYPES: tuple[Any, ...] = ("U64", "F32", "BF16", "U8", "I32", "TEXT", "", None, 7, ["U8"])
 
 
@@ -16,7 +35,11 @@ def changed_blob(random: Random, blob: bytes) -> bytes:
     if random.random() < 0.4 and blob:
         return changed_bytes(random, blob)
     header = hostile_header(random)
-    size = len(header) if random.random() < 0.9 else random.choice((0, len(header) - 1, len(header) + 1, 2**40, 2**63))
+    size = (
+        len(header)
+        if random.random() < 0.9
+        else random.choice((0, len(header) - 1, len(header) + 1, 2**40, 2**63))
+    )
     return struct.pack("<Q", max(0, size)) + header + bytes(random.choice((0, 1, 8, 64)))
 
 
@@ -24,14 +47,18 @@ def hostile_header(random: Random) -> bytes:
     """Text that is nearly, or not nearly, a header."""
     kind = random.randrange(20)
     if kind == 0:
-        return random.choice((b"[" * 70_000, b"[" * 3000, b'{"a":' * 2000, b"9" * 6000, b"{" + b" " * 70_000 + b"}"))
+        return random.choice(
+            (b"[" * 70_000, b"[" * 3000, b'{"a":' * 2000, b"9" * 6000, b"{" + b" " * 70_000 + b"}")
+        )
     if kind == 1:
         many = {f"{number}": _entry(random, [0]) for number in range(random.choice((3, 300, 1100)))}
         return json.dumps(many, separators=(",", ":")).encode()
     at = [0]
     entries = {_name(random): _entry(random, at) for _ in range(random.choice((0, 1, 1, 2, 3)))}
     document: Any = entries if random.random() < 0.95 else list(entries.values())
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=random.random() < 0.5).encode("utf-8", "surrogatepass")
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=random.random() < 0.5).encode(
+        "utf-8", "surrogatepass"
+    )
     text += b" " * (-len(text) % 8)
     return changed_bytes(random, text) if random.random() < 0.3 else text
 

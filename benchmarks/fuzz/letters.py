@@ -21,18 +21,37 @@ from espalier.wire.contract import Contract, check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import Enrolment, SignedEnrolment
 from espalier.wire.evaluation import Losses
-from espalier.wire.examples import HASH, KINDS, PART_BYTES, asked, is_sent, plan_of, request, rounds, settings_for
+from espalier.wire.examples import (
+    HASH,
+    KINDS,
+    PART_BYTES,
+    asked,
+    is_sent,
+    plan_of,
+    request,
+    rounds,
+    settings_for,
+)
 from espalier.wire.ledger import Ledger
 from espalier.wire.messages import Header, Kind, Letter, NoScalars, num_bytes, read, validate, write
 from espalier.wire.payload import STYPE, TensorSpec
 from espalier.wire.plan import ModelPlan
 from espalier.wire.signed_name import is_signed, statement
 
-SETTINGS = {"evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4, "part-bytes": PART_BYTES}
+SETTINGS = {
+    "evaluation.texts": "public=public.txt",
+    "evaluation.window-tokens": 4,
+    "part-bytes": PART_BYTES,
+}
 SITE_KEY = ec.derive_private_key(1, ec.SECP384R1()).public_key()
 HALF = struct.pack("<Q", 0x5555555555555555)
 """A word of a mask that prunes every second weight."""
-TOLD: dict[type, tuple[Any, ...]] = {int: (8, 0, 1), float: (0.5, 0.0), bool: (False, True), str: ("a", HASH)}
+TOLD: dict[type, tuple[Any, ...]] = {
+    int: (8, 0, 1),
+    float: (0.5, 0.0),
+    bool: (False, True),
+    str: ("a", HASH),
+}
 """What a reply may say in a field of a type; the first that its contract takes."""
 Records = dict[str, Any]
 """A message's records by name."""
@@ -65,8 +84,11 @@ def exchanges() -> list[Exchange]:
     ]
 
 
-def _exchange(run: RunSettings, kind: Kind, server_round: int, scalars: Mapping[str, Any]) -> Exchange:
-    asking, plan = request(run, kind, server_round, scalars), partial(plan_of, run.method)
+def _exchange(
+    run: RunSettings, kind: Kind, server_round: int, scalars: Mapping[str, Any]
+) -> Exchange:
+    asking = request(run, kind, server_round, scalars)
+    plan = partial(plan_of, run.method)
     down = contract_for(asking, plan, run).down
     asking.blobs = {key: _blob(specs) for key, specs in down.specs(NoScalars()).items()}
     up = contract_for(asking, plan, run).up  # which may depend on the blobs that came
@@ -79,7 +101,9 @@ def _exchange(run: RunSettings, kind: Kind, server_round: int, scalars: Mapping[
     return Exchange(run, asking, _reply(run, asking, contract, header, blobs))
 
 
-def _reply(run: RunSettings, asking: Letter, contract: Contract, header: Header, blobs: dict[str, bytes]) -> Letter:
+def _reply(
+    run: RunSettings, asking: Letter, contract: Contract, header: Header, blobs: dict[str, bytes]
+) -> Letter:
     """The first of those that can be told which the contract takes."""
     mistakes = []
     for told in _told(run, asking, contract, blobs):
@@ -93,17 +117,35 @@ def _reply(run: RunSettings, asking: Letter, contract: Contract, header: Header,
     raise ValueError(f"{run.method} {header.kind}: no reply was found: {mistakes[-1]}")
 
 
-def _told(run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
-    kind, fields = asking.header.kind, contract.up.scalars.model_fields
+def _told(
+    run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]
+) -> Iterator[dict[str, Any]]:
+    kind = asking.header.kind
+    fields = contract.up.scalars.model_fields
     if kind == "enrol":
-        who = {"site": "a", "code_sha256": HASH, "model_sha256": HASH, "device": "cpu", "threads": 1, "capability": 1.0}
-        known = Enrolment(**who, measured=False, approval=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
+        who = {
+            "site": "a",
+            "code_sha256": HASH,
+            "model_sha256": HASH,
+            "device": "cpu",
+            "threads": 1,
+            "capability": 1.0,
+        }
+        known = Enrolment(
+            **who, measured=False, approval=False, python="3.11.7", torch="2.7.0"
+        ).model_dump()  # type: ignore[arg-type]
         yield known | ({"signature": "0" * 192} if "signature" in fields else {})
     elif kind == "evaluate":
         yield Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], seconds=0.5).model_dump()
     else:
-        known = {"blob_sha256": _hashes(run, asking, contract, blobs)} if "blob_sha256" in fields else {}
-        free = {name: _values(field.annotation) for name, field in fields.items() if name not in known}
+        known = (
+            {"blob_sha256": _hashes(run, asking, contract, blobs)}
+            if "blob_sha256" in fields
+            else {}
+        )
+        free = {
+            name: _values(field.annotation) for name, field in fields.items() if name not in known
+        }
         for values in product(*free.values()):
             yield known | dict(zip(free, values, strict=True))
 
@@ -117,9 +159,12 @@ def _values(kind: Any) -> Sequence[Any]:
     return [[_values(get_args(kind)[0])[1]], []] if get_origin(kind) is list else TOLD[kind]
 
 
-def _hashes(run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]) -> list[str]:
+def _hashes(
+    run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]
+) -> list[str]:
     """Of the blobs of all parts of a reply, in order."""
-    hashes, server_round = [sha256(blob) for blob in blobs.values()], asking.header.server_round
+    hashes = [sha256(blob) for blob in blobs.values()]
+    server_round = asking.header.server_round
     for part in range(1, contract.num_parts):
         fetch = request(run, "fetch", server_round, asked(run, "fetch", server_round)[0], part)
         fetch.blobs = asking.blobs
@@ -130,10 +175,17 @@ def _hashes(run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping
 
 def _blob(specs: Mapping[str, TensorSpec]) -> bytes:
     """Masks that prune every second weight, and zeros."""
-    header, data = {}, b""
-    for name, spec in sorted(specs.items(), key=lambda item: (-item[1].num_bytes // max(1, _numel(item[1])), item[0])):
+    header = {}
+    data = b""
+    for name, spec in sorted(
+        specs.items(), key=lambda item: (-item[1].num_bytes // max(1, _numel(item[1])), item[0])
+    ):
         part = HALF * (spec.num_bytes // 8) if spec.dtype == "U64" else bytes(spec.num_bytes)
-        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [len(data), len(data) + len(part)]}
+        header[name] = {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [len(data), len(data) + len(part)],
+        }
         data += part
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -169,7 +221,9 @@ def _change_field(random: Random, content: Records) -> None:
 
 
 def _many_fields(random: Random, content: Records) -> None:
-    content["scalars"] = ConfigRecord({f"{_name(random)}{number}": 1 for number in range(random.choice((5, 40, 400)))})
+    content["scalars"] = ConfigRecord(
+        {f"{_name(random)}{number}": 1 for number in range(random.choice((5, 40, 400)))}
+    )
 
 
 def _change_blob(random: Random, content: Records) -> None:
@@ -187,7 +241,9 @@ def _change_blob(random: Random, content: Records) -> None:
 
 def _many_blobs(random: Random, content: Records) -> None:
     if random.random() < 0.02:
-        content["blobs"] = ArrayRecord({f"block-{n:04d}": Array("", (), STYPE, b"") for n in range(random.choice((10, 5000)))})
+        content["blobs"] = ArrayRecord(
+            {f"block-{n:04d}": Array("", (), STYPE, b"") for n in range(random.choice((10, 5000)))}
+        )
 
 
 def _change_records(random: Random, content: Records) -> None:
@@ -202,7 +258,16 @@ def _name(random: Random) -> str:
     return word(random)[:200] or "x"
 
 
-_CHANGES = (_change_field, _change_field, _change_field, _change_blob, _change_blob, _many_fields, _many_blobs, _change_records)
+_CHANGES = (
+    _change_field,
+    _change_field,
+    _change_field,
+    _change_blob,
+    _change_blob,
+    _many_fields,
+    _many_blobs,
+    _change_records,
+)
 
 
 def _as_a_line(entry: dict[str, Any]) -> None:
@@ -211,7 +276,8 @@ def _as_a_line(entry: dict[str, Any]) -> None:
 
 def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
     """Receive a changed request as a client does, or a changed reply as the server does."""
-    exchange, ledger = random.choice(known), Ledger(_as_a_line)
+    exchange = random.choice(known)
+    ledger = Ledger(_as_a_line)
     if random.random() < 0.3:
         content = changed_records(random, exchange.request)
         yield
@@ -223,7 +289,9 @@ def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
     num_bytes(content)
     ledger.record_refused(0, exchange.request.header, content)
     letter = read(content)
-    check_reply(letter, exchange.request, contract_for(exchange.request, exchange.plan, exchange.settings))
+    check_reply(
+        letter, exchange.request, contract_for(exchange.request, exchange.plan, exchange.settings)
+    )
     if "nonce" in exchange.request.scalars and letter.header.status == "ok":
         _require_unsigned(letter, exchange.request)
     ledger.record("up", 0, letter, content)

@@ -24,7 +24,10 @@ def word(random: Random) -> str:
     if random.random() < 0.2:
         text += random.choice(WORDS)
     if random.random() < 0.1:
-        text += "".join(chr(random.choice((random.randrange(128), random.randrange(0x300), 0x202E))) for _ in range(4))
+        text += "".join(
+            chr(random.choice((random.randrange(128), random.randrange(0x300), 0x202E)))
+            for _ in range(4)
+        )
     return text
 
 
@@ -43,7 +46,10 @@ def scalar(random: Random) -> Any:
     if random.random() < 0.1:
         return [1] * 70_000
     whole = random.random() < 0.5
-    return [random.choice(("a", "0" * 64, "\x1b")) if not whole else random.randrange(-2, 5) for _ in range(length)]
+    return [
+        random.choice(("a", "0" * 64, "\x1b")) if not whole else random.randrange(-2, 5)
+        for _ in range(length)
+    ]
 
 
 def value(random: Random) -> Any:
@@ -65,7 +71,9 @@ def changed_bytes(random: Random, data: bytes) -> bytes:
         elif kind == 1:
             del found[place : place + random.choice((1, 8, 1000))]
         elif kind == 2:
-            found[place:place] = random.choice((b"\0", b'"', b"9" * 30, b"[" * 40, b"{", b"}", b",", random.randbytes(8)))
+            found[place:place] = random.choice(
+                (b"\0", b'"', b"9" * 30, b"[" * 40, b"{", b"}", b",", random.randbytes(8))
+            )
         elif kind == 3:
             found += found[: random.choice((1, 8, 100))]
         else:
@@ -103,5 +111,7 @@ def document_bytes(random: Random, document: Any) -> bytes:
     if random.random() < 0.5:
         return json.dumps(changed_document(random, document)).encode("utf-8", "surrogatepass")
     if random.random() < 0.05:
-        return random.choice((b"[" * 100_000, b'{"a":' * 50_000, b"9" * 10_000, b"\xff\xfe", b"", b"null", b"NaN"))
+        return random.choice(
+            (b"[" * 100_000, b'{"a":' * 50_000, b"9" * 10_000, b"\xff\xfe", b"", b"null", b"NaN")
+        )
     return changed_bytes(random, json.dumps(document).encode())

@@ -30,7 +30,16 @@ Target = Callable[[Random], Iterator[None]]
 IDENTITY = {"settings": "0" * 64, "model": "1" * 64}
 STATE = {
     "mask_blobs": ["2" * 64],
-    "clients": [{"client": 0, "status": "completed", "reason": "", "capability": 1.0, "measured": False, "metrics": {}}],
+    "clients": [
+        {
+            "client": 0,
+            "status": "completed",
+            "reason": "",
+            "capability": 1.0,
+            "measured": False,
+            "metrics": {},
+        }
+    ],
     "traffic": [[0, 10, 20]],
 }
 
@@ -65,16 +74,21 @@ def _tables() -> list[type[Table]]:
 
 
 def _run_settings() -> Target:
-    defaults, words = default_values(), sorted({word for kind in _tables() for word in _choices(kind)})
+    defaults = default_values()
+    words = sorted({word for kind in _tables() for word in _choices(kind)})
     keys = sorted(defaults)
 
     def target(random: Random) -> Iterator[None]:
         config = dict(defaults) if random.random() < 0.7 else {}
         config["method"] = random.choice(sorted(METHODS))
         for _ in range(random.choice((1, 1, 2, 3, 8))):
-            config[random.choice(keys)] = random.choice(words) if random.random() < 0.3 else value(random)
+            config[random.choice(keys)] = (
+                random.choice(words) if random.random() < 0.3 else value(random)
+            )
         if random.random() < 0.15:
-            config[random.choice(("data", "lora", "data.x.y", ".", "", "lora.", word(random)[:100]))] = value(random)
+            config[
+                random.choice(("data", "lora", "data.x.y", ".", "", "lora.", word(random)[:100]))
+            ] = value(random)
         yield
         settings = parse(config, simulation=random.random() < 0.5)
         settings.digest()
@@ -125,7 +139,8 @@ def _blobs() -> Target:
 
 
 def _checkpoint(folder: Path) -> Target:
-    checkpoint, file = CheckpointFolder(folder), folder / "state.json"
+    checkpoint = CheckpointFolder(folder)
+    file = folder / "state.json"
     checkpoint.save(1, {"a": 0}, IDENTITY, STATE)
     document = json.loads(file.read_bytes())
 
@@ -151,7 +166,8 @@ def _bundles() -> Target:
     def target(random: Random) -> Iterator[None]:
         bundle = changed_bytes(random, good)
         if random.random() < 0.5:  # numbers of the list of files, and of its end
-            found, start = bytearray(good), good.index(b"PK\1\2")
+            found = bytearray(good)
+            start = good.index(b"PK\1\2")
             for _ in range(random.choice((1, 2, 4))):
                 place = random.randrange(start, len(found) - 4)
                 number = random.choice((0, 1, 2**16, 2**31, 2**32 - 1, random.randrange(2**32)))
@@ -169,7 +185,9 @@ def _bundles() -> Target:
 def _nested(random: Random, depth: int) -> str:
     text = random.choice(("1", '"["', "{}", "", '"', '"\\"', "nul", "[[]]"))
     for _ in range(depth):
-        opening, closing = random.choice((("[", "]"), ('{"a":', "}"), ('["]",', "]"), ("[", ""), ('{"\\"[":', "}"), ('"', "]")))
+        opening, closing = random.choice(
+            (("[", "]"), ('{"a":', "}"), ('["]",', "]"), ("[", ""), ('{"\\"[":', "}"), ('"', "]"))
+        )
         text = opening + text + closing
     return text
 
@@ -177,7 +195,9 @@ def _nested(random: Random, depth: int) -> str:
 def _documents(random: Random) -> Iterator[None]:
     """Compare ``read_json`` with the standard library: it reads the same or refuses."""
     text = _nested(random, random.choice((0, 1, 3, 30, 63, 64, 65, 200, 5000)))
-    data = text if random.random() < 0.5 else text.encode(random.choice(("utf-8", "utf-16", "utf-32")))
+    data = (
+        text if random.random() < 0.5 else text.encode(random.choice(("utf-8", "utf-16", "utf-32")))
+    )
     yield
     try:
         found = read_json(data)
@@ -189,9 +209,13 @@ def _documents(random: Random) -> Iterator[None]:
 
 def _tokenizers() -> Target:
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_"), normalizers.NFC()])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("_"), normalizers.Replace(" ", "_"), normalizers.NFC()]
+    )
     words = pre_tokenizers.Split(Regex(KNOWN_PATTERNS[0]), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(use_regex=False)]
+    )
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("_", " "), decoders.Fuse()])
     tokenizer.add_special_tokens(["<s>"])

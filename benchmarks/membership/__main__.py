@@ -17,7 +17,13 @@ import torch
 
 from benchmarks.membership.attacks import Outcome
 from benchmarks.membership.clients import Clients
-from benchmarks.membership.kinds import ADAPTERS, COMPARED, STATISTICS, recognised_by_adapters, recognised_by_statistics
+from benchmarks.membership.kinds import (
+    ADAPTERS,
+    COMPARED,
+    STATISTICS,
+    recognised_by_adapters,
+    recognised_by_statistics,
+)
 from espalier.modeling.computing import Computing
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
@@ -27,10 +33,17 @@ QUARTER = 4
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.membership", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.membership",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="demo", help="directory of a Hugging Face model")
-    parser.add_argument("--source", default="code", choices=["code", "documentation"], help="text that the clients share out")
+    parser.add_argument(
+        "--source",
+        default="code",
+        choices=["code", "documentation"],
+        help="text that the clients share out",
+    )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--windows", type=int, default=32, help="of each client")
     parser.add_argument("--tokens", type=int, default=64, help="of a window")
@@ -47,7 +60,9 @@ def outcomes(clients: Clients) -> Iterator[tuple[str, int, Outcome]]:
     yield COMPARED, 1, compared
     known = sorted({1, max(1, clients.windows // QUARTER)})
     for name, kind in STATISTICS.items():
-        for number, outcome in zip(known, recognised_by_statistics(clients, computing, kind, known), strict=True):
+        for number, outcome in zip(
+            known, recognised_by_statistics(clients, computing, kind, known), strict=True
+        ):
             yield name, number, outcome
 
 
@@ -57,16 +72,24 @@ def report(clients: Clients, found: list[tuple[str, int, Outcome]]) -> str:
     lines = [
         "# Membership tests on one reply",
         "",
-        f"Model `{clients.opened.directory.name}`; {clients.number} clients with {clients.windows} windows of {clients.tokens} "
-        f"tokens each, {tokens} tokens, of Python's {clients.source}; seed {clients.seed}. Each client is a trial: the server "
-        "ranks what it knows of every client by how well it fits one reply.",
+        (
+            f"Model `{clients.opened.directory.name}`; {clients.number} clients with"
+            f" {clients.windows} windows of {clients.tokens} tokens each, {tokens} tokens, of"
+            f" Python's {clients.source}; seed {clients.seed}. Each client is a trial: the server"
+            " ranks what it knows of every client by how well it fits one reply."
+        ),
         "",
-        f"| reply | windows known | recognised (by chance {1 / clients.number:.2g} of the trials) | sender ahead of another "
-        "client, pairs (by chance 50%) |",
+        (
+            f"| reply | windows known | recognised (by chance {1 / clients.number:.2g} of the"
+            " trials) | sender ahead of another client, pairs (by chance 50%) |"
+        ),
         "|---|---|---|---|",
     ]
     for name, number, one in found:
-        lines.append(f"| {name} | {number} of {clients.windows} | {one.first} of {one.trials} | {one.ahead:.0%} |")
+        lines.append(
+            f"| {name} | {number} of {clients.windows} | {one.first} of {one.trials} |"
+            f" {one.ahead:.0%} |"
+        )
     return "\n".join([*lines, ""])
 
 
@@ -75,7 +98,15 @@ def main() -> int:
     given = _arguments()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        clients = Clients(given.model, given.source, Path(folder), given.clients, given.windows, given.tokens, given.seed)
+        clients = Clients(
+            given.model,
+            given.source,
+            Path(folder),
+            given.clients,
+            given.windows,
+            given.tokens,
+            given.seed,
+        )
         try:
             clients.deal()
             found = []
@@ -91,8 +122,14 @@ def main() -> int:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "membership.md").write_text(text)
         rows = [{"reply": name, "known": number, **vars(one)} for name, number, one in found]
-        conditions = {name: getattr(clients, name) for name in ("source", "number", "windows", "tokens", "seed")}
-        write_json(given.out / "membership.json", {"model": clients.opened.sha256, **conditions, "outcomes": rows})
+        conditions = {
+            name: getattr(clients, name)
+            for name in ("source", "number", "windows", "tokens", "seed")
+        }
+        write_json(
+            given.out / "membership.json",
+            {"model": clients.opened.sha256, **conditions, "outcomes": rows},
+        )
     return 0
 
 

@@ -38,7 +38,10 @@ class Outcome:
 
 
 def window_losses(
-    stream: BlockStream, windows: Tensor, adapters: AdapterPlan | None = None, tensors: Tensors | None = None
+    stream: BlockStream,
+    windows: Tensor,
+    adapters: AdapterPlan | None = None,
+    tensors: Tensors | None = None,
 ) -> Tensor:
     """Return the loss of each window, (windows,), float64, with adapters or without."""
     texts = {str(number): window[None] for number, window in enumerate(windows)}
@@ -48,13 +51,19 @@ def window_losses(
     return torch.tensor(list(mean_losses(stream, texts, edits).values()), dtype=torch.float64)
 
 
-def falls_of_loss(stream: BlockStream, windows: Tensor, adapters: AdapterPlan, replies: Sequence[Tensors]) -> Tensor:
+def falls_of_loss(
+    stream: BlockStream, windows: Tensor, adapters: AdapterPlan, replies: Sequence[Tensors]
+) -> Tensor:
     """Return how far each reply's adapters lower the loss of each known window: (replies, windows)."""
     before = window_losses(stream, windows)
-    return torch.stack([before - window_losses(stream, windows, adapters, reply) for reply in replies])
+    return torch.stack(
+        [before - window_losses(stream, windows, adapters, reply) for reply in replies]
+    )
 
 
-def resemblances(replies: Callable[[int], Tensor], candidates: Callable[[int], Tensor], parts: int) -> Tensor:
+def resemblances(
+    replies: Callable[[int], Tensor], candidates: Callable[[int], Tensor], parts: int
+) -> Tensor:
     """Return the cosine of each reply with each candidate, both less the candidates' mean and over their spread.
 
     Numbers in which all candidates agree say nothing and are left out.
@@ -71,10 +80,15 @@ def resemblances(replies: Callable[[int], Tensor], candidates: Callable[[int], T
     products: Tensor = torch.zeros((), dtype=torch.float64)
     left = right = products
     for part in range(parts):
-        reply, candidate = replies(part).to(torch.float32), candidates(part).to(torch.float32)
-        mean, spread = candidate.mean(dim=0), candidate.std(dim=0)
+        reply = replies(part).to(torch.float32)
+        candidate = candidates(part).to(torch.float32)
+        mean = candidate.mean(dim=0)
+        spread = candidate.std(dim=0)
         told = spread > 0
-        reply, candidate = ((value[:, told] - mean[told]) / spread[told] for value in (reply, candidate))
+        reply, candidate = (
+            (value[:, told] - mean[told]) / spread[told] for value in (reply, candidate)
+        )
         products = products + (reply @ candidate.T).double()
-        left, right = left + reply.square().sum(dim=1).double(), right + candidate.square().sum(dim=1).double()
+        left = left + reply.square().sum(dim=1).double()
+        right = right + candidate.square().sum(dim=1).double()
     return products / (left.sqrt()[:, None] * right.sqrt())

@@ -63,7 +63,11 @@ class Clients:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sources = len(BUILT_IN[self.source].SOURCES)
-        passages = [record.text for source in range(sources) for record in own_records(self.source, source, sources)]
+        passages = [
+            record.text
+            for source in range(sources)
+            for record in own_records(self.source, source, sources)
+        ]
         random.Random(self.seed).shuffle(passages)
         left = iter(passages)
         for client in range(self.number):
@@ -71,7 +75,8 @@ class Clients:
             while (have := self._num_windows(own)) < self.windows:
                 if (passage := next(left, None)) is None:
                     raise Mistake(
-                        f"--clients {self.number}: the text is enough for {client}; ask for fewer, or fewer --windows"
+                        f"--clients {self.number}: the text is enough for {client}; ask for fewer,"
+                        " or fewer --windows"
                     )
                 if self._num_windows([*own, passage]) <= max(self.windows, have):
                     own.append(passage)
@@ -113,7 +118,9 @@ class Clients:
         settings = self.settings(method)
         run = parse(settings)
         os.environ["ESPALIER_STATE_DIR"] = str(self.folder / "state")
-        nodes = [{"partition-id": client, "num-partitions": self.number} for client in range(self.number)]
+        nodes = [
+            {"partition-id": client, "num-partitions": self.number} for client in range(self.number)
+        ]
         grid = InProcessGrid(app, nodes, settings)
         found = []
         for client, node_id in enumerate(grid.get_node_ids()):
@@ -122,7 +129,9 @@ class Clients:
                 lineage=lineage_of("20260101-000000", run.method), server_round=1,
                 client=client, attempt=1, part=0, num_parts=1,
             )  # fmt: skip
-            (message,) = grid.push_messages([address(Letter(header, dict(scalars)), node_id, SECONDS)])
+            (message,) = grid.push_messages(
+                [address(Letter(header, dict(scalars)), node_id, SECONDS)]
+            )
             (reply,) = grid.pull_messages([message])
             letter = read(reply.content)
             if letter.header.status != "ok":

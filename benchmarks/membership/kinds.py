@@ -50,7 +50,9 @@ def _masks(stream: BlockStream, windows: Tensor, run: RunSettings) -> Iterator[b
 
 
 def _read_masks(model: OpenedModel, place: int, blob: bytes, _: int) -> Tensor:
-    return torch.cat([mask.flatten() for mask in unpack_masks(model.plan.blocks[place], blob).values()])
+    return torch.cat(
+        [mask.flatten() for mask in unpack_masks(model.plan.blocks[place], blob).values()]
+    )
 
 
 def _moments(stream: BlockStream, windows: Tensor, _: RunSettings) -> Iterator[bytes]:
@@ -58,7 +60,13 @@ def _moments(stream: BlockStream, windows: Tensor, _: RunSettings) -> Iterator[b
 
 
 def _read_moments(_: OpenedModel, __: int, blob: bytes, tokens: int) -> Tensor:
-    return torch.cat([part for found in unpack_moments(blob, tokens).values() for part in (found.mean, found.variance)])
+    return torch.cat(
+        [
+            part
+            for found in unpack_moments(blob, tokens).values()
+            for part in (found.mean, found.variance)
+        ]
+    )
 
 
 def _signals(stream: BlockStream, windows: Tensor, _: RunSettings) -> Iterator[bytes]:
@@ -66,12 +74,18 @@ def _signals(stream: BlockStream, windows: Tensor, _: RunSettings) -> Iterator[b
 
 
 def _read_signals(_: OpenedModel, __: int, blob: bytes, ___: int) -> Tensor:
-    return torch.cat([torch.from_numpy(value.copy()).flatten() for value in unpack_tensors(blob).values()])
+    return torch.cat(
+        [torch.from_numpy(value.copy()).flatten() for value in unpack_tensors(blob).values()]
+    )
 
 
 ADAPTERS = "FedPETuning, one round's adapters"
 COMPARED = f"{ADAPTERS}, against the other clients'"
-TUNING: dict[str, Any] = {"method": "fedpetuning", "training.steps": 10, "training.learning-rate": 5e-3}
+TUNING: dict[str, Any] = {
+    "method": "fedpetuning",
+    "training.steps": 10,
+    "training.learning-rate": 5e-3,
+}
 """Steps and windows of the preset: 10 steps of 4 windows."""
 STATISTICS = {
     "FedPrLLM, masks": Statistics({"method": "fedprllm"}, _masks, _read_masks),
@@ -90,12 +104,17 @@ def recognised_by_adapters(
     (alone, compared) : by the reply alone; and less how far the other clients' replies lower the loss of a window on average,
         which the server has too
     """
-    run, model = parse(clients.settings(method)), clients.opened
+    run = parse(clients.settings(method))
+    model = clients.opened
     adapters = trained(model.plan, run)
-    begun, shapes = initial_adapters(adapters, run.seed), adapters.shapes()
+    begun = initial_adapters(adapters, run.seed)
+    shapes = adapters.shapes()
     found = []
     for letter in clients.replies(method, {"rank_limit": run.lora.rank}):
-        read = {key: unpack_adapters(shapes[key], letter.blobs[key], run.federation.payload) for key in shapes}
+        read = {
+            key: unpack_adapters(shapes[key], letter.blobs[key], run.federation.payload)
+            for key in shapes
+        }
         if run.federation.sends_differences:
             read = {key: sums(begun[key], read[key]) for key in shapes}
         found.append(read)
@@ -105,17 +124,23 @@ def recognised_by_adapters(
     return Outcome.of(falls), Outcome.of(falls - others)
 
 
-def recognised_by_statistics(clients: Clients, computing: Computing, kind: Statistics, known: Sequence[int]) -> list[Outcome]:
+def recognised_by_statistics(
+    clients: Clients, computing: Computing, kind: Statistics, known: Sequence[int]
+) -> list[Outcome]:
     """Look for the client whose windows are known, in part, by what the server makes of as many windows of every client.
 
     Parameters
     ----------
     known : numbers of windows that the server knows
     """
-    run, model = parse(clients.settings(kind.method)), clients.opened
+    run = parse(clients.settings(kind.method))
+    model = clients.opened
     stream = BlockStream(model, computing)
     windows = [clients.known(run, client) for client in range(clients.number)]
-    sent = [[letter.blobs[key] for key in sorted(letter.blobs)] for letter in clients.replies(kind.method, {})]
+    sent = [
+        [letter.blobs[key] for key in sorted(letter.blobs)]
+        for letter in clients.replies(kind.method, {})
+    ]
     outcomes = []
     for number in known:
         made = [list(kind.recompute(stream, own[:number], run)) for own in windows]
@@ -125,6 +150,8 @@ def recognised_by_statistics(clients: Clients, computing: Computing, kind: Stati
     return outcomes
 
 
-def _numbers(kind: Statistics, model: OpenedModel, blobs: Sequence[Sequence[bytes]], tokens: int, place: int) -> Tensor:
+def _numbers(
+    kind: Statistics, model: OpenedModel, blobs: Sequence[Sequence[bytes]], tokens: int, place: int
+) -> Tensor:
     """Return the statistics of several parties at one place of the model: (parties, numbers)."""
     return torch.stack([kind.read(model, place, own[place], tokens) for own in blobs])

@@ -26,7 +26,8 @@ from espalier.settings.methods import METHODS
 from espalier.settings.mistakes import Mistake
 
 ROOT = Path(__file__).parents[2]
-WIDE, WIDE_NAME = Shape(1536, 4096, 4, 12, 12), "random-211m"
+WIDE = Shape(1536, 4096, 4, 12, 12)
+WIDE_NAME = "random-211m"
 """Wide enough that a batch's tensors are returned to the system when they are freed (``computing.LARGE_BYTES``)."""
 KEYS = ("model", "method")
 FIGURES = (
@@ -56,17 +57,30 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 
 def settings_of(method: str, model: str, folder: Path) -> dict[str, Any]:
     """The flat configuration of a method's run."""
-    return configuration(find_app(str(ROOT)), words_of(method, model, folder), on_this_machine=True)[0]
+    return configuration(
+        find_app(str(ROOT)), words_of(method, model, folder), on_this_machine=True
+    )[0]
 
 
 def words_of(method: str, model: str, folder: Path, **changes: Any) -> list[str]:
     """What ``espalier run`` is given for a method's run, with some changes; texts are written into the folder."""
-    chosen: dict[str, Any] = {"method": method, "model": model, **COMMON, **(TUNING if METHODS[method].tunes else PRUNING)}
+    chosen: dict[str, Any] = {
+        "method": method,
+        "model": model,
+        **COMMON,
+        **(TUNING if METHODS[method].tunes else PRUNING),
+    }
     chosen |= {**OWN.get(method, {}), **changes}
-    chosen |= {"data.path": _text(folder, "docs/*.md"), "evaluation.texts": f"public={_text(folder, 'docs/methods/*.md')}"}
+    chosen |= {
+        "data.path": _text(folder, "docs/*.md"),
+        "evaluation.texts": f"public={_text(folder, 'docs/methods/*.md')}",
+    }
     if method == "fedsoda":
         chosen["fedsoda.public-text"] = _text(folder, "docs/studies/*.md")
-    return [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in chosen.items()]
+    return [
+        f"{key}={json.dumps(value) if isinstance(value, bool) else value}"
+        for key, value in chosen.items()
+    ]
 
 
 def _text(folder: Path, pattern: str) -> str:
@@ -81,7 +95,8 @@ def measured(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
     plan = planned(given)
     found = _in_a_fresh_process("benchmarks.plan.measure", given, str(folder))
     sums = {way: sum(own[way] for own in found["bytes"].values()) for way in ("down", "up")}
-    clients, server = found["clients"], found["server"]
+    clients = found["clients"]
+    server = found["server"]
     return plan | {
         "down_measured": sums["down"],
         "up_measured": sums["up"],
@@ -113,7 +128,9 @@ def again(rows: Rows, models: Mapping[str, str]) -> None:
 
 def _in_a_fresh_process(module: str, config: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, input=json.dumps(config), stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    done = subprocess.run(
+        command, input=json.dumps(config), stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     if done.returncode:
         raise Mistake(f"{module} ended with {done.returncode}; see above\n{done.stdout[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -139,7 +156,10 @@ def table(rows: list[dict[str, str]]) -> list[str]:
         return f"{planned / scale:,.{digits}f} / {found / scale:,.{digits}f} {unit} ({ratio})"
 
     lines = [
-        "| model | method | down | up | client's peak | server's peak | run directory | a client's training |",
+        (
+            "| model | method | down | up | client's peak | server's peak | run directory | a"
+            " client's training |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -162,14 +182,23 @@ the same machine just before.
 
 def main() -> None:
     """Measure what is missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="a model's directory, in place of the two")
     parser.add_argument("--name", help="how the table calls it")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "studies" / "plan.csv")
-    parser.add_argument("--again", action="store_true", help="measure nothing, and plan anew what was measured")
+    parser.add_argument(
+        "--again", action="store_true", help="measure nothing, and plan anew what was measured"
+    )
     given = parser.parse_args()
-    conditions = {"common": COMMON, "pruning": PRUNING, "tuning": TUNING, "own": {key: dict(own) for key, own in OWN.items()}}
+    conditions = {
+        "common": COMMON,
+        "pruning": PRUNING,
+        "tuning": TUNING,
+        "own": {key: dict(own) for key, own in OWN.items()},
+    }
     rows = Rows(given.out, KEYS, FIGURES, conditions)
     with _models(given) as models:
         if given.again:

@@ -26,19 +26,23 @@ from server_app.planning.plan import Plan
 from tests.processes.deployment import espalier, federation
 
 MEGA = 1e6
-DRAWN = {(name, "2") for name in ("fedpetuning", "fedprllm", "slicegpt", "fedspallm", "llm-streamline", "sft-p")} | {
-    ("slicegpt", "4")
-}
+DRAWN = {
+    (name, "2")
+    for name in ("fedpetuning", "fedprllm", "slicegpt", "fedspallm", "llm-streamline", "sft-p")
+} | {("slicegpt", "4")}
 """Runs between whose points the plan's lines are drawn."""
 ENOUGH: dict[str, Any] = {"evaluation.max-windows": 8}
 """Predictions of the public text for what sites make alone."""
 
 
 PROCESSES = ("SuperLink", "SuperNode")
-KEYS, FIGURES = ("method", "clients", "process"), ("largest", "planned", "measured")
+KEYS = ("method", "clients", "process")
+FIGURES = ("largest", "planned", "measured")
 
 
-def plan_of(method: str, model: str, clients: int, folder: Path) -> tuple[list[str], dict[str, Any], Plan]:
+def plan_of(
+    method: str, model: str, clients: int, folder: Path
+) -> tuple[list[str], dict[str, Any], Plan]:
     """The words of a run, its flat configuration, and its plan."""
     words = words_of(method, model, folder, **ENOUGH, **{"num-clients": clients})
     chosen, _ = configuration(find_app(str(ROOT)), words, on_this_machine=True)
@@ -48,11 +52,16 @@ def plan_of(method: str, model: str, clients: int, folder: Path) -> tuple[list[s
 def planned(plan: Plan) -> dict[str, tuple[int, int]]:
     """By process the largest message and the planned peak, bytes."""
     traffic = plan.traffic.total("most")
-    peaks = {"SuperLink": superlink(traffic, plan.settings.num_clients).peak, "SuperNode": supernode(traffic.largest).peak}
+    peaks = {
+        "SuperLink": superlink(traffic, plan.settings.num_clients).peak,
+        "SuperNode": supernode(traffic.largest).peak,
+    }
     return {process: (traffic.largest, peak) for process, peak in peaks.items()}
 
 
-def measured(method: str, model: str, clients: int, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+def measured(
+    method: str, model: str, clients: int, folder: Path
+) -> Iterator[tuple[str, dict[str, float]]]:
     """Name of a process and its figures, bytes.
 
     Raises
@@ -64,11 +73,18 @@ def measured(method: str, model: str, clients: int, folder: Path) -> Iterator[tu
     words, chosen, plan = plan_of(method, model, clients, folder)
     data = f'model-path="{model}" data-path="{chosen["data.path"]}" most-model-bytes=4000000000'
     with federation(folder, sites, dict.fromkeys(sites, data), warm=sites) as started:
-        done = espalier(folder, "run", *words, "--app", str(ROOT), "--superlink", started.control, seconds=3600)
+        done = espalier(
+            folder, "run", *words, "--app", str(ROOT), "--superlink", started.control, seconds=3600
+        )
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
         found = {"SuperLink": _peak(started.superlink.pid)}
-        nodes = [pid for site in sites for pid in started.processes("flower-supernode", site) if pid != started.nodes[site].pid]
+        nodes = [
+            pid
+            for site in sites
+            for pid in started.processes("flower-supernode", site)
+            if pid != started.nodes[site].pid
+        ]
         found["SuperNode"] = max(map(_peak, nodes))
     for process, (largest, peak) in planned(plan).items():
         yield process, {"largest": largest, "planned": peak, "measured": found[process]}
@@ -83,7 +99,9 @@ def again(rows: Rows, model: str) -> None:
     """Plan all runs anew whose measurements are there, after formulas were changed."""
     for row in rows.rows:
         with tempfile.TemporaryDirectory() as folder:
-            largest, peak = planned(plan_of(row["method"], model, int(row["clients"]), Path(folder))[2])[row["process"]]
+            largest, peak = planned(
+                plan_of(row["method"], model, int(row["clients"]), Path(folder))[2]
+            )[row["process"]]
         row |= {"largest": f"{largest:.6g}", "planned": f"{peak:.6g}"}
     lines = [",".join(row[name] for name in KEYS + FIGURES) for row in rows.rows]
     rows.path.write_text("\n".join([",".join(KEYS + FIGURES), *lines, ""]))
@@ -119,11 +137,15 @@ def table(rows: Rows) -> str:
 
 def main() -> None:
     """Measure what is missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "studies" / "plan-deployed.csv")
-    parser.add_argument("--again", action="store_true", help="measure nothing, and plan anew what was measured")
+    parser.add_argument(
+        "--again", action="store_true", help="measure nothing, and plan anew what was measured"
+    )
     given = parser.parse_args()
     rows = Rows(given.out, KEYS, FIGURES, {"common": COMMON, "enough": ENOUGH})
     with tempfile.TemporaryDirectory() as scratch:

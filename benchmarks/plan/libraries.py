@@ -31,8 +31,12 @@ IMPORTS = {
     "tuning client": "import peft, client_app.tuning",
     "nf4 client": "import peft, bitsandbytes, client_app.tuning",
     "server": "import server_app.app, strategies.methods.slicegpt, server_app.outcomes.sliced",
-    "pruning server": f"import server_app.app, strategies.methods.fedprllm, server_app.outcomes.pruned\n{COMPILE}",
-    "tuning server": "import peft, server_app.app, strategies.methods.fedpetuning, server_app.outcomes.adapters",
+    "pruning server": (
+        f"import server_app.app, strategies.methods.fedprllm, server_app.outcomes.pruned\n{COMPILE}"
+    ),
+    "tuning server": (
+        "import peft, server_app.app, strategies.methods.fedpetuning, server_app.outcomes.adapters"
+    ),
 }
 TELL = 'print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024)'
 
@@ -41,7 +45,13 @@ def main() -> None:
     """Measure and print."""
     for kind, imports in IMPORTS.items():
         program = f"{imports}\n{COMMON}\n{TELL}"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path.cwd(),
+        )
         print(f"{kind:<14} {int(done.stdout.splitlines()[-1]) / 1e6:.0f} MB")
 
 

@@ -15,12 +15,17 @@ def main() -> None:
     """Run and print the figures as the last line."""
     from server_app.app import run_method
 
-    config, folder = json.load(sys.stdin), Path(sys.argv[1])
-    nodes = [{"partition-id": client, "num-partitions": config["num-clients"]} for client in range(config["num-clients"])]
+    config = json.load(sys.stdin)
+    folder = Path(sys.argv[1])
+    nodes = [
+        {"partition-id": client, "num-partitions": config["num-clients"]}
+        for client in range(config["num-clients"])
+    ]
     peaks = _peaks_by_event()
     with state_in(folder / "state"):
         grid = SeparateGrid(nodes, config)
-        started, busy = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
+        busy = time.process_time()
         run = run_method(grid, Context(1, 0, {}, RecordDict(), config))
         server = {
             "peaks": {**peaks, "end": peak()},
@@ -34,7 +39,17 @@ def main() -> None:
             own = sums.setdefault(str(entry["client"]), {"down": 0, "up": 0})
             own[entry["direction"]] += entry["wire_bytes"]
     disk = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
-    print(json.dumps({"disk": disk, "bytes": sums, "server": server, "clients": grid.figures, "run": str(run)}))
+    print(
+        json.dumps(
+            {
+                "disk": disk,
+                "bytes": sums,
+                "server": server,
+                "clients": grid.figures,
+                "run": str(run),
+            }
+        )
+    )
 
 
 def _peaks_by_event() -> dict[str, int]:

@@ -19,7 +19,8 @@ def main() -> None:
     model = open_model(settings.model)
     plan = Plan(settings, model, public_tests(settings, model))
     speed = Speeds(measured_capability(set_up(settings, Path("."))) / 1000)
-    total, rounds = plan.traffic.total(), plan.traffic.cases["usual"].num_rounds
+    total = plan.traffic.total()
+    rounds = plan.traffic.cases["usual"].num_rounds
     found = {
         "down_planned": total.down, "up_planned": total.up, "client_planned": plan.client.peak,
         "server_planned": plan.server.peak, "client_libraries": plan.client.libraries,

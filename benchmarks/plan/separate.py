@@ -40,7 +40,8 @@ def _client(pipe: Connection) -> None:
     peaks: dict[str, int] = {}
     while (asked := pipe.recv()) is not None:
         letter, context = asked
-        started, kind = time.process_time(), letter.header.kind
+        started = time.process_time()
+        kind = letter.header.kind
         forget_peak()
         with playing_a_node():
             reply = app(address(letter, 1, 3600.0), Context(*context))

@@ -21,11 +21,17 @@ from espalier.settings.mistakes import Mistake
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sft_p", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.sft_p",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="study", required=True)
-    tables = commands.add_parser("tables", help="count what the paper prints, and what it does not; no weights")
-    tables.add_argument("--out", type=Path, metavar="DIR", help="directory for tables.md and tables.csv")
+    tables = commands.add_parser(
+        "tables", help="count what the paper prints, and what it does not; no weights"
+    )
+    tables.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory for tables.md and tables.csv"
+    )
     for name, study in STUDIES.items():
         add_arguments(commands.add_parser(name, help=study.title), work="runs/sft-p", threads=1)
     return parser.parse_args()
@@ -51,8 +57,12 @@ def _count(given: argparse.Namespace) -> None:
 def _measure(given: argparse.Namespace) -> None:
     """Run a study, or what is missing of it, and write its report; a public text for each private one."""
     if len(given.private) != len(given.text):
-        raise Mistake(f"{len(given.private)} private texts and {len(given.text)} public ones; give one of each domain")
-    study, path = STUDIES[given.study], given.out / f"sft-p-{given.study}"
+        raise Mistake(
+            f"{len(given.private)} private texts and {len(given.text)} public ones; give one of"
+            " each domain"
+        )
+    study = STUDIES[given.study]
+    path = given.out / f"sft-p-{given.study}"
     rows, conditions = measure(given, study, path, {}, {"training": TRAINED})
     write_report(study, rows, conditions, path)
 

@@ -1,9 +1,15 @@
 """The figures that SFT-P's paper prints and that can be counted again, as it prints them, and the settings of its table 4."""
 
-MODELS = {"LLaMA-7B": "llama-7b", "LLaMA2-7B": "llama-7b", "Qwen2-7B-Instruct": "qwen2-7b", "LLaMA3.1-8B": "llama3-8b"}
+MODELS = {
+    "LLaMA-7B": "llama-7b",
+    "LLaMA2-7B": "llama-7b",
+    "Qwen2-7B-Instruct": "qwen2-7b",
+    "LLaMA3.1-8B": "llama3-8b",
+}
 """The paper's name -> known shape (``espalier.training.shapes``); LLaMA 2's matrices are those of LLaMA."""
 SHARES = (0.2, 0.5)
-WIDTH, RANK = 32, 8
+WIDTH = 32
+RANK = 8
 TARGETS = ("attn.q", "attn.v")
 BIAS = 3.0
 

@@ -57,12 +57,23 @@ ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
 SLICED = "SliceGPT"
 OTHERS = ("FLAP", "LLM-Pruner", "LLM-Streamline", SLICED)
 """Methods that leave one smaller dense model for all; the first three are those of ``benchmarks.smaller``."""
-DENSE, LATER, UNIFORM, CENTRAL = "dense", ", mixed", "uniform", ", one party"
+DENSE = "dense"
+LATER = ", mixed"
+UNIFORM = "uniform"
+CENTRAL = ", one party"
 CENTRALISED = ("LLM-Pruner", "LLM-Streamline", SLICED)
 """Those that the paper's table 1 has with all data in one place, too."""
 MEGA = 1e6
 KEYS = ("seed", "sparsity", "model", "text")
-FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "agreement", "chance", "rounds_to_budget", "seconds")
+FIGURES = (
+    "perplexity",
+    "megabytes_up",
+    "megabytes_down",
+    "agreement",
+    "chance",
+    "rounds_to_budget",
+    "seconds",
+)
 LATE = "late_steps_to_budget"
 """Steps after which a late client's draws spend its budget; nothing where they never do, and of clients of the rounds."""
 
@@ -95,7 +106,14 @@ def budgets(bench: Bench, rows: Rows) -> None:
         for share in SHARES:
             _masks(bench, rows, seed, [share] * number, UNIFORM)
         _masks(bench, rows, seed, mixed, "mixed")
-        _masks(bench, rows, seed, mixed, "mixed, the last client late", changes={"sft-p.late-clients": 1})
+        _masks(
+            bench,
+            rows,
+            seed,
+            mixed,
+            "mixed, the last client late",
+            changes={"sft-p.late-clients": 1},
+        )
 
 
 def texts_of(bench: Bench) -> list[str]:
@@ -121,17 +139,32 @@ def _masks(
     if not rows.missing(iter(cells)):
         return
     own = VARIANTS.get(name, changes or {})
-    given = {**TRAINED, **MASKS, "sft-p.keep-models": False, **own, "sft-p.shares": ",".join(map(str, shares))}
-    run = bench.run(f"{seed}-{shares[0]:g}-{name.replace('/', ' ')}{suffix}", {**given, **_text(bench, seed)})
-    document, masks = (json.loads((run / file).read_text()) for file in ("summary.json", "masks.json"))
+    given = {
+        **TRAINED,
+        **MASKS,
+        "sft-p.keep-models": False,
+        **own,
+        "sft-p.shares": ",".join(map(str, shares)),
+    }
+    run = bench.run(
+        f"{seed}-{shares[0]:g}-{name.replace('/', ' ')}{suffix}", {**given, **_text(bench, seed)}
+    )
+    document, masks = (
+        json.loads((run / file).read_text()) for file in ("summary.json", "masks.json")
+    )
     pairs = masks["agreement"]
-    agreement, chance = (sum(pair[key] for pair in pairs) / len(pairs) for key in ("agreement", "chance"))
+    agreement, chance = (
+        sum(pair[key] for pair in pairs) / len(pairs) for key in ("agreement", "chance")
+    )
     for client, cell in zip(document["clients"], cells, strict=True):
-        text, number = cell["text"], str(client["client"])
+        text = cell["text"]
+        number = str(client["client"])
         dense = {"seed": seed, "sparsity": 0.0, "model": DENSE, "text": text}
         metric = next(metric for metric in document["metrics"] if metric["dataset"] == text)
         if rows.missing(iter([dense])):
-            rows.add(dense, perplexity=metric["values"]["dense"], **dict.fromkeys((*FIGURES[1:], LATE)))
+            rows.add(
+                dense, perplexity=metric["values"]["dense"], **dict.fromkeys((*FIGURES[1:], LATE))
+            )
         rows.add(
             cell,
             perplexity=client["metrics"][f"perplexity/{text}/federated"],
@@ -153,7 +186,9 @@ def rounds_to_budget(spent: list[list[float]]) -> float | None:
     return None
 
 
-def _one_for_all(bench: Bench, rows: Rows, seed: int, share: float, name: str, where: str = "") -> None:
+def _one_for_all(
+    bench: Bench, rows: Rows, seed: int, share: float, name: str, where: str = ""
+) -> None:
     """A run that makes one smaller model, and one that tunes it; ``CENTRAL``: of a single client that has all texts."""
     cells = [
         {"seed": seed, "sparsity": share, "model": f"{name}{where}{tuned}", "text": text}
@@ -168,22 +203,33 @@ def _one_for_all(bench: Bench, rows: Rows, seed: int, share: float, name: str, w
             "slicegpt.multiple": 1,
             "slicegpt.slicing": slicing_for(open_model(bench.model).plan, share),
         }
-    text, windows = _text(bench, seed), 32
+    text = _text(bench, seed)
+    windows = 32
     if where == CENTRAL:
-        text, windows = text | {"num-clients": 1, "data.path": str(bench.pooled())}, windows * len(bench.private)
+        text = text | {"num-clients": 1, "data.path": str(bench.pooled())}
+        windows = windows * len(bench.private)
     made = bench.run(f"{seed}-{share:g}-{name}{where}", {**given, **text, "data.windows": windows})
     tuning = {**TRAINED, "method": "fedpetuning", "lora.merge": True, "model": str(made)}
     tuned = bench.run(f"{seed}-{share:g}-{name}{where}{TUNED}", {**tuning, **text})
     for label, runs in (("", [made]), (TUNED, [made, tuned])):
         documents = [json.loads((run / "summary.json").read_text()) for run in runs]
         for metric in documents[-1]["metrics"]:
-            cell = {"seed": seed, "sparsity": share, "model": f"{name}{where}{label}", "text": metric["dataset"]}
+            cell = {
+                "seed": seed,
+                "sparsity": share,
+                "model": f"{name}{where}{label}",
+                "text": metric["dataset"],
+            }
             if rows.missing(iter([cell])):
                 nothing = dict.fromkeys(("agreement", "chance", "rounds_to_budget"))
-                seconds = sum(client["seconds"] for document in documents for client in document["clients"])
+                seconds = sum(
+                    client["seconds"] for document in documents for client in document["clients"]
+                )
                 traffic = _traffic(*documents)
                 own = {"seconds": seconds / len(documents[0]["clients"])}
-                rows.add(cell, perplexity=metric["values"]["federated"], **traffic, **nothing, **own)
+                rows.add(
+                    cell, perplexity=metric["values"]["federated"], **traffic, **nothing, **own
+                )
 
 
 def slicing_for(plan: ModelPlan, share: float) -> float:
@@ -199,13 +245,19 @@ def slicing_for(plan: ModelPlan, share: float) -> float:
 def _traffic(*documents: Mapping[str, Any]) -> dict[str, float]:
     clients = len(documents[0]["clients"])
     return {
-        f"megabytes_{way}": sum(document[f"bytes_{way}"] for document in documents) / clients / MEGA for way in ("up", "down")
+        f"megabytes_{way}": sum(document[f"bytes_{way}"] for document in documents) / clients / MEGA
+        for way in ("up", "down")
     }
 
 
 def _text(bench: Bench, seed: int) -> dict[str, Any]:
     path: Path = bench.dealt()
-    return {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(path)}
+    return {
+        "seed": seed,
+        "num-clients": len(bench.private),
+        "data.source": "text",
+        "data.path": str(path),
+    }
 
 
 def _pairs() -> Iterator[Pair]:

@@ -21,7 +21,9 @@ from espalier.wire.mask_generator import GeneratorShape, Heads
 
 EMBEDDING = CODE = 32
 """The paper names neither."""
-FLOAT32, MOMENTS, MIB = 4, 2, 1 << 20
+FLOAT32 = 4
+MOMENTS = 2
+MIB = 1 << 20
 CSV_COLUMNS = ("table", "row", "quantity", "printed", "computed", "agrees", "why")
 
 
@@ -47,12 +49,15 @@ class Figure:
 @cache
 def costs(name: str) -> Account:
     """Of one of the paper's models, with the paper's LoRA."""
-    return account(paper.MODELS[name], LoraSettings(rank=paper.RANK, targets=",".join(paper.TARGETS)))
+    return account(
+        paper.MODELS[name], LoraSettings(rank=paper.RANK, targets=",".join(paper.TARGETS))
+    )
 
 
 def shared(name: str, heads: Heads, *, adapters: bool) -> AdapterPlan:
     """All that clients share: generator, and LoRA."""
-    own, shape = costs(name), GeneratorShape(EMBEDDING, CODE, paper.WIDTH, heads)
+    own = costs(name)
+    shape = GeneratorShape(EMBEDDING, CODE, paper.WIDTH, heads)
     plan = own.adapters if adapters else replace(own.adapters, blocks={})
     return replace(plan, whole=shape.shapes(own.plan))
 
@@ -61,20 +66,44 @@ def figures() -> Iterator[Figure]:
     """Every printed figure that can be counted."""
     for table, lines in paper.AVERAGES.items():
         for row, (*scores, printed) in lines.items():
-            yield Figure(table, row, "mean of four scores", printed, fmean(map(float, scores)), _why(table, row))
+            yield Figure(
+                table,
+                row,
+                "mean of four scores",
+                printed,
+                fmean(map(float, scores)),
+                _why(table, row),
+            )
     fifty = paper.AVERAGES["1, LLaMA-7B, 50%"]
     best = max(float(line[4]) for row, line in fifty.items() if row.endswith("(FL)"))
-    yield Figure("abstract", "50%", "points above the best federated baseline", "8.5", float(fifty["SFT-P +C/+A"][4]) - best)
+    yield Figure(
+        "abstract",
+        "50%",
+        "points above the best federated baseline",
+        "8.5",
+        float(fifty["SFT-P +C/+A"][4]) - best,
+    )
     why = "these are ARC-Easy's scores; the printed means of +C/+A and +C/NOA are 59.32 and 58.65"
-    yield Figure("section 4.3", "SFT-P +C/+A, 50%", "Avg", "60.27", float(fifty["SFT-P +C/+A"][4]), why)
-    yield Figure("section 4.3", "SFT-P +C/NOA, 50%", "Avg", "58.12", float(fifty["SFT-P +C/NOA"][4]), why)
+    yield Figure(
+        "section 4.3", "SFT-P +C/+A, 50%", "Avg", "60.27", float(fifty["SFT-P +C/+A"][4]), why
+    )
+    yield Figure(
+        "section 4.3", "SFT-P +C/NOA, 50%", "Avg", "58.12", float(fifty["SFT-P +C/NOA"][4]), why
+    )
     places = {"ARC-Easy, HellaSwag": (0, 1), "PIQA, WinoGrande": (2, 3)}
     for (row, share, tasks), values in paper.TABLE_2.items():
         line = paper.AVERAGES[f"1, LLaMA-7B, {share}"][row]
         for task, value, place in zip(tasks.split(", "), values, places[tasks], strict=True):
             yield Figure("2", f"{row} ({share} all)", task, value, float(line[place]))
     why = "a gate is on with probability sigmoid(3) at first"
-    yield Figure("section 3.2", "at initialisation", "share of lanes that are on", "1.00", 1 / (1 + math.exp(-paper.BIAS)), why)
+    yield Figure(
+        "section 3.2",
+        "at initialisation",
+        "share of lanes that are on",
+        "1.00",
+        1 / (1 + math.exp(-paper.BIAS)),
+        why,
+    )
 
 
 def _why(table: str, row: str) -> str:
@@ -137,7 +166,8 @@ def _budgets() -> Iterator[Sequence[str]]:
         plan = costs(name).plan
         gates = LaneGates(plan)
         for share in paper.SHARES:
-            blocks, model = gates.target(share, "blocks"), gates.target(share, "model")
+            blocks = gates.target(share, "blocks")
+            model = gates.target(share, "model")
             yield (
                 name, f"{plan.num_parameters:,}", f"{gates.total:,}", f"{share:.0%}", f"{blocks:,}",
                 f"{blocks / gates.total:.4f}", f"{model / gates.total:.4f}",
@@ -147,11 +177,20 @@ def _budgets() -> Iterator[Sequence[str]]:
 def _shared() -> Iterator[Sequence[str]]:
     for name in paper.MODELS:
         for heads in get_args(Heads):
-            whole, masks = (replace(costs(name), adapters=shared(name, heads, adapters=adapters)) for adapters in (True, False))
+            whole, masks = (
+                replace(costs(name), adapters=shared(name, heads, adapters=adapters))
+                for adapters in (True, False)
+            )
             lora = whole.trained - masks.trained
             sizes = [sum(whole.blob_bytes(payload).values()) for payload in get_args(Payload)]
             sizes.append(sum(masks.blob_bytes("float32").values()))
-            yield name, heads, f"{masks.trained:,}", f"{lora:,}", *(f"{size / MIB:.2f}" for size in sizes)
+            yield (
+                name,
+                heads,
+                f"{masks.trained:,}",
+                f"{lora:,}",
+                *(f"{size / MIB:.2f}" for size in sizes),
+            )
 
 
 def _masks() -> Iterator[Sequence[str]]:

@@ -19,7 +19,9 @@ from espalier.settings.mistakes import Mistake
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.smaller", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.smaller",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", choices=sorted(STUDIES))
     add_arguments(parser, work="runs/smaller", threads=2)
@@ -29,9 +31,12 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Run a study, or what is missing of it, and write its report; 2 after a mistake, which is told on stderr."""
     given = _arguments()
-    study, path = STUDIES[given.study], given.out / f"smaller-{given.study}"
+    study = STUDIES[given.study]
+    path = given.out / f"smaller-{given.study}"
     try:
-        rows, conditions = measure(given, study, path, {"data.window-tokens": given.window_tokens}, {})
+        rows, conditions = measure(
+            given, study, path, {"data.window-tokens": given.window_tokens}, {}
+        )
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2

@@ -55,7 +55,9 @@ class Bench:
         """All clients' texts in one file."""
         path = self.work / "private" / "all.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n\n".join(file.read_text(encoding="utf-8") for file in self.private), encoding="utf-8")
+        path.write_text(
+            "\n\n".join(file.read_text(encoding="utf-8") for file in self.private), encoding="utf-8"
+        )
         return path
 
     def run(self, name: str, varied: Mapping[str, Any]) -> Path:
@@ -67,7 +69,12 @@ class Bench:
             What is there under this name has other settings.
         """
         folder = self.work / name
-        settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 600.0}
+        settings = {
+            **self.common,
+            **varied,
+            "out-dir": str(folder / "runs"),
+            "enrol-seconds": 600.0,
+        }
         asked = {key: value for key, value in settings.items() if key != "out-dir"}
         if (made := self._completed(name)) is not None:
             _require_same(folder / "asked.json", asked)
@@ -77,7 +84,9 @@ class Bench:
         number = int(varied.get("num-clients", len(self.private)))
         nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
         with contextlib.redirect_stdout(io.StringIO()):
-            return run_method(InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings))
+            return run_method(
+                InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings)
+            )
 
     def made(self, name: str) -> Path:
         """The directory of a run that is there.
@@ -88,30 +97,60 @@ class Bench:
             It is not.
         """
         if (found := self._completed(name)) is None:
-            raise Mistake(f"{self.work / name}: holds no completed run; do the study first that makes it, with the same --work")
+            raise Mistake(
+                f"{self.work / name}: holds no completed run; do the study first that makes it,"
+                " with the same --work"
+            )
         return found
 
     def _completed(self, name: str) -> Path | None:
         summaries = (self.work / name).glob("runs/*/summary.json")
-        return next((found.parent for found in summaries if json.loads(found.read_text())["status"] == "completed"), None)
+        return next(
+            (
+                found.parent
+                for found in summaries
+                if json.loads(found.read_text())["status"] == "completed"
+            ),
+            None,
+        )
 
 
 def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
     """Hold what a folder's run was asked for against what is wanted."""
     if not path.exists():
-        raise Mistake(f"{path.parent}: holds a run of which nobody knows what it was asked for; give another --work")
+        raise Mistake(
+            f"{path.parent}: holds a run of which nobody knows what it was asked for; give another"
+            " --work"
+        )
     found = json.loads(path.read_text())
-    if differ := sorted(key for key in found.keys() | settings.keys() if found.get(key) != settings.get(key)):
-        raise Mistake(f"{path.parent}: holds a run with another {', '.join(differ)}; give another --work, or remove it")
+    if differ := sorted(
+        key for key in found.keys() | settings.keys() if found.get(key) != settings.get(key)
+    ):
+        raise Mistake(
+            f"{path.parent}: holds a run with another {', '.join(differ)}; give another --work, or"
+            " remove it"
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser, work: str, threads: int) -> None:
     """What every such study asks for; ``work`` and ``threads`` are defaults."""
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
-    parser.add_argument("--private", required=True, action="append", type=Path, help="the text of one client")
-    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="public text to evaluate on")
-    parser.add_argument("--window-tokens", type=int, default=256, help="of windows that models are compared on")
-    parser.add_argument("--max-windows", type=int, default=32, help="windows of each public text; 0: all")
+    parser.add_argument(
+        "--private", required=True, action="append", type=Path, help="the text of one client"
+    )
+    parser.add_argument(
+        "--text",
+        action="append",
+        required=True,
+        metavar="NAME=FILE",
+        help="public text to evaluate on",
+    )
+    parser.add_argument(
+        "--window-tokens", type=int, default=256, help="of windows that models are compared on"
+    )
+    parser.add_argument(
+        "--max-windows", type=int, default=32, help="windows of each public text; 0: all"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=threads)
     parser.add_argument("--work", type=Path, default=Path(work), help="where runs are kept")
@@ -119,7 +158,11 @@ def add_arguments(parser: argparse.ArgumentParser, work: str, threads: int) -> N
 
 
 def measure(
-    given: argparse.Namespace, study: Study, path: Path, settings: Mapping[str, Any], stated: Mapping[str, Any]
+    given: argparse.Namespace,
+    study: Study,
+    path: Path,
+    settings: Mapping[str, Any],
+    stated: Mapping[str, Any],
 ) -> tuple[Rows, dict[str, Any]]:
     """Run a study, or what is missing of it.
 
@@ -154,9 +197,16 @@ def measure(
     model = open_model(parsed.model)
     texts = public_windows(parsed.evaluation, model.encode)
     conditions = {
-        "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
+        "model": {
+            "name": model.directory.name,
+            "weights": model.plan.num_weights,
+            "sha256": model.sha256,
+        },
         "private": {file.name: sha256(_read(file)) for file in given.private},
-        "texts": {name: {"windows": len(windows), "sha256": windows_sha256(windows)} for name, windows in texts.items()},
+        "texts": {
+            name: {"windows": len(windows), "sha256": windows_sha256(windows)}
+            for name, windows in texts.items()
+        },
         "windows": WINDOWS,
         "window_tokens": given.window_tokens,
         **stated,
@@ -171,4 +221,6 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise Mistake(f"--private {file}: cannot be read ({error.strerror}); name the text of a client") from None
+        raise Mistake(
+            f"--private {file}: cannot be read ({error.strerror}); name the text of a client"
+        ) from None

@@ -42,18 +42,30 @@ TUNING = {
     "method": "fedpetuning", "federation.rounds": 2, "training.steps": 15, "training.batch-size": 4,
     "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True, "data.window-tokens": 128,
 }  # fmt: skip
-DENSE, TUNED = "dense", ", tuned"
-FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "megabytes_on_disk", "million_parameters")
+DENSE = "dense"
+TUNED = ", tuned"
+FIGURES = (
+    "perplexity",
+    "megabytes_up",
+    "megabytes_down",
+    "megabytes_on_disk",
+    "million_parameters",
+)
 MEGA = 1e6
 
 
 def recovery(bench: Bench, rows: Rows) -> None:
     """Perplexity per domain, bytes and size, of all methods and shares."""
     for seed, share, name in product(bench.seeds, SHARES, METHODS):
-        cells = [{"seed": seed, "sparsity": share, "model": f"{name}{tuned}"} for tuned in ("", TUNED)]
+        cells = [
+            {"seed": seed, "sparsity": share, "model": f"{name}{tuned}"} for tuned in ("", TUNED)
+        ]
         if not any(_missing(bench, rows, cell) for cell in cells):
             continue
-        made = bench.run(_name(seed, share, name), {**_settings(name, share), **_text(bench, seed), "data.windows": WINDOWS})
+        made = bench.run(
+            _name(seed, share, name),
+            {**_settings(name, share), **_text(bench, seed), "data.windows": WINDOWS},
+        )
         keep = {"lora.keep-zeros": True} if name in SPARSE else {}
         varied = {**TUNING, **keep, **_text(bench, seed), "model": str(made)}
         tuned = bench.run(_name(seed, share, f"{name}{TUNED}"), varied)
@@ -67,7 +79,12 @@ def _settings(name: str, share: float) -> dict[str, Any]:
 
 
 def _text(bench: Bench, seed: int) -> dict[str, Any]:
-    return {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(bench.dealt())}
+    return {
+        "seed": seed,
+        "num-clients": len(bench.private),
+        "data.source": "text",
+        "data.path": str(bench.dealt()),
+    }
 
 
 def _name(seed: int, share: float, name: str) -> str:
@@ -79,11 +96,20 @@ def _missing(bench: Bench, rows: Rows, cell: Mapping[str, Any]) -> bool:
     return bool(rows.missing({**cell, "text": text} for text in texts))
 
 
-def _add(bench: Bench, rows: Rows, cell: Mapping[str, Any], runs: Sequence[Path], model: str = "federated") -> None:
+def _add(
+    bench: Bench,
+    rows: Rows,
+    cell: Mapping[str, Any],
+    runs: Sequence[Path],
+    model: str = "federated",
+) -> None:
     """Write down what the last of some runs came to, and what all of them sent."""
     documents = [json.loads((run / "summary.json").read_text()) for run in runs]
     clients = len(bench.private)
-    up, down = (sum(document[way] for document in documents) / clients / MEGA for way in ("bytes_up", "bytes_down"))
+    up, down = (
+        sum(document[way] for document in documents) / clients / MEGA
+        for way in ("bytes_up", "bytes_down")
+    )
     directory = open_model(bench.model).directory if model == DENSE else runs[-1] / "model"
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors")) / MEGA
     parameters = open_model(str(directory)).plan.num_parameters / MEGA
@@ -102,17 +128,24 @@ def _add(bench: Bench, rows: Rows, cell: Mapping[str, Any], runs: Sequence[Path]
 
 # ----- latency ------------------------------------------------------------------------------------------------------------
 
-BATCH, PROMPT, NEW, REPEATS = 8, 256, 16, 7
+BATCH = 8
+PROMPT = 256
+NEW = 16
+REPEATS = 7
 
 
 def latency(bench: Bench, rows: Rows) -> None:
     """Milliseconds of a prompt of eight sequences, and of a token of one, of the first seed's models, in turns."""
-    seed, shares = bench.seeds[0], dict[tuple[float, str], Path]()
+    seed = bench.seeds[0]
+    shares = dict[tuple[float, str], Path]()
     shares[0.0, DENSE] = open_model(bench.model).directory
     for share, name in product(SHARES, METHODS):
         shares[share, name] = bench.made(_name(seed, share, name)) / "model"
     times: dict[tuple[float, str], list[tuple[float, float]]] = {key: [] for key in shares}
-    wholes = {key: load_whole(open_model(str(path)), _computing(bench), "float32") for key, path in shares.items()}
+    wholes = {
+        key: load_whole(open_model(str(path)), _computing(bench), "float32")
+        for key, path in shares.items()
+    }
     for _ in range(REPEATS):
         for key, whole in wholes.items():
             times[key].append(_times(whole))

@@ -12,14 +12,19 @@ def write_times(title: str, rows: Rows, path: Path) -> None:
     lines = [
         f"# {title}",
         "",
-        f"Model `{rows.conditions['model']['name']}`, float32, threads: {rows.conditions['threads']}; medians of 7 turns in "
-        "one process, in brackets the share of the dense model's. "
-        f"[Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        (
+            f"Model `{rows.conditions['model']['name']}`, float32, threads:"
+            f" {rows.conditions['threads']}; medians of 7 turns in one process, in brackets the"
+            f" share of the dense model's. [Figures](./{path.name}.csv),"
+            f" [conditions](./{path.name}.json)."
+        ),
         "",
         f"| | share | {' | '.join(heads.values())} |",
         "|---|---|---:|---:|",
     ]
     for row in rows.rows:
-        times = [f"{float(row[key]):.1f} ({float(row[key]) / float(dense[key]):.2f})" for key in heads]
+        times = [
+            f"{float(row[key]):.1f} ({float(row[key]) / float(dense[key]):.2f})" for key in heads
+        ]
         lines.append(f"| {row['model']} | {float(row['sparsity']):.0%} | {' | '.join(times)} |")
     path.with_suffix(".md").write_text("\n".join([*lines, ""]))

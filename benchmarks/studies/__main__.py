@@ -31,14 +31,26 @@ PUBLISHED = "published"
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.studies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.studies",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", choices=sorted(STUDIES))
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
-    parser.add_argument("--private", required=True, help="text file that is dealt out to the clients")
-    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="public text to evaluate on")
+    parser.add_argument(
+        "--private", required=True, help="text file that is dealt out to the clients"
+    )
+    parser.add_argument(
+        "--text",
+        action="append",
+        required=True,
+        metavar="NAME=FILE",
+        help="public text to evaluate on",
+    )
     parser.add_argument("--window-tokens", type=int, default=256)
-    parser.add_argument("--max-windows", type=int, default=64, help="windows of each public text; 0: all")
+    parser.add_argument(
+        "--max-windows", type=int, default=64, help="windows of each public text; 0: all"
+    )
     parser.add_argument(
         "--ties", default="magnitude", choices=("magnitude", "index", "random", PUBLISHED),
         help="see fedprllm.ties; published: the rules of the paper's code, random in layers, by index in rows and columns",
@@ -52,7 +64,9 @@ def _arguments() -> argparse.Namespace:
 
 def _seeds(text: str) -> list[int]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise Mistake(f"--seeds {text!r}: give whole numbers with commas between them, for instance 0,1,2")
+        raise Mistake(
+            f"--seeds {text!r}: give whole numbers with commas between them, for instance 0,1,2"
+        )
     return [int(seed) for seed in text.split(",")]
 
 
@@ -79,11 +93,26 @@ def main() -> int:
             raise Mistake(f"--private {given.private}: is no file")
         model = open_model(settings.model)
         texts = public_windows(settings.evaluation, model.encode)
-        bench = Bench(BlockStream(model, computing := set_up(settings, Path())), texts, common, given.ties == PUBLISHED)
+        bench = Bench(
+            BlockStream(model, computing := set_up(settings, Path())),
+            texts,
+            common,
+            given.ties == PUBLISHED,
+        )
         conditions = {
-            "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
-            "private": {"sha256": sha256(Path(given.private).read_bytes()), "bytes": Path(given.private).stat().st_size},
-            "texts": {name: {"windows": len(windows), "sha256": windows_sha256(windows)} for name, windows in texts.items()},
+            "model": {
+                "name": model.directory.name,
+                "weights": model.plan.num_weights,
+                "sha256": model.sha256,
+            },
+            "private": {
+                "sha256": sha256(Path(given.private).read_bytes()),
+                "bytes": Path(given.private).stat().st_size,
+            },
+            "texts": {
+                name: {"windows": len(windows), "sha256": windows_sha256(windows)}
+                for name, windows in texts.items()
+            },
             "window_tokens": given.window_tokens,
             "ties": given.ties,
             "threads": given.threads,

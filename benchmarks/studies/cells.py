@@ -7,7 +7,8 @@ from itertools import product
 GROUPS = ("layer", "row", "column")
 STRATEGIES = ("one-shot", "iterative")
 BASELINES = ("local-only", "centralized")
-CLIENTS, WINDOWS = 64, 2
+CLIENTS = 64
+WINDOWS = 2
 """The paper's federation (section 4.1): 64 clients with 2 calibration windows each."""
 SPARSITIES = (0.5, 0.6, 0.7)
 HALVINGS = (64, 32, 16, 8, 4, 2)

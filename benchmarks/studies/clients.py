@@ -45,7 +45,13 @@ class Clients:
     published_ties : ties are decided by the rules of the paper's code, not by those of the settings
     """
 
-    def __init__(self, settings: RunSettings, stream: BlockStream, scratch: Path, published_ties: bool = False) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        stream: BlockStream,
+        scratch: Path,
+        published_ties: bool = False,
+    ) -> None:
         self.settings = settings
         self.published_ties = published_ties
         self.stream = stream
@@ -53,18 +59,26 @@ class Clients:
         self.store = BlobStore(scratch)
         job = settings.of(FedPrLLMSettings)
         pruning = LocalPruning(job.local_metric, job.sparsity, job.local_group)
-        self.choose, self.watch = pruning.prune_mask, watch_for(pruning)
+        self.choose = pruning.prune_mask
+        self.watch = watch_for(pruning)
         self._decided: dict[tuple[str, str], VoteResult] = {}
 
     def ties_of(self, group: str) -> str:
         """How ties among votes are decided in a comparison group."""
-        return PUBLISHED_TIES[group] if self.published_ties else self.settings.of(FedPrLLMSettings).ties
+        return (
+            PUBLISHED_TIES[group]
+            if self.published_ties
+            else self.settings.of(FedPrLLMSettings).ties
+        )
 
     @cached_property
     def windows(self) -> list[Tensor]:
         """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
         encode = self.stream.model.encode
-        return [client_windows(self.settings, simulated_node(), encode, client) for client in range(self.settings.num_clients)]
+        return [
+            client_windows(self.settings, simulated_node(), encode, client)
+            for client in range(self.settings.num_clients)
+        ]
 
     @cached_property
     def masks(self) -> list[list[str]]:
@@ -83,7 +97,11 @@ class Clients:
     def decide(self, strategy: str, group: str) -> VoteResult:
         """What the server decides by the clients' votes, with counts, so that weights can be scaled or not."""
         if (strategy, group) not in self._decided:
-            varied = {"comparison_group": group, "weight_scaling": True, "ties": self.ties_of(group)}
+            varied = {
+                "comparison_group": group,
+                "weight_scaling": True,
+                "ties": self.ties_of(group),
+            }
             job = self.settings.of(FedPrLLMSettings).model_copy(update=varied)
             settings = self.settings.model_copy(update={"job": job})
             result = VoteResult(settings, self.stream.model, self.store)
@@ -98,11 +116,20 @@ class Clients:
     @cached_property
     def _votes(self) -> list[Mapping[str, VoteCounter]]:
         """One-shot votes of all clients, per block and linear."""
-        return [self._count(block, [hashes[block.index] for hashes in self.masks]) for block in self.plan.blocks]
+        return [
+            self._count(block, [hashes[block.index] for hashes in self.masks])
+            for block in self.plan.blocks
+        ]
 
     def _count(self, block: BlockPlan, hashes: list[str]) -> dict[str, VoteCounter]:
         votes = [unpack_tensors(self.store.get(blob)) for blob in hashes]
-        return _counted(block, [{linear.name: vote[mask_name(linear.name)] for linear in block.linears} for vote in votes])
+        return _counted(
+            block,
+            [
+                {linear.name: vote[mask_name(linear.name)] for linear in block.linears}
+                for vote in votes
+            ],
+        )
 
     @torch.no_grad()
     def _decide_block_by_block(self, result: VoteResult) -> None:
@@ -111,8 +138,15 @@ class Clients:
         for block in self.plan.blocks:
             votes = []
             for activations in everybody:
-                masks = choose_in_dense_block(self.stream, activations, block.index, self.choose, self.watch)
-                votes.append({name: pack(mask.cpu().numpy().astype(np.bool_)) for name, mask in masks.items()})
+                masks = choose_in_dense_block(
+                    self.stream, activations, block.index, self.choose, self.watch
+                )
+                votes.append(
+                    {
+                        name: pack(mask.cpu().numpy().astype(np.bool_))
+                        for name, mask in masks.items()
+                    }
+                )
             result.decide(block, _counted(block, votes))
             with self.stream.block(block.index, masked(result.prune_masks)(block.index)) as pruned:
                 for activations in everybody:
@@ -123,7 +157,9 @@ class Clients:
         return [self.store.put(pack_masks(masks)) for _, masks in pruned]
 
     def _masked(self, hashes: list[str]) -> Edits:
-        return masked(lambda index: unpack_masks(self.plan.blocks[index], self.store.get(hashes[index])))
+        return masked(
+            lambda index: unpack_masks(self.plan.blocks[index], self.store.get(hashes[index]))
+        )
 
 
 def _counted(block: BlockPlan, votes: Sequence[Mapping[str, Words]]) -> dict[str, VoteCounter]:

@@ -51,7 +51,9 @@ def measure(bench: Bench, cells: Iterable[Cell], rows: Rows) -> None:
     done = 0
     for setting, wanted in _by_setting(missing):
         with tempfile.TemporaryDirectory() as scratch:
-            clients = Clients(bench.settings(setting), bench.stream, Path(scratch), bench.published_ties)
+            clients = Clients(
+                bench.settings(setting), bench.stream, Path(scratch), bench.published_ties
+            )
             for cell in wanted:
                 wanted_texts = {name: bench.texts[name] for name in texts[cell]}
                 if cell.method == "dense":
@@ -62,7 +64,10 @@ def measure(bench: Bench, cells: Iterable[Cell], rows: Rows) -> None:
                 else:
                     models, sparsity = _models(clients, cell)
                     found = _perplexities(bench, models, wanted_texts)
-                rows.add(Row(cell, text, float(np.mean(values)), sparsity, len(values)) for text, values in found.items())
+                rows.add(
+                    Row(cell, text, float(np.mean(values)), sparsity, len(values))
+                    for text, values in found.items()
+                )
                 done += 1
                 print(f"{done} of {len(missing)}: {cell}", flush=True)
 
@@ -80,7 +85,9 @@ def _models(clients: Clients, cell: Cell) -> tuple[list[Edits], float]:
         alone = clients.decide("one-shot", "layer").local_sparsity()
         if cell.method == "centralized":
             return [clients.centralized], alone
-        numbers = np.linspace(0, cell.setting.clients - 1, min(LOCAL_CLIENTS, cell.setting.clients)).astype(int)
+        numbers = np.linspace(
+            0, cell.setting.clients - 1, min(LOCAL_CLIENTS, cell.setting.clients)
+        ).astype(int)
         return [clients.local_only(client) for client in numbers], alone
     result = clients.decide(cell.method, cell.server_group)
     masks = (result.prune_masks(block.index) for block in clients.plan.blocks)
@@ -91,7 +98,9 @@ def _models(clients: Clients, cell: Cell) -> tuple[list[Edits], float]:
     return [edits], zeros / clients.plan.num_weights
 
 
-def _perplexities(bench: Bench, models: Iterable[Edits], texts: Mapping[str, Tensor]) -> dict[str, list[float]]:
+def _perplexities(
+    bench: Bench, models: Iterable[Edits], texts: Mapping[str, Tensor]
+) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {text: [] for text in texts}
     for edits in models:
         for text, loss in mean_losses(bench.stream, texts, edits).items():

@@ -23,16 +23,25 @@ LABELS: dict[str, tuple[Label, Label]] = {
     "table-1": (lambda cell: _model(cell), lambda cell: f"{cell.setting.sparsity:.0%}"),
     "table-4": (lambda cell: _model(cell), lambda cell: f"local: {cell.setting.local_group}"),
     "figure-2": (lambda cell: _model(cell), lambda cell: f"{cell.setting.clients} clients"),
-    "figure-3": (lambda cell: _model(cell), lambda cell: f"{cell.setting.clients * cell.setting.windows} windows"),
+    "figure-3": (
+        lambda cell: _model(cell),
+        lambda cell: f"{cell.setting.clients * cell.setting.windows} windows",
+    ),
 }
 """Per study: what names a row of the table, and what names a column."""
 
-AGAINST_BASELINES = tuple(Pair("layer, one-shot", baseline) for baseline in ("local-only", "centralized"))
+AGAINST_BASELINES = tuple(
+    Pair("layer, one-shot", baseline) for baseline in ("local-only", "centralized")
+)
 AGAINST_LAYER = tuple(Pair(f"{group}, one-shot", "layer, one-shot") for group in ("row", "column"))
 ITERATIVE = tuple(
-    Pair(f"{group}, iterative{scaled}", f"{group}, one-shot{scaled}") for group in GROUPS for scaled in ("", ", scaled")
+    Pair(f"{group}, iterative{scaled}", f"{group}, one-shot{scaled}")
+    for group in GROUPS
+    for scaled in ("", ", scaled")
 )
-SCALED = tuple(Pair(f"{group}, {how}, scaled", f"{group}, {how}") for group in GROUPS for how in STRATEGIES)
+SCALED = tuple(
+    Pair(f"{group}, {how}, scaled", f"{group}, {how}") for group in GROUPS for how in STRATEGIES
+)
 PAIRS: dict[str, tuple[Pair, ...]] = {
     "table-1": (*AGAINST_BASELINES, *AGAINST_LAYER, *ITERATIVE, *SCALED),
     "table-4": (*AGAINST_BASELINES, *AGAINST_LAYER),
@@ -54,7 +63,9 @@ def write_report(study: str, rows: Rows, path: Path) -> None:
     _plot(study, rows, path.with_suffix(".png"))
 
 
-def _figures(study: str, rows: Rows, text: str) -> dict[tuple[str, str], tuple[float, float, float]]:
+def _figures(
+    study: str, rows: Rows, text: str
+) -> dict[tuple[str, str], tuple[float, float, float]]:
     """(row, column) -> mean perplexity over seeds, its spread, mean achieved sparsity."""
     model, column = LABELS[study]
     grouped: dict[tuple[str, str], list[Row]] = {}
@@ -77,26 +88,35 @@ def _by_seed(study: str, rows: Rows, text: str) -> dict[tuple[str, str], dict[st
     arms: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows.rows:
         if row.text == text:
-            arms.setdefault((model(row.cell), column(row.cell)), {})[str(row.cell.setting.seed)] = row.perplexity
+            arms.setdefault((model(row.cell), column(row.cell)), {})[str(row.cell.setting.seed)] = (
+                row.perplexity
+            )
     return arms
 
 
 def _names(keys: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
     keys = list(keys)
-    return list(dict.fromkeys(model for model, _ in keys)), list(dict.fromkeys(column for _, column in keys))
+    return list(dict.fromkeys(model for model, _ in keys)), list(
+        dict.fromkeys(column for _, column in keys)
+    )
 
 
 def _markdown(study: str, rows: Rows, name: str) -> str:
     conditions: Any = rows.conditions
     seeds = sorted({row.cell.setting.seed for row in rows.rows})
-    locals_asked = max((row.models for row in rows.rows if row.cell.method == "local-only"), default=0)
+    locals_asked = max(
+        (row.models for row in rows.rows if row.cell.method == "local-only"), default=0
+    )
     lines = [
         f"# {TITLES[study]}",
         "",
-        f"Perplexity: mean ± sample standard deviation over {len(seeds)} seeds. Model `{conditions['model']['name']}`, "
-        f"{conditions['model']['weights']:,} prunable weights; windows of {conditions['window_tokens']} tokens; "
-        f"ties by {conditions['ties']}; `local-only` is the mean of up to {locals_asked} clients. "
-        f"[Figures](./{name}.csv), [conditions](./{name}.json).",
+        (
+            f"Perplexity: mean ± sample standard deviation over {len(seeds)} seeds. Model"
+            f" `{conditions['model']['name']}`, {conditions['model']['weights']:,} prunable"
+            f" weights; windows of {conditions['window_tokens']} tokens; ties by"
+            f" {conditions['ties']}; `local-only` is the mean of up to {locals_asked} clients."
+            f" [Figures](./{name}.csv), [conditions](./{name}.json)."
+        ),
         "",
     ]
     for text in rows.texts():
@@ -129,7 +149,9 @@ def _plot(study: str, rows: Rows, path: Path) -> None:
     figure = Figure(figsize=(6 * len(texts), 5), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, text in zip(
-        figure.subplots(1, len(texts), sharey=study.startswith("table"), squeeze=False)[0], texts, strict=True
+        figure.subplots(1, len(texts), sharey=study.startswith("table"), squeeze=False)[0],
+        texts,
+        strict=True,
     ):
         figures = _figures(study, rows, text)
         (_dots if study.startswith("table") else _lines)(axes, figures)
@@ -143,9 +165,22 @@ def _plot(study: str, rows: Rows, path: Path) -> None:
 def _dots(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]]) -> None:
     models, columns = _names(figures)
     for column in columns:
-        found = [(place, figures[model, column]) for place, model in enumerate(models) if (model, column) in figures]
-        means, spreads = [mean for _, (mean, _, _) in found], [spread for _, (_, spread, _) in found]
-        axes.errorbar(means, [place for place, _ in found], xerr=spreads, fmt="o", markersize=5, capsize=2, label=column)
+        found = [
+            (place, figures[model, column])
+            for place, model in enumerate(models)
+            if (model, column) in figures
+        ]
+        means = [mean for _, (mean, _, _) in found]
+        spreads = [spread for _, (_, spread, _) in found]
+        axes.errorbar(
+            means,
+            [place for place, _ in found],
+            xerr=spreads,
+            fmt="o",
+            markersize=5,
+            capsize=2,
+            label=column,
+        )
     axes.set_yticks(range(len(models)), models)
     axes.set_ylim(len(models) - 0.5, -0.5)
     if axes.get_xlim()[1] > LOG_SCALE_FROM * axes.get_xlim()[0]:
@@ -158,7 +193,15 @@ def _lines(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]]
     models, columns = _names(figures)
     for model in (name for name in models if name != "dense"):
         means, spreads = ([figures[model, column][which] for column in columns] for which in (0, 1))
-        axes.errorbar(range(len(columns)), means, yerr=spreads, marker="o", markersize=4, capsize=2, label=model)
+        axes.errorbar(
+            range(len(columns)),
+            means,
+            yerr=spreads,
+            marker="o",
+            markersize=4,
+            capsize=2,
+            label=model,
+        )
     axes.set_xticks(range(len(columns)), [column.split()[0] for column in columns])
     axes.set_xlabel(columns[0].split()[1])
     axes.set_ylabel("perplexity (lower is better)")

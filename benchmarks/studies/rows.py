@@ -54,7 +54,9 @@ class Rows:
         beside = path.with_suffix(".json")
         if path.exists() != beside.exists():
             there, missing = (path, beside) if path.exists() else (beside, path)
-            raise Mistake(f"{there}: {missing.name} is not beside it; bring it back, or move this file away")
+            raise Mistake(
+                f"{there}: {missing.name} is not beside it; bring it back, or move this file away"
+            )
         if path.exists():
             self._require_conditions(beside)
             self._read()
@@ -70,7 +72,10 @@ class Rows:
             raise Mistake(f"{beside}: is damaged; move it and {self.path.name} away") from None
         self.conditions, differ = together(found, self.conditions)
         if differ:
-            raise Mistake(f"{self.path}: was measured with other {', '.join(differ)}; move it away or give another --out")
+            raise Mistake(
+                f"{self.path}: was measured with other {', '.join(differ)}; move it away or give"
+                " another --out"
+            )
         if found != self.conditions:
             write_json(beside, self.conditions)
 
@@ -82,7 +87,9 @@ class Rows:
             try:
                 self.rows.append(_read(record))
             except (KeyError, TypeError, ValueError):
-                raise Mistake(f"{self.path}: line {number} is damaged; restore or remove it") from None
+                raise Mistake(
+                    f"{self.path}: line {number} is damaged; restore or remove it"
+                ) from None
         if len(whole) < len(lines):
             write_bytes(self.path, "".join(whole).encode())
 
@@ -106,13 +113,21 @@ class Rows:
 def _written(row: Row) -> dict[str, object]:
     cell = {key: value for key, value in asdict(row.cell).items() if key != "setting"}
     cell["weight_scaling"] = "on" if row.cell.weight_scaling else "off"
-    figures = {"perplexity": f"{row.perplexity:.6g}", "achieved_sparsity": f"{row.achieved_sparsity:.6f}", "models": row.models}
+    figures = {
+        "perplexity": f"{row.perplexity:.6g}",
+        "achieved_sparsity": f"{row.achieved_sparsity:.6f}",
+        "models": row.models,
+    }
     return {**asdict(row.cell.setting), **cell, "text": row.text, **figures}
 
 
 def _read(record: dict[str, str]) -> Row:
     setting = Setting(
-        int(record["seed"]), int(record["clients"]), int(record["windows"]), float(record["sparsity"]), record["local_group"]
+        int(record["seed"]),
+        int(record["clients"]),
+        int(record["windows"]),
+        float(record["sparsity"]),
+        record["local_group"],
     )
     cell = Cell(setting, record["method"], record["server_group"], record["weight_scaling"] == "on")
     figures = float(record["perplexity"]), float(record["achieved_sparsity"]), int(record["models"])

@@ -34,15 +34,23 @@ ENCODER_CLIENTS = 10
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.tuning",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", choices=sorted(STUDIES))
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
-    parser.add_argument("--clients", type=Path, help="directory of the clients' records, client_<number>.jsonl")
+    parser.add_argument(
+        "--clients", type=Path, help="directory of the clients' records, client_<number>.jsonl"
+    )
     parser.add_argument("--train", type=Path, help="records that are dealt out to the clients")
     parser.add_argument("--test", type=Path, required=True, help="records of the public test items")
-    parser.add_argument("--records", type=int, default=200, help="of each client, the first in its file; 0: all")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=10")
+    parser.add_argument(
+        "--records", type=int, default=200, help="of each client, the first in its file; 0: all"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=10"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
@@ -56,12 +64,19 @@ def _files(given: argparse.Namespace) -> list[Path]:
         files = [given.train] if given.train else []
     else:
         found = given.clients.glob("client_*.jsonl") if given.clients else []
-        files = sorted(found, key=lambda file: (len(file.name), file.name))  # client_10 comes after client_9
-    wanted = "--train FILE" if given.study == "encoder" else "--clients DIRECTORY with client_0.jsonl and so on"
+        # client_10 comes after client_9.
+        files = sorted(found, key=lambda file: (len(file.name), file.name))
+    wanted = (
+        "--train FILE"
+        if given.study == "encoder"
+        else "--clients DIRECTORY with client_0.jsonl and so on"
+    )
     if not files:
         raise Mistake(f"{given.study}: needs {wanted}")
     if missing := [str(file) for file in (*files, given.test) if not file.is_file()]:
-        raise Mistake(f"{', '.join(missing)}: is no file; {given.study} needs {wanted}, and --test FILE")
+        raise Mistake(
+            f"{', '.join(missing)}: is no file; {given.study} needs {wanted}, and --test FILE"
+        )
     return files
 
 
@@ -83,13 +98,19 @@ def _plot_partitions(common: Mapping[str, Any], given: argparse.Namespace) -> No
     """How the first seed's classes are spread over the clients, a picture per alpha."""
     for alpha in ALPHAS:
         partition = Partition("dirichlet", common["num-clients"], alpha, given.seeds[0])
-        counts = partition_plot.counts_per_client(partition, common["data.path"], common["task.name"])
-        title = f"{common['task.name']}: {sum(count.total() for count in counts):,} items, alpha {alpha:g}"
+        counts = partition_plot.counts_per_client(
+            partition, common["data.path"], common["task.name"]
+        )
+        title = (
+            f"{common['task.name']}: {sum(count.total() for count in counts):,} items, alpha"
+            f" {alpha:g}"
+        )
         partition_plot.plot(counts, title, given.out / f"tuning-encoder-alpha-{alpha:g}.png")
 
 
 def _run(given: argparse.Namespace, scratch: Path) -> None:
-    study, files = STUDIES[given.study], _files(given)
+    study = STUDIES[given.study]
+    files = _files(given)
     settings = {**study.settings, **_chosen(given.set)}
     deals_out = given.study == "encoder"
     common = {
@@ -107,7 +128,11 @@ def _run(given: argparse.Namespace, scratch: Path) -> None:
     model = open_model(checked.model)
     bench = Bench(model, set_up(checked, Path()), common, given.seeds)
     conditions = {
-        "model": {"name": model.directory.name, "parameters": model.plan.num_parameters, "sha256": model.sha256},
+        "model": {
+            "name": model.directory.name,
+            "parameters": model.plan.num_parameters,
+            "sha256": model.sha256,
+        },
         "settings": {"clients": common["num-clients"], **settings},
         "records": {file.name: sha256(file.read_bytes()) for file in (*files, given.test)},
         "records_per_client": None if deals_out else given.records,

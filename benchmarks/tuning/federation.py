@@ -89,8 +89,13 @@ class Federation:
         sequences: Mapping[int, Sequences] | None = None,
     ) -> None:
         if settings.federation.payload != "float32":
-            raise ValueError(f"a federation without messages sends float32, not {settings.federation.payload}")
-        self.settings, self.model, self.computing, self.scratch = settings, model, computing, scratch
+            raise ValueError(
+                f"a federation without messages sends float32, not {settings.federation.payload}"
+            )
+        self.settings = settings
+        self.model = model
+        self.computing = computing
+        self.scratch = scratch
         self.adapters = trained(model.plan, settings)
         self.limits = list(limits or [settings.lora.largest_rank] * settings.num_clients)
         self._adapted: dict[int, AdaptedModel] = {}
@@ -104,7 +109,9 @@ class Federation:
         found: dict[int, Sequences] = {}
         for client in range(self.settings.num_clients):
             try:
-                found[client] = client_sequences(self.settings, simulated_node(), self.model, client)
+                found[client] = client_sequences(
+                    self.settings, simulated_node(), self.model, client
+                )
             except Mistake as mistake:
                 print(f"client {client} is left out: {mistake}", flush=True)
         return found
@@ -112,19 +119,30 @@ class Federation:
     @cached_property
     def own_tests(self) -> dict[int, ScoredItems]:
         """Each client's held-out items, at most ``task.max-test-items`` of them; none of a client that has none."""
-        classes, most = self.model.family.kind == "encoder", self.settings.task.max_test_items or None
-        held = {client: client_items(self.settings, simulated_node(), client)[1][:most] for client in self.sequences}
-        tokenizer, positions = self.model.tokenizer, self.model.num_positions
+        classes = self.model.family.kind == "encoder"
+        most = self.settings.task.max_test_items or None
+        held = {
+            client: client_items(self.settings, simulated_node(), client)[1][:most]
+            for client in self.sequences
+        }
+        tokenizer = self.model.tokenizer
+        positions = self.model.num_positions
         return {
-            client: as_tests(self.settings, items, tokenizer, classes, positions) for client, items in held.items() if items
+            client: as_tests(self.settings, items, tokenizer, classes, positions)
+            for client, items in held.items()
+            if items
         }
 
     # ----- training ---------------------------------------------------------------------------------------------------
 
     def _training(self, client: int) -> AdapterTraining:
-        settings, limit = self.settings, self.limits[client]
-        adapters, seed = self.adapters.limited(limit), derive_seed(settings.seed, "training", client=client)
-        training = AdapterTraining(self.model, self.computing, settings, adapters, self.sequences[client], seed)
+        settings = self.settings
+        limit = self.limits[client]
+        adapters = self.adapters.limited(limit)
+        seed = derive_seed(settings.seed, "training", client=client)
+        training = AdapterTraining(
+            self.model, self.computing, settings, adapters, self.sequences[client], seed
+        )
         training.adapted = self._model_of(limit)
         return training
 
@@ -132,7 +150,9 @@ class Federation:
         """One model in memory per rank limit, for all clients that have it."""
         if limit not in self._adapted:
             adapters = self.adapters.limited(limit)
-            self._adapted[limit] = AdaptedModel.load(self.model, self.computing, self.settings, adapters)
+            self._adapted[limit] = AdaptedModel.load(
+                self.model, self.computing, self.settings, adapters
+            )
         return self._adapted[limit]
 
     def _start(self, client: int) -> dict[str, dict[str, Tensor]]:
@@ -153,24 +173,30 @@ class Federation:
     def _first_round(self, client: int) -> tuple[dict[str, dict[str, Tensor]], Moments]:
         """What a client trains in the first round, and its optimiser's moments behind it."""
         if client not in self._first:
-            tensors, outcome = self._training(client).run(self._start(client), 0, self.settings.training.steps)
+            tensors, outcome = self._training(client).run(
+                self._start(client), 0, self.settings.training.steps
+            )
             self._first[client] = tensors, outcome.moments
         return self._first[client]
 
     def alone(self, client: int) -> dict[str, dict[str, Tensor]]:
         """What a client trains by itself, in as many steps as it has in all rounds."""
         tensors, moments = self._first_round(client)
-        training, steps = self._training(client), self.settings.training.steps
+        training = self._training(client)
+        steps = self.settings.training.steps
         if training.total_steps > steps:
             tensors, _ = training.run(tensors, steps, training.total_steps - steps, moments)
         return tensors
 
     def centralized(self) -> dict[str, dict[str, Tensor]]:
         """What one party trains with everybody's items, in as many steps as all clients together have."""
-        settings, parties = self.settings, self.settings.num_clients
+        settings = self.settings
+        parties = self.settings.num_clients
         joined = reduce(lambda first, other: first.joined(other), self.sequences.values())
         seed = derive_seed(settings.seed, "training/centralized")
-        training = AdapterTraining(self.model, self.computing, settings, self.adapters, joined, seed, parties)
+        training = AdapterTraining(
+            self.model, self.computing, settings, self.adapters, joined, seed, parties
+        )
         training.adapted = self._model_of(self.adapters_rank)
         start = initial_adapters(self.adapters, settings.seed) | self._first_head
         tensors, _ = training.run(start, 0, training.total_steps)
@@ -179,14 +205,17 @@ class Federation:
     def federated(self, averaging: Averaging) -> Federated:
         """All rounds, everybody taking part in each."""
         result = AdapterResult(self.settings, self.model, BlobStore(self.scratch))
-        steps, found = self.settings.training.steps, Federated({})
+        steps = self.settings.training.steps
+        found = Federated({})
         for number in range(self.settings.federation.rounds):
             sent: dict[int, Tensors] = {}
             for client in self.sequences:
                 if number == 0:
                     sent[client] = self._first_round(client)[0]
                 else:
-                    sent[client], _ = self._training(client).run(self._received(result, client), number * steps, steps)
+                    sent[client], _ = self._training(client).run(
+                        self._received(result, client), number * steps, steps
+                    )
             weights = self._weights(sent, averaging)
             result.replace(self._folded(sent, weights, averaging), self.limits)
             found.tensors = {key: result.tensors(key) for key in self.adapters.shapes()}
@@ -198,7 +227,9 @@ class Federation:
     def _received(self, result: AdapterResult, client: int) -> dict[str, dict[str, Tensor]]:
         limit = self.limits[client]
         shapes = self.adapters.limited(limit).shapes()
-        return {key: unpack_adapters(shapes[key], result.blob(key, limit), "float32") for key in shapes}
+        return {
+            key: unpack_adapters(shapes[key], result.blob(key, limit), "float32") for key in shapes
+        }
 
     # ----- averaging --------------------------------------------------------------------------------------------------
 
@@ -212,7 +243,10 @@ class Federation:
             return [float(len(self.sequences[client])) for client in sent]
         norms = []
         for tensors in sent.values():
-            squares = [norm(self._factors(tensors, index, adapter)) ** 2 for index, adapter in self.adapters]
+            squares = [
+                norm(self._factors(tensors, index, adapter)) ** 2
+                for index, adapter in self.adapters
+            ]
             norms.append(math.sqrt(math.fsum(squares)))
         return norms if any(norms) else [1.0] * len(norms)
 
@@ -231,23 +265,36 @@ class Federation:
                 tensors |= {adapter.name_a: mean.a, adapter.name_b: mean.b}
             yield block_key(index), tensors
         if self.adapters.head:
-            yield HEAD_KEY, {name: self._mean_of_head(sent, weights, name) for name in self.adapters.head}
+            yield (
+                HEAD_KEY,
+                {name: self._mean_of_head(sent, weights, name) for name in self.adapters.head},
+            )
 
-    def _mean_of_head(self, sent: Mapping[int, Tensors], weights: Sequence[float], name: str) -> Tensor:
-        mean, total = torch.zeros(self.adapters.head[name], dtype=torch.float64), 0.0
+    def _mean_of_head(
+        self, sent: Mapping[int, Tensors], weights: Sequence[float], name: str
+    ) -> Tensor:
+        mean = torch.zeros(self.adapters.head[name], dtype=torch.float64)
+        total = 0.0
         for tensors, weight in zip(sent.values(), weights, strict=True):
             mean += tensors[HEAD_KEY][name].double() * weight
             total += weight
         return (mean / total).float()
 
-    def _errors(self, averaged: Tensors, sent: Mapping[int, Tensors], weights: Sequence[float]) -> tuple[float, float]:
+    def _errors(
+        self, averaged: Tensors, sent: Mapping[int, Tensors], weights: Sequence[float]
+    ) -> tuple[float, float]:
         """Distance of the averaged update from the exact mean, whole, and cut to the clients' ranks; relative."""
         shares = torch.tensor(weights, dtype=torch.float64) / math.fsum(weights)
-        size, missed = 0.0, dict.fromkeys({self.adapters_rank, *(self.limits[client] for client in sent)}, 0.0)
+        size = 0.0
+        missed = dict.fromkeys({self.adapters_rank, *(self.limits[client] for client in sent)}, 0.0)
         for index, adapter in self.adapters:
-            everybody = [factors_of(self.adapters, index, one[block_key(index)])[adapter.linear.name] for one in sent.values()]
+            everybody = [
+                factors_of(self.adapters, index, one[block_key(index)])[adapter.linear.name]
+                for one in sent.values()
+            ]
             exact = sum(
-                share * one.scaling * one.b.double() @ one.a.double() for share, one in zip(shares, everybody, strict=True)
+                share * one.scaling * one.b.double() @ one.a.double()
+                for share, one in zip(shares, everybody, strict=True)
             )
             assert isinstance(exact, Tensor)
             size += float(exact.square().sum())
@@ -255,19 +302,32 @@ class Federation:
             for limit in missed:
                 update = mean.scaling * mean.b[:, :limit].double() @ mean.a[:limit].double()
                 missed[limit] += float((update - exact).square().sum())
-        relative = {limit: math.sqrt(square / size) if size else 0.0 for limit, square in missed.items()}
-        return relative[self.adapters_rank], math.fsum(relative[self.limits[client]] for client in sent) / len(sent)
+        relative = {
+            limit: math.sqrt(square / size) if size else 0.0 for limit, square in missed.items()
+        }
+        return relative[self.adapters_rank], math.fsum(
+            relative[self.limits[client]] for client in sent
+        ) / len(sent)
 
     # ----- tests ------------------------------------------------------------------------------------------------------
 
-    def score(self, tensors: Tensors | None, items: ScoredItems, limit: int | None = None) -> dict[str, float]:
+    def score(
+        self, tensors: Tensors | None, items: ScoredItems, limit: int | None = None
+    ) -> dict[str, float]:
         """Scores of the base model with adapters, of which a rank limit takes the first ranks; None: with none."""
         adapted = self._model_of(limit or self.adapters_rank)
         shapes = self.adapters.limited(limit or self.adapters_rank).shapes()
-        given = initial_adapters(self.adapters, self.settings.seed) | self._first_head if tensors is None else tensors
+        given = (
+            initial_adapters(self.adapters, self.settings.seed) | self._first_head
+            if tensors is None
+            else tensors
+        )
         adapted.set(
             {
-                key: {name: given[key][name][tuple(map(slice, shape))] for name, shape in block.items()}
+                key: {
+                    name: given[key][name][tuple(map(slice, shape))]
+                    for name, shape in block.items()
+                }
                 for key, block in shapes.items()
             }
         )

@@ -26,9 +26,17 @@ from espalier.corpora import passages
 from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 
-SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+SPECIAL = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
 """In RoBERTa's order: their places in the vocabulary are 0 to 4, and the configuration below names three of them."""
-CHOSEN, MASKED, REPLACED = 0.15, 0.8, 0.1
+CHOSEN = 0.15
+MASKED = 0.8
+REPLACED = 0.1
 """Share of the tokens that are predicted, and shares of these."""
 NOT_CHOSEN = -100
 MOST_HELD_OUT = 512
@@ -55,7 +63,15 @@ class Recipe:
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     """Byte-level BPE of small letters, with RoBERTa's special tokens around a text, as a tokenizer of Hugging Face's."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
@@ -70,17 +86,24 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
 
 
 def sequences(tokenizer: Any, texts: Sequence[str], tokens: int) -> Tensor:
     """The texts one behind the other, cut into ``<s> ... </s>`` of ``tokens`` tokens: (sequences, tokens), int64."""
-    ids = [token for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"] for token in row]
+    ids = [
+        token
+        for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        for token in row
+    ]
     inner = tokens - 2
     rows = torch.tensor(ids[: len(ids) // inner * inner], dtype=torch.int64).view(-1, inner)
-    begin, end = rows.new_full((len(rows), 1), 0), rows.new_full((len(rows), 1), 2)
+    begin = rows.new_full((len(rows), 1), 0)
+    end = rows.new_full((len(rows), 1), 2)
     return torch.cat([begin, rows, end], dim=1)
 
 
@@ -108,7 +131,8 @@ def new_model(recipe: Recipe) -> Any:
         intermediate_size=4 * recipe.hidden,
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
-        max_position_embeddings=recipe.longest + 2,  # RoBERTa counts positions from the one behind padding's
+        # RoBERTa counts positions from the one behind padding's.
+        max_position_embeddings=recipe.longest + 2,
         bos_token_id=0,
         pad_token_id=1,
         eos_token_id=2,
@@ -132,7 +156,8 @@ def held_out_loss(model: Any, rows: Tensor, recipe: Recipe) -> float:
     """``masked_loss`` over all rows, each masked once, by the recipe's seed."""
     model.eval()
     given, wanted = hidden_from(rows, recipe.vocabulary, _generator(recipe, "held out"))
-    total, number = 0.0, int((wanted != NOT_CHOSEN).sum())
+    total = 0.0
+    number = int((wanted != NOT_CHOSEN).sum())
     for inputs, labels in zip(given.split(256), wanted.split(256), strict=True):
         count = int((labels != NOT_CHOSEN).sum())
         total += float(masked_loss(model, inputs, labels)) * count if count else 0.0
@@ -142,7 +167,12 @@ def held_out_loss(model: Any, rows: Tensor, recipe: Recipe) -> float:
 
 def unigram_loss(rows: Tensor, held_out: Tensor, recipe: Recipe) -> float:
     """The same loss of somebody who knows how frequent each token is in ``rows`` (counted from one) and nothing else."""
-    counts = torch.bincount(rows[rows >= len(SPECIAL)], minlength=recipe.vocabulary)[len(SPECIAL) :].double() + 1
+    counts = (
+        torch.bincount(rows[rows >= len(SPECIAL)], minlength=recipe.vocabulary)[
+            len(SPECIAL) :
+        ].double()
+        + 1
+    )
     _, wanted = hidden_from(held_out, recipe.vocabulary, _generator(recipe, "held out"))
     return float(-(counts / counts.sum()).log()[wanted[wanted != NOT_CHOSEN] - len(SPECIAL)].mean())
 
@@ -153,7 +183,8 @@ def pretrain(model: Any, rows: Tensor, recipe: Recipe) -> None:
     others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
-    generator, warmup = _generator(recipe, "steps"), max(1, recipe.steps // 20)
+    generator = _generator(recipe, "steps")
+    warmup = max(1, recipe.steps // 20)
     model.train()
     for step in range(recipe.steps):
         chosen = torch.randint(len(rows), (recipe.batch,), generator=generator)
@@ -185,13 +216,23 @@ def make_encoder(texts: Sequence[str], recipe: Recipe, out: Path) -> dict[str, A
     training, held = passages.split(texts)
     tokenizer = train_tokenizer(training, recipe.vocabulary)
     if len(tokenizer) != recipe.vocabulary:
-        raise Mistake(f"--text: gives a vocabulary of {len(tokenizer)} tokens, --vocabulary is {recipe.vocabulary}; lower it")
+        raise Mistake(
+            f"--text: gives a vocabulary of {len(tokenizer)} tokens, --vocabulary is"
+            f" {recipe.vocabulary}; lower it"
+        )
     rows, held_rows = (sequences(tokenizer, part, recipe.tokens) for part in (training, held))
     held_rows = held_rows[:: max(1, len(held_rows) // MOST_HELD_OUT)][:MOST_HELD_OUT]
     if not (len(rows) and len(held_rows)):
-        raise Mistake(f"--text: gives {len(rows)} sequences to train on and {len(held_rows)} held out; give more text")
+        raise Mistake(
+            f"--text: gives {len(rows)} sequences to train on and {len(held_rows)} held out; give"
+            " more text"
+        )
     model = new_model(recipe)
-    print(f"{model.num_parameters():,} parameters, {len(rows):,} sequences, {len(held_rows):,} held out", flush=True)
+    print(
+        f"{model.num_parameters():,} parameters, {len(rows):,} sequences, {len(held_rows):,}"
+        " held out",
+        flush=True,
+    )
     pretrain(model, rows, recipe)
     report = {
         **asdict(recipe),
@@ -210,14 +251,21 @@ def make_encoder(texts: Sequence[str], recipe: Recipe, out: Path) -> dict[str, A
 
 def main() -> int:
     """Read, train and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, action="append", required=True, help="plain text, UTF-8")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write, in Hugging Face layout")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--text", type=Path, action="append", required=True, help="plain text, UTF-8"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="directory to write, in Hugging Face layout"
+    )
     parser.add_argument("--threads", type=int, default=2)
     for name, value in asdict(Recipe()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     given = vars(parser.parse_args())
-    files, out = given.pop("text"), given.pop("out")
+    files = given.pop("text")
+    out = given.pop("out")
     torch.set_num_threads(given.pop("threads"))
     try:
         if missing := [str(file) for file in files if not file.is_file()]:
@@ -226,7 +274,10 @@ def main() -> int:
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
-    print(f"held-out masked loss {report['held_out_loss']}, unigrams {report['unigram_loss']}, {report['seconds']} s")
+    print(
+        f"held-out masked loss {report['held_out_loss']}, unigrams {report['unigram_loss']},"
+        f" {report['seconds']} s"
+    )
     return 0
 
 

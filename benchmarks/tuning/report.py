@@ -28,21 +28,27 @@ class Panel:
     """Series that are compared in pairs."""
 
 
-def write_report(title: str, panels: Sequence[Panel], rows: Rows, conditions: dict[str, Any], path: Path) -> None:
+def write_report(
+    title: str, panels: Sequence[Panel], rows: Rows, conditions: dict[str, Any], path: Path
+) -> None:
     """Write ``<path>.md`` and ``<path>.png``."""
     seeds = sorted({row["seed"] for row in rows.rows})
     settings = ", ".join(f"{key} {value}" for key, value in conditions["settings"].items())
     lines = [
         f"# {title}",
         "",
-        f"Mean ± sample standard deviation over {len(seeds)} seeds. Model `{conditions['model']['name']}`, "
-        f"{conditions['model']['parameters']:,} parameters; {settings}. "
-        f"[Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        (
+            f"Mean ± sample standard deviation over {len(seeds)} seeds. Model"
+            f" `{conditions['model']['name']}`, {conditions['model']['parameters']:,} parameters;"
+            f" {settings}. [Figures](./{path.name}.csv), [conditions](./{path.name}.json)."
+        ),
         "",
     ]
     for panel in panels:
         lines += _table(panel, rows)
-        lines += paired_table(_by_seed(panel, rows), panel.pairs, cells_of(panel, rows)[2], panel.measure, digits=3)
+        lines += paired_table(
+            _by_seed(panel, rows), panel.pairs, cells_of(panel, rows)[2], panel.measure, digits=3
+        )
     path.with_suffix(".md").write_text("\n".join([*lines, f"![{title}](./{path.name}.png)", ""]))
     _plot(title, panels, rows, path.with_suffix(".png"))
 
@@ -53,22 +59,37 @@ def cells_of(panel: Panel, rows: Rows) -> tuple[Cells, list[str], list[str]]:
     for row in rows.rows:
         if row["measure"] == panel.measure:
             cells.setdefault((row[panel.series], row[panel.places]), []).append(float(row["value"]))
-    return cells, list(dict.fromkeys(one for one, _ in cells)), list(dict.fromkeys(place for _, place in cells))
+    return (
+        cells,
+        list(dict.fromkeys(one for one, _ in cells)),
+        list(dict.fromkeys(place for _, place in cells)),
+    )
 
 
 def _by_seed(panel: Panel, rows: Rows) -> dict[tuple[str, str], dict[str, float]]:
     arms: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows.rows:
         if row["measure"] == panel.measure:
-            arms.setdefault((row[panel.series], row[panel.places]), {})[row["seed"]] = float(row["value"])
+            arms.setdefault((row[panel.series], row[panel.places]), {})[row["seed"]] = float(
+                row["value"]
+            )
     return arms
 
 
 def _table(panel: Panel, rows: Rows) -> list[str]:
     cells, series, places = cells_of(panel, rows)
-    lines = [f"## {panel.measure}: {panel.label}", "", f"| | {' | '.join(places)} |", "|---|" + "---|" * len(places)]
+    lines = [
+        f"## {panel.measure}: {panel.label}",
+        "",
+        f"| | {' | '.join(places)} |",
+        "|---|" + "---|" * len(places),
+    ]
     for one in series:
-        lines.append(f"| {one} | " + " | ".join(_cell(cells.get((one, place), [])) for place in places) + " |")
+        lines.append(
+            f"| {one} | "
+            + " | ".join(_cell(cells.get((one, place), [])) for place in places)
+            + " |"
+        )
     return [*lines, ""]
 
 
@@ -88,12 +109,22 @@ def _plot(title: str, panels: Sequence[Panel], rows: Rows, path: Path) -> None:
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         cells, series, places = cells_of(panel, rows)
         for number, one in enumerate(series):
-            found = [(at, cells[one, place]) for at, place in enumerate(places) if (one, place) in cells]
+            found = [
+                (at, cells[one, place]) for at, place in enumerate(places) if (one, place) in cells
+            ]
             shift = 0.0 if panel.joined else 0.6 * (number + 0.5) / len(series) - 0.3
             at = [place + shift for place, _ in found]
             means = [fmean(values) for _, values in found]
             spreads = [stdev(values) if len(values) > 1 else 0.0 for _, values in found]
-            axes.errorbar(at, means, yerr=spreads, fmt="o-" if panel.joined else "o", markersize=5, capsize=2, label=one)
+            axes.errorbar(
+                at,
+                means,
+                yerr=spreads,
+                fmt="o-" if panel.joined else "o",
+                markersize=5,
+                capsize=2,
+                label=one,
+            )
         axes.set_xticks(range(len(places)), places)
         axes.set_xlabel({"setting": "alpha"}.get(panel.places, ""))
         axes.set_ylabel(panel.label)

@@ -48,14 +48,25 @@ class Bench:
 
     def settings(self, seed: int, **varied: Any) -> RunSettings:
         """Settings of one federation; ``varied`` use underscores for hyphens and two for dots."""
-        return parse({**self.common, "seed": seed, **{k.replace("__", ".").replace("_", "-"): v for k, v in varied.items()}})
+        return parse(
+            {
+                **self.common,
+                "seed": seed,
+                **{k.replace("__", ".").replace("_", "-"): v for k, v in varied.items()},
+            }
+        )
 
     @contextmanager
-    def federation(self, settings: RunSettings, limits: Sequence[int] | None = None) -> Iterator[Federation]:
+    def federation(
+        self, settings: RunSettings, limits: Sequence[int] | None = None
+    ) -> Iterator[Federation]:
         """A federation, and a place for what its server keeps."""
         with tempfile.TemporaryDirectory() as scratch:
-            made = Federation(settings, self.model, self.computing, Path(scratch), limits, self._sequences)
-            if "{client}" in settings.data.path:  # each client has a file of its own, whatever the seed
+            made = Federation(
+                settings, self.model, self.computing, Path(scratch), limits, self._sequences
+            )
+            # Each client has a file of its own, whatever the seed.
+            if "{client}" in settings.data.path:
                 self._sequences = made.sequences
             yield made
 
@@ -66,7 +77,9 @@ class Bench:
             settings = self.settings(self.seeds[0])
             classes = self.model.family.kind == "encoder"
             items = public_items(settings)
-            self._public = as_tests(settings, items, self.model.tokenizer, classes, self.model.num_positions)
+            self._public = as_tests(
+                settings, items, self.model.tokenizer, classes, self.model.num_positions
+            )
         return self._public
 
 
@@ -83,13 +96,19 @@ class Study:
 def _is_measured(rows: Rows, seed: int, setting: str, last: str, measure: str) -> bool:
     """Whether the row that is written last of a setting is there, a measure of the test ``last``."""
     wanted = (str(seed), setting, last, measure)
-    return any((row["seed"], row["setting"], row["test"], row["measure"]) == wanted for row in rows.rows)
+    return any(
+        (row["seed"], row["setting"], row["test"], row["measure"]) == wanted for row in rows.rows
+    )
 
 
-def _put_down(rows: Rows, seed: int, setting: str, values: Sequence[tuple[str, str, float]]) -> None:
+def _put_down(
+    rows: Rows, seed: int, setting: str, values: Sequence[tuple[str, str, float]]
+) -> None:
     """Write the rows of a setting, (test, measure, value) each, but for those that a stopped study has written already."""
     for test, measure, value in values:
-        for cell in rows.missing(iter([{"seed": seed, "setting": setting, "test": test, "measure": measure}])):
+        for cell in rows.missing(
+            iter([{"seed": seed, "setting": setting, "test": test, "measure": measure}])
+        ):
             rows.add(cell, value=value)
 
 
@@ -108,13 +127,24 @@ def dolly(bench: Bench, rows: Rows) -> None:
             }
             for setting, make in wanted.items():
                 if not _is_measured(rows, seed, setting, GLOBAL, "loss"):
-                    made, tests = make(), {str(k): own for k, own in clients.own_tests.items()} | {GLOBAL: bench.public}
-                    values = [(test, "loss", clients.score(made, items)["loss"]) for test, items in tests.items()]
+                    made = make()
+                    tests = {str(k): own for k, own in clients.own_tests.items()} | {
+                        GLOBAL: bench.public
+                    }
+                    values = [
+                        (test, "loss", clients.score(made, items)["loss"])
+                        for test, items in tests.items()
+                    ]
                     _put_down(rows, seed, setting, values)
             if not _is_measured(rows, seed, "local-only", GLOBAL, "loss"):
                 models = {client: clients.alone(client) for client in clients.sequences}
-                values = [(str(k), "loss", clients.score(models[k], items)["loss"]) for k, items in clients.own_tests.items()]
-                everywhere = fmean(clients.score(model, bench.public)["loss"] for model in models.values())
+                values = [
+                    (str(k), "loss", clients.score(models[k], items)["loss"])
+                    for k, items in clients.own_tests.items()
+                ]
+                everywhere = fmean(
+                    clients.score(model, bench.public)["loss"] for model in models.values()
+                )
                 _put_down(rows, seed, "local-only", [*values, (GLOBAL, "loss", everywhere)])
 
 
@@ -132,7 +162,11 @@ def ranks(bench: Bench, rows: Rows) -> None:
                                  "ranks 2 to 32, svd": Averaging("updates", "norms")}),
             (None, RANK, {f"rank {RANK}, factors": Averaging("factors"), f"rank {RANK}, svd": Averaging("updates")}),
         ):  # fmt: skip
-            missing = {name: how for name, how in names.items() if not _is_measured(rows, seed, name, last, "error at clients")}
+            missing = {
+                name: how
+                for name, how in names.items()
+                if not _is_measured(rows, seed, name, last, "error at clients")
+            }
             if not missing:
                 continue
             settings = bench.settings(seed, lora__rank=rank, lora__alpha=2.0 * rank)
@@ -141,16 +175,30 @@ def ranks(bench: Bench, rows: Rows) -> None:
                     _put_down(rows, seed, name, _losses_and_errors(bench, clients, averaging))
 
 
-def _losses_and_errors(bench: Bench, clients: Federation, averaging: Averaging) -> list[tuple[str, str, float]]:
-    found, tests = clients.federated(averaging), clients.own_tests
+def _losses_and_errors(
+    bench: Bench, clients: Federation, averaging: Averaging
+) -> list[tuple[str, str, float]]:
+    found = clients.federated(averaging)
+    tests = clients.own_tests
     own = fmean(clients.score(found.tensors, items)["loss"] for items in tests.values())
     limits = {client: clients.limits[client] for client in tests}
-    values = [("own", "loss", own), (GLOBAL, "loss", clients.score(found.tensors, bench.public)["loss"])]
+    values = [
+        ("own", "loss", own),
+        (GLOBAL, "loss", clients.score(found.tensors, bench.public)["loss"]),
+    ]
     if len(set(limits.values())) > 1:
-        own = fmean(clients.score(found.tensors, items, limits[client])["loss"] for client, items in tests.items())
+        own = fmean(
+            clients.score(found.tensors, items, limits[client])["loss"]
+            for client, items in tests.items()
+        )
     values.insert(1, ("own, at the client's rank", "loss", own))
-    for number, (whole, cut) in enumerate(zip(found.errors, found.errors_at_clients, strict=True), start=1):
-        values += [(f"round {number}", "error", whole), (f"round {number}", "error at clients", cut)]
+    for number, (whole, cut) in enumerate(
+        zip(found.errors, found.errors_at_clients, strict=True), start=1
+    ):
+        values += [
+            (f"round {number}", "error", whole),
+            (f"round {number}", "error at clients", cut),
+        ]
     return values
 
 
@@ -176,15 +224,23 @@ def encoder(bench: Bench, rows: Rows) -> None:
                     return clients.score(tensors, bench.public)["acc"]
 
                 if pooled is None:
-                    known = [row["value"] for row in rows.rows if row["seed"] == str(seed) and row["test"] == "centralized"]
+                    known = [
+                        row["value"]
+                        for row in rows.rows
+                        if row["seed"] == str(seed) and row["test"] == "centralized"
+                    ]
                     pooled = float(known[0]) if known else accuracy(clients.centralized())
                 values = {
                     "federated": accuracy(clients.federated(Averaging("factors")).tensors),
-                    "local-only": fmean(accuracy(clients.alone(client)) for client in clients.sequences),
+                    "local-only": fmean(
+                        accuracy(clients.alone(client)) for client in clients.sequences
+                    ),
                     "centralized": pooled,
                     MAJORITY: majority,
                 }
-            _put_down(rows, seed, setting, [(name, "accuracy", value) for name, value in values.items()])
+            _put_down(
+                rows, seed, setting, [(name, "accuracy", value) for name, value in values.items()]
+            )
 
 
 # ----- data of the studies --------------------------------------------------------------------------------------------
@@ -230,7 +286,10 @@ CLASSIFIER: dict[str, Any] = {
     "lora.targets": "all",
 }
 AGAINST_OTHERS = tuple(Pair("federated", other) for other in ("dense", "local-only", "centralized"))
-AVERAGES = (Pair("ranks 2 to 32, svd", "ranks 2 to 32, zero-pad"), Pair("rank 8, svd", "rank 8, factors"))
+AVERAGES = (
+    Pair("ranks 2 to 32, svd", "ranks 2 to 32, zero-pad"),
+    Pair("rank 8, svd", "rank 8, factors"),
+)
 CHANCE = Pair("federated", MAJORITY)
 STUDIES = {
     "dolly": Study(

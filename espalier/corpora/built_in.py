@@ -27,7 +27,9 @@ def own_records(name: str, client: int, num_clients: int) -> list[Record]:
     text = BUILT_IN[name]
     place = client % len(text.SOURCES)
     sharers = -(-(num_clients - place) // len(text.SOURCES))
-    records = (Record(passage) for one in text.texts(text.SOURCES[place]) for passage in passages(one))
+    records = (
+        Record(passage) for one in text.texts(text.SOURCES[place]) for passage in passages(one)
+    )
     return Partition("iid", sharers, 1.0, 0).share_of(client // len(text.SOURCES), records)
 
 

@@ -28,7 +28,9 @@ LEAST_ITEMS = 100
 
 
 @told_at_the_site
-def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tuple[list[Item], list[Item]]:
+def client_items(
+    settings: RunSettings, node: NodeSettings, client: int
+) -> tuple[list[Item], list[Item]]:
     """A client's items, to train on and held out; they have no question in common.
 
     As with text, the node's ``data-path`` is the site's own and taken whole; otherwise, in a simulation, ``[data]`` says what
@@ -39,7 +41,8 @@ def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tupl
     Mistake
         The source or file is missing, empty or malformed, or nothing is left to train on.
     """
-    task, data = task_named(settings.task.name), settings.data
+    task = task_named(settings.task.name)
+    data = settings.data
     require_own_data(node, data, task.name)
     own: Iterable[Item]
     if node.data_path:
@@ -56,8 +59,8 @@ def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tupl
     train, held_out = split_items(own)
     if not train:
         raise Mistake(
-            f"data: the client has no items of the task {task.name} to train on; items that are equal count once, and one in "
-            "ten is held out; give it some, or a larger data.alpha"
+            f"data: the client has no items of the task {task.name} to train on; items that are"
+            " equal count once, and one in ten is held out; give it some, or a larger data.alpha"
         )
     return train, held_out
 
@@ -65,7 +68,9 @@ def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tupl
 def _dealt(settings: RunSettings, task: Task, deal: Partition) -> list[list[Item]]:
     """The one body of items that simulated clients share, by client."""
     if settings.data.source == "hub":
-        items = read_hub_items(task, _training_split(settings, task), settings.data.path, settings.data.hub_config)
+        items = read_hub_items(
+            task, _training_split(settings, task), settings.data.path, settings.data.hub_config
+        )
         return shares_of_items(deal, items)
     try:
         found = Path(settings.data.path).stat()
@@ -76,7 +81,9 @@ def _dealt(settings: RunSettings, task: Task, deal: Partition) -> list[list[Item
 
 
 @lru_cache(maxsize=1)
-def _dealt_file(deal: Partition, task: str, path: str, version: tuple[int, ...]) -> list[list[Item]]:
+def _dealt_file(
+    deal: Partition, task: str, path: str, version: tuple[int, ...]
+) -> list[list[Item]]:
     """A file's items by client; the simulated clients of a process read it once, as long as it stays the same ``version``."""
     return shares_of_items(deal, read_items(task_named(task), path))
 
@@ -87,7 +94,12 @@ def _training_split(settings: RunSettings, task: Task) -> str:
 
 @told_at_the_site
 def held_out_items(
-    settings: RunSettings, node: NodeSettings, tokenizer: Any, client: int, classes: bool, positions: int | None
+    settings: RunSettings,
+    node: NodeSettings,
+    tokenizer: Any,
+    client: int,
+    classes: bool,
+    positions: int | None,
 ) -> ScoredItems:
     """A client's held-out items, at most ``task.max-test-items``, for a model that has ``positions``; None: it has no limit.
 
@@ -99,27 +111,34 @@ def held_out_items(
     if not node.allows_own_text():
         raise not_allowed()
     _, held_out = client_items(settings, node, client)
-    found = as_tests(settings, held_out[: settings.task.max_test_items or None], tokenizer, classes, positions)
+    found = as_tests(
+        settings, held_out[: settings.task.max_test_items or None], tokenizer, classes, positions
+    )
     places = list(zip(found.options(), found.answers, strict=True))
-    predictions = len(found) if classes else sum(options[answer].answer_tokens for options, answer in places)
+    predictions = (
+        len(found) if classes else sum(options[answer].answer_tokens for options, answer in places)
+    )
     if predictions < LEAST_PREDICTIONS or len(found) < LEAST_ITEMS:
         text = (
-            f"evaluation.own-text: the client's held-out items are fewer than {LEAST_ITEMS}, or give fewer than "
-            f"{LEAST_PREDICTIONS} predictions (tokens of answers, or classes), and a mean over them says too much about single "
-            "ones; give the client more items, or raise task.max-test-items, which is "
-            f"{settings.task.max_test_items} (0 takes all)"
+            f"evaluation.own-text: the client's held-out items are fewer than {LEAST_ITEMS}, or"
+            f" give fewer than {LEAST_PREDICTIONS} predictions (tokens of answers, or classes), and"
+            " a mean over them says too much about single ones; give the client more items, or"
+            f" raise task.max-test-items, which is {settings.task.max_test_items} (0 takes all)"
         )
         raise Mistake(text, text)
     return found
 
 
-def as_tests(settings: RunSettings, items: list[Item], tokenizer: Any, classes: bool, positions: int | None) -> ScoredItems:
+def as_tests(
+    settings: RunSettings, items: list[Item], tokenizer: Any, classes: bool, positions: int | None
+) -> ScoredItems:
     """Items as token ids, for a language model or for an encoder with classes, whole as far as the model takes them.
 
     A language model is not asked what follows the last token, so that one more can be scored than it has ``positions``; None:
     it has no limit.
     """
-    chosen, limit = settings.task, UNLIMITED if positions is None else positions
+    chosen = settings.task
+    limit = UNLIMITED if positions is None else positions
     if classes:
         return class_items(items, tokenizer, chosen.max_test_tokens or limit)
     encode = prompt_encoder(tokenizer)
@@ -140,7 +159,11 @@ def public_items(settings: RunSettings) -> list[Item]:
         items = list(read_items(task, chosen.test_path, "task.test-path"))
     elif settings.data.source == "hub" and task.hub.test:
         _require_other_split(settings, task)
-        items = list(read_hub_items(task, task.hub.test, settings.data.path, settings.data.hub_config, TEST_SPLIT))
+        items = list(
+            read_hub_items(
+                task, task.hub.test, settings.data.path, settings.data.hub_config, TEST_SPLIT
+            )
+        )
     else:
         return []
     number = min(len(items), chosen.max_test_items or len(items))
@@ -153,6 +176,7 @@ def _require_other_split(settings: RunSettings, task: Task) -> None:
     names = {re.split(r"[\[(]", part)[0].strip() for part in split.split("+")}
     if names & {task.hub.test, "all"}:
         raise Mistake(
-            f"data.hub-split = {split!r}: clients train on {task.hub.test!r}, which has the public test items of the task "
-            f"{task.name}; choose another split, or name other test items in task.test-path"
+            f"data.hub-split = {split!r}: clients train on {task.hub.test!r}, which has the public"
+            f" test items of the task {task.name}; choose another split, or name other test items"
+            " in task.test-path"
         )

@@ -8,11 +8,23 @@ from espalier.amounts import count
 from espalier.corpora.built_in import BUILT_IN, own_records
 from espalier.corpora.corpus_index import IndexedPassages, Source, open_corpus
 from espalier.corpora.hub import read_dataset
-from espalier.corpora.own_data import no_data, not_allowed, require_own_data, require_tokens, told_at_the_site
+from espalier.corpora.own_data import (
+    no_data,
+    not_allowed,
+    require_own_data,
+    require_tokens,
+    told_at_the_site,
+)
 from espalier.corpora.partition import Partition
 from espalier.corpora.passages import split
 from espalier.corpora.records import Record
-from espalier.corpora.windows import ONCE, Encode, all_windows, calibration_windows, evaluation_windows
+from espalier.corpora.windows import (
+    ONCE,
+    Encode,
+    all_windows,
+    calibration_windows,
+    evaluation_windows,
+)
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
@@ -53,7 +65,9 @@ def split_passages(
         return _own_file(own_file(data.path, client, num_clients), data.source, data.field, node)
     deal = Partition(data.partition, num_clients, data.alpha, seed)
     if data.source == "hub":
-        records = read_dataset(data.path, data.hub_config, data.hub_split or "train", data.field, data.partition_field)
+        records = read_dataset(
+            data.path, data.hub_config, data.hub_split or "train", data.field, data.partition_field
+        )
         return split(record.text for record in deal.share_of(client, records))
     source = _source(data.path, data.source, data.field, data.partition_field)
     return open_corpus(source, node.state_root()).share(deal, client)
@@ -64,14 +78,20 @@ def _own_field(data: DataSettings, node: NodeSettings) -> str:
     return node.data_field or (data.field if node.simulated else "text")
 
 
-def _own_file(path: str, file_format: str, field: str, node: NodeSettings) -> tuple[Sequence[str], Sequence[str]]:
+def _own_file(
+    path: str, file_format: str, field: str, node: NodeSettings
+) -> tuple[Sequence[str], Sequence[str]]:
     """Passages of a file that is a client's own."""
     return open_corpus(_source(path, file_format, field), node.state_root()).share()
 
 
 def _source(path: str, file_format: str, field: str, label_field: str = "") -> Source:
     """A file of records; a text file has one per passage, without fields."""
-    return Source(path, "jsonl", field, label_field) if file_format == "jsonl" else Source(path, "text")
+    return (
+        Source(path, "jsonl", field, label_field)
+        if file_format == "jsonl"
+        else Source(path, "text")
+    )
 
 
 def site_records(data: DataSettings, node: NodeSettings) -> Iterator[Record]:
@@ -83,17 +103,21 @@ def site_records(data: DataSettings, node: NodeSettings) -> Iterator[Record]:
 def own_file(directory: str, client: int, num_clients: int) -> str:
     """The client's file of a directory: files in order of their names, dealt out in turn."""
     folder = at_home(directory)
-    files = sorted(str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith("."))
+    files = sorted(
+        str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith(".")
+    )
     if len(files) < num_clients:
         raise Mistake(
-            f"data.path = {directory!r}: by-file needs a directory with {count(num_clients, 'file')}, one per client; "
-            f"it has {len(files)}"
+            f"data.path = {directory!r}: by-file needs a directory with"
+            f" {count(num_clients, 'file')}, one per client; it has {len(files)}"
         )
     return files[client]
 
 
 @told_at_the_site
-def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, client: int) -> Tensor:
+def client_windows(
+    settings: RunSettings, node: NodeSettings, encode: Encode, client: int
+) -> Tensor:
     """Calibration windows of one client, drawn with a seed of its own: (windows, data.window-tokens), int64.
 
     There are as many as the node's ``windows`` says, else ``data.windows``.
@@ -103,15 +127,22 @@ def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, cl
     Mistake
         The source or file is wrong, there is too little text, or the windows have fewer tokens than ``least-tokens``.
     """
-    data, number = settings.data, node.windows or settings.data.windows
-    require_tokens(node, number * data.window_tokens, "raise data.windows or data.window-tokens, or the site's windows")
+    data = settings.data
+    number = node.windows or settings.data.windows
+    require_tokens(
+        node,
+        number * data.window_tokens,
+        "raise data.windows or data.window-tokens, or the site's windows",
+    )
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     seed = derive_seed(settings.seed, "calibration", client=client)
     return calibration_windows(own, encode, number, data.window_tokens, seed)
 
 
 @told_at_the_site
-def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, client: int) -> Tensor:
+def training_windows(
+    settings: RunSettings, node: NodeSettings, encode: Encode, client: int
+) -> Tensor:
     """All windows of one client's text, held-out passages excluded: (windows, data.window-tokens), int64.
 
     Raises
@@ -121,13 +152,19 @@ def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     """
     data = settings.data
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
-    folder = private_folder(node.state_root()) if isinstance(own, IndexedPassages) and own.corpus.folder else None
+    folder = (
+        private_folder(node.state_root())
+        if isinstance(own, IndexedPassages) and own.corpus.folder
+        else None
+    )
     what = f"data: the client's text, of which {ONCE},"
     return all_windows(own, encode, data.window_tokens, what, "data.window-tokens", folder)
 
 
 @told_at_the_site
-def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, client: int) -> Tensor:
+def held_out_windows(
+    settings: RunSettings, node: NodeSettings, encode: Encode, client: int
+) -> Tensor:
     """Windows of the client's own held-out passages, of which no calibration window has a token.
 
     Returns
@@ -148,15 +185,18 @@ def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     predictions = len(windows) * (settings.evaluation.window_tokens - 1)
     if predictions < LEAST_PREDICTIONS:
         text = (
-            f"{what} gives fewer than {LEAST_PREDICTIONS} predictions, and a mean over them says too much about single words; "
-            "give the client more text, or raise evaluation.max-windows or evaluation.window-tokens"
+            f"{what} gives fewer than {LEAST_PREDICTIONS} predictions, and a mean over them says"
+            " too much about single words; give the client more text, or raise"
+            " evaluation.max-windows or evaluation.window-tokens"
         )
         raise Mistake(text, text)
     return windows
 
 
 @told_at_the_site
-def validation_windows(settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int) -> Tensor:
+def validation_windows(
+    settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int
+) -> Tensor:
     """At most so many windows of the client's own held-out passages, for figures that stay with it: int64.
 
     Raises
@@ -164,9 +204,18 @@ def validation_windows(settings: RunSettings, node: NodeSettings, encode: Encode
     Mistake
         The source or file is wrong, or the held-out passages have not one window.
     """
-    return _held_out(settings, node, encode, client, most, f"{settings.method}.validation-windows: the client's held-out text")
+    return _held_out(
+        settings,
+        node,
+        encode,
+        client,
+        most,
+        f"{settings.method}.validation-windows: the client's held-out text",
+    )
 
 
-def _held_out(settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int, what: str) -> Tensor:
+def _held_out(
+    settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int, what: str
+) -> Tensor:
     _, held_out = split_passages(settings.data, node, client, settings.num_clients, settings.seed)
     return evaluation_windows(held_out, encode, settings.evaluation.window_tokens, most, what)

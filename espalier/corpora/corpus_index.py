@@ -34,7 +34,13 @@ from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing, write_json
-from espalier.storage.private import OWNER_ONLY_FILE, VERSION_FILE, is_ours, mark_as_ours, private_folder
+from espalier.storage.private import (
+    OWNER_ONLY_FILE,
+    VERSION_FILE,
+    is_ours,
+    mark_as_ours,
+    private_folder,
+)
 
 LARGE_BYTES = 1 << 24
 """Rows of a file of this size are kept on disk; those of a smaller one are made whenever they are needed."""
@@ -44,7 +50,14 @@ ROWS_AT_ONCE = 1 << 14
 SORTED_AT_ONCE = 1 << 19
 
 ROW = np.dtype(
-    [("digest", ">u8", (4,)), ("point", ">u8"), ("start", "<u8"), ("length", "<u8"), ("place", "<u4"), ("label", "<u4")]
+    [
+        ("digest", ">u8", (4,)),
+        ("point", ">u8"),
+        ("start", "<u8"),
+        ("length", "<u8"),
+        ("place", "<u4"),
+        ("label", "<u4"),
+    ]
 )
 """A passage: its hash; of its record the point by which it is dealt out, the bytes of the file, and the place of its label; and
 which passage of the record it is."""
@@ -81,11 +94,19 @@ class Source:
     def state(self) -> dict[str, int]:
         """By what a change of the file is noticed."""
         found = at_home(self.path).stat()
-        return {"size": found.st_size, "inode": found.st_ino, "written": found.st_mtime_ns, "changed": found.st_ctime_ns}
+        return {
+            "size": found.st_size,
+            "inode": found.st_ino,
+            "written": found.st_mtime_ns,
+            "changed": found.st_ctime_ns,
+        }
 
     def changed(self) -> Mistake:
         """The error of a file that is not what it was when it was read first."""
-        return Mistake(f"{self.path}: the file was changed while it was read; start the run again when it is complete")
+        return Mistake(
+            f"{self.path}: the file was changed while it was read; start the run again when it is"
+            " complete"
+        )
 
 
 class CorpusIndex:
@@ -99,7 +120,13 @@ class CorpusIndex:
     folder : where what is learnt of the file is kept; None: nowhere
     """
 
-    def __init__(self, source: Source, labels: Sequence[str], rows: Rows | BinaryIO, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        labels: Sequence[str],
+        rows: Rows | BinaryIO,
+        folder: Path | None = None,
+    ) -> None:
         self.source = source
         self.labels = labels
         self.folder = folder
@@ -119,7 +146,9 @@ class CorpusIndex:
         data = os.pread(self._rows.fileno(), number * ROW.itemsize, first * ROW.itemsize)
         return np.frombuffer(data, dtype=ROW)
 
-    def share(self, deal: Partition | None = None, client: int = 0) -> tuple["IndexedPassages", "IndexedPassages"]:
+    def share(
+        self, deal: Partition | None = None, client: int = 0
+    ) -> tuple["IndexedPassages", "IndexedPassages"]:
         """Passages of one client, to calibrate on and held out: each once, in order of first occurrence, as ``passages.split``.
 
         Parameters
@@ -131,12 +160,15 @@ class CorpusIndex:
         for first in range(0, len(self), ROWS_AT_ONCE):
             rows = self.rows(first, ROWS_AT_ONCE)
             mine = (
-                np.arange(len(rows)) if is_mine is None else np.flatnonzero(is_mine(rows["point"].astype("u8"), rows["label"]))
+                np.arange(len(rows))
+                if is_mine is None
+                else np.flatnonzero(is_mine(rows["point"].astype("u8"), rows["label"]))
             )
             found.append(first + mine)
         own = self._each_once(np.concatenate(found) if found else np.empty(0, np.int64))
         held_out = np.concatenate(
-            [digests_are_held_out(rows["digest"][:, 0]) for rows in self.chosen(own)] or [np.empty(0, bool)]
+            [digests_are_held_out(rows["digest"][:, 0]) for rows in self.chosen(own)]
+            or [np.empty(0, bool)]
         )
         return IndexedPassages(self, own[~held_out]), IndexedPassages(self, own[held_out])
 
@@ -154,7 +186,9 @@ class CorpusIndex:
         parts = 1 + len(numbers) // SORTED_AT_ONCE
         repeated = np.zeros(len(numbers), dtype=bool)
         for part in range(parts):
-            places, digests, place = [], [], 0
+            places = []
+            digests = []
+            place = 0
             for rows in self.chosen(numbers):
                 here = np.flatnonzero(rows["digest"][:, 3] % parts == part)
                 places.append(place + here)
@@ -162,7 +196,8 @@ class CorpusIndex:
                 place += len(rows)
             if not places:
                 continue
-            where, all_digests = np.concatenate(places), np.concatenate(digests)
+            where = np.concatenate(places)
+            all_digests = np.concatenate(digests)
             order = np.lexsort(all_digests.T)  # stable: of equal ones the first stays first
             same = (all_digests[order[1:]] == all_digests[order[:-1]]).all(axis=1)
             repeated[where[order[1:][same]]] = True
@@ -187,14 +222,17 @@ class IndexedPassages(Sequence[str]):
         return passage
 
     def __iter__(self) -> Iterator[str]:
-        source, data, found = self.corpus.source, (-1, 0), list[str]()
+        source = self.corpus.source
+        data = (-1, 0)
+        found = list[str]()
         with open(at_home(source.path), "rb") as file:
             for rows in self.corpus.chosen(self.numbers):
                 columns = (rows[name].tolist() for name in ("start", "length", "place"))
                 digests = [row.tobytes() for row in rows["digest"]]
                 for start, length, place, expected in zip(*columns, digests, strict=True):
                     if data != (start, length):
-                        data, found = (start, length), _passages_at(source, file, start, length)
+                        data = (start, length)
+                        found = _passages_at(source, file, start, length)
                     if place >= len(found) or digest(found[place]) != expected:
                         raise source.changed()
                     yield found[place]
@@ -228,7 +266,8 @@ def _sha256_of(value: Any) -> str:
 def _passages_at(source: Source, file: BinaryIO, start: int, length: int) -> list[str]:
     try:
         return source.passages_in(os.pread(file.fileno(), length, start))
-    except (Mistake, ValueError):  # another file is there now; what it holds is none of the index's business
+    except (Mistake, ValueError):
+        # Another file is there now; what it holds is none of the index's business.
         raise source.changed() from None
 
 
@@ -265,7 +304,8 @@ def open_corpus(source: Source, root: Path) -> CorpusIndex:
 def _packed(records: Iterable[Located], labels: dict[str, int]) -> Iterator[bytes]:
     """The rows of all passages; ``labels`` takes what the records are labelled with."""
     for located in records:
-        text, label = located.record.text, labels.setdefault(located.record.label, len(labels))
+        text = located.record.text
+        label = labels.setdefault(located.record.label, len(labels))
         of_record = digest(text)
         point = point_of(of_record).to_bytes(8, "big")
         for place, passage in enumerate(passages(text)):
@@ -277,7 +317,9 @@ def _packed(records: Iterable[Located], labels: dict[str, int]) -> Iterator[byte
 def _locked(source: Source, root: Path) -> Iterator[Path]:
     """The folder for what is known of a file, held by this process alone."""
     path = os.path.realpath(at_home(source.path))
-    name = hashlib.sha256(json.dumps([path, source.file_format, source.field, source.label_field]).encode()).hexdigest()[:32]
+    name = hashlib.sha256(
+        json.dumps([path, source.file_format, source.field, source.label_field]).encode()
+    ).hexdigest()[:32]
     folder = private_folder(root, "corpora", name)
     with open(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
         os.utime(file.fileno())
@@ -291,7 +333,8 @@ def _kept(source: Source, folder: Path, state: dict[str, int]) -> CorpusIndex | 
     """The index that was kept of a file in this state; None if there is none, or it is damaged."""
     try:
         document = read_json((folder / "index.json").read_text())
-        labels, expected = document["labels"], {"version": INDEX_VERSION, "file": state}
+        labels = document["labels"]
+        expected = {"version": INDEX_VERSION, "file": state}
         rows = open(folder / "rows", "rb")  # noqa: SIM115, the index reads it as long as it lives
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -306,12 +349,18 @@ def _make(source: Source, folder: Path, state: dict[str, int]) -> None:
     """Read a file, and keep its rows, then what names them, so that rows without a name are not taken for whole ones."""
     for old in (path for path in folder.iterdir() if path.name not in ("lock", VERSION_FILE)):
         old.unlink()
-    labels, sha256 = dict[str, int](), hashlib.sha256()
+    labels = dict[str, int]()
+    sha256 = hashlib.sha256()
     with replacing(folder / "rows", OWNER_ONLY_FILE) as file:
         for row in _packed(source.located(), labels):
             sha256.update(row)
             file.write(row)
     if source.state() != state:
         raise source.changed()
-    document = {"version": INDEX_VERSION, "file": state, "sha256": sha256.hexdigest(), "labels": list(labels)}
+    document = {
+        "version": INDEX_VERSION,
+        "file": state,
+        "sha256": sha256.hexdigest(),
+        "labels": list(labels),
+    }
     write_json(folder / "index.json", document, OWNER_ONLY_FILE)

@@ -34,16 +34,108 @@ TOPICS: dict[str, tuple[str, ...]] = {
 MODULES: dict[str, tuple[str, ...]] = {
     "asyncio": ("asyncio", "concurrent", "selectors", "queue", "sched"),
     "mail": ("email", "mailbox", "smtplib", "mimetypes", "poplib", "imaplib"),
-    "web": ("http", "urllib", "html", "wsgiref", "xmlrpc", "socketserver", "socket", "ssl", "ipaddress"),
-    "numbers": ("_pydecimal", "decimal", "statistics", "fractions", "random", "numbers", "colorsys"),
+    "web": (
+        "http",
+        "urllib",
+        "html",
+        "wsgiref",
+        "xmlrpc",
+        "socketserver",
+        "socket",
+        "ssl",
+        "ipaddress",
+    ),
+    "numbers": (
+        "_pydecimal",
+        "decimal",
+        "statistics",
+        "fractions",
+        "random",
+        "numbers",
+        "colorsys",
+    ),
     "testing": ("unittest", "doctest", "trace", "timeit"),
-    "debugging": ("pdb", "bdb", "traceback", "cmd", "code", "codeop", "profile", "pstats", "inspect", "dis", "warnings"),
-    "imports": ("importlib", "pkgutil", "zipimport", "runpy", "site", "venv", "sysconfig", "ast", "tokenize", "pyclbr"),
-    "files": ("pathlib", "shutil", "tempfile", "zipfile", "tarfile", "gzip", "bz2", "lzma", "fileinput", "os", "_pyio"),
-    "text": ("difflib", "textwrap", "re", "string", "configparser", "json", "csv", "argparse", "optparse", "codecs"),
-    "processes": ("multiprocessing", "subprocess", "threading", "_threading_local", "signal", "platform", "uuid"),
-    "data": ("collections", "_collections_abc", "enum", "datetime", "dataclasses", "functools", "contextlib", "typing"),
-    "records": ("logging", "xml", "encodings", "pickle", "pickletools", "shelve", "dbm", "calendar", "locale", "wave"),
+    "debugging": (
+        "pdb",
+        "bdb",
+        "traceback",
+        "cmd",
+        "code",
+        "codeop",
+        "profile",
+        "pstats",
+        "inspect",
+        "dis",
+        "warnings",
+    ),
+    "imports": (
+        "importlib",
+        "pkgutil",
+        "zipimport",
+        "runpy",
+        "site",
+        "venv",
+        "sysconfig",
+        "ast",
+        "tokenize",
+        "pyclbr",
+    ),
+    "files": (
+        "pathlib",
+        "shutil",
+        "tempfile",
+        "zipfile",
+        "tarfile",
+        "gzip",
+        "bz2",
+        "lzma",
+        "fileinput",
+        "os",
+        "_pyio",
+    ),
+    "text": (
+        "difflib",
+        "textwrap",
+        "re",
+        "string",
+        "configparser",
+        "json",
+        "csv",
+        "argparse",
+        "optparse",
+        "codecs",
+    ),
+    "processes": (
+        "multiprocessing",
+        "subprocess",
+        "threading",
+        "_threading_local",
+        "signal",
+        "platform",
+        "uuid",
+    ),
+    "data": (
+        "collections",
+        "_collections_abc",
+        "enum",
+        "datetime",
+        "dataclasses",
+        "functools",
+        "contextlib",
+        "typing",
+    ),
+    "records": (
+        "logging",
+        "xml",
+        "encodings",
+        "pickle",
+        "pickletools",
+        "shelve",
+        "dbm",
+        "calendar",
+        "locale",
+        "wave",
+    ),
 }
 """Standard-library modules and packages by source; a module that a Python version lacks is passed over."""
 
@@ -67,7 +159,9 @@ def texts(source: str) -> Iterator[str]:
     elif source in MODULES:
         yield from _docstrings(source, MODULES[source])
     else:
-        raise Mistake(f"documentation source: {source!r} is unknown; choose one of {', '.join(SOURCES)}")
+        raise Mistake(
+            f"documentation source: {source!r} is unknown; choose one of {', '.join(SOURCES)}"
+        )
 
 
 def _topics(names: tuple[str, ...]) -> Iterator[str]:
@@ -75,8 +169,8 @@ def _topics(names: tuple[str, ...]) -> Iterator[str]:
         from pydoc_data.topics import topics
     except ImportError:
         raise Mistake(
-            "documentation: this Python installation has no pydoc_data.topics; install its full standard library, "
-            "or give the node a data-path of its own"
+            "documentation: this Python installation has no pydoc_data.topics; install its full"
+            " standard library, or give the node a data-path of its own"
         ) from None
     for name in names:
         if name in topics:

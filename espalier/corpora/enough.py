@@ -43,14 +43,19 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
     Mistake
         Neither site nor run names a file, it cannot be read, or there is not enough in it.
     """
-    tunes, data = settings.tunes, settings.data
+    tunes = settings.tunes
+    data = settings.data
     on_items = tunes and settings.task.name != TEXT
     of_the_run = node.simulated and bool(data.path or data.source == "hub")
     if not node.data_path and (of_the_run or (data.source in BUILT_IN_TEXTS and not on_items)):
         return
     if _size(node.data_path) > LARGE:
         with suppress(Mistake):  # it is told below
-            if _begins_with_items(settings, node) if on_items else _begins_with_windows(settings, node, encode, tunes):
+            if (
+                _begins_with_items(settings, node)
+                if on_items
+                else _begins_with_windows(settings, node, encode, tunes)
+            ):
                 return
     if on_items:
         client_items(settings, node, ANY_CLIENT)
@@ -77,7 +82,8 @@ def require_readable(settings: RunSettings, node: NodeSettings) -> None:
         if _size(node.data_path) <= LARGE or not _begins_with_items(settings, node):
             client_items(settings, node, ANY_CLIENT)
     else:
-        next(site_records(settings.data, node), None)  # a file that is empty, or none, is told when it is read
+        # A file that is empty, or none, is told when it is read.
+        next(site_records(settings.data, node), None)
 
 
 def _size(path: str) -> int:
@@ -95,12 +101,16 @@ def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
     return bool(train)
 
 
-def _begins_with_windows(settings: RunSettings, node: NodeSettings, encode: Encode, tunes: bool) -> bool:
+def _begins_with_windows(
+    settings: RunSettings, node: NodeSettings, encode: Encode, tunes: bool
+) -> bool:
     """Whether the windows that the run asks for are in the file's beginning; a token has a character or more."""
     require_own_data(node, settings.data)
     wanted = settings.data.window_tokens * (1 if tunes else node.windows or settings.data.windows)
     if not tunes:
-        require_tokens(node, wanted, "raise data.windows or data.window-tokens, or the site's windows")
+        require_tokens(
+            node, wanted, "raise data.windows or data.window-tokens, or the site's windows"
+        )
     for texts in _beginnings((record.text for record in site_records(settings.data, node)), wanted):
         own, _ = split(texts)
         if len(encode("\n\n".join(own))) >= wanted:

@@ -33,13 +33,18 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
     (b"\xd0\xcf\x11\xe0", EXPORT.format("Microsoft Office")),
     (b"%PDF-", "is a PDF file, no text; extract its text"),
     (b"{\\rtf", "is an RTF file, no plain text; save it as plain text in UTF-8"),
-    (b"version https://git-lfs.github.com/spec/", "is a pointer of Git LFS in place of the file; fetch it with: git lfs pull"),
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "is a pointer of Git LFS in place of the file; fetch it with: git lfs pull",
+    ),
     (codecs.BOM_UTF32_LE, CONVERT.format("UTF-32", "UTF-32")),
     (codecs.BOM_UTF32_BE, CONVERT.format("UTF-32", "UTF-32")),
     (codecs.BOM_UTF16_LE, CONVERT.format("UTF-16", "UTF-16")),
     (codecs.BOM_UTF16_BE, CONVERT.format("UTF-16", "UTF-16")),
 )
-_NEVER_IN_TEXT = frozenset({b"BZh", b"ORC", b"PAR1", b"ARROW1", b"Obj\x01", b"PK\x03\x04", b"PK\x05\x06"})
+_NEVER_IN_TEXT = frozenset(
+    {b"BZh", b"ORC", b"PAR1", b"ARROW1", b"Obj\x01", b"PK\x03\x04", b"PK\x05\x06"}
+)
 """Beginnings that are letters: they count only where bytes that no text has follow."""
 TAR_AT = 257
 
@@ -71,7 +76,9 @@ def _nul_at(places: tuple[int, ...], width: int) -> Callable[[bytes], bool]:
     def is_encoded(head: bytes) -> bool:
         whole = len(head) // width * width
         units = [head[start : start + width] for start in range(0, whole, width)]
-        fits = sum(all((unit[place] == 0) == (place in places) for place in range(width)) for unit in units)
+        fits = sum(
+            all((unit[place] == 0) == (place in places) for place in range(width)) for unit in units
+        )
         return len(units) > 1 and 2 * fits > len(units)
 
     return is_encoded

@@ -30,7 +30,8 @@ class FileText(Sequence[str]):
     """
 
     def __init__(self, path: str, keys: str) -> None:
-        self._path, self._keys = path, keys
+        self._path = path
+        self._keys = keys
         with opened(path, keys) as file:
             self._state = _state(file)
             self._places = list(self._checked(file))
@@ -56,13 +57,16 @@ class FileText(Sequence[str]):
                 data = os.pread(file.fileno(), behind - start, start)
                 if _state(file) != self._state:
                     raise Mistake(
-                        f"{self._path}: the file was changed while it was read; start the run again when it is complete"
+                        f"{self._path}: the file was changed while it was read; start the run again"
+                        " when it is complete"
                     )
                 yield data.decode()
 
     def _checked(self, file: BinaryIO) -> Iterator[int]:
         """Yield where each stretch begins, and where the last one ends."""
-        start, waiting, empty = behind_mark(file), bytearray(), True
+        start = behind_mark(file)
+        waiting = bytearray()
+        empty = True
         for block in blocks(file):
             waiting += block
             place = 0

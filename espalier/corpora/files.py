@@ -99,13 +99,20 @@ def json_lines(path: str, keys: str = CLIENT_KEYS) -> Iterator[tuple[str, int, b
 
 def json_record(line: bytes, field: str, label_field: str, where: str) -> Record:
     """The record of one line; raises as ``json_records`` does, and says ``where`` it stands."""
-    record, remedy = json_object(line, where), "set data.field or the node's data-field"
+    record = json_object(line, where)
+    remedy = "set data.field or the node's data-field"
     if field not in record:
         raise Mistake(f"{where} has no field '{field}', {fields_there(record)}; {remedy}")
     if not isinstance(record[field], str):
-        raise Mistake(f"{where}, field '{field}' is not a string but {kind_of(record[field])}; write it as one, or {remedy}")
+        raise Mistake(
+            f"{where}, field '{field}' is not a string but {kind_of(record[field])}; write it as"
+            f" one, or {remedy}"
+        )
     if not _is_unicode(record[field]):
-        raise Mistake(f"{where}, field '{field}' holds half of a surrogate pair; write the file again as UTF-8")
+        raise Mistake(
+            f"{where}, field '{field}' holds half of a surrogate pair; write the file again as"
+            " UTF-8"
+        )
     return Record(record[field], _label(record, label_field, where))
 
 
@@ -113,11 +120,14 @@ def _label(record: dict[str, Any], field: str, where: str) -> str:
     if not field:
         return ""
     if field not in record:
-        raise Mistake(f"{where} has no label in field '{field}', {fields_there(record)}; set data.partition-field")
+        raise Mistake(
+            f"{where} has no label in field '{field}', {fields_there(record)}; set"
+            " data.partition-field"
+        )
     if not is_label(value := record[field]):
         raise Mistake(
-            f"{where} has no label in field '{field}' but {kind_of(value)}; a label is a string, a number or a truth value: "
-            "give the record one, or set data.partition-field"
+            f"{where} has no label in field '{field}' but {kind_of(value)}; a label is a string, a"
+            " number or a truth value: give the record one, or set data.partition-field"
         )
     return str(value)
 
@@ -136,7 +146,9 @@ def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     What is very long is cut, also while its end is not read yet (``long_passages.py``). A blank line has nothing but spaces and
     tabs. Lines end in a newline, with a carriage return before it or not.
     """
-    waiting, start = bytearray(b"\n"), behind_mark(file) - 1  # as if the first line stood behind another
+    # As if the first line stood behind another.
+    waiting = bytearray(b"\n")
+    start = behind_mark(file) - 1
     seen = 0  # before here no blank lines begin that were not found
     for block in blocks(file):
         waiting += block
@@ -144,7 +156,8 @@ def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         for blank in _BLANK_LINES.finditer(waiting, seen):
             if blank.start() > place:
                 yield from (
-                    (start + first, bytes(waiting[first:end])) for first, end in parts(waiting, place + 1, blank.start())
+                    (start + first, bytes(waiting[first:end]))
+                    for first, end in parts(waiting, place + 1, blank.start())
                 )
             place = blank.end() - 1  # its last newline stands before what follows
         if filled := len(block.rstrip(BLANK)):
@@ -152,9 +165,12 @@ def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         for first, end, following in full_parts(waiting, place + 1, seen):
             yield start + first, bytes(waiting[first:end])
             place = following - 1
-        start, seen = start + place, max(0, seen - place)
+        start = start + place
+        seen = max(0, seen - place)
         del waiting[:place]
-    yield from ((start + first, bytes(waiting[first:end])) for first, end in parts(waiting, 1, len(waiting)))
+    yield from (
+        (start + first, bytes(waiting[first:end])) for first, end in parts(waiting, 1, len(waiting))
+    )
 
 
 def behind_mark(file: BinaryIO) -> int:
@@ -169,8 +185,8 @@ def blocks(file: BinaryIO) -> Iterator[bytes]:
     while block := file.read(BLOCK_BYTES):
         if (place := block.find(0)) >= 0:
             raise Mistake(
-                f"{file.name}: byte {file.tell() - len(block) + place} is NUL: the file is no text, not in UTF-8, or damaged; "
-                "write it again as UTF-8 text without NUL bytes"
+                f"{file.name}: byte {file.tell() - len(block) + place} is NUL: the file is no text,"
+                " not in UTF-8, or damaged; write it again as UTF-8 text without NUL bytes"
             )
         share(file.tell())
         yield block
@@ -178,10 +194,12 @@ def blocks(file: BinaryIO) -> Iterator[bytes]:
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with what ends them, and at which byte each begins."""
-    start, waiting = 0, b""
+    start = 0
+    waiting = b""
     for block in blocks(file):
         lines = (waiting + block).splitlines(keepends=True)
-        waiting = b"" if lines[-1].endswith(b"\n") else lines.pop()  # a carriage return may be half of what ends a line
+        # A carriage return may be half of what ends a line.
+        waiting = b"" if lines[-1].endswith(b"\n") else lines.pop()
         for line in lines:
             yield start, line
             start += len(line)
@@ -194,7 +212,10 @@ def not_utf8(path: str, start: int, error: UnicodeDecodeError) -> Mistake:
     """Return the error of a file whose bytes from ``start`` on could not be decoded."""
     place = start + error.start
     if error.reason == "unexpected end of data":
-        return Mistake(f"{path}: byte {place} is not UTF-8: the text ends within a character; copy the file again")
+        return Mistake(
+            f"{path}: byte {place} is not UTF-8: the text ends within a character; copy the file"
+            " again"
+        )
     return Mistake(f"{path}: byte {place} is not UTF-8; {TO_UTF8}")
 
 
@@ -210,8 +231,14 @@ def opened(path: str, keys: str) -> Iterator[BinaryIO]:
     file = at_home(path)
     try:
         if (mode := file.stat().st_mode) and not stat.S_ISREG(mode):
-            what = "Is a directory" if stat.S_ISDIR(mode) else "a pipe or device, which cannot be read twice"
-            raise Mistake(f"{file.absolute()}: cannot be read ({what}); check {keys}: it takes a file")
+            what = (
+                "Is a directory"
+                if stat.S_ISDIR(mode)
+                else "a pipe or device, which cannot be read twice"
+            )
+            raise Mistake(
+                f"{file.absolute()}: cannot be read ({what}); check {keys}: it takes a file"
+            )
         with open(file, "rb") as found:
             if kind := kind_refused(found.read(HEAD_BYTES)):
                 raise Mistake(f"{file.absolute()}: the file {kind}; check {keys}")
@@ -220,4 +247,6 @@ def opened(path: str, keys: str) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise Mistake(f"{file.absolute()}: no such file; check {keys}") from None
     except OSError as error:
-        raise Mistake(f"{file.absolute()}: cannot be read ({error.strerror}); check {keys}") from None
+        raise Mistake(
+            f"{file.absolute()}: cannot be read ({error.strerror}); check {keys}"
+        ) from None

@@ -14,11 +14,16 @@ TRAINING_SPLIT = ("data.hub-split", "set it to one of these, or to several joine
 CANNOT_BE_LOADED = "cannot be loaded"
 """What is said of a dataset that is not there, or not to be reached."""
 
-TEST_SPLIT = ("task.test-path = ''", "the task's test items are in that split; name a JSON Lines file of public test items")
+TEST_SPLIT = (
+    "task.test-path = ''",
+    "the task's test items are in that split; name a JSON Lines file of public test items",
+)
 """The same where it lacks the split that holds a task's public test items."""
 
 
-def read_dataset(name: str, config: str, split: str, field: str, label_field: str) -> Iterator[Record]:
+def read_dataset(
+    name: str, config: str, split: str, field: str, label_field: str
+) -> Iterator[Record]:
     """Yield a text field and a label field of every record of a dataset; without a ``label_field`` labels are empty.
 
     Raises
@@ -30,26 +35,38 @@ def read_dataset(name: str, config: str, split: str, field: str, label_field: st
     dataset = load_split(name, config, split, f"data.path = {name!r}: the dataset")
     for key, column in (("data.field", field), ("data.partition-field", label_field)):
         if column and column not in dataset.column_names:
-            raise Mistake(f"{key} = {column!r}: the dataset has the fields {', '.join(dataset.column_names)}")
+            raise Mistake(
+                f"{key} = {column!r}: the dataset has the fields {', '.join(dataset.column_names)}"
+            )
     for row, record in enumerate(dataset):
-        text, label = record[field], record[label_field] if label_field else ""
+        text = record[field]
+        label = record[label_field] if label_field else ""
         where = f"the dataset {name!r} ({split}), row {row} counted from 0"
         if not isinstance(text, str):
             remedy = (
                 "remove the rows without text"
                 if text is None
-                else "name a column of text, or make one of this (of messages, for instance, by the tokenizer's chat template)"
+                else (
+                    "name a column of text, or make one of this (of messages, for instance, by the"
+                    " tokenizer's chat template)"
+                )
             )
-            raise Mistake(f"data.field = {field!r}: {where}, holds {kind_of(text)}, which is not a string; {remedy}")
+            raise Mistake(
+                f"data.field = {field!r}: {where}, holds {kind_of(text)}, which is not a string;"
+                f" {remedy}"
+            )
         if not is_label(label):
             raise Mistake(
-                f"data.partition-field = {label_field!r}: {where}, holds {kind_of(label)}, and a label is a string, a number "
-                "or a truth value; name another column, or remove the rows without a label"
+                f"data.partition-field = {label_field!r}: {where}, holds {kind_of(label)}, and a"
+                " label is a string, a number or a truth value; name another column, or remove the"
+                " rows without a label"
             )
         yield Record(text, str(label))
 
 
-def load_split(name: str, config: str, split: str, called: str, missing: tuple[str, str] = TRAINING_SPLIT) -> Any:
+def load_split(
+    name: str, config: str, split: str, called: str, missing: tuple[str, str] = TRAINING_SPLIT
+) -> Any:
     """Load a split of a dataset that errors call ``called``; ``missing`` is what they say if it has no such split.
 
     Raises
@@ -60,12 +77,18 @@ def load_split(name: str, config: str, split: str, called: str, missing: tuple[s
     try:
         from datasets import load_dataset
     except ImportError:
-        raise Mistake("data.source = 'hub': the library 'datasets' is not installed; run: pip install -e '.[hub]'") from None
+        raise Mistake(
+            "data.source = 'hub': the library 'datasets' is not installed; run: pip install -e"
+            " '.[hub]'"
+        ) from None
     try:
         return load_dataset(name, config or None, split=split)
     except Exception as error:
         if lacks := re.match(r'Unknown split "(.*?)"\. Should be one of \[(.*)\]', str(error)):
             key, remedy = missing
-            raise Mistake(f"{key}: the dataset {name!r} has no split {lacks[1]!r}, it has {lacks[2]}; {remedy}") from None
+            raise Mistake(
+                f"{key}: the dataset {name!r} has no split {lacks[1]!r}, it has {lacks[2]};"
+                f" {remedy}"
+            ) from None
         reason = (str(error).splitlines() or [""])[0][:200]
         raise Mistake(f"{called} {CANNOT_BE_LOADED}: {type(error).__name__}: {reason}") from error

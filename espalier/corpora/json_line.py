@@ -8,7 +8,10 @@ from espalier.settings.bounded_json import UnboundedJsonError, read_json
 from espalier.settings.mistakes import Mistake
 
 ONE_EACH = "write one JSON object per line"
-TO_UTF8 = "convert the file to UTF-8: of Windows-1252 or Latin-1, for instance, with iconv -f WINDOWS-1252 -t UTF-8"
+TO_UTF8 = (
+    "convert the file to UTF-8: of Windows-1252 or Latin-1, for instance, with iconv -f"
+    " WINDOWS-1252 -t UTF-8"
+)
 
 
 def json_object(line: bytes, where: str) -> dict[str, Any]:
@@ -22,15 +25,22 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
         text = line.decode("utf-8-sig").rstrip()
     except UnicodeDecodeError as error:
-        raise Mistake(f"{where} is not UTF-8 (byte {error.start + 1} of the line); {TO_UTF8}") from None
+        raise Mistake(
+            f"{where} is not UTF-8 (byte {error.start + 1} of the line); {TO_UTF8}"
+        ) from None
     try:
         record = read_json(text)
     except json.JSONDecodeError as error:
         raise Mistake(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
     except UnboundedJsonError:
-        raise Mistake(f"{where} is not JSON that can be read: it is nested too deeply; {ONE_EACH}") from None
+        raise Mistake(
+            f"{where} is not JSON that can be read: it is nested too deeply; {ONE_EACH}"
+        ) from None
     except ValueError:
-        raise Mistake(f"{where} is not JSON that can be read: a number has too many digits; write it as a string") from None
+        raise Mistake(
+            f"{where} is not JSON that can be read: a number has too many digits; write it as a"
+            " string"
+        ) from None
     if not isinstance(record, dict):
         of_array = " (jq -c '.[]' does it with an array)" if isinstance(record, list) else ""
         raise Mistake(f"{where} is not a JSON object but {kind_of(record)}; {ONE_EACH}{of_array}")
@@ -43,12 +53,17 @@ def _why(text: str, error: json.JSONDecodeError) -> str:
     if not body.startswith(("{", "[")):
         return "it does not begin with {, as plain text and the rows of a CSV table do not"
     if error.msg.startswith("Unterminated string"):
-        return f"the string in column {error.colno} does not end on this line, where a newline is written as \\n"
+        return (
+            f"the string in column {error.colno} does not end on this line, where a newline is"
+            " written as \\n"
+        )
     if body.endswith(",") and _is_json(body[:-1]):
         return "it ends with a comma, and JSON Lines has none between its lines"
     if error.pos >= len(text):
         kind, query = ("an array", ".[]") if body.startswith("[") else ("an object", ".")
-        return f"it begins {kind} that does not end on this line (jq -c '{query}' writes JSON Lines)"
+        return (
+            f"it begins {kind} that does not end on this line (jq -c '{query}' writes JSON Lines)"
+        )
     if error.msg == "Extra data":
         return f"something follows its first value, in column {error.colno}"
     if error.msg.startswith("Invalid control character"):

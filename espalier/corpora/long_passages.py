@@ -60,6 +60,7 @@ def _cut(data: bytes | bytearray, first: int) -> tuple[int, int]:
     if end > first:
         return end, end + 1
     end = limit
-    while end > max(first + 1, limit - MOST_BYTES) and data[end] & 0xC0 == 0x80:  # within a character
+    # Within a character.
+    while end > max(first + 1, limit - MOST_BYTES) and data[end] & 0xC0 == 0x80:
         end -= 1
     return end, end

@@ -40,15 +40,18 @@ def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
 def no_data() -> Mistake:
     """The error of a site that has no data: in a deployment the run's ``[data]`` may name none, since sites have their own."""
     text = (
-        "data-path: this site names no file of its own, and the run's data.path names none either; give the site one, with "
-        "data-path in --node-config"
+        "data-path: this site names no file of its own, and the run's data.path names none either;"
+        " give the site one, with data-path in --node-config"
     )
     return Mistake(text, text)
 
 
 def not_allowed() -> Mistake:
     """The error of a site that is not evaluated on its own data."""
-    text = "evaluation.own-text: this site does not allow it; its owner can, with own-text=true in --node-config"
+    text = (
+        "evaluation.own-text: this site does not allow it; its owner can, with own-text=true in"
+        " --node-config"
+    )
     return Mistake(text, text)
 
 
@@ -65,11 +68,14 @@ def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -
     if node.data_path and (node.data_task or TEXT) != task:
         has = f"records of the task {node.data_task}" if node.data_task else "text"
         wants = f"records of the task {task}" if task != TEXT else "text"
-        _refuse(f"data-task: this site's data-path holds {has}, the run wants {wants}; if it has them, its owner says so there")
+        _refuse(
+            f"data-task: this site's data-path holds {has}, the run wants {wants}; if it has them,"
+            " its owner says so there"
+        )
     if not node.data_path and (task != TEXT or data.source not in BUILT_IN_TEXTS):
         _refuse(
-            f"data-path: this site names no file of its own, and opens none that a run names (data.source = '{data.source}'); "
-            "give the site one, with data-path in --node-config"
+            "data-path: this site names no file of its own, and opens none that a run names"
+            f" (data.source = '{data.source}'); give the site one, with data-path in --node-config"
         )
 
 
@@ -82,7 +88,10 @@ def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
         They are fewer than ``least-tokens``.
     """
     if tokens < (least := node.fewest_tokens()):
-        _refuse(f"least-tokens = {least}: an answer would rest on fewer; {remedy}, or lower least-tokens in --node-config")
+        _refuse(
+            f"least-tokens = {least}: an answer would rest on fewer; {remedy}, or lower"
+            " least-tokens in --node-config"
+        )
 
 
 def _refuse(text: str) -> None:

@@ -51,7 +51,8 @@ class Partition:
 
     def shares(self, records: Iterable[L]) -> list[list[L]]:
         """The records of each client, in their order; the shares of all clients are disjoint and complete."""
-        records, dealt = list(records), [list[L]() for _ in range(self.num_clients)]
+        records = list(records)
+        dealt = [list[L]() for _ in range(self.num_clients)]
         if self.kind == "by-field":
             labels = sorted({record.label for record in records})
             owners = {label: place % self.num_clients for place, label in enumerate(labels)}
@@ -90,7 +91,9 @@ class Partition:
                 if label not in ends:
                     ends[label] = self._ends(names[label])
                 here = of == label
-                owners = np.searchsorted(ends[label], points[here].astype(np.float64) / 2.0**64, side="right")
+                owners = np.searchsorted(
+                    ends[label], points[here].astype(np.float64) / 2.0**64, side="right"
+                )
                 mine[here] = np.minimum(owners, self.num_clients - 1) == client
             return mine
 
@@ -99,7 +102,9 @@ class Partition:
     def _ends(self, label: str) -> NDArray[np.float64]:
         """Where each client's stretch of [0, 1) ends, for records of a label: (num_clients,), ascending."""
         if self.kind == "iid":
-            shares: Sequence[float] | NDArray[np.float64] = [1 / self.num_clients] * self.num_clients
+            shares: Sequence[float] | NDArray[np.float64] = [
+                1 / self.num_clients
+            ] * self.num_clients
         else:
             purpose = f"partition/{label}" if self.kind == "dirichlet" else "partition"
             generator = np.random.default_rng(derive_seed(self.seed, purpose))

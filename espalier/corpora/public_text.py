@@ -21,7 +21,9 @@ def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | Fi
     return public_part(name)
 
 
-def public_windows(chosen: EvaluationSettings, encode: Encode, *, built_in: bool = True) -> dict[str, Tensor]:
+def public_windows(
+    chosen: EvaluationSettings, encode: Encode, *, built_in: bool = True
+) -> dict[str, Tensor]:
     """Windows of all of ``evaluation.texts``, or of the files among them, (windows, tokens), int64, by name.
 
     Raises
@@ -31,7 +33,11 @@ def public_windows(chosen: EvaluationSettings, encode: Encode, *, built_in: bool
     """
     return {
         name: evaluation_windows(
-            public_text(name, path), encode, chosen.window_tokens, chosen.max_windows, f"evaluation.texts: '{name}'"
+            public_text(name, path),
+            encode,
+            chosen.window_tokens,
+            chosen.max_windows,
+            f"evaluation.texts: '{name}'",
         )
         for name, path in chosen.named_texts().items()
         if path or built_in

@@ -14,17 +14,69 @@ from espalier.settings.mistakes import Mistake
 
 MODULES: dict[str, tuple[str, ...]] = {
     "asyncio": ("asyncio", "selectors", "sched"),
-    "numbers": ("_pydecimal", "statistics", "fractions", "random", "datetime", "_pydatetime", "calendar", "colorsys"),
+    "numbers": (
+        "_pydecimal",
+        "statistics",
+        "fractions",
+        "random",
+        "datetime",
+        "_pydatetime",
+        "calendar",
+        "colorsys",
+    ),
     "web": ("http", "urllib", "html", "wsgiref", "xmlrpc", "socketserver", "webbrowser"),
     "testing": ("unittest", "doctest", "trace", "timeit"),
     "mail": ("email", "mailbox", "smtplib", "poplib", "imaplib", "ftplib"),
     "files": ("pathlib", "shutil", "tempfile", "zipfile", "tarfile", "gzip", "lzma", "_pyio"),
-    "text": ("difflib", "textwrap", "re", "string", "configparser", "json", "csv", "argparse", "optparse", "pprint"),
-    "debugging": ("pdb", "bdb", "traceback", "cmd", "inspect", "dis", "profile", "pstats", "warnings", "linecache"),
+    "text": (
+        "difflib",
+        "textwrap",
+        "re",
+        "string",
+        "configparser",
+        "json",
+        "csv",
+        "argparse",
+        "optparse",
+        "pprint",
+    ),
+    "debugging": (
+        "pdb",
+        "bdb",
+        "traceback",
+        "cmd",
+        "inspect",
+        "dis",
+        "profile",
+        "pstats",
+        "warnings",
+        "linecache",
+    ),
     "imports": ("importlib", "pkgutil", "modulefinder", "venv", "sysconfig", "ast", "tokenize"),
     "processes": ("multiprocessing", "subprocess", "threading", "concurrent", "platform", "uuid"),
-    "data": ("collections", "enum", "dataclasses", "functools", "contextlib", "typing", "weakref", "heapq", "types"),
-    "records": ("logging", "xml", "pickle", "pickletools", "shelve", "dbm", "locale", "wave", "plistlib", "tomllib"),
+    "data": (
+        "collections",
+        "enum",
+        "dataclasses",
+        "functools",
+        "contextlib",
+        "typing",
+        "weakref",
+        "heapq",
+        "types",
+    ),
+    "records": (
+        "logging",
+        "xml",
+        "pickle",
+        "pickletools",
+        "shelve",
+        "dbm",
+        "locale",
+        "wave",
+        "plistlib",
+        "tomllib",
+    ),
 }
 """Standard-library modules and packages by source; a module that a Python version lacks is passed over.
 
@@ -60,6 +112,7 @@ def without_docstrings(code: str) -> str:
 
 def _cut(lines: list[bytes], statement: ast.stmt) -> None:
     """Take a statement out of lines, in place and leaving their number; a line of which no more is left goes whole."""
-    first, last = statement.lineno - 1, (statement.end_lineno or statement.lineno) - 1
+    first = statement.lineno - 1
+    last = (statement.end_lineno or statement.lineno) - 1
     rest = lines[first][: statement.col_offset] + lines[last][statement.end_col_offset :]
     lines[first : last + 1] = [rest if rest.strip() else b""] + [b""] * (last - first)

@@ -52,7 +52,9 @@ def added_behind(tokenizer: Any) -> tuple[int, ...]:
         It encodes every text otherwise with special tokens than without.
     """
     for text in _probes(tokenizer):
-        plain, whole = (list(tokenizer.encode(text, add_special_tokens=added)) for added in (False, True))
+        plain, whole = (
+            list(tokenizer.encode(text, add_special_tokens=added)) for added in (False, True)
+        )
         if plain and whole == plain:
             return ()
         room = len(whole) - len(plain)
@@ -60,13 +62,18 @@ def added_behind(tokenizer: Any) -> tuple[int, ...]:
         if plain and len(places) == 1:
             return tuple(whole[places[0] + len(plain) :])
     raise Mistake(
-        "tokenizer: which tokens it adds behind a text cannot be told, because its special tokens change or hide the others; "
-        "take a model whose tokenizer adds them before or behind the text"
+        "tokenizer: which tokens it adds behind a text cannot be told, because its special tokens"
+        " change or hide the others; take a model whose tokenizer adds them before or behind the"
+        " text"
     )
 
 
 def _probes(tokenizer: Any) -> Iterator[str]:
     yield from _PROBES
     special = set(tokenizer.all_special_ids)
-    ordinary = [number for number in range(min(len(tokenizer), _MOST_PROBES + len(special))) if number not in special]
+    ordinary = [
+        number
+        for number in range(min(len(tokenizer), _MOST_PROBES + len(special)))
+        if number not in special
+    ]
     yield from (tokenizer.decode([number]) for number in ordinary)

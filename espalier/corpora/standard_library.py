@@ -31,4 +31,8 @@ def _files_of(name: str) -> list[Path]:
     if origin.name != "__init__.py":
         return [origin]
     tests = {"test", "tests"}
-    return sorted(file for file in origin.parent.rglob("*.py") if not tests & set(file.relative_to(origin.parent).parts))
+    return sorted(
+        file
+        for file in origin.parent.rglob("*.py")
+        if not tests & set(file.relative_to(origin.parent).parts)
+    )

@@ -100,20 +100,27 @@ class TokenPieces:
         """Tokens from each of some places on: (places, length), int64."""
         found = torch.empty(len(starts), length, dtype=torch.int64)
         firsts = [piece.start for piece in self._pieces]
-        for place in in_shares(sorted(range(len(starts)), key=lambda place: starts[place]), "encoding windows"):
-            begin, end = starts[place], starts[place] + length
-            number, parts = int(np.searchsorted(firsts, begin, side="right")) - 1, []
+        for place in in_shares(
+            sorted(range(len(starts)), key=lambda place: starts[place]), "encoding windows"
+        ):
+            begin = starts[place]
+            end = starts[place] + length
+            number = int(np.searchsorted(firsts, begin, side="right")) - 1
+            parts = []
             while begin < end:
                 tokens = self._tokens(number)
                 part = tokens[begin - firsts[number] : end - firsts[number]]
                 parts.append(part)
-                begin, number = begin + len(part), number + 1
+                begin = begin + len(part)
+                number = number + 1
             found[place] = torch.from_numpy(np.concatenate(parts))
         return found
 
     def all(self, folder: Path | None = None) -> Tensor:
         """All tokens, int64; many are in a file without a name, which goes with the tensor, in ``folder``."""
-        tokens: Tokens = np.empty(len(self), np.int64) if len(self) < IN_MEMORY else _in_file(len(self), folder)
+        tokens: Tokens = (
+            np.empty(len(self), np.int64) if len(self) < IN_MEMORY else _in_file(len(self), folder)
+        )
         share = Share("encoding", len(self))
         for number, piece in enumerate(self._pieces):
             share(piece.start)
@@ -124,19 +131,30 @@ class TokenPieces:
     def _tokens(self, number: int) -> Tokens:
         """Of one piece."""
         if self._last[0] != number:
-            piece, last = self._pieces[number], number + 1 == len(self._pieces)
+            piece = self._pieces[number]
+            last = number + 1 == len(self._pieces)
             following = None if last else self._pieces[number + 1]
-            passages = list(self.passages[piece.context : None if following is None else following.first])
+            passages = list(
+                self.passages[piece.context : None if following is None else following.first]
+            )
             split = piece.first - piece.context
             before = self._before(passages[:split])
             context = before[: len(before) - piece.moved]
             text = self._text(before[len(context) :], passages[split:], following)
-            opened = _Open(context, _encoded(self.encode, context, self._ending or ()) if context else [], "", piece)
+            opened = _Open(
+                context,
+                _encoded(self.encode, context, self._ending or ()) if context else [],
+                "",
+                piece,
+            )
             tokens = self._behind(opened, text, () if last else self._ending or ()) or []
             self._last = number, np.array(tokens, dtype=np.int64)
             wanted = (len(self) if following is None else following.start) - piece.start
             if len(self._last[1]) != wanted:
-                raise RuntimeError(f"piece {number} of a text has {len(self._last[1])} tokens, {wanted} were counted")
+                raise RuntimeError(
+                    f"piece {number} of a text has {len(self._last[1])} tokens, {wanted} were"
+                    " counted"
+                )
         return self._last[1]
 
     @cached_property
@@ -145,8 +163,11 @@ class TokenPieces:
 
     def _counted(self) -> dict[str, Any]:
         """Cut the text and count its tokens."""
-        open_piece, pieces = _Open("", [], "", Piece(0, 0, 0, 0)), list[Piece]()
-        body, size, failures = list[str](), 0, 0
+        open_piece = _Open("", [], "", Piece(0, 0, 0, 0))
+        pieces = list[Piece]()
+        body = list[str]()
+        size = 0
+        failures = 0
         share = Share("tokenising", len(self.passages))
         for number, passage in enumerate(self.passages):
             if size >= PIECE_CHARACTERS and failures < MOST_FAILURES:
@@ -155,7 +176,9 @@ class TokenPieces:
                 share(number)
                 if following:
                     pieces.append(open_piece.piece)
-                    open_piece, body, size = following, [], 0
+                    open_piece = following
+                    body = []
+                    size = 0
             body.append(passage)
             size += len(passage) + len(self.between)
         pieces.append(open_piece.piece)
@@ -165,9 +188,14 @@ class TokenPieces:
             pieces = [Piece(0, 0, 0, 0)]
             tokens = list(self.encode(self.between.join(self.passages)))
         self._last = len(pieces) - 1, np.array(tokens, dtype=np.int64)
-        return {"tokens": pieces[-1].start + len(tokens), "pieces": [astuple(piece) for piece in pieces]}
+        return {
+            "tokens": pieces[-1].start + len(tokens),
+            "pieces": [astuple(piece) for piece in pieces],
+        }
 
-    def _cut(self, open_piece: "_Open", body: list[str], passage: str, number: int) -> "_Open | None":
+    def _cut(
+        self, open_piece: "_Open", body: list[str], passage: str, number: int
+    ) -> "_Open | None":
         """End a piece behind ``body`` and begin one with ``passage``; None if the text cannot be cut there."""
         if (ending := self._ending) is None:
             return None
@@ -175,7 +203,8 @@ class TokenPieces:
         before = self._before(body[len(body) - context :])
         blanks = len(before) - len(before.rstrip())
         for moved in range(min(blanks, MOST_MOVED) + 1):
-            stem, rest = before[: len(before) - moved], before[len(before) - moved :]
+            stem = before[: len(before) - moved]
+            rest = before[len(before) - moved :]
             alone = _encoded(self.encode, stem, ending)
             together = _encoded(self.encode, before + passage[:LONGEST_CONTEXT], ending)
             if not alone or together[: len(alone)] != alone:
@@ -184,7 +213,9 @@ class TokenPieces:
             tokens = self._behind(open_piece, self._text(open_piece.moved, body, piece), ending)
             end = alone[len(alone) // 2 :]
             if tokens is not None and tokens[-len(end) :] == end:
-                return _Open(stem, alone, rest, replace(piece, start=open_piece.piece.start + len(tokens)))
+                return _Open(
+                    stem, alone, rest, replace(piece, start=open_piece.piece.start + len(tokens))
+                )
         return None
 
     def _before(self, passages: Sequence[str]) -> str:
@@ -218,12 +249,22 @@ class _Open:
 
 def special_ending(encode: Encode) -> tuple[int, ...] | None:
     """What a tokenizer adds behind every text; None if that cannot be told."""
-    nothing, something = list(encode("")), list(encode("a"))
+    nothing = list(encode(""))
+    something = list(encode("a"))
     ahead = next(
-        (place for place, pair in enumerate(zip(nothing, something, strict=False)) if pair[0] != pair[1]), len(nothing)
+        (
+            place
+            for place, pair in enumerate(zip(nothing, something, strict=False))
+            if pair[0] != pair[1]
+        ),
+        len(nothing),
     )
     ending = nothing[ahead:]
-    return tuple(ending) if len(something) > len(nothing) and something[len(something) - len(ending) :] == ending else None
+    return (
+        tuple(ending)
+        if len(something) > len(nothing) and something[len(something) - len(ending) :] == ending
+        else None
+    )
 
 
 def identity_of(encode: Encode) -> str:

@@ -19,7 +19,9 @@ ONCE = "passages that are equal count once"
 """Said of a client's text that is too short: its file may be long."""
 
 
-def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: int, window_tokens: int, seed: int) -> Tensor:
+def calibration_windows(
+    passages: Sequence[str], encode: Encode, num_windows: int, window_tokens: int, seed: int
+) -> Tensor:
     """Draw windows from a client's passages without replacement.
 
     Returns
@@ -37,17 +39,22 @@ def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: in
     if not isinstance(tokens, TokenPieces) or available < num_windows:
         remedy = "give the client more text, or lower data.windows or data.window-tokens"
         raise Mistake(
-            f"data: the client's text gives {count(available, 'window')} of {window_tokens} tokens, "
-            f"data.windows = {num_windows} are needed; {ONCE}; {remedy}",
-            f"data: the client's text gives too few windows of data.window-tokens = {window_tokens} tokens; {ONCE}; {remedy}",
+            f"data: the client's text gives {count(available, 'window')} of {window_tokens} tokens,"
+            f" data.windows = {num_windows} are needed; {ONCE}; {remedy}",
+            f"data: the client's text gives too few windows of data.window-tokens = {window_tokens}"
+            f" tokens; {ONCE}; {remedy}",
         )
     generator = torch.Generator().manual_seed(seed)
-    offset = int(torch.randint(len(tokens) - available * window_tokens + 1, (1,), generator=generator))
+    offset = int(
+        torch.randint(len(tokens) - available * window_tokens + 1, (1,), generator=generator)
+    )
     drawn = torch.randperm(available, generator=generator)[:num_windows].tolist()
     return tokens.spans([offset + number * window_tokens for number in drawn], window_tokens)
 
 
-def evaluation_windows(text: str | Sequence[str], encode: Encode, window_tokens: int, max_windows: int, what: str) -> Tensor:
+def evaluation_windows(
+    text: str | Sequence[str], encode: Encode, window_tokens: int, max_windows: int, what: str
+) -> Tensor:
     """Cut a text, or passages, into consecutive windows and take at most ``max_windows`` of them at even distances (0: all).
 
     Returns
@@ -68,7 +75,12 @@ def evaluation_windows(text: str | Sequence[str], encode: Encode, window_tokens:
 
 
 def all_windows(
-    text: str | Sequence[str], encode: Encode, window_tokens: int, what: str, key: str, folder: Path | None = None
+    text: str | Sequence[str],
+    encode: Encode,
+    window_tokens: int,
+    what: str,
+    key: str,
+    folder: Path | None = None,
 ) -> Tensor:
     """Cut a text, or passages, into consecutive windows, without tokens beyond the last whole one: (windows, tokens), int64.
 
@@ -92,7 +104,10 @@ def _tokens(text: str | Sequence[str], encode: Encode) -> TokenPieces:
 
 def _available(tokens: TokenPieces, window_tokens: int, what: str, key: str) -> int:
     if (available := len(tokens) // window_tokens) == 0:
-        text = f"{what} has fewer than {key} = {window_tokens} tokens; give a longer text or lower {key}"
+        text = (
+            f"{what} has fewer than {key} = {window_tokens} tokens; give a longer text or lower"
+            f" {key}"
+        )
         raise Mistake(text, text)
     return available
 

@@ -23,13 +23,21 @@ class _Stopped:
     """Which texts of a batch have just come to a stop string; their last tokens alone are looked at."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], prompt_tokens: int) -> None:
-        self._tokenizer, self._stop, self._prompt_tokens = tokenizer, stop, prompt_tokens
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._prompt_tokens = prompt_tokens
         # Two tokens more than the longest stop string has: it may have been written with other tokens.
-        self._look_back = 2 + max(len(tokenizer.encode(word, add_special_tokens=False)) for word in stop)
+        self._look_back = 2 + max(
+            len(tokenizer.encode(word, add_special_tokens=False)) for word in stop
+        )
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        tails = self._tokenizer.batch_decode(input_ids[:, self._prompt_tokens :][:, -self._look_back :])
-        return torch.tensor([any(word in tail for word in self._stop) for tail in tails], device=input_ids.device)
+        tails = self._tokenizer.batch_decode(
+            input_ids[:, self._prompt_tokens :][:, -self._look_back :]
+        )
+        return torch.tensor(
+            [any(word in tail for word in self._stop) for tail in tails], device=input_ids.device
+        )
 
 
 @torch.no_grad()
@@ -67,7 +75,9 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda place: -len(encoded[place]))
     for start in beats(range(0, len(order), batch_size), "writing batch"):
         places = order[start : start + batch_size]
-        input_ids, attention_mask = _padded_on_the_left([encoded[place] for place in places], tokenizer.eos_token_id)
+        input_ids, attention_mask = _padded_on_the_left(
+            [encoded[place] for place in places], tokenizer.eos_token_id
+        )
         tokens = model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -83,7 +93,8 @@ def generate(
 
 def shortened(tokenizer: Any, prompts: Sequence[str], how: Generation, max_tokens: int) -> set[int]:
     """Which prompts lose tokens in ``generate``; it raises as that does."""
-    room, encode = _room(how, max_tokens), prompt_encoder(tokenizer)
+    room = _room(how, max_tokens)
+    encode = prompt_encoder(tokenizer)
     return {place for place, prompt in enumerate(prompts) if len(encode(prompt)) > room}
 
 
@@ -91,8 +102,9 @@ def _room(how: Generation, max_tokens: int) -> int:
     """Tokens that a prompt may have."""
     if (room := max_tokens - how.max_new_tokens) < 1:
         raise Mistake(
-            f"the model takes {max_tokens} tokens, and an answer may have {how.max_new_tokens}, which leaves none for the "
-            "prompt; lower task.answer-tokens, or take a model that takes more"
+            f"the model takes {max_tokens} tokens, and an answer may have {how.max_new_tokens},"
+            " which leaves none for the prompt; lower task.answer-tokens, or take a model that"
+            " takes more"
         )
     return room
 
@@ -113,7 +125,10 @@ def _up_to(stop: Sequence[str], text: str) -> str:
 
 def found_answers(texts: Sequence[str], how: Generation) -> dict[str, list[str]]:
     """By pattern, the answer that each text gives; ``NOT_FOUND`` where the pattern matches nothing."""
-    return {name: [_found(text, pattern, which) for text in texts] for name, pattern, which in how.patterns}
+    return {
+        name: [_found(text, pattern, which) for text in texts]
+        for name, pattern, which in how.patterns
+    }
 
 
 def _found(text: str, pattern: Any, which: int) -> str:
@@ -130,7 +145,10 @@ def exact_match(texts: Sequence[str], items: Sequence[Item], how: Generation) ->
     """
     true = [_plain(item.gold, how) for item in items]
     return {
-        name: sum(_plain(one, how) == right for one, right in zip(found, true, strict=True)) / len(items)
+        name: (
+            sum(_plain(one, how) == right for one, right in zip(found, true, strict=True))
+            / len(items)
+        )
         for name, found in found_answers(texts, how).items()
     }
 

@@ -21,7 +21,11 @@ TOKENS_IN_A_PASS = 1 << 14
 
 @torch.no_grad()
 def log_likelihoods(
-    model: Any, encoded: Sequence[Encoded], batch_size: int, device: torch.device | str, loss_limit: float | None = None
+    model: Any,
+    encoded: Sequence[Encoded],
+    batch_size: int,
+    device: torch.device | str,
+    loss_limit: float | None = None,
 ) -> dict[Encoded, float]:
     """Log-likelihood in nats of each answer, given its context.
 
@@ -36,7 +40,9 @@ def log_likelihoods(
     for rows in beats(list(_batches(set(encoded), batch_size)), "scoring batch"):
         batch = collate([Encoded(tokens, 1) for tokens in rows], 0, "all")
         places, asked = _asked(rows, batch.attention_mask.shape)
-        logits = logits_at(model, batch.input_ids.to(device), batch.attention_mask.to(device), places.to(device))
+        logits = logits_at(
+            model, batch.input_ids.to(device), batch.attention_mask.to(device), places.to(device)
+        )
         answers = _log_probabilities(logits, asked)
         for one in (one for wanted in rows.values() for one in wanted):
             answer, answers = answers.split((one.answer_tokens, len(answers) - one.answer_tokens))
@@ -44,14 +50,18 @@ def log_likelihoods(
     return found
 
 
-def _batches(scored: set[Encoded], batch_size: int) -> Iterator[dict[tuple[int, ...], list[Encoded]]]:
+def _batches(
+    scored: set[Encoded], batch_size: int
+) -> Iterator[dict[tuple[int, ...], list[Encoded]]]:
     """What goes through the model together, longest first: its tokens, and what is scored by them.
 
     Of long texts there are fewer, so that memory does not grow with a model's limit times ``batch_size``. Options that differ
     in their last token alone, as single words do, need the model once.
     """
     rows: dict[tuple[int, ...], list[Encoded]] = {}
-    for one in sorted(scored, key=lambda one: (-len(one.token_ids), one.token_ids, one.answer_tokens)):
+    for one in sorted(
+        scored, key=lambda one: (-len(one.token_ids), one.token_ids, one.answer_tokens)
+    ):
         rows.setdefault(one.token_ids[:-1], []).append(one)
     inputs = list(rows)
     start = 0
@@ -61,9 +71,13 @@ def _batches(scored: set[Encoded], batch_size: int) -> Iterator[dict[tuple[int, 
         start += number
 
 
-def _asked(rows: dict[tuple[int, ...], list[Encoded]], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _asked(
+    rows: dict[tuple[int, ...], list[Encoded]], shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
     """At which places of a batch a token of an answer is predicted, (B, T), bool; and (number of the place, token) of each."""
-    places, asked, before = torch.zeros(shape, dtype=torch.bool), list[tuple[int, int]](), 0
+    places = torch.zeros(shape, dtype=torch.bool)
+    asked = list[tuple[int, int]]()
+    before = 0
     for row, (tokens, wanted) in zip(places, rows.items(), strict=True):
         longest = max(one.answer_tokens for one in wanted)
         row[len(tokens) - longest : len(tokens)] = True
@@ -76,7 +90,8 @@ def _asked(rows: dict[tuple[int, ...], list[Encoded]], shape: tuple[int, ...]) -
 
 def _log_probabilities(logits: Iterator[Tensor], asked: Tensor) -> Tensor:
     """Of the asked tokens, in float32; logits (places, vocabulary) come in pieces."""
-    found, start = torch.empty(len(asked)), 0
+    found = torch.empty(len(asked))
+    start = 0
     for piece in (few for many in logits for few in many.split(TOKENS_AT_ONCE)):
         here = (asked[:, 0] >= start) & (asked[:, 0] < start + len(piece))
         place, token = (asked[here] - torch.tensor([start, 0])).T.to(piece.device)

@@ -20,7 +20,10 @@ TOKENS_AT_ONCE = 64
 
 @torch.no_grad()
 def mean_losses(
-    stream: BlockStream, texts: Mapping[str, Tensor], edits: Edits = dense, loss_limit: float | None = None
+    stream: BlockStream,
+    texts: Mapping[str, Tensor],
+    edits: Edits = dense,
+    loss_limit: float | None = None,
 ) -> dict[str, float]:
     """Mean next-token loss in nats of the edited model on several texts, in one walk through the blocks.
 
@@ -37,7 +40,8 @@ def mean_losses(
     """
     windows = torch.cat(list(texts.values()))
     activations = run_through(stream, windows, edits)
-    following = torch.cat(activations.input_ids).roll(-1, dims=1).flatten()  # what follows a window's last token is left out
+    # What follows a window's last token is left out.
+    following = torch.cat(activations.input_ids).roll(-1, dims=1).flatten()
     found = []
     for logits in stream.logits(activations):
         beat(f"scoring, {len(following)} of {windows.numel()} tokens left")
@@ -45,7 +49,8 @@ def mean_losses(
         found.append(token_losses(logits, wanted))
     per_token = bounded(torch.cat(found), loss_limit).view(windows.shape)[:, :-1]
     per_window = per_token.to(torch.float64).mean(dim=1).tolist()
-    losses, start = {}, 0
+    losses = {}
+    start = 0
     for name, windows in texts.items():
         losses[name] = math.fsum(per_window[start : start + len(windows)]) / len(windows)
         start += len(windows)
@@ -58,7 +63,12 @@ def token_losses(logits: Tensor, wanted: Tensor) -> Tensor:
     A few tokens at a time, because a softmax is as large as the logits that it is made from.
     """
     parts = zip(logits.split(TOKENS_AT_ONCE), wanted.split(TOKENS_AT_ONCE), strict=True)
-    return torch.cat([nn.functional.cross_entropy(part.to(torch.float32), tokens, reduction="none") for part, tokens in parts])
+    return torch.cat(
+        [
+            nn.functional.cross_entropy(part.to(torch.float32), tokens, reduction="none")
+            for part, tokens in parts
+        ]
+    )
 
 
 def bounded(losses: Tensor, limit: float | None) -> Tensor:

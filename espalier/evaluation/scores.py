@@ -14,7 +14,12 @@ from espalier.pace.beats import beats
 
 
 def score(
-    model: Any, items: ScoredItems, classes: bool, batch_size: int, device: torch.device, loss_limit: float | None = None
+    model: Any,
+    items: ScoredItems,
+    classes: bool,
+    batch_size: int,
+    device: torch.device,
+    loss_limit: float | None = None,
 ) -> dict[str, float]:
     """``loss`` and accuracies of a model on items, of which there is at least one.
 
@@ -44,8 +49,12 @@ def _score_options(
     if max(items.num_options) > 1:
         lengths = iter(items.characters)
         per_item = [[(found[one], next(lengths)) for one in options] for options in items.options()]
-        scores["acc"] = _share_right([[value for value, _ in options] for options in per_item], items)
-        scores["acc_norm"] = _share_right([[value / length for value, length in options] for options in per_item], items)
+        scores["acc"] = _share_right(
+            [[value for value, _ in options] for options in per_item], items
+        )
+        scores["acc_norm"] = _share_right(
+            [[value / length for value, length in options] for options in per_item], items
+        )
     return scores
 
 
@@ -63,13 +72,23 @@ def _score_classes(
     model: Any, items: ScoredItems, batch_size: int, device: torch.device, loss_limit: float | None
 ) -> dict[str, float]:
     order = sorted(range(len(items)), key=lambda place: len(items.requests[place].token_ids))
-    right, losses, pad = 0, [], model.config.pad_token_id or 0
+    right = 0
+    losses = []
+    pad = model.config.pad_token_id or 0
     for start in beats(range(0, len(order), batch_size), "scoring batch"):
         places = order[start : start + batch_size]
-        batch = collate([Encoded(items.requests[place].token_ids, 1) for place in places], pad, "all")
-        logits = model(input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)).logits
+        batch = collate(
+            [Encoded(items.requests[place].token_ids, 1) for place in places], pad, "all"
+        )
+        logits = model(
+            input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)
+        ).logits
         logits = logits.to("cpu", torch.float32)
         answers = torch.tensor([items.answers[place] for place in places])
-        right += int((logits.argmax(dim=-1) == answers).logical_and(~logits.isnan().any(dim=-1)).sum())
-        losses += bounded(torch.nn.functional.cross_entropy(logits, answers, reduction="none"), loss_limit).tolist()
+        right += int(
+            (logits.argmax(dim=-1) == answers).logical_and(~logits.isnan().any(dim=-1)).sum()
+        )
+        losses += bounded(
+            torch.nn.functional.cross_entropy(logits, answers, reduction="none"), loss_limit
+        ).tolist()
     return {"loss": math.fsum(losses) / len(items), "acc": right / len(items)}

@@ -46,7 +46,9 @@ def answers(superlink: str, root_certificates: str | None) -> bool:
     """
     import httpx
 
-    scheme, verify = ("https", str(Path(root_certificates))) if root_certificates else ("http", False)
+    scheme, verify = (
+        ("https", str(Path(root_certificates))) if root_certificates else ("http", False)
+    )
     try:
         with httpx.Client(verify=verify, timeout=SECONDS, trust_env=False) as client:
             status = client.post(f"{scheme}://{superlink}{PATH}", content=b"").status_code
@@ -59,10 +61,10 @@ def warn_of_open_control_api(address: str) -> None:
     """Print a warning if the Control API to which a run is handed can be reached from another machine."""
     if elsewhere := listens_elsewhere(address):
         print(
-            f"espalier: warning: the SuperLink's Control API can be reached at {', '.join(elsewhere)}, "
-            "not by this machine alone. Whoever reaches it can start runs at all sites; start the SuperLink with "
-            "--host 127.0.0.1"
-            f"{_proxy_remedy()} (docs/deployment.md)",
+            "espalier: warning: the SuperLink's Control API can be reached at"
+            f" {', '.join(elsewhere)}, not by this machine alone. Whoever reaches it can start runs"
+            f" at all sites; start the SuperLink with --host 127.0.0.1{_proxy_remedy()}"
+            " (docs/deployment.md)",
             file=sys.stderr,
         )
 
@@ -71,8 +73,9 @@ def warn_of_answering_control_api(superlink: str, root_certificates: str | None)
     """Print a warning if runs can be started at the address that a site is given."""
     if answers(superlink, root_certificates):
         print(
-            f"espalier: warning: {superlink}, where this site connects, also takes runs, from whoever reaches it. Ask whoever "
-            f"runs the federation to keep the Control API on their own machine{_proxy_remedy()} (docs/deployment.md)",
+            f"espalier: warning: {superlink}, where this site connects, also takes runs, from"
+            " whoever reaches it. Ask whoever runs the federation to keep the Control API on their"
+            f" own machine{_proxy_remedy()} (docs/deployment.md)",
             file=sys.stderr,
         )
 
@@ -82,7 +85,12 @@ def _proxy_remedy() -> str:
 
 
 def _own_addresses() -> list[str]:
-    found = [one.address for of in psutil.net_if_addrs().values() for one in of if one.family == socket.AF_INET]
+    found = [
+        one.address
+        for of in psutil.net_if_addrs().values()
+        for one in of
+        if one.family == socket.AF_INET
+    ]
     return [own for own in dict.fromkeys(found) if not _is_loopback(own)]
 
 

@@ -18,8 +18,10 @@ FOLDER = re.compile(r"/[^\"'\n]*/apps/espalier\.espalier\.[0-9.]+\.[0-9a-f]{8}\b
 """Path of a bundle that Flower has installed."""
 ROOM = "(client_app|server_app|strategies|espalier|pruning_kernels)"
 FAULTS = re.compile(
-    rf"{re.escape(NOT_LOADED)}|Unable to load (module|attribute) |Cannot find pyproject\.toml in {FOLDER.pattern}"
-    rf"|No module named '{ROOM}\b|^ImportError: cannot import name .*'{ROOM}\b|^AttributeError: module '{ROOM}\b"
+    rf"{re.escape(NOT_LOADED)}|Unable to load (module|attribute) |Cannot find pyproject\.toml in"
+    rf" {FOLDER.pattern}"
+    rf"|No module named '{ROOM}\b|^ImportError: cannot import name .*'{ROOM}\b|^AttributeError:"
+    rf" module '{ROOM}\b"
     r"|^(SyntaxError|IndentationError): ",
     re.MULTILINE,
 )
@@ -34,7 +36,11 @@ def is_incomplete(log: str) -> bool:
 def where_to_mend(log: str) -> str:
     """The directory that is to be removed for other runs of the same bundle."""
     found = FOLDER.search(log)
-    return found[0] if found else "apps/espalier.espalier.* in the FLWR_HOME (~/.flwr) of the SuperLink, or of the node"
+    return (
+        found[0]
+        if found
+        else "apps/espalier.espalier.* in the FLWR_HOME (~/.flwr) of the SuperLink, or of the node"
+    )
 
 
 def unshared_app(app: Path, folder: Path) -> Path:
@@ -51,5 +57,7 @@ def unshared_app(app: Path, folder: Path) -> Path:
             target = copy / file.relative_to(app)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-    (copy / "pyproject.toml").write_text(f'{project}\n[tool.espalier]\nbundle = "{secrets.token_hex(16)}"\n', encoding="utf-8")
+    (copy / "pyproject.toml").write_text(
+        f'{project}\n[tool.espalier]\nbundle = "{secrets.token_hex(16)}"\n', encoding="utf-8"
+    )
     return copy

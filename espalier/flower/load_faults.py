@@ -13,7 +13,9 @@ from flwr.common.constant import ErrorCode
 
 from espalier.settings.mistakes import NOT_LOADED
 
-FAULTS = re.compile(r"^<class '(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|FileNotFoundError)'>")
+FAULTS = re.compile(
+    r"^<class '(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|FileNotFoundError)'>"
+)
 """Beginning of Flower's error for a ClientApp that fails at import; our handlers raise nothing."""
 TRIES = 3
 """Attempts for a node that could not load the program: another run may be installing it."""
@@ -24,7 +26,9 @@ def could_not_load(reply: Message) -> bool:
     if reply.has_content():
         return False
     raised = reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    return reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION or (raised and bool(FAULTS.match(reply.error.reason or "")))
+    return reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION or (
+        raised and bool(FAULTS.match(reply.error.reason or ""))
+    )
 
 
 def load_remedy() -> str:
@@ -32,6 +36,7 @@ def load_remedy() -> str:
     name = Path(__file__).parent.parent.parent.name
     folder = name if name.startswith("espalier.espalier.") else "espalier.espalier.*"
     return (
-        f"{NOT_LOADED}: its copy may be incomplete, or a library may be missing there, as its log says; stop the node's runs, "
-        f"remove apps/{folder} in its FLWR_HOME (~/.flwr where none is set), and begin again"
+        f"{NOT_LOADED}: its copy may be incomplete, or a library may be missing there, as its log"
+        f" says; stop the node's runs, remove apps/{folder} in its FLWR_HOME (~/.flwr where none is"
+        " set), and begin again"
     )

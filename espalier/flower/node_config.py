@@ -20,15 +20,19 @@ def read_node_config(text: str) -> dict[str, Any]:
     from flwr.common.config import parse_config_args
 
     if not text.endswith(".toml") and (rest := PAIR.sub("", text).strip()):
-        raise Mistake(f"node-config: {rest!r} is no key=value, and Flower would pass over it; write key=value, without blanks")
+        raise Mistake(
+            f"node-config: {rest!r} is no key=value, and Flower would pass over it; write"
+            " key=value, without blanks"
+        )
     try:
         return dict(parse_config_args([text]))
     except OSError as error:
         raise Mistake(
-            f"node-config: {text}: cannot be read ({error.strerror}); name a TOML file, or give key=value pairs"
+            f"node-config: {text}: cannot be read ({error.strerror}); name a TOML file, or give"
+            " key=value pairs"
         ) from None
     except Exception:  # of the library that Flower reads it with
         raise Mistake(
-            f"node-config: {text!r}: Flower cannot read it; a value is a number, true, false or a string in its own quotes, "
-            "for instance 'site=\"hospital-a\" windows=16'"
+            f"node-config: {text!r}: Flower cannot read it; a value is a number, true, false or a"
+            " string in its own quotes, for instance 'site=\"hospital-a\" windows=16'"
         ) from None

@@ -52,8 +52,13 @@ def local_superlink() -> LocalSuperLink | None:
         words = _words(pid)
         for word in words[:2]:
             if Path(word).name == SUPERLINK:
-                host, port = _value_of(HOST, words, DEFAULT_HOST), _value_of(PORT, words, DEFAULT_PORT)
-                return LocalSuperLink(pid, int(port), Path(word)) if host in LOOPBACK and port.isdigit() else None
+                host = _value_of(HOST, words, DEFAULT_HOST)
+                port = _value_of(PORT, words, DEFAULT_PORT)
+                return (
+                    LocalSuperLink(pid, int(port), Path(word))
+                    if host in LOOPBACK and port.isdigit()
+                    else None
+                )
         pid = _parent(pid)
     return None
 
@@ -94,10 +99,14 @@ def _app_of(words: Sequence[str], folder: Path) -> Path | None:
 
 def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
     """Return the ``flower-superlink`` that this ``flwr`` would start; None if there is none."""
-    beside = next(Path(word) for word in words[:2] if Path(word).name == COMMAND).with_name(SUPERLINK)
+    beside = next(Path(word) for word in words[:2] if Path(word).name == COMMAND).with_name(
+        SUPERLINK
+    )
     if beside.is_absolute() and beside.exists():
         return beside
-    variables = dict(line.split("=", 1) for line in (entry / "environ").read_text().split("\0") if "=" in line)
+    variables = dict(
+        line.split("=", 1) for line in (entry / "environ").read_text().split("\0") if "=" in line
+    )
     program = shutil.which(SUPERLINK, path=variables.get("PATH", ""))
     return Path(program) if program else None
 
@@ -109,7 +118,11 @@ def _connections(port: int) -> Iterator[tuple[str, int]]:
             for line in (PROC / "net" / table).read_text().splitlines()[1:]:
                 columns = line.split()
                 address, _, number = columns[2].rpartition(":")
-                if columns[3] == ESTABLISHED and int(number, 16) == port and address.endswith(LOOPBACK_ENDS):
+                if (
+                    columns[3] == ESTABLISHED
+                    and int(number, 16) == port
+                    and address.endswith(LOOPBACK_ENDS)
+                ):
                     yield columns[9], int(columns[7])
 
 
@@ -124,7 +137,13 @@ def _sockets(entry: Path) -> set[str]:
 
 def _words(pid: int) -> list[str]:
     try:
-        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        return (
+            (PROC / str(pid) / "cmdline")
+            .read_bytes()
+            .decode(errors="replace")
+            .rstrip("\0")
+            .split("\0")
+        )
     except OSError:
         return []
 

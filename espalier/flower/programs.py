@@ -8,14 +8,18 @@ from collections.abc import Sequence
 
 from espalier.flower.version import sites_share_port
 
-SUPERLINK, SUPERNODE, COMMAND = "flower-superlink", "flower-supernode", "flwr"
+SUPERLINK = "flower-superlink"
+SUPERNODE = "flower-supernode"
+COMMAND = "flwr"
 SUPERNODE_MODULE = "espalier.flower.supernode"
 """Runs ``flower-supernode`` with shorter waits."""
 PORT_VARIABLE = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 """Environment variable of ``flwr run``: port of the SuperLink that it looks for, or starts."""
-HOST, PORT = "--host", "--port"
+HOST = "--host"
+PORT = "--port"
 """Options of a SuperLink: place of its Control API and of what the ServerApp uses; from Flower 1.40 on of all its APIs."""
-DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", "8000"
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = "8000"
 NO_INSTALLATION = "--disable-runtime-dependency-installation"
 
 SET_BY_US = (
@@ -28,7 +32,17 @@ SET_BY_US = (
 
 def simulating_superlink(port: int) -> list[str]:
     """Return options of a SuperLink that simulates, and listens on this loopback port alone."""
-    return ["--insecure", "--simulation", "--isolation", "subprocess", NO_INSTALLATION, HOST, "127.0.0.1", PORT, str(port)]
+    return [
+        "--insecure",
+        "--simulation",
+        "--isolation",
+        "subprocess",
+        NO_INSTALLATION,
+        HOST,
+        "127.0.0.1",
+        PORT,
+        str(port),
+    ]
 
 
 def superlink(control: int, fleet: str, flower: tuple[int, int] | None = None) -> list[str]:

@@ -38,7 +38,8 @@ class SharedNodes(Grid):
     """
 
     def __init__(self, grid: Grid, clients: int) -> None:
-        self._grid, self._clients = grid, clients
+        self._grid = grid
+        self._clients = clients
         self._nodes = sorted(grid.get_node_ids())
 
     def get_node_ids(self) -> list[int]:
@@ -52,14 +53,18 @@ class SharedNodes(Grid):
     def _addressed(self, message: Message) -> Message:
         client = message.metadata.dst_node_id - 1
         message.metadata.dst_node_id = self._nodes[client % len(self._nodes)]
-        message.content[PLAYED] = ConfigRecord({"partition-id": client, "num-partitions": self._clients})
+        message.content[PLAYED] = ConfigRecord(
+            {"partition-id": client, "num-partitions": self._clients}
+        )
         return message
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there."""
         return self._grid.pull_messages(message_ids)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Send messages and wait for their replies."""
         return self._grid.send_and_receive(map(self._addressed, messages), timeout=timeout)
 

@@ -30,8 +30,11 @@ class Waits:
     now, sleep : a clock
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._now, self._sleep = now, sleep
+    def __init__(
+        self, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._now = now
+        self._sleep = sleep
         self._busy_until = now()
 
     def __getattr__(self, name: str) -> Any:

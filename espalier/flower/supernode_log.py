@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 DETAILS = re.compile(r'^\s*details = "(.*)"\s*$')
-ERROR_BEGINS, ERROR_ENDS = "<_InactiveRpcError of RPC", ">"
+ERROR_BEGINS = "<_InactiveRpcError of RPC"
+ERROR_ENDS = ">"
 TRACEBACK = "Traceback (most recent call last):"
 NOT_CONNECTED = "RuntimeError: generator didn't yield"
 """End of a traceback of Flower that repeats the error before it."""
@@ -31,7 +32,10 @@ class SupernodeLog:
     """
 
     def __init__(self, site: str, superlink: str, key: str, fingerprint: str) -> None:
-        self.site, self.superlink, self.key, self.fingerprint = site, superlink, key, fingerprint
+        self.site = site
+        self.superlink = superlink
+        self.key = key
+        self.fingerprint = fingerprint
         self._reason = ""
         self._held: list[str] = []
         """Lines of an error or a traceback that may be told in a sentence."""
@@ -73,7 +77,8 @@ class SupernodeLog:
 
     def rest(self) -> list[str]:
         """Return the lines that are held back."""
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         return held
 
     def _told(self) -> list[str]:
@@ -83,7 +88,9 @@ class SupernodeLog:
     def _connected(self, node_id: str) -> str:
         who = f"as {self.site}" if self.site else "as a node without a site name of its own"
         key = f", with the key {self.fingerprint}" if self.fingerprint else ""
-        return f"espalier: connected to {self.superlink} {who} (node {node_id}{key}); waiting for runs"
+        return (
+            f"espalier: connected to {self.superlink} {who} (node {node_id}{key}); waiting for runs"
+        )
 
 
 def why_refused(reason: str, node: SupernodeLog) -> str:
@@ -91,17 +98,19 @@ def why_refused(reason: str, node: SupernodeLog) -> str:
     at = f"the SuperLink {node.superlink}"
     if UNKNOWN_KEY in reason:
         return (
-            f"{at} does not know this node's key ({node.key}, {node.fingerprint}); have it registered there, once: "
-            f"flwr supernode register {node.site or 'NAME'}.key.pub CONNECTION"
+            f"{at} does not know this node's key ({node.key}, {node.fingerprint}); have it"
+            f" registered there, once: flwr supernode register {node.site or 'NAME'}.key.pub"
+            " CONNECTION"
         )
     if KEY_WANTED in reason:
         return (
-            f"{at} takes only nodes whose key is registered there, and this one was started without a key; give "
-            "--auth-supernode-private-key KEY, and have KEY.pub registered there: flwr supernode register KEY.pub CONNECTION"
+            f"{at} takes only nodes whose key is registered there, and this one was started without"
+            " a key; give --auth-supernode-private-key KEY, and have KEY.pub registered there:"
+            " flwr supernode register KEY.pub CONNECTION"
         )
     if STILL_CONNECTED in reason:
         return (
-            f"{at} counts a node with this key as connected still, for up to a minute after it was killed; start this one "
-            "again then, and give each node a key of its own"
+            f"{at} counts a node with this key as connected still, for up to a minute after it was"
+            " killed; start this one again then, and give each node a key of its own"
         )
     return f"{at} refused this node: {reason}"

@@ -69,7 +69,9 @@ def claim_tasks(
     ----------
     secret : what the SuperNode knows too, so that nobody else on the machine can claim its tasks
     """
-    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({CLAIM}))
+    signed = SuperExecAuthHttpInterceptor(
+        master_secret=secret, protected_methods=frozenset({CLAIM})
+    )
     client = _client(desk, signed, make_simple_http_retry_invoker(), "SuperExec")
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     answered = Event()
@@ -102,7 +104,9 @@ def keep_claim(desk: Desk, token: str) -> Event:
     return answered
 
 
-def answer_task(desk: Desk, token: str, work: Work, told: Told, note: Callable[[bytes], None] = lambda _: None) -> None:
+def answer_task(
+    desk: Desk, token: str, work: Work, told: Told, note: Callable[[bytes], None] = lambda _: None
+) -> None:
     """Pull a task, answer it and push the reply, as Flower's ``run_clientapp`` does, but for what is installed and run.
 
     Parameters
@@ -115,19 +119,23 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told, note: Callable[[
     beating = _client(desk, RuntimeTokenHttpInterceptor(token), None)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(beating))
     context: Context | None = None
-    status, details = SubStatus.FAILED, "the task could not be pulled"
+    status = SubStatus.FAILED
+    details = "the task could not be pulled"
     try:
         heartbeat.start()
         message, context, _, bundle = pull_task_input(client)
         note(message_to_proto(remove_content_from_message(message)).SerializeToString())
         try:
             reply = work(bundle.content, message, context)
-            status, details = SubStatus.COMPLETED, ""
+            status = SubStatus.COMPLETED
+            details = ""
         except INTERRUPTS:
             raise
         except BaseException as error:
             details = told(error)
-            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
+            reply = Message(
+                Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message
+            )
         push_message(client, reply, context)
     except RunNotRunningException:
         details = "the run has ended meanwhile"
@@ -151,14 +159,19 @@ def answer_with_error(desk: Desk, token: str, envelope: bytes, reason: str) -> N
     reason : what the server is told
     """
     message = message_from_proto(ProtoMessage.FromString(envelope))
-    TaskIdentity.run_id, TaskIdentity.node_id = message.metadata.run_id, message.metadata.dst_node_id
+    TaskIdentity.run_id = message.metadata.run_id
+    TaskIdentity.node_id = message.metadata.dst_node_id
     TaskIdentity.task_id = message.metadata.dst_task_id or 0
     invoker = make_simple_http_retry_invoker()
     invoker.max_tries = 1
     client = _client(desk, RuntimeTokenHttpInterceptor(token), invoker)
     reply = Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason), reply_to=message)
     try:
-        push_message(client, reply, Context(message.metadata.run_id, message.metadata.dst_node_id, {}, RecordDict(), {}))
+        push_message(
+            client,
+            reply,
+            Context(message.metadata.run_id, message.metadata.dst_node_id, {}, RecordDict(), {}),
+        )
         push_task_output(client=client, context=None, sub_status=SubStatus.FAILED, details=reason)
     except RunNotRunningException:
         pass  # nobody waits for it any more

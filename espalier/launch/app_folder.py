@@ -47,19 +47,25 @@ def _first_app(candidates: Sequence[Path]) -> Path:
         if _is_app(candidate):
             return candidate.resolve()
     tried = ", ".join(str(candidate.absolute()) for candidate in candidates)
-    raise Mistake(f"no Espalier app in {tried}; install Espalier, or name a checkout of it with --app")
+    raise Mistake(
+        f"no Espalier app in {tried}; install Espalier, or name a checkout of it with --app"
+    )
 
 
 def _is_app(folder: Path) -> bool:
     try:
-        return bool(tomllib.loads((folder / "pyproject.toml").read_text())["project"]["name"] == "espalier")
+        return bool(
+            tomllib.loads((folder / "pyproject.toml").read_text())["project"]["name"] == "espalier"
+        )
     except (OSError, ValueError, KeyError):
         return False
 
 
 def default_config(app: Path) -> dict[str, Any]:
     """The run configuration of ``pyproject.toml``, nested."""
-    config: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"][
+        "app"
+    ]["config"]
     return config
 
 
@@ -78,8 +84,13 @@ def read_preset(app: Path, name: str) -> dict[str, Any]:
         known = sorted(file.stem for file in (app / "conf").glob("*.toml"))
         close = difflib.get_close_matches(name.lower(), known, n=1)
         meant = f"did you mean '{close[0]}'? " if close else ""
-        raise Mistake(f"preset '{name}': there is no {path}; {meant}known presets are {', '.join(known)}") from None
+        raise Mistake(
+            f"preset '{name}': there is no {path}; {meant}known presets are {', '.join(known)}"
+        ) from None
     except OSError as error:
-        raise Mistake(f"preset '{name[:200]}': cannot be read ({error.strerror}); name a preset or a TOML file") from None
+        raise Mistake(
+            f"preset '{name[:200]}': cannot be read ({error.strerror}); name a preset or a TOML"
+            " file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistake(f"preset '{name}': {path} is not TOML: {error}") from None

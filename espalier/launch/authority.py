@@ -48,7 +48,8 @@ def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
     Mistake
         One is neither; a port or a scheme does not belong to it.
     """
-    found, wrong = list[x509.GeneralName](), list[str]()
+    found = list[x509.GeneralName]()
+    wrong = list[str]()
     for name in dict.fromkeys([*given, *OWN_NAMES]):
         try:
             found.append(x509.IPAddress(ip_address(name)))
@@ -56,7 +57,10 @@ def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
             if HOST_NAME.fullmatch(name) and not name.rpartition(".")[2].isdigit():
                 found.append(x509.DNSName(name))
             else:
-                wrong.append(f"--server {name!r}: is no host name or address; give it without scheme and port")
+                wrong.append(
+                    f"--server {name!r}: is no host name or address; give it without scheme and"
+                    " port"
+                )
     if wrong:
         raise Mistake("\n".join(wrong))
     return found
@@ -69,7 +73,9 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 def new_authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     """The certificate of an authority that signs itself; each has a name of its own."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Espalier authority {token_hex(4)}")])
+    name = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, f"Espalier authority {token_hex(4)}")]
+    )
     limits = x509.BasicConstraints(ca=True, path_length=0)
     end = datetime.now(UTC) + timedelta(days=AUTHORITY_DAYS)
     made = _certificate(name, name, key.public_key(), end).add_extension(limits, critical=True)
@@ -91,16 +97,22 @@ def new_server_certificate(
     """
     issuer, signing_key = authority
     end = datetime.now(UTC) + timedelta(days=days)
-    if end - timedelta(days=1) > issuer.not_valid_after_utc:  # one that was made a moment ago may be as old
+    # One that was made a moment ago may be as old.
+    if end - timedelta(days=1) > issuer.not_valid_after_utc:
         raise Mistake(
-            f"--days {days}: the authority's own certificate ends on {issuer.not_valid_after_utc:%Y-%m-%d}; give fewer"
+            f"--days {days}: the authority's own certificate ends on"
+            f" {issuer.not_valid_after_utc:%Y-%m-%d}; give fewer"
         )
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Espalier server")])
     by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
     builder = _certificate(name, issuer.subject, key, min(end, issuer.not_valid_after_utc))
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
     builder = builder.add_extension(_usage("digital_signature"), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+    )
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.add_extension(by, critical=False).sign(signing_key, SHA384())
 
@@ -110,7 +122,9 @@ def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def read_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def read_authority(
+    certificate: bytes, key: bytes
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """An authority that was made before.
 
     Raises
@@ -119,12 +133,17 @@ def read_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, ec
         They do not belong together, or are no such files.
     """
     try:
-        read, signing_key = x509.load_pem_x509_certificate(certificate), load_pem_private_key(key, None)
+        read = x509.load_pem_x509_certificate(certificate)
+        signing_key = load_pem_private_key(key, None)
     except (ValueError, TypeError):
         raise Mistake(
-            "ca: ca.crt or ca.key is damaged, or was not made by espalier keys; bring them back from a copy"
+            "ca: ca.crt or ca.key is damaged, or was not made by espalier keys; bring them back"
+            " from a copy"
         ) from None
-    if not isinstance(signing_key, ec.EllipticCurvePrivateKey) or read.public_key() != signing_key.public_key():
+    if (
+        not isinstance(signing_key, ec.EllipticCurvePrivateKey)
+        or read.public_key() != signing_key.public_key()
+    ):
         raise Mistake("ca: ca.key is not the key of ca.crt; bring the one back that is")
     return read, signing_key
 

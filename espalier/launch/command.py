@@ -47,7 +47,13 @@ from espalier.launch.officer import COMMANDS, add_commands, run_officer
 from espalier.launch.plan import add_plan, plan
 from espalier.launch.run_status import add_status, show_status
 from espalier.launch.setting_words import explain_options
-from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
+from espalier.launch.superlink import (
+    RAY_DID_NOT_START,
+    SuperLink,
+    SuperLinkLost,
+    own_superlink,
+    running_superlink,
+)
 from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 
@@ -60,7 +66,8 @@ RAY_STARTS = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 if the run completed or the node is fine, 1 if it failed, 2 if it was asked for wrongly."""
     parser = _parser()
-    given, further = parser.parse_known_args(arguments)  # words may also follow options, which argparse alone refuses
+    # Words may also follow options, which argparse alone refuses.
+    given, further = parser.parse_known_args(arguments)
     if given.command == "node":
         return _node(given, further)
     takes_settings = given.command in ("run", "check-node", "plan")
@@ -81,14 +88,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _at_the_site(given)
     given.words += further
     for number in INTERRUPTS:
-        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
+        # Nohup has SIGHUP ignored.
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     watched = WatchedRun(sys.argv[1:] if arguments is None else arguments)
     try:
         if given.command == "check-node":  # of what the node would run
             if given.superlink is not None:
                 warn_of_answering_control_api(given.superlink, given.root_certificates)
-            return check_node(find_app(given.app) if given.app else installed_app(), given.node_config, given.words)
+            return check_node(
+                find_app(given.app) if given.app else installed_app(),
+                given.node_config,
+                given.words,
+            )
         app = find_app(given.app)
         if given.command == "plan":
             return plan(app, given.words, given.teraflops, given.megabits, measure=given.measure)
@@ -101,7 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("opening the model and the clients' data", flush=True)
         if refused := run_in_app(app, BEFORE_START, config):
             if refused < 0:
-                print(f"espalier: the look at model and data was ended by signal {-refused}; is memory short?", file=sys.stderr)
+                print(
+                    f"espalier: the look at model and data was ended by signal {-refused}; is"
+                    " memory short?",
+                    file=sys.stderr,
+                )
             return max(refused, 1)
         cpus = min(settings.threads, os.cpu_count() or 1)
         federation = (
@@ -130,7 +146,9 @@ def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     try:
-        return run_node(installed_app(), words, given.port, given.warm_seconds, given.most_idle_megabytes)
+        return run_node(
+            installed_app(), words, given.port, given.warm_seconds, given.most_idle_megabytes
+        )
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
@@ -149,7 +167,10 @@ def _keys(given: argparse.Namespace) -> int:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"espalier: keys: {error.filename or given.directory}: {error.strerror}", file=sys.stderr)
+        print(
+            f"espalier: keys: {error.filename or given.directory}: {error.strerror}",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         return 130
@@ -189,48 +210,116 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="espalier", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="espalier", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--version", action="version", version=f"espalier {espalier.__version__}")
     commands = parser.add_subparsers(dest="command")
-    commands.add_parser("app", help="print the folder of the Flower app: the rooms, the presets in conf/, pyproject.toml")
-    keys = commands.add_parser("keys", help="make certificates for TLS, and a key pair for each site; overwrites nothing")
-    keys.add_argument("directory", metavar="DIRECTORY", help="where they are made; again, to add a site")
-    keys.add_argument("--server", action="append", default=[], metavar="HOST", help="name or address by which sites reach it")
-    keys.add_argument("--site", action="append", default=[], metavar="NAME", help="a site, as in its --node-config")
-    keys.add_argument("--days", type=int, default=365, help="how long the server's certificate holds; default 365")
+    commands.add_parser(
+        "app",
+        help="print the folder of the Flower app: the rooms, the presets in conf/, pyproject.toml",
+    )
+    keys = commands.add_parser(
+        "keys", help="make certificates for TLS, and a key pair for each site; overwrites nothing"
+    )
+    keys.add_argument(
+        "directory", metavar="DIRECTORY", help="where they are made; again, to add a site"
+    )
+    keys.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="name or address by which sites reach it",
+    )
+    keys.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a site, as in its --node-config",
+    )
+    keys.add_argument(
+        "--days", type=int, default=365, help="how long the server's certificate holds; default 365"
+    )
     node = commands.add_parser(
         "node", help="a SuperNode that stays warm, and runs the installed program alone; takes the options of flower-supernode",
         epilog="All further options are those of flower-supernode (flower-supernode --help): --superlink, --root-certificates, "
         "--auth-supernode-private-key, --node-config.",
     )  # fmt: skip
     node.add_argument(
-        "--warm-seconds", type=float, default=900.0, help="a worker without a task ends after so long; default 900"
+        "--warm-seconds",
+        type=float,
+        default=900.0,
+        help="a worker without a task ends after so long; default 900",
     )
     node.add_argument(
         "--most-idle-megabytes", type=int, default=0, metavar="N",
         help="a worker that holds more memory between tasks lets its model go, and ends if that is not enough; "
         "default 0: half of what the machine has",
     )  # fmt: skip
-    node.add_argument("--port", type=int, default=0, help="loopback port on which it hands tasks out; default: a free one")
-    run = commands.add_parser("run", help="simulate a federation on this machine, or start a run on a SuperLink")
+    node.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="loopback port on which it hands tasks out; default: a free one",
+    )
+    run = commands.add_parser(
+        "run", help="simulate a federation on this machine, or start a run on a SuperLink"
+    )
     run.add_argument(
-        "words", nargs="*", metavar="preset | key=value", help="a preset of conf/ and settings that differ from it"
+        "words",
+        nargs="*",
+        metavar="preset | key=value",
+        help="a preset of conf/ and settings that differ from it",
     )
     check = commands.add_parser(
-        "check-node", help="check a SuperNode's --node-config on its machine, and what a run would read"
+        "check-node",
+        help="check a SuperNode's --node-config on its machine, and what a run would read",
     )
-    check.add_argument("node_config", metavar="NODE-CONFIG", help="as for flower-supernode --node-config, in quotes")
-    check.add_argument("words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo")
+    check.add_argument(
+        "node_config",
+        metavar="NODE-CONFIG",
+        help="as for flower-supernode --node-config, in quotes",
+    )
+    check.add_argument(
+        "words",
+        nargs="*",
+        metavar="preset | key=value",
+        help="the run, as for espalier run; default: the demo",
+    )
     add_commands(commands)
     add_status(commands)
     planned = add_plan(commands)
     for command in (run, check, planned):
-        command.add_argument("--app", help="a checkout of Espalier; default: this directory if it is one, or what is installed")
-    run.add_argument("--gpus-per-client", type=float, default=0.0, help="share of a GPU that each simulated client holds")
-    run.add_argument("--superlink", metavar="HOST:PORT", help="Control API of a running SuperLink; default: a simulation")
-    check.add_argument("--superlink", metavar="HOST:PORT", help="where the node connects: warn if runs can be started there")
+        command.add_argument(
+            "--app",
+            help=(
+                "a checkout of Espalier; default: this directory if it is one, or what is installed"
+            ),
+        )
+    run.add_argument(
+        "--gpus-per-client",
+        type=float,
+        default=0.0,
+        help="share of a GPU that each simulated client holds",
+    )
+    run.add_argument(
+        "--superlink",
+        metavar="HOST:PORT",
+        help="Control API of a running SuperLink; default: a simulation",
+    )
+    check.add_argument(
+        "--superlink",
+        metavar="HOST:PORT",
+        help="where the node connects: warn if runs can be started there",
+    )
     for command in (run, check):
-        command.add_argument("--root-certificates", metavar="FILE", help="certificates of that SuperLink; default: no TLS")
+        command.add_argument(
+            "--root-certificates",
+            metavar="FILE",
+            help="certificates of that SuperLink; default: no TLS",
+        )
     return parser
 
 
@@ -238,8 +327,9 @@ def _require_ray() -> None:
     """Simulated clients are processes of Ray, which an image for real sites does not have."""
     if find_spec("ray") is None:
         raise Mistake(
-            "Ray is not installed here, and simulated clients need it: `pip install -e .` brings it (README, 'Set up and "
-            "run'); container images come without. With --superlink the run takes the sites that are connected there"
+            "Ray is not installed here, and simulated clients need it: `pip install -e .` brings it"
+            " (README, 'Set up and run'); container images come without. With --superlink the run"
+            " takes the sites that are connected there"
         )
 
 
@@ -247,23 +337,30 @@ def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation
     """Run, and run again if Ray did not start."""
     for start in range(1, RAY_STARTS + 1):
         with own_superlink() as superlink:
-            status, details, log = _run(superlink, watched, app, config, "--federation-config", federation)
+            status, details, log = _run(
+                superlink, watched, app, config, "--federation-config", federation
+            )
         if status == COMPLETED or FLOWER_REPORTS_IT_TOO in log or not RAY_DID_NOT_START.search(log):
             break
         if start < RAY_STARTS:
-            print(f"espalier: Ray did not start; trying again ({start} of {RAY_STARTS - 1})", file=sys.stderr)
+            print(
+                f"espalier: Ray did not start; trying again ({start} of {RAY_STARTS - 1})",
+                file=sys.stderr,
+            )
     return _report(watched, status, details, log)
 
 
-def _run_whole(superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any]) -> tuple[str, str, str]:
+def _run_whole(
+    superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any]
+) -> tuple[str, str, str]:
     """Run on a SuperLink that others use too; once more, in a bundle of its own, if the program was not installed whole."""
     status, details, log = _run(superlink, watched, app, config)
     if status == COMPLETED or not is_incomplete(told := f"{log}\n{details}"):
         return status, details, log
     print(
-        "espalier: the run's program was there only in part: another run was installing it, or an installation was "
-        "interrupted. Trying again with a bundle of its own; so that other runs find a whole one, remove, while none works, "
-        f"{where_to_mend(told)}",
+        "espalier: the run's program was there only in part: another run was installing it, or an"
+        " installation was interrupted. Trying again with a bundle of its own; so that other runs"
+        f" find a whole one, remove, while none works, {where_to_mend(told)}",
         file=sys.stderr,
     )
     return _run(superlink, watched, unshared_app(app, superlink.folder), config)
@@ -279,11 +376,15 @@ def _report(watched: WatchedRun, status: str, details: str, log: str) -> int:
     return 1
 
 
-def _run(superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any], *options: str) -> tuple[str, str, str]:
+def _run(
+    superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any], *options: str
+) -> tuple[str, str, str]:
     """Submit the run, show its log while it works, and return its status, details and log."""
     config_file = superlink.folder / "run-config.toml"
     config_file.write_text(tomli_w.dumps(_nest(config)))
-    watched.directory, watched.status, watched.said_why = "", "", False
+    watched.directory = ""
+    watched.status = ""
+    watched.said_why = False
     run_id, interrupted = _submit(superlink, app, config_file, *options)
     lines: list[str] = []
     try:
@@ -313,7 +414,10 @@ def _submit(superlink: SuperLink, app: Path, config_file: Path, *options: str) -
         with interrupted_later() as noted:
             return superlink.start_run(app, config_file, *options), bool(noted)
     except KeyboardInterrupt:
-        told = "whether the SuperLink took the run is not known; flwr ls shows its runs, flwr stop ends one"
+        told = (
+            "whether the SuperLink took the run is not known; flwr ls shows its runs, flwr stop"
+            " ends one"
+        )
         print(f"\nespalier: {told}", file=sys.stderr)
         raise
 

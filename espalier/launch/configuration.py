@@ -16,7 +16,9 @@ from espalier.settings.run import RunSettings, changed, concerns, default_values
 Config = dict[str, Any]
 
 
-def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool, works: bool = True) -> tuple[Config, RunSettings]:
+def configuration(
+    app: Path, words: Sequence[str], *, on_this_machine: bool, works: bool = True
+) -> tuple[Config, RunSettings]:
     """Read the words after ``espalier run``: at most one preset, and ``key=value`` pairs.
 
     Parameters
@@ -38,7 +40,9 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool, wor
     presets = [word for word in words if "=" not in word]
     require_pairs(words, defaults)
     if len(presets) > 1:
-        raise Mistake(f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs")
+        raise Mistake(
+            f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs"
+        )
     preset = _flatten(read_preset(app, presets[0])) if presets else {}
     given = dict(_pair(word, defaults) for word in words if "=" in word)
     flat = defaults | preset | given
@@ -47,12 +51,17 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool, wor
     by_hand = given.keys() | (set() if "method" in given else changed(preset) - by_choice)
     settings = parse(flat, simulation=on_this_machine, by_hand=by_hand)
     not_read = unread(flat).keys() - given.keys()
-    flat |= {key: value for key, value in default_values().items() if key in not_read or not concerns(key, settings.method)}
+    flat |= {
+        key: value
+        for key, value in default_values().items()
+        if key in not_read or not concerns(key, settings.method)
+    }
     if not on_this_machine:
         return flat, settings
     if works:
         require_libraries(settings)
-    if "model" in given or "/" in settings.model:  # presets name directories that whoever uses them is to make
+    # Presets name directories that whoever uses them is to make.
+    if "model" in given or "/" in settings.model:
         require_model(settings.model)
     require_data(settings.data.source, settings.data.path)
     flat = _with_absolute_paths(flat)
@@ -86,8 +95,15 @@ def _with_absolute_paths(flat: Config) -> Config:
         return str(at_home(path).absolute()) if path else path
 
     texts = [part.strip().partition("=") for part in flat["evaluation.texts"].split(",")]
-    paths = ["out-dir", "resume-from", "task.test-path", *(["data.path"] if flat["data.source"] != "hub" else [])]
+    paths = [
+        "out-dir",
+        "resume-from",
+        "task.test-path",
+        *(["data.path"] if flat["data.source"] != "hub" else []),
+    ]
     given = {key: absolute(flat[key]) for key in paths}
     given["model"] = flat["model"] if flat["model"] == "demo" else absolute(flat["model"])
-    given["evaluation.texts"] = ",".join(name + equals + absolute(path) for name, equals, path in texts)
+    given["evaluation.texts"] = ",".join(
+        name + equals + absolute(path) for name, equals, path in texts
+    )
     return flat | given

@@ -25,7 +25,9 @@ def free_port(avoid: Collection[int] = ()) -> int:
         port = chance.choice(PORTS)
         if port not in avoid and _is_free(port):
             return port
-    raise OSError(f"no free port between {PORTS.start} and {PORTS.stop - 1} was found in {TRIES} tries")
+    raise OSError(
+        f"no free port between {PORTS.start} and {PORTS.stop - 1} was found in {TRIES} tries"
+    )
 
 
 def _is_free(port: int) -> bool:

@@ -34,7 +34,8 @@ def started_in_app(app: Path, module: str, document: Any) -> Iterator[subprocess
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, module], stdin=subprocess.PIPE,
         env={**os.environ, **past_proxies(os.environ), "PYTHONPATH": paths},
-        start_new_session=True,  # Ctrl-C comes to the command alone, which ends it without a traceback
+        # Ctrl-C comes to the command alone, which ends it without a traceback.
+        start_new_session=True,
     )  # fmt: skip
     assert process.stdin is not None
     try:

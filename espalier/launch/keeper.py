@@ -50,7 +50,8 @@ def main(folder: str, grace: float, command: list[str]) -> int:
         signal.signal(number, end)  # what was ignored here would be ignored by the command too
     _adopt_orphans()
     started = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    code, told = None, None
+    code = None
+    told = None
     while code is None and told is None and not ends:
         if select.select([0], [], [], POLL_SECONDS)[0]:
             told = os.read(0, 1)
@@ -75,7 +76,9 @@ def end_all(find: Callable[[], list[psutil.Process]], grace: float) -> None:
     """End all processes that are found, again and again until none is: first asked, then, after so many seconds, killed."""
     asked: set[psutil.Process] = set()
     kill = time.monotonic() + grace
-    while (now := time.monotonic()) < kill + GIVE_UP_SECONDS and (alive := [one for one in find() if _lives(one)]):
+    while (now := time.monotonic()) < kill + GIVE_UP_SECONDS and (
+        alive := [one for one in find() if _lives(one)]
+    ):
         for one in alive:
             with suppress(psutil.Error):
                 if now >= kill:

@@ -16,7 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from espalier.launch.authority import (
     AUTHORITY_DAYS,
@@ -31,7 +36,8 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.node import MOST_NAME, SITE_NAME, is_site_name
 from espalier.settings.site_keys import PRIVATE, PUBLIC
 
-OWNER_ALONE, EVERYBODY = 0o600, 0o644
+OWNER_ALONE = 0o600
+EVERYBODY = 0o644
 FOLDER_OF_KEYS = 0o700
 NEVER_OVERWRITTEN = "is there, and no key is overwritten"
 
@@ -60,7 +66,14 @@ class Keys:
     @property
     def at_hand(self) -> Path | None:
         """The same where the authority is kept elsewhere: the server has it too. None: there is no authority yet."""
-        return next((file for file in (self.certificate, self.server / self.certificate.name) if file.exists()), None)
+        return next(
+            (
+                file
+                for file in (self.certificate, self.server / self.certificate.name)
+                if file.exists()
+            ),
+            None,
+        )
 
     @property
     def server(self) -> Path:
@@ -89,7 +102,11 @@ class Keys:
 
     def sites(self) -> list[str]:
         """Sites whose keys were made here."""
-        return sorted(folder.name for folder in self.root.glob("sites/*") if self.public_key(folder.name).is_file())
+        return sorted(
+            folder.name
+            for folder in self.root.glob("sites/*")
+            if self.public_key(folder.name).is_file()
+        )
 
 
 def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: int) -> Iterator[str]:
@@ -113,7 +130,10 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
         if keys.at_hand is None:
             members = sorted({*sites, *keys.sites()})  # those that were there before it
         _make_server(keys, servers, days)
-        yield f"{keys.authority}: stays with you; only another certificate of a server takes ca.key, so keep that elsewhere"
+        yield (
+            f"{keys.authority}: stays with you; only another certificate of a server takes ca.key,"
+            " so keep that elsewhere"
+        )
     for name in sites:
         _make_pair(keys, name)
         yield f"{keys.site(name)}: for {name} alone"
@@ -124,7 +144,9 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
     for name in members:
         _hand_on(keys.at_hand, keys.site(name) / keys.certificate.name)
         _hand_on(keys.public_key(name), keys.at_server(name))
-    yield f"{keys.server}: for the server" + ("" if servers else f"; new in its folder sites: {public}")
+    yield f"{keys.server}: for the server" + (
+        "" if servers else f"; new in its folder sites: {public}"
+    )
 
 
 def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
@@ -134,9 +156,12 @@ def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
         new = False
     else:
         signing_key = new_key()
-        authority, new = (new_authority(signing_key), signing_key), True
+        authority = (new_authority(signing_key), signing_key)
+        new = True
     key = new_key()
-    certificate = new_server_certificate(key.public_key(), names_of_server(servers), days, authority)
+    certificate = new_server_certificate(
+        key.public_key(), names_of_server(servers), days, authority
+    )
     if new:
         _write(keys.authority_key, pem_of(authority[1]), OWNER_ALONE)
         _write(keys.certificate, authority[0].public_bytes(Encoding.PEM), EVERYBODY)
@@ -147,18 +172,27 @@ def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
 
 
 def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], days: int) -> None:
-    lines = [] if servers or sites else ["name a --server, and each --site; or a --site alone for a key pair of its own"]
+    lines = (
+        []
+        if servers or sites
+        else ["name a --server, and each --site; or a --site alone for a key pair of its own"]
+    )
     if not 1 <= days <= AUTHORITY_DAYS:
         lines.append(f"--days {days}: must be 1 to {AUTHORITY_DAYS}")
     for name in dict.fromkeys(sites):
         if not is_site_name(name) or name in ("", ".", ".."):
-            lines.append(f"--site {name!r}: is no name of a site; {SITE_NAME[1:-2]} are its characters, {MOST_NAME} at most")
+            lines.append(
+                f"--site {name!r}: is no name of a site; {SITE_NAME[1:-2]} are its characters,"
+                f" {MOST_NAME} at most"
+            )
         elif sites.count(name) > 1:
             lines.append(f"--site {name!r}: is given more than once")
         else:
             there = (keys.private_key(name), keys.public_key(name), keys.at_server(name))
             lines += [
-                f"{file}: {NEVER_OVERWRITTEN}; leave --site {name} out, or move it away" for file in there if file.exists()
+                f"{file}: {NEVER_OVERWRITTEN}; leave --site {name} out, or move it away"
+                for file in there
+                if file.exists()
             ]
     try:
         names_of_server(servers)
@@ -172,10 +206,15 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
 
 def _of_server(keys: Keys) -> Iterator[str]:
     remedy = "leave --server out, or move server.key and server.pem away for new ones"
-    yield from (f"{file}: {NEVER_OVERWRITTEN}; {remedy}" for file in keys.of_server() if file.exists())
+    yield from (
+        f"{file}: {NEVER_OVERWRITTEN}; {remedy}" for file in keys.of_server() if file.exists()
+    )
     if keys.at_hand is not None or keys.authority_key.exists():
         missing = [file for file in (keys.certificate, keys.authority_key) if not file.exists()]
-        yield from (f"{file}: is kept elsewhere; bring it back for as long as this takes" for file in missing)
+        yield from (
+            f"{file}: is kept elsewhere; bring it back for as long as this takes"
+            for file in missing
+        )
 
 
 def _make_pair(keys: Keys, name: str) -> None:
@@ -214,7 +253,8 @@ def _write(file: Path, data: bytes, mode: int) -> None:
         for place in reversed((file.parent, *file.parent.parents)):
             if not place.is_dir():
                 place.mkdir(FOLDER_OF_KEYS)
-        handle, name = tempfile.mkstemp(prefix=".new-", dir=file.parent)  # its owner's alone, whatever the umask
+        # Its owner's alone, whatever the umask.
+        handle, name = tempfile.mkstemp(prefix=".new-", dir=file.parent)
         try:
             with os.fdopen(handle, "wb") as opened:
                 opened.write(data)
@@ -227,5 +267,7 @@ def _write(file: Path, data: bytes, mode: int) -> None:
         finally:
             os.unlink(name)
     except OSError as error:
-        raise Mistake(f"{file}: cannot be written ({error.strerror}); name another directory") from None
+        raise Mistake(
+            f"{file}: cannot be written ({error.strerror}); name another directory"
+        ) from None
     raise Mistake(f"{file}: {NEVER_OVERWRITTEN}; move it away")

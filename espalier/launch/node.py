@@ -40,7 +40,9 @@ MEGA = 10**6
 MOST_PORT = 65535
 
 
-def run_node(app: Path, words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int = 0) -> int:
+def run_node(
+    app: Path, words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int = 0
+) -> int:
     """Run a node until it ends or is ended; returns the SuperNode's exit code.
 
     Parameters
@@ -64,10 +66,24 @@ def run_node(app: Path, words: Sequence[str], port: int, warm_seconds: float, mo
         file = Path(folder) / "secret"
         file.touch(mode=0o600)
         file.write_bytes(secret)
-        command = [sys.executable, "-P", "-m", SUPERNODE_MODULE, *process_supernode(words, address, str(file))]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace", "bufsize": 1}
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            SUPERNODE_MODULE,
+            *process_supernode(words, address, str(file)),
+        ]
+        streams = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            "errors": "replace",
+            "bufsize": 1,
+        }
         environment = {**os.environ, **past_proxies(os.environ)}
-        with kept(command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS, **streams) as supernode:
+        with kept(
+            command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS, **streams
+        ) as supernode:
             log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
             log.start()
             order = {
@@ -79,7 +95,11 @@ def run_node(app: Path, words: Sequence[str], port: int, warm_seconds: float, mo
             with started_in_app(app, WARM_NODE, order) as desk:
                 while supernode.poll() is None:
                     if desk.poll() is not None:
-                        print("espalier: the process that takes the node's tasks ended; the node ends too", file=sys.stderr)
+                        print(
+                            "espalier: the process that takes the node's tasks ended; the node"
+                            " ends too",
+                            file=sys.stderr,
+                        )
                         return 1
                     time.sleep(POLL_SECONDS)
             log.join(LOG_SECONDS)
@@ -88,14 +108,24 @@ def run_node(app: Path, words: Sequence[str], port: int, warm_seconds: float, mo
 
 def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int) -> None:
     given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
-    if own := sorted({word for word in given if any(option.startswith(word) for option in SET_BY_US)}):
-        raise Mistake(f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out")
-    for config in _values_of(NODE_CONFIG, words):  # Flower passes over what it cannot read, and over keys that nobody knows
+    if own := sorted(
+        {word for word in given if any(option.startswith(word) for option in SET_BY_US)}
+    ):
+        raise Mistake(
+            f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out"
+        )
+    # Flower passes over what it cannot read, and over keys that nobody knows.
+    for config in _values_of(NODE_CONFIG, words):
         parse_node(read_node_config(config))
     if not 0 < warm_seconds <= MOST_WARM_SECONDS:
-        raise Mistake(f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}")
+        raise Mistake(
+            f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}"
+        )
     if most_idle_megabytes < 0:
-        raise Mistake(f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 is half of what the machine has")
+        raise Mistake(
+            f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 is half of what the"
+            " machine has"
+        )
     if not 0 <= port <= MOST_PORT:
         raise Mistake(f"--port {port}: must be between 1 and {MOST_PORT}, or 0 for a free one")
 
@@ -110,7 +140,12 @@ def _log_of(words: Sequence[str]) -> SupernodeLog:
             shown = fingerprint(private_key(key).public_key())
     superlink = list(_values_of("--superlink", words))
     site = claimed_name(configs[-1]) if configs else ""
-    return SupernodeLog(site, superlink[-1] if superlink else "at Flower's default address", keys[-1] if keys else "", shown)
+    return SupernodeLog(
+        site,
+        superlink[-1] if superlink else "at Flower's default address",
+        keys[-1] if keys else "",
+        shown,
+    )
 
 
 def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:

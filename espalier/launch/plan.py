@@ -11,7 +11,8 @@ from espalier.settings.mistakes import Mistake
 
 PLAN = "server_app.planning.command"
 """The module of the app that plans."""
-LEAST_SPEED, MOST_SPEED = 1e-6, 1e9
+LEAST_SPEED = 1e-6
+MOST_SPEED = 1e9
 
 
 def add_plan(commands: Any) -> argparse.ArgumentParser:
@@ -20,15 +21,33 @@ def add_plan(commands: Any) -> argparse.ArgumentParser:
         "plan", help="what a run would take: bytes, memory, disk and time, without its weights"
     )
     parser.add_argument(
-        "words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo"
+        "words",
+        nargs="*",
+        metavar="preset | key=value",
+        help="the run, as for espalier run; default: the demo",
     )
-    parser.add_argument("--teraflops", type=float, help="what a client computes, 10^12 additions and multiplications a second")
+    parser.add_argument(
+        "--teraflops",
+        type=float,
+        help="what a client computes, 10^12 additions and multiplications a second",
+    )
     parser.add_argument("--megabits", type=float, help="of a client's line, 10^6 bits a second")
-    parser.add_argument("--measure", action="store_true", help="time matrix products on this machine in place of --teraflops")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="time matrix products on this machine in place of --teraflops",
+    )
     return parser
 
 
-def plan(app: Path, words: Sequence[str], teraflops: float | None, megabits: float | None, *, measure: bool) -> int:
+def plan(
+    app: Path,
+    words: Sequence[str],
+    teraflops: float | None,
+    megabits: float | None,
+    *,
+    measure: bool,
+) -> int:
     """Print the plan; 0, or 2 if the run's settings or its model are wrong.
 
     Raises
@@ -40,6 +59,10 @@ def plan(app: Path, words: Sequence[str], teraflops: float | None, megabits: flo
         if value is not None and not LEAST_SPEED <= value <= MOST_SPEED:
             raise Mistake(f"{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
     if measure and teraflops is not None:
-        raise Mistake(f"--teraflops {teraflops:g} --measure: state the speed, or let it be measured; not both")
+        raise Mistake(
+            f"--teraflops {teraflops:g} --measure: state the speed, or let it be measured; not both"
+        )
     run, _ = configuration(app, words, on_this_machine=True, works=False)
-    return run_in_app(app, PLAN, {"run": run, "teraflops": teraflops, "megabits": megabits, "measure": measure})
+    return run_in_app(
+        app, PLAN, {"run": run, "teraflops": teraflops, "megabits": megabits, "measure": measure}
+    )

@@ -24,14 +24,17 @@ def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return False
-    end, told = time.monotonic() + seconds, False
+    end = time.monotonic() + seconds
+    told = False
     while not _listens(host.strip("[]"), int(port)):
         if time.monotonic() >= end:
             return False
         if not told:
             told = True
             print(
-                f"espalier: nothing listens at {address} yet; waiting for the SuperLink, {seconds:g} s at most", file=sys.stderr
+                f"espalier: nothing listens at {address} yet; waiting for the SuperLink,"
+                f" {seconds:g} s at most",
+                file=sys.stderr,
             )
         time.sleep(POLL_SECONDS)
     return True
@@ -40,6 +43,7 @@ def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
 def _listens(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
-    except (OSError, OverflowError, UnicodeError):  # not yet, no such host yet, or no such port or name at all
+    except (OSError, OverflowError, UnicodeError):
+        # Not yet, no such host yet, or no such port or name at all.
         return False
     return True

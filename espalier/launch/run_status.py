@@ -12,8 +12,12 @@ STATUS = "server_app.run_status"
 
 def add_status(commands: Any) -> None:
     """Add the command to a parser's."""
-    parser = commands.add_parser("status", help="how runs stand: running, interrupted, failed or completed")
-    parser.add_argument("directories", nargs="+", metavar="RUN-DIRECTORY", help="as the run printed it")
+    parser = commands.add_parser(
+        "status", help="how runs stand: running, interrupted, failed or completed"
+    )
+    parser.add_argument(
+        "directories", nargs="+", metavar="RUN-DIRECTORY", help="as the run printed it"
+    )
 
 
 def show_status(app: Path, directories: Sequence[str]) -> int:

@@ -44,13 +44,21 @@ def _key_of(name: str, words: Sequence[str], keys: Collection[str]) -> str | Non
     if name in keys:
         return name
     namesakes = sorted(
-        (key for key in keys if key.rpartition(".")[2] == name), key=lambda key: key.partition(".")[0] not in words
+        (key for key in keys if key.rpartition(".")[2] == name),
+        key=lambda key: key.partition(".")[0] not in words,
     )
-    return next(iter([*namesakes, *difflib.get_close_matches(name, list(keys), n=1, cutoff=0.8)]), None)
+    return next(
+        iter([*namesakes, *difflib.get_close_matches(name, list(keys), n=1, cutoff=0.8)]), None
+    )
 
 
 def _value_in(words: Sequence[str], keys: Collection[str]) -> str:
     """The value that is given first in these words, or a word that stands for one."""
     first = next((word.lstrip("=") for word in words if word != "="), "")
-    is_value = first and not first.startswith("--") and "=" not in first and first.removesuffix(":") not in keys
+    is_value = (
+        first
+        and not first.startswith("--")
+        and "=" not in first
+        and first.removesuffix(":") not in keys
+    )
     return first if is_value else "VALUE"

@@ -40,8 +40,8 @@ LOG_END = 2000
 """Characters of a SuperLink's log that are quoted."""
 
 CERTIFICATES = (
-    " A SuperLink with certificates says the same to whoever comes without: give their authority's with --root-certificates, "
-    "and reach the SuperLink by a name that they hold."
+    " A SuperLink with certificates says the same to whoever comes without: give their authority's"
+    " with --root-certificates, and reach the SuperLink by a name that they hold."
 )
 """What Flower does not say when a Control API cannot be reached."""
 
@@ -76,10 +76,22 @@ class SuperLink:
         Mistake
             Flower refused it; its words are quoted.
         """
-        answer = self._flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", str(config_file), *options)
+        answer = self._flwr(
+            "run",
+            str(app),
+            CONNECTION,
+            "--format",
+            "json",
+            "--run-config",
+            str(config_file),
+            *options,
+        )
         if not answer.get("success"):
             said = " ".join(str(answer.get("error-message", answer)).split())
-            raise Mistake(f"Flower did not start the run: {said}{CERTIFICATES if 'unavailable' in said else ''}")
+            raise Mistake(
+                "Flower did not start the run:"
+                f" {said}{CERTIFICATES if 'unavailable' in said else ''}"
+            )
         return str(answer["run-id"])
 
     def stream_log(self, run_id: str) -> Generator[str, None, None]:
@@ -104,22 +116,31 @@ class SuperLink:
             answer = self._flwr("ls", CONNECTION, "--run-id", run_id, "--format", "json")
             run = answer["runs"][0]
         except (Mistake, KeyError, IndexError) as error:
-            raise SuperLinkLost(self._what_became_of_it(str(answer.get("error-message", error)))) from None
+            raise SuperLinkLost(
+                self._what_became_of_it(str(answer.get("error-message", error)))
+            ) from None
         return str(run["status"]), str(run.get("status-details", ""))
 
     def _what_became_of_it(self, answer: str) -> str:
         told = " ".join(answer.split())
         if self.process is None:
             return (
-                f"the SuperLink at {self.address} does not answer, or lost the run: {told}\n"
-                "if it was killed, start it again with the same --database; its nodes come back by themselves"
+                f"the SuperLink at {self.address} does not answer, or lost the run: {told}\nif it"
+                " was killed, start it again with the same --database; its nodes come back by"
+                " themselves"
             )
         if (code := self._exit_code(self.process)) is None:
             return f"the SuperLink of this run does not answer: {told}"
         if code > BY_SIGNAL:
-            return f"the SuperLink of this run was killed (signal {code - BY_SIGNAL}) before the run had ended"
+            return (
+                f"the SuperLink of this run was killed (signal {code - BY_SIGNAL}) before the run"
+                " had ended"
+            )
         end = (self.folder / LOG).read_text(errors="replace")[-LOG_END:]
-        return f"the SuperLink of this run ended with exit code {code} before the run had; the end of its log:\n{end}"
+        return (
+            f"the SuperLink of this run ended with exit code {code} before the run had; the end of"
+            f" its log:\n{end}"
+        )
 
     def _exit_code(self, process: subprocess.Popen[bytes]) -> int | None:
         """Return the exit code of our own SuperLink; None if it still listens or has not ended."""
@@ -156,7 +177,11 @@ def running_superlink(address: str, root_certificates: str | None) -> Iterator[S
     One that is not up yet is waited for.
     """
     await_superlink(address)
-    secure = f'root-certificates = "{Path(root_certificates).absolute()}"' if root_certificates else "insecure = true"
+    secure = (
+        f'root-certificates = "{Path(root_certificates).absolute()}"'
+        if root_certificates
+        else "insecure = true"
+    )
     folder = _flower_home(f'address = "{address}"\n{secure}\n')
     try:
         yield SuperLink(_environment(folder), folder, address)
@@ -175,12 +200,17 @@ def own_superlink() -> Iterator[SuperLink]:
     """
     control = free_port()
     folder = _flower_home(f'address = "127.0.0.1:{control}"\ninsecure = true\n')
-    empty, log = folder / "empty", folder / LOG
+    empty = folder / "empty"
+    log = folder / LOG
     empty.mkdir()
-    environment = {**_environment(folder), SHARED: "1"}  # `--app` may name another checkout than the installed one
+    # `--app` may name another checkout than the installed one.
+    environment = {**_environment(folder), SHARED: "1"}
     command = [_program(SUPERLINK), *simulating_superlink(control)]
     try:
-        with open(log, "wb") as output, kept(command, folder, environment, empty, stdout=output, stderr=output) as process:
+        with (
+            open(log, "wb") as output,
+            kept(command, folder, environment, empty, stdout=output, stderr=output) as process,
+        ):
             _wait_for_port(control, process, log)
             yield SuperLink(environment, folder, f"127.0.0.1:{control}", process)
     finally:
@@ -191,8 +221,13 @@ def _flower_home(connection: str) -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix="espalier-flower-"))
     except OSError as error:
-        raise Mistake(f"no temporary directory can be made ({error.strerror}); set TMPDIR to one that you can write") from None
-    (folder / "config.toml").write_text(f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}')
+        raise Mistake(
+            f"no temporary directory can be made ({error.strerror}); set TMPDIR to one that you can"
+            " write"
+        ) from None
+    (folder / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'
+    )
     return folder
 
 
@@ -201,8 +236,17 @@ def _environment(flower_home: Path) -> dict[str, str]:
 
     A cluster that ``RAY_ADDRESS`` names is not used: clients are processes of this machine.
     """
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    environment = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **quiet, **os.environ, "FLWR_HOME": str(flower_home)}
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    environment = {
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **quiet,
+        **os.environ,
+        "FLWR_HOME": str(flower_home),
+    }
     keep_on_loopback(environment)
     environment.pop("RAY_ADDRESS", None)
     if len(os.fsencode(environment.get("TMPDIR", ""))) > MOST_TMPDIR:
@@ -230,5 +274,8 @@ def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise Mistake(f"{name} is not installed; install Espalier again, which brings Flower along (README, 'Set up and run')")
+        raise Mistake(
+            f"{name} is not installed; install Espalier again, which brings Flower along (README,"
+            " 'Set up and run')"
+        )
     return found

@@ -42,7 +42,10 @@ class WatchedRun:
         if not self.directory:
             return False
         try:
-            return bool(json.loads((Path(self.directory) / "summary.json").read_text())["status"] == "completed")
+            return bool(
+                json.loads((Path(self.directory) / "summary.json").read_text())["status"]
+                == "completed"
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -52,4 +55,7 @@ class WatchedRun:
             return "the run had not begun its work; give the same command again"
         words = [word for word in self.arguments if not word.startswith("resume-from=")]
         command = shlex.join(["espalier", *words, f"resume-from={self.directory}"])
-        return f"what was finished is in {self.directory}; to go on after the last finished round:\n  {command}"
+        return (
+            f"what was finished is in {self.directory}; to go on after the last finished round:\n "
+            f" {command}"
+        )

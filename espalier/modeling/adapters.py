@@ -27,7 +27,9 @@ def module_path(family: Family, index: int, linear: str) -> str:
     return f"{family.blocks}.{index}.{family.linears[linear]}"
 
 
-def lora_config(family: Family, adapters: AdapterPlan, num_blocks: int, dropout: float) -> "LoraConfig":
+def lora_config(
+    family: Family, adapters: AdapterPlan, num_blocks: int, dropout: float
+) -> "LoraConfig":
     """peft's description of the adapters.
 
     It names matrices where all blocks are adapted alike, and otherwise their whole paths: also where a name is the end of
@@ -37,13 +39,18 @@ def lora_config(family: Family, adapters: AdapterPlan, num_blocks: int, dropout:
     with importing():
         from peft import LoraConfig
 
-    blocks = {index: [adapter.linear.name for adapter in adapters.blocks[index]] for index in sorted(adapters.blocks)}
+    blocks = {
+        index: [adapter.linear.name for adapter in adapters.blocks[index]]
+        for index in sorted(adapters.blocks)
+    }
     first = next(iter(blocks.values()))
     alike = len(blocks) == num_blocks and all(names == first for names in blocks.values())
     chosen = [family.linears[name] for name in first]
     others = [path for name, path in family.linears.items() if name not in first]
     unmistakable = not any(other.endswith(f".{path}") for path in chosen for other in others)
-    paths = {module_path(family, index, adapter.linear.name): adapter for index, adapter in adapters}
+    paths = {
+        module_path(family, index, adapter.linear.name): adapter for index, adapter in adapters
+    }
     usual = next(iter(paths.values()))
     return LoraConfig(
         task_type="CAUSAL_LM" if family.kind == "decoder" else "SEQ_CLS",
@@ -51,9 +58,13 @@ def lora_config(family: Family, adapters: AdapterPlan, num_blocks: int, dropout:
         lora_alpha=_alpha(usual),
         target_modules=chosen if alike and unmistakable else list(paths),
         rank_pattern={re.escape(path): a.rank for path, a in paths.items() if a.rank != usual.rank},
-        alpha_pattern={re.escape(path): _alpha(a) for path, a in paths.items() if _alpha(a) != _alpha(usual)},
+        alpha_pattern={
+            re.escape(path): _alpha(a) for path, a in paths.items() if _alpha(a) != _alpha(usual)
+        },
         lora_dropout=dropout,
-        modules_to_save=sorted(set(map(_saved_whole, family.head_linears.values()))) if adapters.head else None,
+        modules_to_save=(
+            sorted(set(map(_saved_whole, family.head_linears.values()))) if adapters.head else None
+        ),
         bias="none",
     )
 
@@ -92,7 +103,10 @@ def put_in(
     for index, adapter in adapters:
         module: Any = whole.get_submodule(module_path(family, index, adapter.linear.name))
         block = parameters.setdefault(block_key(index), {})
-        for name, factor in ((adapter.name_a, module.lora_A[NAME]), (adapter.name_b, module.lora_B[NAME])):
+        for name, factor in (
+            (adapter.name_a, module.lora_A[NAME]),
+            (adapter.name_b, module.lora_B[NAME]),
+        ):
             factor.to(torch.float32)
             block[name] = factor.weight
     return parameters
@@ -110,7 +124,9 @@ def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Te
     for key, block in parameters.items():
         for name, parameter in block.items():
             if (found := tensors[key][name]).shape != parameter.shape:
-                raise ValueError(f"{key} {name} is {list(found.shape)}, its parameter {list(parameter.shape)}")
+                raise ValueError(
+                    f"{key} {name} is {list(found.shape)}, its parameter {list(parameter.shape)}"
+                )
             parameter.copy_(found)
 
 
@@ -122,22 +138,30 @@ def values(parameters: Mapping[str, Mapping[str, nn.Parameter]]) -> dict[str, di
     }
 
 
-def factors_of(adapters: AdapterPlan, index: int, tensors: Mapping[str, Tensor]) -> dict[str, Factors]:
+def factors_of(
+    adapters: AdapterPlan, index: int, tensors: Mapping[str, Tensor]
+) -> dict[str, Factors]:
     """The adapters of one block from its tensors, by canonical linear name."""
     return {
-        adapter.linear.name: Factors(tensors[adapter.name_b], tensors[adapter.name_a], adapter.scaling)
+        adapter.linear.name: Factors(
+            tensors[adapter.name_b], tensors[adapter.name_a], adapter.scaling
+        )
         for adapter in adapters.blocks.get(index, ())
     }
 
 
-def merged(block_factors: Callable[[int], Mapping[str, Factors]], keep_zeros: bool = False) -> Edits:
+def merged(
+    block_factors: Callable[[int], Mapping[str, Factors]], keep_zeros: bool = False
+) -> Edits:
     """Add the adapters' updates to the dense weights: ``W + scaling * B A``, in float32, rounded to the weight's own dtype.
 
     With ``keep_zeros`` weights that are zero stay zero.
     """
 
     def edits(index: int) -> dict[str, WeightEdit]:
-        return {name: _Merging(factors, keep_zeros) for name, factors in block_factors(index).items()}
+        return {
+            name: _Merging(factors, keep_zeros) for name, factors in block_factors(index).items()
+        }
 
     return edits
 
@@ -149,6 +173,10 @@ class _Merging:
 
     @torch.no_grad()
     def __call__(self, weight: Tensor) -> Tensor:
-        b, a = (factor.to(weight.device, torch.float32) for factor in (self._factors.b, self._factors.a))
-        updated = torch.addmm(weight.to(torch.float32), b, a, alpha=self._factors.scaling).to(weight.dtype)
+        b, a = (
+            factor.to(weight.device, torch.float32) for factor in (self._factors.b, self._factors.a)
+        )
+        updated = torch.addmm(weight.to(torch.float32), b, a, alpha=self._factors.scaling).to(
+            weight.dtype
+        )
         return updated.masked_fill_(weight == 0, 0) if self._keep_zeros else updated

@@ -28,7 +28,9 @@ TOKENS = 64
 """Maximum number of tokens of each window that is compared."""
 
 
-def require_finite_weights(model: OpenedModel, computing: Computing, num_labels: int | None = None) -> None:
+def require_finite_weights(
+    model: OpenedModel, computing: Computing, num_labels: int | None = None
+) -> None:
     """Refuse a model with a weight that is NaN or infinite, or becomes infinite in the computing dtype.
 
     Tensors that the model does not have, which transformers ignores, may hold anything.
@@ -40,16 +42,19 @@ def require_finite_weights(model: OpenedModel, computing: Computing, num_labels:
     """
     used = _used_tensors(model, num_labels)
     for name, largest in model.magnitudes.items():
-        if name not in used and name.rpartition(".")[0] not in used:  # of a matrix in NF4: its scales
+        # Of a matrix in NF4: its scales.
+        if name not in used and name.rpartition(".")[0] not in used:
             continue
         where = f"{model.stored.tensors[name].shard}: tensor {name}"
         if not math.isfinite(largest):
             what = "NaN (not a number)" if math.isnan(largest) else "an infinite number"
-            raise Mistake(f"{where} holds {what}, and nothing can be computed with it; name a model without")
+            raise Mistake(
+                f"{where} holds {what}, and nothing can be computed with it; name a model without"
+            )
         if computing.dtype == torch.float16 and largest >= FLOAT16_OVERFLOW:
             raise Mistake(
-                f"dtype = 'float16': {where} holds numbers up to {largest:.4g}, and float16 overflows beyond 65504; "
-                f"{FLOAT16_REMEDY}"
+                f"dtype = 'float16': {where} holds numbers up to {largest:.4g}, and float16"
+                f" overflows beyond 65504; {FLOAT16_REMEDY}"
             )
 
 
@@ -72,23 +77,29 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     Mistake
         transformers loads other tensors, its configuration is another one, or logits differ or are not finite.
     """
-    in_memory = replace(computing, activations_folder=None)  # a few tokens; the run directory is not there yet
-    stream, windows = BlockStream(model, in_memory), windows[:, :TOKENS]
+    # A few tokens; the run directory is not there yet.
+    in_memory = replace(computing, activations_folder=None)
+    stream = BlockStream(model, in_memory)
+    windows = windows[:, :TOKENS]
     _require_same_heads(model)
     from transformers import AutoModelForCausalLM
 
     with explained(str(model.directory)):
-        plain, told = load_plain(AutoModelForCausalLM, model, computing.dtype, computing.device, "streamed")
+        plain, told = load_plain(
+            AutoModelForCausalLM, model, computing.dtype, computing.device, "streamed"
+        )
     _require_same_tensors(model, told)
     found = list(_finite_logits(stream, windows))
     expected = whole_logits(plain, windows.to(computing.device))
     difference = relative_difference(found, expected)
-    held_in_nf4 = model.stored is not model.checkpoint  # bitsandbytes computes in a dtype of its own
+    # Bitsandbytes computes in a dtype of its own.
+    held_in_nf4 = model.stored is not model.checkpoint
     if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
         raise Mistake(
-            f"{model.directory}: read block by block, the model's logits differ from those of plain "
-            f"transformers by {difference:.3g} of the largest, so a run would not be about the model "
-            "that others load; load it with transformers, and write it anew with save_pretrained"
+            f"{model.directory}: read block by block, the model's logits differ from those of plain"
+            f" transformers by {difference:.3g} of the largest, so a run would not be about the"
+            " model that others load; load it with transformers, and write it anew with"
+            " save_pretrained"
         )
 
 
@@ -96,7 +107,8 @@ def _require_same_heads(model: OpenedModel) -> None:
     """Raise Mistake if the plan has other blocks or attention heads than transformers' configuration."""
     if has_own_code(model.config):
         return
-    family, plan = model.family, model.plan
+    family = model.family
+    plan = model.plan
     rows = {name: plan.blocks[0].linear(name).shape[0] for name in ("attn.q", "attn.k")}
     groups = model.configured(family.kv_heads_key)
     expected = {
@@ -116,8 +128,8 @@ def _require_same_tensors(model: OpenedModel, told: dict[str, set[str]]) -> None
     """Raise Mistake if transformers makes up a tensor, or ignores one that the plan counts."""
     if missing := sorted(told.get("missing_keys", ())):
         raise Mistake(
-            f"{model.directory}: transformers finds no tensor for {', '.join(missing[:3])} and would draw it at random; name a "
-            "model whose files and config.json belong together"
+            f"{model.directory}: transformers finds no tensor for {', '.join(missing[:3])} and"
+            " would draw it at random; name a model whose files and config.json belong together"
         )
     linears = [linear for block in model.plan.blocks for linear in block.linears if linear.bias]
     biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
@@ -163,14 +175,19 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
     own = load_whole(model, computing, "float32", num_labels=num_labels)
     with quiet():
         plain, told = AutoModelForSequenceClassification.from_pretrained(
-            model.directory, local_files_only=True, num_labels=num_labels, dtype=torch.float32, output_loading_info=True
+            model.directory,
+            local_files_only=True,
+            num_labels=num_labels,
+            dtype=torch.float32,
+            output_loading_info=True,
         )
     heads = tuple(f"{path}." for path in model.family.head_linears.values())
     told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith(heads)}
     _require_same_tensors(model, told)
     base = model.family.base
     found, expected = (
-        getattr(whole.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state for whole in (own, plain)
+        getattr(whole.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state
+        for whole in (own, plain)
     )
     difference = relative_difference([found], [expected])
     if not difference <= tolerance(torch.float32):

@@ -43,7 +43,8 @@ class _Relay(nn.Module):
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        self.__dict__["block"] = block  # not a submodule: the relay must not own the block's parameters
+        # Not a submodule: the relay must not own the block's parameters.
+        self.__dict__["block"] = block
         self.call: Call = ((), {})
         self.received: Tensor | None = None
         self.answer: Tensor | None = None
@@ -55,7 +56,8 @@ class _Relay(nn.Module):
             return getattr(self.__dict__["block"], name)
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.received, self.call = hidden, (args, kwargs)
+        self.received = hidden
+        self.call = (args, kwargs)
         return hidden if self.answer is None else self.answer
 
 
@@ -95,8 +97,10 @@ class Activations:
 
     def of_windows(self, numbers: Sequence[int]) -> Tensor:
         """The hidden states of some windows, in the order of ``numbers``, (windows, tokens, width); a batch is read once."""
-        at_once, rows = windows_per_batch(self.input_ids[0].shape[1]), list[Tensor]()
-        for place, own in groupby(numbers, key=lambda number: number // at_once):  # on disk a batch is read whole
+        at_once = windows_per_batch(self.input_ids[0].shape[1])
+        rows = list[Tensor]()
+        # On disk a batch is read whole.
+        for place, own in groupby(numbers, key=lambda number: number // at_once):
             batch = self.hidden[place]
             rows += [batch[number % at_once] for number in own]
         return torch.stack(rows)
@@ -117,7 +121,8 @@ class BlockStream:
     def __init__(self, model: OpenedModel, computing: Computing) -> None:
         self.model = model
         self.computing = computing
-        on_cuda = computing.device.type == "cuda"  # on a CPU the thread would take time and memory from the computation
+        # On a CPU the thread would take time and memory from the computation.
+        on_cuda = computing.device.type == "cuda"
         self._ahead = ReadingAhead(model.checkpoint, pinned=True) if on_cuda else None
         self._skeleton = model.new_skeleton()
         modules = self._skeleton.get_submodule(model.family.blocks)
@@ -133,7 +138,10 @@ class BlockStream:
 
     @contextmanager
     def block(
-        self, index: int, edits: Mapping[str, WeightEdit] | None = None, following: int | None = None
+        self,
+        index: int,
+        edits: Mapping[str, WeightEdit] | None = None,
+        following: int | None = None,
     ) -> Iterator[nn.Module]:
         """Load one block's weights, edited, in the computing dtype and on its device; they are dropped on leaving.
 
@@ -141,11 +149,16 @@ class BlockStream:
         be read of it is told when it is asked for.
         """
         block = self._blocks[index]
-        weights = {f"{self.model.family.linears[name]}.weight": edit for name, edit in (edits or {}).items()}
+        weights = {
+            f"{self.model.family.linears[name]}.weight": edit
+            for name, edit in (edits or {}).items()
+        }
         self._load(block, f"{self.model.family.blocks}.{index}.", weights)
         block.to(self.computing.device)
         if self._ahead is not None and following is not None and following < len(self._blocks):
-            self._ahead.begin(self._stored(self._blocks[following], f"{self.model.family.blocks}.{following}."))
+            self._ahead.begin(
+                self._stored(self._blocks[following], f"{self.model.family.blocks}.{following}.")
+            )
         try:
             yield block
         finally:
@@ -164,7 +177,8 @@ class BlockStream:
     def start(self, windows: Tensor) -> Activations:
         """Embed token windows, shape (windows, tokens), int64; the result stands before the first block."""
         batches = list(windows.to(self.computing.device).split(windows_per_batch(windows.shape[1])))
-        hidden, calls = hidden_states(self.computing.activations_folder), list[list[Call]]()
+        hidden = hidden_states(self.computing.activations_folder)
+        calls = list[list[Call]]()
         with self._loaded(self._decoder) as decoder:
             for batch in batches:
                 decoder(input_ids=batch, use_cache=False)
@@ -174,7 +188,8 @@ class BlockStream:
                 passed = [relay.call for relay in self._relays]
                 calls.append(calls[-1] if calls and _alike(calls[-1], passed) else passed)
                 for relay in self._relays:
-                    relay.received, relay.call = None, ((), {})
+                    relay.received = None
+                    relay.call = ((), {})
         return Activations(batches, hidden, calls)
 
     def resume(self, windows: Tensor, kept: BinaryIO) -> Activations:
@@ -189,10 +204,16 @@ class BlockStream:
         for batch in range(len(activations.hidden)):
             hidden = torch.empty_like(activations.hidden[batch], device="cpu")
             if kept.readinto(memory_of(hidden)) != hidden.nbytes:  # type: ignore[attr-defined]
-                raise Mistake("the kept hidden states are too short; remove this client's private state and start anew")
+                raise Mistake(
+                    "the kept hidden states are too short; remove this client's private state and"
+                    " start anew"
+                )
             activations.hidden[batch] = hidden.to(self.computing.device)
         if kept.read(1):
-            raise Mistake("the kept hidden states are too long; remove this client's private state and start anew")
+            raise Mistake(
+                "the kept hidden states are too long; remove this client's private state and start"
+                " anew"
+            )
         return activations
 
     @contextmanager
@@ -257,13 +278,21 @@ class BlockStream:
         values: dict[str, Tensor] = {}
         for full in self._stored(module, prefix):
             name = full.removeprefix(prefix)
-            value = self._ahead.take(full) if self._ahead is not None else self.model.checkpoint.read(full)
+            value = (
+                self._ahead.take(full)
+                if self._ahead is not None
+                else self.model.checkpoint.read(full)
+            )
             values[name] = self._computed(edits[name](value) if name in edits else value)
         module.load_state_dict(values, strict=False, assign=True)
 
     def _stored(self, module: nn.Module, prefix: str) -> list[str]:
         """What the checkpoint has of a module, by its names there."""
-        return [prefix + name for name in module.state_dict() if prefix + name in self.model.checkpoint.tensors]
+        return [
+            prefix + name
+            for name in module.state_dict()
+            if prefix + name in self.model.checkpoint.tensors
+        ]
 
     def _computed(self, value: Tensor) -> Tensor:
         """A stored tensor in the computing dtype on its device: made wider there, where it costs no bytes on the way."""
@@ -287,12 +316,12 @@ def not_finite(stream: BlockStream, what: str) -> Mistake:
     where = stream.model.directory
     if stream.computing.dtype == torch.float16:
         return Mistake(
-            f"dtype = 'float16': {what} NaN or numbers beyond 65504 in {where}, where float16 overflows "
-            f"to infinity; {FLOAT16_REMEDY}"
+            f"dtype = 'float16': {what} NaN or numbers beyond 65504 in {where}, where float16"
+            f" overflows to infinity; {FLOAT16_REMEDY}"
         )
     return Mistake(
-        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them; set dtype to "
-        "'float32', or see whether the model is damaged"
+        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them; set dtype to"
+        " 'float32', or see whether the model is damaged"
     )
 
 

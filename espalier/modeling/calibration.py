@@ -66,7 +66,11 @@ class PrunedLayer:
 
 @torch.no_grad()
 def prune_layers(
-    stream: BlockStream, windows: Tensor, pruning: LocalPruning, layers: Collection[int], edits: Edits = dense
+    stream: BlockStream,
+    windows: Tensor,
+    pruning: LocalPruning,
+    layers: Collection[int],
+    edits: Edits = dense,
 ) -> Iterator[PrunedLayer]:
     """Prune some blocks for one party, in order (FedSpaLLM equation 9); the walk ends after the last of them.
 
@@ -81,7 +85,11 @@ def prune_layers(
     activations = stream.start(windows)
     for index in beats(range(max(layers) + 1), "pruning block"):
         with stream.block(index, edits(index), index + 1 if index < max(layers) else None) as block:
-            pruned = _prune_block(stream, activations, index, block, pruning, edits(index)) if index in layers else None
+            pruned = (
+                _prune_block(stream, activations, index, block, pruning, edits(index))
+                if index in layers
+                else None
+            )
             if index < max(layers):
                 activations.through(index, block)
         if pruned is not None:
@@ -90,7 +98,11 @@ def prune_layers(
 
 @torch.no_grad()
 def choose_in_dense_block(
-    stream: BlockStream, activations: Activations, index: int, choose: ChoosePruneMask, watch: Watch = InputSquareSums
+    stream: BlockStream,
+    activations: Activations,
+    index: int,
+    choose: ChoosePruneMask,
+    watch: Watch = InputSquareSums,
 ) -> dict[str, Tensor]:
     """Prune masks of one block for one party, whose activations stand before it and stay there."""
     with stream.block(index) as block:
@@ -98,7 +110,12 @@ def choose_in_dense_block(
 
 
 def _choose_in_block(
-    stream: BlockStream, activations: Activations, index: int, block: nn.Module, choose: ChoosePruneMask, watch: Watch
+    stream: BlockStream,
+    activations: Activations,
+    index: int,
+    block: nn.Module,
+    choose: ChoosePruneMask,
+    watch: Watch,
 ) -> dict[str, Tensor]:
     linears = stream.linears(index, block)
     with _refusals_explained(stream, index):
@@ -123,9 +140,12 @@ def _prune_block(
         inputs = _watched(activations, index, block, linears, watch_for(pruning))
     matrices = {}
     for plan in stream.model.plan.blocks[index].linears:
-        name, dtype = plan.name, TORCH_DTYPES[plan.dtype]
+        name = plan.name
+        dtype = TORCH_DTYPES[plan.dtype]
         with _refusals_explained(stream, index):
-            prune_mask, weight = pruning.prune(stream.stored_weight(plan, edits.get(name)), inputs[name])
+            prune_mask, weight = pruning.prune(
+                stream.stored_weight(plan, edits.get(name)), inputs[name]
+            )
         linears[name].weight.copy_(weight.to(dtype))
         matrices[name] = PrunedMatrix.of(weight, prune_mask, dtype)
     dampings = [factor.damping for factor in inputs.values() if isinstance(factor, Factor)]
@@ -142,7 +162,11 @@ def _refusals_explained(stream: BlockStream, index: int) -> Iterator[None]:
 
 
 def _watched(
-    activations: Activations, index: int, block: nn.Module, linears: dict[str, nn.Linear], watch: Watch
+    activations: Activations,
+    index: int,
+    block: nn.Module,
+    linears: dict[str, nn.Linear],
+    watch: Watch,
 ) -> Mapping[str, InputStatistics]:
     """What one pass of all windows tells of the inputs of a block's linears."""
     watched = watch(linears)

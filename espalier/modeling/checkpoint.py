@@ -46,7 +46,8 @@ class Checkpoint:
         self.directory = directory
         self.shards = _shards(directory)
         self.tensors: dict[str, StoredTensor] = {}
-        for shard in self.shards:  # a tensor that is in two of them is taken from the last one, as transformers does
+        # A tensor that is in two of them is taken from the last one, as transformers does.
+        for shard in self.shards:
             self.tensors.update(_read_header(shard))
 
     @property
@@ -75,7 +76,8 @@ class Checkpoint:
         """Fill memory with the bytes of a tensor's file that end before ``stop``."""
         import torch
 
-        stored, waiting = self.tensors[name], room.view(-1).view(torch.uint8).numpy().data
+        stored = self.tensors[name]
+        waiting = room.view(-1).view(torch.uint8).numpy().data
         with open(stored.shard, "rb", buffering=0) as file:
             while waiting:
                 read = os.preadv(file.fileno(), [waiting], stop - len(waiting))
@@ -110,9 +112,11 @@ class Checkpoint:
             os.close(handle)
 
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 """The file of a model's weights, or else what says in which files they are: transformers takes the first if both are there."""
-ADAPTER, EXPLICIT = "adapter_config.json", "transformers_weights"
+ADAPTER = "adapter_config.json"
+EXPLICIT = "transformers_weights"
 """File of an adapter that transformers adds to a model; key of ``config.json`` for other weights."""
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 """Files that may hold weights, which are not read here."""
@@ -121,14 +125,18 @@ OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*
 def _shards(directory: Path) -> list[Path]:
     """Return the files that ``from_pretrained`` reads the weights from."""
     require_plain_weights(directory)
-    single, index = directory / SINGLE, directory / INDEX
+    single = directory / SINGLE
+    index = directory / INDEX
     if single.is_file() or not index.is_file():
         if not single.is_file():
             raise Mistake(_no_weights(directory))
         return [single]
     shards = [directory / name for name in _names_in_index(index)]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
-        raise Mistake(f"{index}: names {', '.join(missing)}, and no such file lies there; copy what is missing")
+        raise Mistake(
+            f"{index}: names {', '.join(missing)}, and no such file lies there; copy what is"
+            " missing"
+        )
     return shards
 
 
@@ -142,13 +150,13 @@ def require_plain_weights(directory: Path) -> None:
     """
     if (directory / ADAPTER).is_file():
         raise Mistake(
-            f"{directory}: {ADAPTER} lies beside the model, and transformers would add that adapter to it; move the adapter to "
-            "a directory of its own, or merge it into the model"
+            f"{directory}: {ADAPTER} lies beside the model, and transformers would add that adapter"
+            " to it; move the adapter to a directory of its own, or merge it into the model"
         )
     if found := sorted(directory.glob("shard-*-model-*-of-*.safetensors")):
         raise Mistake(
-            f"{found[0]}: is a shard of distributed training, which transformers would load in place of {SINGLE}; move these "
-            "shards away, or write the model with save_pretrained"
+            f"{found[0]}: is a shard of distributed training, which transformers would load in"
+            f" place of {SINGLE}; move these shards away, or write the model with save_pretrained"
         )
     try:
         named = read_json((directory / "config.json").read_text(encoding="utf-8")).get(EXPLICIT)
@@ -156,8 +164,8 @@ def require_plain_weights(directory: Path) -> None:
         return  # whoever opens the configuration says what is wrong with it
     if named is not None:
         raise Mistake(
-            f"{directory / 'config.json'}: {EXPLICIT} = {named!r}: weights are read from {SINGLE} or {INDEX} only; rename the "
-            "file, and remove the key"
+            f"{directory / 'config.json'}: {EXPLICIT} = {named!r}: weights are read from {SINGLE}"
+            f" or {INDEX} only; rename the file, and remove the key"
         )
 
 
@@ -170,9 +178,16 @@ def _names_in_index(index: Path) -> list[str]:
     except OSError as error:
         raise Mistake(f"{index}: cannot be read: {error.strerror}") from None
     except KeyError as error:
-        raise Mistake(f"{index}: has no key {error.args[0]!r}, as an index of safetensors files has; {WRITE_ANEW}") from None
+        raise Mistake(
+            f"{index}: has no key {error.args[0]!r}, as an index of safetensors files has;"
+            f" {WRITE_ANEW}"
+        ) from None
     except (ValueError, AttributeError, TypeError) as error:
-        why = f"is no JSON file ({error})" if isinstance(error, ValueError) else "has no names of files under weight_map"
+        why = (
+            f"is no JSON file ({error})"
+            if isinstance(error, ValueError)
+            else "has no names of files under weight_map"
+        )
         raise Mistake(f"{index}: {why}; copy it again") from None
     if others := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
         raise Mistake(f"{index}: names {others[0]!r}; the files must lie beside it")
@@ -190,8 +205,14 @@ def _no_weights(directory: Path) -> str:
         return f"{what}; the model must be stored as safetensors (save_pretrained writes it so)"
     files = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     if all(name.endswith(".safetensors") for name in found):
-        return f"{what}, but {files}: from_pretrained does not read files of such names; rename a single one to {SINGLE}"
-    return f"{what}, but {files}; load the model with transformers and write it as safetensors with save_pretrained"
+        return (
+            f"{what}, but {files}: from_pretrained does not read files of such names; rename a"
+            f" single one to {SINGLE}"
+        )
+    return (
+        f"{what}, but {files}; load the model with transformers and write it as safetensors with"
+        " save_pretrained"
+    )
 
 
 def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -199,21 +220,29 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
     size, begun, data = _header_of(shard)
     for name, entry in data.items():
         try:
-            dtype, shape = entry["dtype"], tuple(entry["shape"])
+            dtype = entry["dtype"]
+            shape = tuple(entry["shape"])
             start, stop = (begun + offset for offset in entry["data_offsets"])
             known = dtype in DTYPES
             wrong = known and (
-                min(shape, default=0) < 0 or start < begun or stop - start != DTYPE_BYTES[dtype] * math.prod(shape)
+                min(shape, default=0) < 0
+                or start < begun
+                or stop - start != DTYPE_BYTES[dtype] * math.prod(shape)
             )
         except (ValueError, KeyError, TypeError):
-            raise Mistake(f"{shard}: its header does not say where tensor {name} lies; copy the file again") from None
+            raise Mistake(
+                f"{shard}: its header does not say where tensor {name} lies; copy the file again"
+            ) from None
         if not known:
             raise Mistake(
-                f"{shard}: tensor {name} has dtype {dtype}, which is not read here; convert the model to one of "
-                "float32, float16 or bfloat16"
+                f"{shard}: tensor {name} has dtype {dtype}, which is not read here; convert the"
+                " model to one of float32, float16 or bfloat16"
             )
         if wrong:
-            raise Mistake(f"{shard}: tensor {name}: {stop - start} bytes are no {dtype} {list(shape)}; copy the file again")
+            raise Mistake(
+                f"{shard}: tensor {name}: {stop - start} bytes are no {dtype} {list(shape)}; copy"
+                " the file again"
+            )
         if stop > size:
             raise Mistake(f"{shard}: ends before tensor {name}; copy the file again")
         yield name, StoredTensor(shard, dtype, shape, start, stop)
@@ -235,15 +264,21 @@ def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
         raise Mistake(f"{shard}: cannot be read: {error.strerror}") from None
     if not text:
         remedy = _POINTER if first.startswith(b"version ") else "copy the file again"
-        raise Mistake(f"{shard}: is not a safetensors file: it has {size} bytes, and no header of a known length; {remedy}")
+        raise Mistake(
+            f"{shard}: is not a safetensors file: it has {size} bytes, and no header of a known"
+            f" length; {remedy}"
+        )
     try:
         header = read_json(text)
     except (ValueError, RecursionError) as error:
         raise Mistake(
-            f"{shard}: is not a safetensors file: its header is no JSON text ({error}); copy the file again"
+            f"{shard}: is not a safetensors file: its header is no JSON text ({error}); copy the"
+            " file again"
         ) from None
     if not isinstance(header, dict):
-        raise Mistake(f"{shard}: is not a safetensors file: its header names no tensors; copy the file again")
+        raise Mistake(
+            f"{shard}: is not a safetensors file: its header names no tensors; copy the file again"
+        )
     header.pop("__metadata__", None)
     return size, 8 + length, header
 
@@ -251,12 +286,18 @@ def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
 _POINTER = "it is a pointer of Git LFS in place of the file; fetch the file itself (git lfs pull)"
 
 
-def shard_header(specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
+def shard_header(
+    specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
     """What stands before the data of a safetensors file with these tensors; ``specs`` as ``ShardWriter`` takes them."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, (dtype, shape, size) in specs.items():
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -267,7 +308,10 @@ class ShardWriter:
     """Writes a safetensors file tensor by tensor, in the order of the announced specifications."""
 
     def __init__(
-        self, file: BinaryIO, specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
+        self,
+        file: BinaryIO,
+        specs: Mapping[str, tuple[str, tuple[int, ...], int]],
+        metadata: Mapping[str, str],
     ) -> None:
         """``specs``: name -> (dtype, shape, number of bytes)."""
         file.write(shard_header(specs, metadata))
@@ -279,5 +323,7 @@ class ShardWriter:
         """Write the next tensor's bytes."""
         expected = next(self._order)
         if name != expected or len(data) != self._sizes[name]:
-            raise ValueError(f"expected {self._sizes[expected]} bytes of {expected}, got {len(data)} of {name}")
+            raise ValueError(
+                f"expected {self._sizes[expected]} bytes of {expected}, got {len(data)} of {name}"
+            )
         self._file.write(data)

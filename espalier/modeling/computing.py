@@ -11,7 +11,8 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 
-M_MMAP_THRESHOLD, LARGE_BYTES = -3, 1 << 20
+M_MMAP_THRESHOLD = -3
+LARGE_BYTES = 1 << 20
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -49,11 +50,16 @@ def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None
     """
     device = (node.device if node else "") or settings.device
     if device == "cuda" and not torch.cuda.is_available():
-        raise Mistake("device = 'cuda': this machine has no CUDA device that torch can use; set device to 'auto' or 'cpu'")
+        raise Mistake(
+            "device = 'cuda': this machine has no CUDA device that torch can use; set device to"
+            " 'auto' or 'cpu'"
+        )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     threads = (node.threads if node else 0) or settings.threads
     torch.set_num_threads(threads)
     return_large_blocks()
     on_disk = ((node.activations if node else "") or settings.activations) == "disk"
-    return Computing(torch.device(device), DTYPES[settings.dtype], threads, folder if on_disk else None)
+    return Computing(
+        torch.device(device), DTYPES[settings.dtype], threads, folder if on_disk else None
+    )

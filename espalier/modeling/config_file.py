@@ -24,13 +24,20 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         document = read_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise Mistake(f"{path.parent}: has no {path.name}; name the directory of a Hugging Face model") from None
+        raise Mistake(
+            f"{path.parent}: has no {path.name}; name the directory of a Hugging Face model"
+        ) from None
     except OSError as error:
         raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{path}: is no JSON file: {first_line(error)}; mend it, or copy it again") from None
+        raise Mistake(
+            f"{path}: is no JSON file: {first_line(error)}; mend it, or copy it again"
+        ) from None
     if not isinstance(document, dict):
-        raise Mistake(f"{path}: holds a JSON {type(document).__name__} in place of keys and values; copy it again")
+        raise Mistake(
+            f"{path}: holds a JSON {type(document).__name__} in place of keys and values; copy it"
+            " again"
+        )
     return document
 
 

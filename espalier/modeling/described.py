@@ -46,7 +46,8 @@ def described(directory: Path) -> Iterator[Path]:
         return
     if (directory / STRUCTURE_FILE).exists():
         raise Mistake(
-            f"{directory}: holds a smaller model without its weights; put them there, or name the model that it was made of"
+            f"{directory}: holds a smaller model without its weights; put them there, or name the"
+            " model that it was made of"
         )
     with TemporaryDirectory(prefix="espalier-described-") as folder:
         copy_beside(directory, Path(folder), (INDEX,))
@@ -66,13 +67,20 @@ def _write_holes(directory: Path, folder: Path) -> None:
     from transformers import AutoConfig
 
     with explained(str(path)):
-        known = AutoConfig.for_model(**{key: value for key, value in config.items() if key != "quantization_config"})
-    dtype = STORED.get(str(known.dtype).removeprefix("torch."), "F32")  # building the modules changes it
-    skeleton = skeleton_of(known, family, ANY_LABELS if family.kind == "encoder" else None, str(path))
+        known = AutoConfig.for_model(
+            **{key: value for key, value in config.items() if key != "quantization_config"}
+        )
+    # Building the modules changes it.
+    dtype = STORED.get(str(known.dtype).removeprefix("torch."), "F32")
+    skeleton = skeleton_of(
+        known, family, ANY_LABELS if family.kind == "encoder" else None, str(path)
+    )
     shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
     specs = {
         name: (dtype, shape, DTYPE_BYTES[dtype] * parameter.numel())
-        for (name, parameter), shape in zip(skeleton.named_parameters(), shapes.values(), strict=True)
+        for (name, parameter), shape in zip(
+            skeleton.named_parameters(), shapes.values(), strict=True
+        )
     }
     header = shard_header(specs, {"format": "pt"})
     with open(folder / "model.safetensors", "wb") as file:

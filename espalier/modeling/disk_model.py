@@ -28,7 +28,12 @@ class ReloadError(RuntimeError):
 
 
 def plain_model(
-    auto_class: Any, directory: Path, dtype: torch.dtype, device: torch.device, reload_with: str, **given: Any
+    auto_class: Any,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    reload_with: str,
+    **given: Any,
 ) -> Any:
     """Load a model by ``load_plain``, and require that nothing is missing.
 
@@ -40,13 +45,20 @@ def plain_model(
     model = OpenedModel(directory)
     whole, found = load_plain(auto_class, model, dtype, device, reload_with, **given)
     head = _own_head(model, given)
-    if missing := sorted(name for name in found["missing_keys"] if name.rpartition(".")[0] not in head):
+    if missing := sorted(
+        name for name in found["missing_keys"] if name.rpartition(".")[0] not in head
+    ):
         raise ReloadError(f"transformers finds no tensor {missing[0]} in it")
     return whole
 
 
 def load_plain(
-    auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: torch.device, reload_with: str, **given: Any
+    auto_class: Any,
+    model: OpenedModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    reload_with: str,
+    **given: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """Load a model's directory by plain ``from_pretrained``, in evaluation mode.
 
@@ -61,7 +73,12 @@ def load_plain(
     -------
     The model, and what transformers says of its loading: ``missing_keys``, ``unexpected_keys`` and the like.
     """
-    given = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True, **given}
+    given = {
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "output_loading_info": True,
+        **given,
+    }
     with quiet():
         if reload_with == "transformers" or isinstance(model.checkpoint, QuantisedCheckpoint):
             whole, found = auto_class.from_pretrained(model.directory, dtype=dtype, **given)
@@ -75,15 +92,23 @@ def _own_head(model: OpenedModel, given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _on_disk(
-    auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: torch.device, given: Mapping[str, Any]
+    auto_class: Any,
+    model: OpenedModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    given: Mapping[str, Any],
 ) -> tuple[Any, dict[str, Any]]:
     """Load it in the dtype of its files: what is not converted while it is loaded is not read then."""
     stored = TORCH_DTYPES[model.plan.blocks[0].linears[0].dtype]
     kept = _own_head(model, given)
     any_labels = ANY_LABELS if model.family.kind == "encoder" else None
-    parts = [path for path, _ in _with_tensors(model.new_skeleton(given.get("num_labels") or any_labels))]
+    parts = [
+        path for path, _ in _with_tensors(model.new_skeleton(given.get("num_labels") or any_labels))
+    ]
     device_map = {path: "cpu" if path in kept else "disk" for path in parts}
-    whole, found = auto_class.from_pretrained(model.directory, dtype=stored, device_map=device_map, **given)
+    whole, found = auto_class.from_pretrained(
+        model.directory, dtype=stored, device_map=device_map, **given
+    )
     weights = _weights_of(whole)
     _unhook(whole)
     for parameter in whole.parameters():
@@ -108,7 +133,8 @@ def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
     found = next(weights for weights in maps if weights is not None).dataset
     for place in found.index.values():
         if "safetensors_file" in place:
-            place.pop("dtype", None)  # else a float32 norm beside bfloat16 matrices would be rounded
+            # Else a float32 norm beside bfloat16 matrices would be rounded.
+            place.pop("dtype", None)
     ties: dict[str, str] = getattr(whole, "all_tied_weights_keys")  # noqa: B009 - as an attribute it is a Tensor to mypy
     for pair in ties.items():
         for name, other in (pair, reversed(pair)):
@@ -126,7 +152,12 @@ def _unhook(whole: nn.Module) -> None:
     del whole.hf_device_map
 
 
-def read_when_used(whole: nn.Module, weights: Mapping[str, Tensor], device: torch.device, kept: tuple[str, ...] = ()) -> None:
+def read_when_used(
+    whole: nn.Module,
+    weights: Mapping[str, Tensor],
+    device: torch.device,
+    kept: tuple[str, ...] = (),
+) -> None:
     """Let each module read its parameters from ``weights`` when it is called, and drop them when it has answered.
 
     Until then each is a single zero that is there once, on the device: peft asks weights where they are.
@@ -148,13 +179,21 @@ def read_when_used(whole: nn.Module, weights: Mapping[str, Tensor], device: torc
 class _Reader:
     """Hooks of one module that read its own parameters before a call and drop them after it."""
 
-    def __init__(self, module: nn.Module, prefix: str, weights: Mapping[str, Tensor], device: torch.device) -> None:
-        self._prefix, self._weights, self._device = prefix, weights, device
-        self._dtypes = {name: parameter.dtype for name, parameter in module.named_parameters(recurse=False)}
+    def __init__(
+        self, module: nn.Module, prefix: str, weights: Mapping[str, Tensor], device: torch.device
+    ) -> None:
+        self._prefix = prefix
+        self._weights = weights
+        self._device = device
+        self._dtypes = {
+            name: parameter.dtype for name, parameter in module.named_parameters(recurse=False)
+        }
         self._placeholders: dict[str, nn.Parameter] = {}
         for name, parameter in module.named_parameters(recurse=False):
             zero = torch.zeros((), dtype=parameter.dtype, device=device)
-            self._placeholders[name] = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
+            self._placeholders[name] = nn.Parameter(
+                zero.expand(parameter.shape), requires_grad=False
+            )
         self.drop(module)
         module.register_forward_pre_hook(self.read)
         module.register_forward_hook(self.drop, always_call=True)
@@ -197,8 +236,14 @@ class EditedWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, model: OpenedModel, edits: Edits, head: Mapping[str, Tensor]) -> None:
-        self._model, self._edits, self._head = model, edits, head
-        self._owner = {own.parameter: (block.index, own.name) for block in model.plan.blocks for own in block.linears}
+        self._model = model
+        self._edits = edits
+        self._head = head
+        self._owner = {
+            own.parameter: (block.index, own.name)
+            for block in model.plan.blocks
+            for own in block.linears
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         """Read one."""

@@ -27,9 +27,11 @@ from espalier.pace.imports import importing
 from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
-MOST_HEAD, HEAD_PER_TEXT = 1 << 20, 16
+MOST_HEAD = 1 << 20
+HEAD_PER_TEXT = 16
 """Characters of an answer's head, and how many more for each text."""
-TOKENS_PER_CHARACTER, MORE_TOKENS = 64, 4096
+TOKENS_PER_CHARACTER = 64
+MORE_TOKENS = 4096
 """Most tokens of a text: a character has at most four bytes, each a token, and may become 16 in a normalizer; and more."""
 MOST_DECODED = 4096
 """Characters of a text that tokens are decoded to."""
@@ -82,9 +84,16 @@ class ProcessTokenizer:
     def facts(self) -> dict[str, Any]:
         """Properties of the tokenizer, such as the number of tokens."""
         found = self._process.ask({"what": "facts"}, 0)[0]
-        whole = ("num_tokens", "length", *(name for name in ("eos_token_id", "pad_token_id") if found.get(name) is not None))
+        whole = (
+            "num_tokens",
+            "length",
+            *(name for name in ("eos_token_id", "pad_token_id") if found.get(name) is not None),
+        )
         special = found.get("all_special_ids")
-        if not (isinstance(special, list) and all(type(number) is int for number in (*map(found.get, whole), *special))):
+        if not (
+            isinstance(special, list)
+            and all(type(number) is int for number in (*map(found.get, whole), *special))
+        ):
             raise self._process.fault("says of itself what no tokenizer does")
         return found
 
@@ -119,7 +128,11 @@ class ProcessTokenizer:
         return text
 
     def __call__(
-        self, texts: str | Sequence[str], pairs: str | Sequence[str] | None = None, return_tensors: str = "", **options: Any
+        self,
+        texts: str | Sequence[str],
+        pairs: str | Sequence[str] | None = None,
+        return_tensors: str = "",
+        **options: Any,
     ) -> dict[str, Any]:
         """Encode a text or several, each with the one beside it if there are ``pairs``, as Hugging Face's tokenizers do.
 
@@ -127,11 +140,22 @@ class ProcessTokenizer:
         ``offset_mapping``.
         """
         many = not isinstance(texts, str)
-        columns = [[column] if isinstance(column, str) else list(column) for column in (texts, pairs) if column is not None]
+        columns = [
+            [column] if isinstance(column, str) else list(column)
+            for column in (texts, pairs)
+            if column is not None
+        ]
         request = {"what": "encode", "many": many, "texts": columns, "options": options}
         longest = max((sum(map(len, row)) for row in zip(*columns, strict=True)), default=0)
-        padded = max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0) if options.get("padding") else 0
-        most = sum(max(TOKENS_PER_CHARACTER * sum(map(len, row)), padded) + MORE_TOKENS for row in zip(*columns, strict=True))
+        padded = (
+            max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0)
+            if options.get("padding")
+            else 0
+        )
+        most = sum(
+            max(TOKENS_PER_CHARACTER * sum(map(len, row)), padded) + MORE_TOKENS
+            for row in zip(*columns, strict=True)
+        )
         head, data = self._process.ask(request, most)
         found = self._cut(head, data, len(columns[0]))
         rows = found if many else {name: of_texts[0] for name, of_texts in found.items()}
@@ -139,7 +163,9 @@ class ProcessTokenizer:
 
     def _cut(self, head: dict[str, Any], data: bytes, texts: int) -> dict[str, Any]:
         """Cut the numbers of an answer into arrays and texts."""
-        numbers, names, lengths = np.frombuffer(data, np.int32), head.get("names"), head.get("lengths")
+        numbers = np.frombuffer(data, np.int32)
+        names = head.get("names")
+        lengths = head.get("lengths")
         if not (
             isinstance(names, list)
             and isinstance(lengths, list)
@@ -150,15 +176,22 @@ class ProcessTokenizer:
         if not all(type(length) is int and length >= 0 for length in lengths):
             raise self._process.fault("answered with lengths that are none")
         widths = [2 if name == "offset_mapping" else 1 for name in names]
-        if len(numbers) != sum(widths) * sum(lengths) or len(set(names)) < len(names) or "input_ids" not in names:
+        if (
+            len(numbers) != sum(widths) * sum(lengths)
+            or len(set(names)) < len(names)
+            or "input_ids" not in names
+        ):
             raise self._process.fault("answered with another number of tokens than it said")
-        found, place = dict[str, Any](), 0
+        found = dict[str, Any]()
+        place = 0
         for name, width in zip(names, widths, strict=True):
             found[name] = []
             for length in lengths:
                 row = numbers[place : place + width * length].tolist()
                 place += width * length
-                found[name].append(row if width == 1 else list(zip(row[::2], row[1::2], strict=True)))
+                found[name].append(
+                    row if width == 1 else list(zip(row[::2], row[1::2], strict=True))
+                )
         return found
 
 
@@ -192,9 +225,14 @@ class TokenizerProcess:
                 if len(lengths) < LENGTHS.size:
                     raise BrokenPipeError
                 of_head, of_data = LENGTHS.unpack(lengths)
-                if of_head > MOST_HEAD + HEAD_PER_TEXT * texts or of_data > 4 * 4 * most_tokens or of_data % 4:
+                if (
+                    of_head > MOST_HEAD + HEAD_PER_TEXT * texts
+                    or of_data > 4 * 4 * most_tokens
+                    or of_data % 4
+                ):
                     raise self.fault("made more tokens than any tokenizer makes of such a text")
-                head, data = read_json(process.stdout.read(of_head)), process.stdout.read(of_data)
+                head = read_json(process.stdout.read(of_head))
+                data = process.stdout.read(of_data)
                 if len(data) < of_data:
                     raise BrokenPipeError
             except (BrokenPipeError, ValueError) as error:
@@ -202,7 +240,10 @@ class TokenizerProcess:
                     raise
                 raise self.fault(_why(self._stop(DYING_SECONDS))) from None
         if not isinstance(head, dict) or "error" in head:
-            raise self.fault(f"cannot be used ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})")
+            raise self.fault(
+                "cannot be used"
+                f" ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})"
+            )
         if "mistake" in head:
             self._stop()
             told = str(head["mistake"]).replace(f"{self._directory}/", "")
@@ -212,24 +253,33 @@ class TokenizerProcess:
     def fault(self, what: str) -> Mistake:
         """End the process, and return the error that says what the tokenizer did."""
         self._stop()
-        return Mistake(f"the tokenizer that the run's server brought {what}; the run needs another model")
+        return Mistake(
+            f"the tokenizer that the run's server brought {what}; the run needs another model"
+        )
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self._stop()
-            path = os.pathsep.join(entry for entry in sys.path if entry)  # in a run of Flower's, the app lies in a folder
+            # In a run of Flower's, the app lies in a folder.
+            path = os.pathsep.join(entry for entry in sys.path if entry)
             self._process = subprocess.Popen(
                 command(self._directory),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "HF_HUB_OFFLINE": "1",
+                    "TOKENIZERS_PARALLELISM": "false",
+                },
             )
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
     def _stop(self, seconds: float = 0.0) -> int:
         """End the process, which is given some time to end by itself, and return how it ended."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None and seconds:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
@@ -256,9 +306,15 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _why(returncode: int) -> str:
     if returncode == -signal.SIGXCPU:
-        return f"took more processor time than a site gives it ({tokenizer_process.REQUEST_SECONDS} s and more for long texts)"
+        return (
+            f"took more processor time than a site gives it ({tokenizer_process.REQUEST_SECONDS} s"
+            " and more for long texts)"
+        )
     most = f"{tokenizer_process.MEMORY >> 30} GiB"
-    return f"ended its process ({returncode}); it may have needed more memory than the {most} that it has"
+    return (
+        f"ended its process ({returncode}); it may have needed more memory than the {most} that"
+        " it has"
+    )
 
 
 def _tensors(rows: dict[str, Any]) -> dict[str, Any]:

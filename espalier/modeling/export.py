@@ -82,14 +82,21 @@ def made_whole(target: Path) -> Iterator[Path]:
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     except OSError as error:
-        raise Mistake(f"cannot write {target}: {error.strerror or error}; free the disk and resume the run") from error
+        raise Mistake(
+            f"cannot write {target}: {error.strerror or error}; free the disk and resume the run"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) -> None:
-    stored = {name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.shard == shard}
-    specs = {name: (tensor.dtype, tensor.shape, tensor.stop - tensor.start) for name, tensor in stored.items()}
+    stored = {
+        name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.shard == shard
+    }
+    specs = {
+        name: (tensor.dtype, tensor.shape, tensor.stop - tensor.start)
+        for name, tensor in stored.items()
+    }
     with replacing(target) as file:
         writer = ShardWriter(file, specs, {"format": "pt"})
         for name, value in edited_tensors(model, specs, edits, "writing"):
@@ -103,14 +110,20 @@ def edited_tensors(
 
     ``doing`` is what is done with them, for those who hear the beats.
     """
-    owner = {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
-    block_in_hand, block_edits = -1, edits(0)
+    owner = {
+        linear.parameter: (block.index, linear.name)
+        for block in model.plan.blocks
+        for linear in block.linears
+    }
+    block_in_hand = -1
+    block_edits = edits(0)
     for name in beats(names, f"{doing} tensor"):
         value = model.checkpoint.read(name)
         if name in owner:
             index, linear = owner[name]
             if index != block_in_hand:
-                block_in_hand, block_edits = index, edits(index)
+                block_in_hand = index
+                block_edits = edits(index)
             if linear in block_edits:
                 value = block_edits[linear](value)
                 require_finite(name, value)
@@ -126,9 +139,18 @@ def require_finite(name: str, value: Tensor) -> None:
         It names the tensor, and float16 if its numbers end there.
     """
     if value.is_floating_point() and not bool(value.isfinite().all()):
-        half = "; the base's files hold it in float16, which overflows beyond 65504: name a base in bfloat16 or float32"
-        remedy = half if value.dtype == torch.float16 else "; if it was trained, lower training.learning-rate"
-        raise Mistake(f"the result's tensor {name} holds NaN or infinity, and is no model that works{remedy}")
+        half = (
+            "; the base's files hold it in float16, which overflows beyond 65504: name a base in"
+            " bfloat16 or float32"
+        )
+        remedy = (
+            half
+            if value.dtype == torch.float16
+            else "; if it was trained, lower training.learning-rate"
+        )
+        raise Mistake(
+            f"the result's tensor {name} holds NaN or infinity, and is no model that works{remedy}"
+        )
 
 
 def bits_of(value: Tensor) -> Tensor:
@@ -137,7 +159,9 @@ def bits_of(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str) -> None:
+def check_export(
+    stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
+) -> None:
     """Reload an exported model and compare its logits and tensors with what was meant.
 
     Parameters
@@ -156,16 +180,24 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     _check_tensors(stream.model, edits, target)
 
 
-def check_logits(stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str) -> None:
+def check_logits(
+    stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
+) -> None:
     """The first half of ``check_export``, for an export whose tensors are shaped otherwise."""
-    dtype, device = stream.computing.dtype, stream.computing.device
+    dtype = stream.computing.dtype
+    device = stream.computing.device
     reloaded = reloaded_model(AutoModelForCausalLM, target, dtype, device, reload_with)
     found = whole_logits(reloaded, windows.to(device))
     require_close(found, logits_of(stream, windows, edits), dtype, target)
 
 
 def reloaded_model(
-    auto_class: Any, target: Path, dtype: torch.dtype, device: torch.device, reload_with: str, **given: Any
+    auto_class: Any,
+    target: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    reload_with: str,
+    **given: Any,
 ) -> Any:
     """Load what was written as ``plain_model`` does.
 
@@ -180,7 +212,9 @@ def reloaded_model(
         raise ExportError(f"{target}: {error}; the export is not usable") from error
 
 
-def require_close(found: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtype, target: Path) -> None:
+def require_close(
+    found: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtype, target: Path
+) -> None:
     """Compare logits of what was exported with those that were meant, piece by piece.
 
     Raises
@@ -191,7 +225,8 @@ def require_close(found: Iterable[Tensor], expected: Iterable[Tensor], dtype: to
     difference = relative_difference(found, expected)
     if not difference <= tolerance(dtype):
         raise ExportError(
-            f"{target}: logits of the reloaded model differ by {difference:.3g} of the largest; the export is not usable"
+            f"{target}: logits of the reloaded model differ by {difference:.3g} of the largest; the"
+            " export is not usable"
         )
 
 
@@ -202,11 +237,13 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def relative_difference(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """Return the largest difference of logits, relative to the largest expected one or 1; NaN if one is not a number."""
-    differences, sizes = [0.0], [1.0]
+    differences = [0.0]
+    sizes = [1.0]
     for one, other in zip(found, expected, strict=True):
         differences.append((one.float() - other.float()).abs().max().item())
         sizes.append(other.float().abs().max().item())
-    return (torch.tensor(differences).max() / torch.tensor(sizes).max()).item()  # unlike max(), these keep NaN
+    # Unlike max(), these keep NaN.
+    return (torch.tensor(differences).max() / torch.tensor(sizes).max()).item()
 
 
 def logits_of(stream: BlockStream, windows: Tensor, edits: Edits) -> Iterator[Tensor]:
@@ -224,5 +261,9 @@ def _check_tensors(model: OpenedModel, edits: Edits, target: Path) -> None:
     """Every tensor of the export is, bit for bit, the dense one or the edited one."""
     written = Checkpoint(target)
     for name, expected in edited_tensors(model, model.checkpoint.tensors, edits, "checking"):
-        if name not in written.tensors or not torch.equal(bits_of(written.read(name)), bits_of(expected)):
-            raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")
+        if name not in written.tensors or not torch.equal(
+            bits_of(written.read(name)), bits_of(expected)
+        ):
+            raise ExportError(
+                f"{target}: {name} is not what was to be exported; the export is not usable"
+            )

@@ -14,7 +14,15 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
 from espalier.modeling.disk_model import EditedWeights, plain_model, read_when_used
 from espalier.modeling.edits import Edits, WeightEdit
-from espalier.modeling.export import ExportError, logits_of, made_whole, require_close, require_finite, whole_logits, write_card
+from espalier.modeling.export import (
+    ExportError,
+    logits_of,
+    made_whole,
+    require_close,
+    require_finite,
+    whole_logits,
+    write_card,
+)
 from espalier.modeling.model_files import public_name
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import hush
@@ -33,7 +41,9 @@ UPDATE_TOLERANCE = 1e-4
 """Of an update, relative to its largest number: two float32 products of the same factors differ by their rounding."""
 
 
-def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTensors, target: Path, card: str = "") -> None:
+def export_adapter(
+    model: OpenedModel, adapters: AdapterPlan, tensors: BlobTensors, target: Path, card: str = ""
+) -> None:
     """Write ``adapter_config.json``, ``adapter_model.safetensors`` and the card; the directory appears whole or not at all.
 
     The same adapters give the same bytes. The base model is named as others know it (``public_name``), not by its path, which
@@ -48,7 +58,9 @@ def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTenso
         Other tensors than those of a head are trained whole.
     """
     if beside := sorted(set(adapters.whole) - {HEAD_KEY}):
-        raise ValueError(f"{', '.join(beside)}: peft's file would leave out what is trained whole there")
+        raise ValueError(
+            f"{', '.join(beside)}: peft's file would leave out what is trained whole there"
+        )
     named = {}
     for index in sorted(adapters.blocks):
         block = tensors(block_key(index))
@@ -58,25 +70,34 @@ def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTenso
             named[f"{path}.lora_B.weight"] = block[adapter.name_b].contiguous()
     for name in adapters.head:
         linear, _, kind = name.rpartition(".")
-        named[f"base_model.model.{model.family.head_linears[linear]}.{kind}"] = tensors(HEAD_KEY)[name].contiguous()
+        named[f"base_model.model.{model.family.head_linears[linear]}.{kind}"] = tensors(HEAD_KEY)[
+            name
+        ].contiguous()
     for name, value in named.items():
         require_finite(name, value)
     with made_whole(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
         config.base_model_name_or_path = public_name(model.directory, model.config)
         write_json(unfinished / "adapter_config.json", _as_json(config))
-        write_bytes(unfinished / "adapter_model.safetensors", save(named, metadata={"format": "pt"}))
+        write_bytes(
+            unfinished / "adapter_model.safetensors", save(named, metadata={"format": "pt"})
+        )
         write_card(unfinished, card)
 
 
 def _as_json(config: "LoraConfig") -> dict[str, Any]:
     """peft's own description, for use; what it holds as a set gets an order, as its own files do not."""
     config.inference_mode = True
-    return {key: sorted(value) if isinstance(value, set) else value for key, value in sorted(config.to_dict().items())}
+    return {
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in sorted(config.to_dict().items())
+    }
 
 
 @torch.no_grad()
-def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str) -> None:
+def check_adapter(
+    stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
+) -> None:
     """Let plain peft load the adapter on the base model, and compare what it computes with the merged weights.
 
     Logits, and matrix by matrix the updates: those of a short training may be smaller than the tolerance of logits. That merged
@@ -97,11 +118,15 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tens
     from transformers import AutoModelForCausalLM
 
     computing = stream.computing
-    base = plain_model(AutoModelForCausalLM, stream.model.directory, computing.dtype, computing.device, reload_with)
+    base = plain_model(
+        AutoModelForCausalLM, stream.model.directory, computing.dtype, computing.device, reload_with
+    )
     try:
         tuned = in_peft(base, target)
     except Exception as error:
-        raise ExportError(f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable") from error
+        raise ExportError(
+            f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable"
+        ) from error
     _check_updates(tuned.get_base_model(), stream.model, edits, target)
     found = whole_logits(tuned, windows.to(computing.device))
     require_close(found, logits_of(stream, windows, unrounded(edits)), computing.dtype, target)
@@ -118,7 +143,12 @@ def unrounded(edits: Edits) -> Edits:
 
 @torch.no_grad()
 def check_encoder_adapter(
-    model: OpenedModel, computing: Computing, meant: Any, target: Path, num_classes: int, reload_with: str
+    model: OpenedModel,
+    computing: Computing,
+    meant: Any,
+    target: Path,
+    num_classes: int,
+    reload_with: str,
 ) -> None:
     """Let plain peft load adapter and head on the base encoder, and compare its logits with those of the meant encoder.
 
@@ -136,21 +166,30 @@ def check_encoder_adapter(
     tuned = encoder_in_peft(model, target, num_classes, reload_with, computing.device)
     exact = all(parameter.dtype == torch.float32 for parameter in meant.parameters())
     tokens = a_few_tokens(model).to(computing.device)
-    found, expected = tuned(input_ids=tokens).logits, meant(input_ids=tokens).logits
+    found = tuned(input_ids=tokens).logits
+    expected = meant(input_ids=tokens).logits
     require_close([found], [expected], torch.float32 if exact else torch.bfloat16, target)
 
 
-def encoder_in_peft(model: OpenedModel, target: Path, num_classes: int, reload_with: str, device: torch.device = CPU) -> Any:
+def encoder_in_peft(
+    model: OpenedModel, target: Path, num_classes: int, reload_with: str, device: torch.device = CPU
+) -> Any:
     """The base encoder with adapter and head as plain peft loads them: float32, in evaluation mode."""
     from transformers import AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification
-    base = plain_model(kind, model.directory, torch.float32, device, reload_with, num_labels=num_classes)
+    base = plain_model(
+        kind, model.directory, torch.float32, device, reload_with, num_labels=num_classes
+    )
     return in_peft(base, target)
 
 
 def edited_encoder(
-    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], num_classes: int, device: torch.device = CPU
+    model: OpenedModel,
+    edits: Edits,
+    head: Mapping[str, Tensor],
+    num_classes: int,
+    device: torch.device = CPU,
 ) -> Any:
     """The encoder as it is meant, in float32: what edits make of the weights, read module by module, and the head.
 
@@ -158,7 +197,8 @@ def edited_encoder(
     ----------
     head : its tensors by canonical name, float32: ``head.dense.weight`` ...
     """
-    whole, named = model.new_skeleton(num_classes), dict[str, Tensor]()
+    whole = model.new_skeleton(num_classes)
+    named = dict[str, Tensor]()
     for name, value in head.items():
         linear, _, kind = name.rpartition(".")
         named[f"{model.family.head_linears[linear]}.{kind}"] = value
@@ -171,8 +211,11 @@ def in_peft(base: Any, target: Path) -> Any:
     hush()
     from peft import PeftModel
 
-    with warnings.catch_warnings():  # peft 0.21 asks transformers 5 for something by its old name; nothing comes of it
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    # Peft 0.21 asks transformers 5 for something by its old name; nothing comes of it.
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
+        )
         return PeftModel.from_pretrained(base, str(target)).eval()
 
 
@@ -187,13 +230,24 @@ def _check_updates(tuned: Any, model: OpenedModel, edits: Edits, target: Path) -
         block_edits = edits(block.index)
         for linear in block.linears:
             module = tuned.get_submodule(module_path(model.family, block.index, linear.name))
-            found = module.get_delta_weight(NAME).to("cpu", torch.float32) if hasattr(module, "get_delta_weight") else None
-            edit, name = block_edits.get(linear.name), f"{linear.name} of block {block.index}"
+            found = (
+                module.get_delta_weight(NAME).to("cpu", torch.float32)
+                if hasattr(module, "get_delta_weight")
+                else None
+            )
+            edit = block_edits.get(linear.name)
+            name = f"{linear.name} of block {block.index}"
             if (found is None) != (edit is None):
-                raise ExportError(f"{target}: {name} is adapted in one of file and result alone; the export is not usable")
+                raise ExportError(
+                    f"{target}: {name} is adapted in one of file and result alone; the export is"
+                    " not usable"
+                )
             if found is None or edit is None:
                 continue
             expected = edit(torch.zeros(linear.shape))
             limit = UPDATE_TOLERANCE * expected.abs().max().item()
             if not (found - expected).abs().max().item() <= limit:
-                raise ExportError(f"{target}: the update of {name} is not the one that was trained; the export is not usable")
+                raise ExportError(
+                    f"{target}: the update of {name} is not the one that was trained; the export is"
+                    " not usable"
+                )

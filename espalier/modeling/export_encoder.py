@@ -31,7 +31,12 @@ SAID_BY_CLASSES = ("num_labels", "problem_type")
 
 
 def export_encoder(
-    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], classes: Sequence[str], target: Path, card: str = ""
+    model: OpenedModel,
+    edits: Edits,
+    head: Mapping[str, Tensor],
+    classes: Sequence[str],
+    target: Path,
+    card: str = "",
 ) -> None:
     """Write the encoder for sequence classification: edited weights in the dtype of the base model's files, a float32 head.
 
@@ -52,13 +57,18 @@ def export_encoder(
     with made_whole(target) as unfinished:
         write_weights(model, skeleton, edits, head, unfinished)
         copy_beside(model.directory, unfinished, (INDEX,))
-        write_json(unfinished / "config.json", labelled(model.config, type(skeleton).__name__, classes))
+        write_json(
+            unfinished / "config.json", labelled(model.config, type(skeleton).__name__, classes)
+        )
         write_card(unfinished, card)
 
 
-def write_weights(model: OpenedModel, skeleton: nn.Module, edits: Edits, head: Mapping[str, Tensor], folder: Path) -> None:
+def write_weights(
+    model: OpenedModel, skeleton: nn.Module, edits: Edits, head: Mapping[str, Tensor], folder: Path
+) -> None:
     """The parameters of an encoder for sequence classification, under the names of its class, one tensor at a time."""
-    named, specs = _head_names(model, head), dict[str, tuple[str, tuple[int, ...], int]]()
+    named = _head_names(model, head)
+    specs = dict[str, tuple[str, tuple[int, ...], int]]()
     for name, parameter in skeleton.named_parameters():
         if name in named:
             specs[name] = ("F32", tuple(parameter.shape), 4 * parameter.numel())
@@ -71,7 +81,9 @@ def write_weights(model: OpenedModel, skeleton: nn.Module, edits: Edits, head: M
             writer.write(name, bits_of(value).numpy().data)
 
 
-def labelled(config: Mapping[str, Any], architecture: str, classes: Sequence[str]) -> dict[str, Any]:
+def labelled(
+    config: Mapping[str, Any], architecture: str, classes: Sequence[str]
+) -> dict[str, Any]:
     """``config.json`` of an encoder with a head: it names its class, and the task's classes in the head's order."""
     return {key: value for key, value in config.items() if key not in SAID_BY_CLASSES} | {
         "architectures": [architecture],
@@ -83,7 +95,10 @@ def labelled(config: Mapping[str, Any], architecture: str, classes: Sequence[str
 def _head_names(model: OpenedModel, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The head's tensors under the names that transformers gives them."""
     parts = {name: name.rpartition(".") for name in head}
-    return {f"{model.family.head_linears[linear]}.{kind}": head[name] for name, (linear, _, kind) in parts.items()}
+    return {
+        f"{model.family.head_linears[linear]}.{kind}": head[name]
+        for name, (linear, _, kind) in parts.items()
+    }
 
 
 def _tensors(
@@ -124,19 +139,33 @@ def check_encoder(
 
 @torch.no_grad()
 def check_against(
-    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], meant: Any, target: Path, reload_with: str
+    model: OpenedModel,
+    edits: Edits,
+    head: Mapping[str, Tensor],
+    meant: Any,
+    target: Path,
+    reload_with: str,
 ) -> None:
     """Compare with another encoder: ``meant``, float32 on the CPU, with the adapters and the head in it."""
     from transformers import AutoModelForSequenceClassification
 
-    reloaded = reloaded_model(AutoModelForSequenceClassification, target, torch.float32, CPU, reload_with)
+    reloaded = reloaded_model(
+        AutoModelForSequenceClassification, target, torch.float32, CPU, reload_with
+    )
     tokens = a_few_tokens(model)
-    found, expected = reloaded(input_ids=tokens).logits, meant(input_ids=tokens).logits
+    found = reloaded(input_ids=tokens).logits
+    expected = meant(input_ids=tokens).logits
     if found.shape != expected.shape:
-        raise ExportError(f"{target}: the reloaded model has another number of classes; the export is not usable")
+        raise ExportError(
+            f"{target}: the reloaded model has another number of classes; the export is not usable"
+        )
     stored = {linear.dtype for block in model.plan.blocks for linear in block.linears}
-    require_close([found], [expected], torch.float32 if stored == {"F32"} else torch.bfloat16, target)
+    require_close(
+        [found], [expected], torch.float32 if stored == {"F32"} else torch.bfloat16, target
+    )
     written = Checkpoint(target)
     for name, value in _tensors(model, written.tensors, edits, _head_names(model, head)):
         if not torch.equal(bits_of(written.read(name)), bits_of(value)):
-            raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")
+            raise ExportError(
+                f"{target}: {name} is not what was to be exported; the export is not usable"
+            )

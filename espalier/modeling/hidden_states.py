@@ -93,20 +93,27 @@ class OnDisk:
 
     def __getitem__(self, index: int) -> Tensor:
         batch = torch.empty(self._shapes[index], dtype=self._like.dtype)
-        waiting, place = memory_of(batch), self._place(index)
+        waiting = memory_of(batch)
+        place = self._place(index)
         while waiting:
             read = os.preadv(self._file.fileno(), [waiting], place)
             if not read:
-                raise Mistake(f"{self.folder}: the file of the hidden states is too short; send the message again")
-            waiting, place = waiting[read:], place + read
+                raise Mistake(
+                    f"{self.folder}: the file of the hidden states is too short; send the message"
+                    " again"
+                )
+            waiting = waiting[read:]
+            place = place + read
         return batch.to(self._like.device)
 
     def __setitem__(self, index: int, batch: Tensor) -> None:
-        waiting, place = memory_of(batch.cpu()), self._place(index)
+        waiting = memory_of(batch.cpu())
+        place = self._place(index)
         with self._refusals_explained():
             while waiting:
                 written = os.pwrite(self._file.fileno(), waiting, place)
-                waiting, place = waiting[written:], place + written
+                waiting = waiting[written:]
+                place = place + written
 
     def _place(self, index: int) -> int:
         return index * self._shapes[0].numel() * self._like.element_size()
@@ -118,7 +125,8 @@ class OnDisk:
         except OSError as error:
             reason = error.strerror or error
             raise Mistake(
-                f"cannot keep hidden states in {self.folder}: {reason}; free the disk or set activations to 'memory'"
+                f"cannot keep hidden states in {self.folder}: {reason}; free the disk or set"
+                " activations to 'memory'"
             ) from error
 
 

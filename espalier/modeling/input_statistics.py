@@ -26,7 +26,10 @@ class Watched(ABC):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Learn from the inputs of every forward pass within the block."""
-        hooks = [linear.register_forward_pre_hook(self._hook(name)) for name, linear in self._linears.items()]
+        hooks = [
+            linear.register_forward_pre_hook(self._hook(name))
+            for name, linear in self._linears.items()
+        ]
         try:
             yield
         finally:
@@ -67,7 +70,8 @@ class InputSquareSums(Watched):
         self._last_sum: Tensor | None = None
 
     def _see(self, name: str, inputs: Tensor) -> None:
-        if inputs is not self._last_input or self._last_sum is None:  # query, key and value share their input
+        # query, key and value share their input.
+        if inputs is not self._last_input or self._last_sum is None:
             self._last_input = inputs
             self._last_sum = _square_sum(inputs)
         self.sums[name] += self._last_sum
@@ -86,7 +90,9 @@ class InputGrams(Watched):
     Linears that are given the same input have one gram and one factor together: query, key and value, or gate and up.
     """
 
-    def __init__(self, linears: dict[str, nn.Linear], damping: float, damping_mean: DampingMean = "live") -> None:
+    def __init__(
+        self, linears: dict[str, nn.Linear], damping: float, damping_mean: DampingMean = "live"
+    ) -> None:
         super().__init__(linears)
         self.grams: dict[str, Tensor] = {}
         """By the name of the first linear that is given an input."""
@@ -99,9 +105,12 @@ class InputGrams(Watched):
         shares = self._last is not None and inputs is self._last[0]
         leader = self._last[1] if self._last is not None and shares else name
         if self._leader.setdefault(name, leader) != leader:
-            raise RuntimeError(f"{name} shares its input with {leader} in one forward pass and not in another")
+            raise RuntimeError(
+                f"{name} shares its input with {leader} in one forward pass and not in another"
+            )
         if not shares:
-            self._last, tokens = (inputs, name), _tokens(inputs)
+            self._last = (inputs, name)
+            tokens = _tokens(inputs)
             if name not in self.grams:
                 self.grams[name] = tokens.new_zeros(tokens.shape[1], tokens.shape[1])
             self.grams[name].addmm_(tokens.T, tokens)
@@ -112,14 +121,19 @@ class InputGrams(Watched):
     def found(self) -> dict[str, Factor]:
         """The factor of each linear's gram, by canonical name; the grams are used up."""
         dead = self.windows / 2 if self._damping_mean == "all" else None
-        factors = {leader: factorise(self.grams.pop(leader), self._damping, dead) for leader in list(self.grams)}
+        factors = {
+            leader: factorise(self.grams.pop(leader), self._damping, dead)
+            for leader in list(self.grams)
+        }
         return {name: factors[self._leader[name]] for name in self._linears}
 
 
 def _square_sum(inputs: Tensor) -> Tensor:
     """Over tokens, per channel, float64: a few channels at a time, because torch sums a copy in float64."""
     pieces = inputs.flatten(0, -2).split(CHANNELS_AT_ONCE, dim=1)
-    return torch.cat([piece.to(torch.float32).square().sum(dim=0, dtype=torch.float64) for piece in pieces])
+    return torch.cat(
+        [piece.to(torch.float32).square().sum(dim=0, dtype=torch.float64) for piece in pieces]
+    )
 
 
 def _tokens(inputs: Tensor) -> Tensor:

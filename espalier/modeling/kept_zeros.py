@@ -31,7 +31,8 @@ class _MaskedForward:
     def __call__(self, inputs: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features), in the dtype of the base's output."""
         module = self._module
-        b, a = module.lora_B[NAME].weight, module.lora_A[NAME].weight
+        b = module.lora_B[NAME].weight
+        a = module.lora_A[NAME].weight
         update = (module.scaling[NAME] * (b @ a)).masked_fill(self._zeros, 0)
         found: Tensor = module.base_layer(inputs)
         dropped = module.lora_dropout[NAME](inputs).to(update.dtype)

@@ -21,16 +21,18 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
     lines = []
     if (positions := model.num_positions) is not None:
         lines = [
-            f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its config.json); "
-            f"set it to {positions} or less"
+            f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its"
+            f" config.json); set it to {positions} or less"
             for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items()
             if tokens > positions
         ]
-    tokens, embeddings = model.num_tokens, model.num_embeddings
+    tokens = model.num_tokens
+    embeddings = model.num_embeddings
     if embeddings is not None and tokens > embeddings:
         lines.append(
-            f"{model.directory}: its tokenizer has tokens up to number {tokens - 1}, but the model has embeddings for "
-            f"{embeddings} (vocab_size in its config.json); put the tokenizer beside it that the model was trained with"
+            f"{model.directory}: its tokenizer has tokens up to number {tokens - 1}, but the model"
+            f" has embeddings for {embeddings} (vocab_size in its config.json); put the tokenizer"
+            " beside it that the model was trained with"
         )
     if lines:
         raise Mistake("\n".join(lines))
@@ -38,7 +40,9 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
 
 def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:
     """The settings that say how many tokens a model is given at once, of those that the run uses; encoders read no text."""
-    data, evaluation, task = settings.data, settings.evaluation, settings.task
+    data = settings.data
+    evaluation = settings.evaluation
+    task = settings.task
     on_items = settings.tunes and task.name != TEXT
     lengths = {}
     if not encoder:

@@ -16,7 +16,9 @@ def tokens_at_once(vocabulary: int) -> int:
 
 
 @torch.no_grad()
-def logits_at(model: Any, input_ids: Tensor, attention_mask: Tensor | None, places: Tensor) -> Iterator[Tensor]:
+def logits_at(
+    model: Any, input_ids: Tensor, attention_mask: Tensor | None, places: Tensor
+) -> Iterator[Tensor]:
     """Logits of a whole language model at some places of its input.
 
     The model's own code runs, and its head is given nothing; then the head gets the hidden states that were meant for it, those

@@ -15,12 +15,16 @@ LARGEST = 1 << 60
 def machine_memory() -> tuple[int, int]:
     """Bytes of memory that this process may have, all processes of its control groups together, and how many are free."""
     page = os.sysconf("SC_PAGE_SIZE")
-    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    free = page * os.sysconf("SC_AVPHYS_PAGES")
+    for line in (
+        Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ()
+    ):
         if line.startswith("MemAvailable:"):
             free = 1024 * int(line.split()[1])
     for most, used in limits(Path("/proc/self/cgroup"), GROUPS):
-        total, free = min(total, most), min(free, max(0, most - used))
+        total = min(total, most)
+        free = min(free, max(0, most - used))
     return total, free
 
 
@@ -35,14 +39,19 @@ def limits(own: Path, groups: Path) -> Iterator[tuple[int, int]]:
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            root, most, used = groups, "memory.max", "memory.current"
+            root = groups
+            most = "memory.max"
+            used = "memory.current"
         elif "memory" in controllers.split(","):
-            root, most, used = groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            root = groups / "memory"
+            most = "memory.limit_in_bytes"
+            used = "memory.usage_in_bytes"
         else:
             continue
         group = root / path.lstrip("/")
         for place in [group, *(parent for parent in group.parents if parent.is_relative_to(root))]:
-            limit, now = _number(place / most), _number(place / used)
+            limit = _number(place / most)
+            now = _number(place / used)
             if limit is not None and limit < LARGEST and now is not None:
                 yield limit, max(0, now - _reclaimable(place / "memory.stat"))
 
@@ -61,9 +70,11 @@ def memory_kills(own: Path = Path("/proc/self/cgroup"), groups: Path = GROUPS) -
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            root, events = groups, "memory.events"
+            root = groups
+            events = "memory.events"
         elif "memory" in controllers.split(","):
-            root, events = groups / "memory", "memory.oom_control"
+            root = groups / "memory"
+            events = "memory.oom_control"
         else:
             continue
         group = root / path.lstrip("/")

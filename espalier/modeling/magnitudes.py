@@ -7,7 +7,12 @@ import math
 
 import numpy as np
 
-LAYOUTS = {"F64": (8, 0x7FF0000000000000), "F32": (4, 0x7F800000), "F16": (2, 0x7C00), "BF16": (2, 0x7F80)}
+LAYOUTS = {
+    "F64": (8, 0x7FF0000000000000),
+    "F32": (4, 0x7F800000),
+    "F16": (2, 0x7C00),
+    "BF16": (2, 0x7F80),
+}
 """Floating dtypes by safetensors' name: bytes of a number, and the bits of infinity."""
 FLOAT16_OVERFLOW = 65520.0
 """Magnitudes from here on are infinite in float16, whose largest number is 65504."""
@@ -26,5 +31,7 @@ def magnitude(dtype: str, bits: int) -> float:
     if bits >= infinity:
         return math.inf if bits == infinity else math.nan
     if dtype == "BF16":
-        dtype, bits, size = "F32", bits << 16, 4
+        dtype = "F32"
+        bits = bits << 16
+        size = 4
     return float(np.array([bits], f"<u{size}").view(f"<f{size}")[0])

@@ -39,7 +39,9 @@ class Footprint:
         """Number of all parameters."""
         return self.linears + self.embeddings + self.head + self.others
 
-    def weight_bytes(self, base: str, dtype: torch.dtype = torch.bfloat16, double_quantisation: bool = True) -> int:
+    def weight_bytes(
+        self, base: str, dtype: torch.dtype = torch.bfloat16, double_quantisation: bool = True
+    ) -> int:
         """Bytes of the weights as ``load_whole`` holds them; activations, gradients and optimiser state come on top.
 
         Parameters
@@ -87,7 +89,10 @@ def _read(directory: Path) -> tuple[Mapping[str, Any], str]:
 def _count(family: Family, skeleton: nn.Module) -> Footprint:
     endings = tuple(f".{path}.weight" for path in family.linears.values())
     heads = (f"{family.head}.", *(f"{path}." for path in family.head_linears.values()))
-    matrices, embeddings, head, others = [], 0, 0, 0
+    matrices = []
+    embeddings = 0
+    head = 0
+    others = 0
     for name, parameter in skeleton.named_parameters():
         if name.startswith(f"{family.blocks}.") and name.endswith(endings):
             matrices.append((parameter.shape[0], parameter.shape[1]))

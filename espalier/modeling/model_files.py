@@ -60,7 +60,11 @@ def copy_beside(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> N
 
 def beside(source: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
     """The files of a directory that belong to a model but for its weights and further chat templates, by name."""
-    return [file for file in sorted(source.iterdir()) if file.is_file() and file.name not in left_out and _belongs(file)]
+    return [
+        file
+        for file in sorted(source.iterdir())
+        if file.is_file() and file.name not in left_out and _belongs(file)
+    ]
 
 
 def _belongs(file: Path) -> bool:
@@ -74,9 +78,17 @@ def public_name(directory: Path, config: Mapping[str, Any]) -> str:
     alone is not believed: a model that was tuned often still names the one that it was made from.
     """
     kind, *parts = directory.parent.parent.name.split("--")
-    if directory.parent.name == "snapshots" and kind == "models" and re.fullmatch(ON_THE_HUB, cached := "/".join(parts)):
+    if (
+        directory.parent.name == "snapshots"
+        and kind == "models"
+        and re.fullmatch(ON_THE_HUB, cached := "/".join(parts))
+    ):
         return cached
     named = config.get("_name_or_path")
-    if isinstance(named, str) and re.fullmatch(ON_THE_HUB, named) and named.split("/")[-1] == directory.name:
+    if (
+        isinstance(named, str)
+        and re.fullmatch(ON_THE_HUB, named)
+        and named.split("/")[-1] == directory.name
+    ):
         return named
     return directory.name

@@ -21,11 +21,21 @@ from espalier.modeling.families import SLICED, STRUCTURED, Family, family_of, ha
 from espalier.modeling.magnitudes import magnitude, magnitude_bits
 from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
 from espalier.modeling.quantised_layout import CONFIG_KEY, is_doubly_quantised
-from espalier.modeling.structured.configuration import STRUCTURE_FILE, WIDTHS, build_config, structured_config
+from espalier.modeling.structured.configuration import (
+    STRUCTURE_FILE,
+    WIDTHS,
+    build_config,
+    structured_config,
+)
 from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.modeling.structured.slices import slices
 from espalier.modeling.tensor_faults import TIED, missing_tensor
-from espalier.modeling.tensor_names import has_other_head, head_and_embedding, under_embedding, with_base_prefix
+from espalier.modeling.tensor_names import (
+    has_other_head,
+    head_and_embedding,
+    under_embedding,
+    with_base_prefix,
+)
 from espalier.modeling.tokenizer_files import load_tokenizer
 from espalier.pace.beats import beats
 from espalier.pace.imports import importing
@@ -40,8 +50,20 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "sentencepiece.bpe.model")
-TOKENIZER_SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+)
+TOKENIZER_SETTINGS = (
+    "config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 MOST_REMEMBERED = 1 << 21
 """Token ids of texts that a model remembers, 16 MiB."""
 
@@ -119,12 +141,22 @@ class OpenedModel:
         try:
             document = read_json(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise Mistake(f"{path}: {error.strerror}, and without it blocks have no known widths; copy that file") from None
+            raise Mistake(
+                f"{path}: {error.strerror}, and without it blocks have no known widths; copy that"
+                " file"
+            ) from None
         except (ValueError, RecursionError) as error:
-            raise Mistake(f"{path}: is no JSON file: {first_line(error)}; copy that file again") from None
+            raise Mistake(
+                f"{path}: is no JSON file: {first_line(error)}; copy that file again"
+            ) from None
         structure = Structure.from_json(document, str(path))
-        if [block.units for block in structure.blocks] != [units_of(self.plan, block) for block in self.plan.blocks]:
-            raise Mistake(f"{path}: is the structure of another model than the one beside it; copy both from one export")
+        if [block.units for block in structure.blocks] != [
+            units_of(self.plan, block) for block in self.plan.blocks
+        ]:
+            raise Mistake(
+                f"{path}: is the structure of another model than the one beside it; copy both from"
+                " one export"
+            )
         return structure
 
     def require_units(self) -> None:
@@ -137,21 +169,27 @@ class OpenedModel:
         """
         if str(self.config["model_type"]).startswith(SLICED):
             raise Mistake(
-                f"{self.directory}: model_type = {self.config['model_type']!r}: units and blocks are not cut out of a model "
-                "whose residual stream was sliced; name the model that it was made of, or a method that cuts none"
+                f"{self.directory}: model_type = {self.config['model_type']!r}: units and blocks"
+                " are not cut out of a model whose residual stream was sliced; name the model that"
+                " it was made of, or a method that cuts none"
             )
 
-    def _cut_out(self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]") -> None:
+    def _cut_out(
+        self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]"
+    ) -> None:
         self.require_units()
-        plan, self.plan, self.cut = self.plan, structured_plan(self.plan, cut), cut
+        plan = self.plan
+        self.plan = structured_plan(self.plan, cut)
+        self.cut = cut
         kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
         kept |= {name: replace(kept[name], scales=own) for name, own in scales.items()}
         self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
         self.structure = cut if self.structure is None else cut.of(self.structure)
         if self.structure.cuts_lanes and not self.family.has_lanes:
             raise Mistake(
-                f"{self.directory}: lanes of the residual stream can be cut in models like LLaMA alone, with a norm before "
-                f"attention and feed-forward part; this one is of the family {self.family.name}"
+                f"{self.directory}: lanes of the residual stream can be cut in models like LLaMA"
+                " alone, with a norm before attention and feed-forward part; this one is of the"
+                f" family {self.family.name}"
             )
         self.config = structured_config(self.config, self.family, self.plan, cut, self.structure)
 
@@ -161,29 +199,41 @@ class OpenedModel:
         beyond = tuple(self.family.file_names(f"{self.family.blocks}.{num_blocks}."))
         if any(name.startswith(beyond) for name in self.checkpoint.tensors):
             raise Mistake(
-                f"{self.directory / CONFIG}: {key} = {num_blocks}, but the files hold more blocks, which transformers would "
-                "leave out; set it to the number of blocks of the files"
+                f"{self.directory / CONFIG}: {key} = {num_blocks}, but the files hold more blocks,"
+                " which transformers would leave out; set it to the number of blocks of the files"
             )
         blocks = tuple(self._block(index) for index in range(num_blocks))
         parts = self._parts()
-        counted = (stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts))
+        counted = (
+            stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts)
+        )
         features = blocks[0].linears[0].shape[1] if self.family.kind == "encoder" else 0
-        return ModelPlan(blocks, sum(math.prod(stored.shape) for stored in counted), features, *self._heads(blocks[0]))
+        return ModelPlan(
+            blocks,
+            sum(math.prod(stored.shape) for stored in counted),
+            features,
+            *self._heads(blocks[0]),
+        )
 
     def _heads(self, block: BlockPlan) -> tuple[int, int]:
         """Return the width of an attention head, and the number of query heads of a key-value group.
 
         With the number of query heads given, the rows of the matrices say both, whatever the configuration leaves out.
         """
-        if isinstance(widths := self.config.get(WIDTHS), dict):  # blocks of a smaller model have other numbers of heads
+        # Blocks of a smaller model have other numbers of heads.
+        if isinstance(widths := self.config.get(WIDTHS), dict):
             return self._positive(widths, "head_dim"), self._positive(widths, "heads_per_group")
         key = self.family.query_heads_key
-        heads, rows, key_rows = self._count_of(key), block.linear("attn.q").shape[0], block.linear("attn.k").shape[0]
+        heads = self._count_of(key)
+        rows = block.linear("attn.q").shape[0]
+        key_rows = block.linear("attn.k").shape[0]
         head_dim = rows // heads
         if rows % heads or key_rows % head_dim or heads % (key_rows // head_dim):
             raise Mistake(
-                f"{self.directory / CONFIG}: {key} = {heads} does not go with {block.linear('attn.q').parameter}, which has "
-                f"{rows} rows, and {block.linear('attn.k').parameter}, which has {key_rows}; set it as the model was trained"
+                f"{self.directory / CONFIG}: {key} = {heads} does not go with"
+                f" {block.linear('attn.q').parameter}, which has {rows} rows, and"
+                f" {block.linear('attn.k').parameter}, which has {key_rows}; set it as the model"
+                " was trained"
             )
         return head_dim, heads // (key_rows // head_dim)
 
@@ -195,7 +245,9 @@ class OpenedModel:
     def _positive(self, values: Mapping[str, Any], key: str) -> int:
         value = values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise Mistake(f"{self.directory / CONFIG}: {key} = {value!r} must be a positive integer")
+            raise Mistake(
+                f"{self.directory / CONFIG}: {key} = {value!r} must be a positive integer"
+            )
         return value
 
     def _block(self, index: int) -> BlockPlan:
@@ -204,7 +256,8 @@ class OpenedModel:
 
     def _beside_linears(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """A block's other tensors: canonical name, or the path within the block of one that has none, and shape."""
-        linears, norms = set(self.family.linears.values()), {path: name for name, path in self.family.norms.items()}
+        linears = set(self.family.linears.values())
+        norms = {path: name for name, path in self.family.norms.items()}
         for prefix in self.family.file_names(f"{self.family.blocks}.{index}."):
             for name, stored in self.checkpoint.tensors.items():
                 of, _, kind = name.removeprefix(prefix).rpartition(".")
@@ -216,11 +269,18 @@ class OpenedModel:
         family = self.family
         if family.kind == "decoder":
             return ("",)
-        return tuple(name for part in (family.embeddings, family.blocks) for name in family.file_names(f"{part}."))
+        return tuple(
+            name
+            for part in (family.embeddings, family.blocks)
+            for name in family.file_names(f"{part}.")
+        )
 
     def stored_name(self, name: str) -> str | None:
         """Name in the files of the model's tensor ``name``; None if they do not hold it."""
-        return next((found for found in self.family.file_names(name) if found in self.checkpoint.tensors), None)
+        return next(
+            (found for found in self.family.file_names(name) if found in self.checkpoint.tensors),
+            None,
+        )
 
     @cached_property
     def num_positions(self) -> int | None:
@@ -235,7 +295,11 @@ class OpenedModel:
     def positions_key(self) -> str:
         """What ``num_positions`` is made of."""
         key = "max_position_embeddings"
-        return f"{key} less those up to pad_token_id" if self.family.first_position_after_padding else key
+        return (
+            f"{key} less those up to pad_token_id"
+            if self.family.first_position_after_padding
+            else key
+        )
 
     @property
     def num_embeddings(self) -> int | None:
@@ -254,8 +318,11 @@ class OpenedModel:
                 return build_config(self.config)
             from transformers import AutoConfig
 
-            config = AutoConfig.from_pretrained(self.directory, local_files_only=True, trust_remote_code=False)
-            vars(config).pop(CONFIG_KEY, None)  # else it would be said of modules that are not quantised
+            config = AutoConfig.from_pretrained(
+                self.directory, local_files_only=True, trust_remote_code=False
+            )
+            # Else it would be said of modules that are not quantised.
+            vars(config).pop(CONFIG_KEY, None)
             if not self.is_as_stored and self.config.get(TIED) is False:
                 setattr(config, TIED, False)
             return config
@@ -270,11 +337,14 @@ class OpenedModel:
                 raise missing_tensor(self, parameter)
             if len(stored.shape) != 2 or stored.dtype not in FLOATING:
                 raise Mistake(
-                    f"{stored.shard}: {parameter} is {stored.dtype} {list(stored.shape)}, and must be a matrix of one of the "
-                    f"dtypes {', '.join(FLOATING)}; name the model as it was trained"
+                    f"{stored.shard}: {parameter} is {stored.dtype} {list(stored.shape)}, and must"
+                    f" be a matrix of one of the dtypes {', '.join(FLOATING)}; name the model as it"
+                    " was trained"
                 )
             bias = self.stored_name(wanted.removesuffix("weight") + "bias") is not None
-            linears.append(LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype, bias))
+            linears.append(
+                LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype, bias)
+            )
         return linears
 
     def new_skeleton(self, num_labels: int | None = None) -> Any:
@@ -318,7 +388,10 @@ class OpenedModel:
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         if (known := self._encoded.get(key)) is None:
             known = array("q", self.tokenizer(text, verbose=False)["input_ids"])
-            while self._encoded and len(known) + sum(map(len, self._encoded.values())) > MOST_REMEMBERED:
+            while (
+                self._encoded
+                and len(known) + sum(map(len, self._encoded.values())) > MOST_REMEMBERED
+            ):
                 self._encoded.pop(next(iter(self._encoded)))
             self._encoded[key] = known
         return known.tolist()
@@ -334,7 +407,9 @@ class OpenedModel:
         import transformers
 
         digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}".encode())
-        for path in sorted(self.directory / file for file in (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)):
+        for path in sorted(
+            self.directory / file for file in (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)
+        ):
             if path.exists():
                 digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
@@ -348,15 +423,21 @@ class OpenedModel:
         """
         if self.cut is not None:
             assert isinstance(self.checkpoint, SlicedCheckpoint)
-            scaled = (name for name, slice in self.checkpoint.slices.items() if slice.scales is not None)
-            given = {name: self._tensor_sha256(name) for name in sorted({*self.checkpoint.given, *scaled})}
+            scaled = (
+                name for name, slice in self.checkpoint.slices.items() if slice.scales is not None
+            )
+            given = {
+                name: self._tensor_sha256(name)
+                for name in sorted({*self.checkpoint.given, *scaled})
+            }
             parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return self._read_through(lambda name, chunk: None)
 
     def _read_through(self, see: Callable[[str, bytes], None]) -> str:
         """Return the hash of the directory's files, and let ``see`` have each piece of each stored tensor on the way."""
-        digest, files = hashlib.sha256(), self.stored
+        digest = hashlib.sha256()
+        files = self.stored
         for name in beats(sorted(files.tensors), "hashing tensor"):
             stored = files.tensors[name]
             digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
@@ -371,7 +452,11 @@ class OpenedModel:
     @property
     def stored(self) -> Checkpoint:
         """The tensors as the files hold them, where nothing is cut out of them: matrices in NF4 are codes and scales."""
-        return self.checkpoint.files if isinstance(self.checkpoint, QuantisedCheckpoint) else self.checkpoint
+        return (
+            self.checkpoint.files
+            if isinstance(self.checkpoint, QuantisedCheckpoint)
+            else self.checkpoint
+        )
 
     @cached_property
     def magnitudes(self) -> dict[str, float]:
@@ -379,17 +464,24 @@ class OpenedModel:
 
         The files are read once for it and for the hash together.
         """
-        largest = {name: 0 for name, stored in self.stored.tensors.items() if stored.dtype in FLOATING}
+        largest = {
+            name: 0 for name, stored in self.stored.tensors.items() if stored.dtype in FLOATING
+        }
 
         def see(name: str, chunk: bytes) -> None:
             if name in largest:
-                largest[name] = max(largest[name], magnitude_bits(self.stored.tensors[name].dtype, chunk))
+                largest[name] = max(
+                    largest[name], magnitude_bits(self.stored.tensors[name].dtype, chunk)
+                )
 
         self.__dict__["sha256"] = self._read_through(see)
-        return {name: magnitude(self.stored.tensors[name].dtype, bits) for name, bits in largest.items()}
+        return {
+            name: magnitude(self.stored.tensors[name].dtype, bits) for name, bits in largest.items()
+        }
 
     def _tensor_sha256(self, name: str) -> str:
-        stored, digest = self.checkpoint.tensors[name], hashlib.sha256()
+        stored = self.checkpoint.tensors[name]
+        digest = hashlib.sha256()
         digest.update(json.dumps([stored.dtype, list(stored.shape)]).encode())
         for chunk in self.checkpoint.chunks(name):
             digest.update(chunk)
@@ -398,8 +490,13 @@ class OpenedModel:
 
 def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Return values that change when a file of a directory does; for a dangling link, the link itself."""
-    found = [(entry.name, entry.stat(follow_symlinks=os.path.exists(entry.path))) for entry in os.scandir(directory)]
-    return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+    found = [
+        (entry.name, entry.stat(follow_symlinks=os.path.exists(entry.path)))
+        for entry in os.scandir(directory)
+    ]
+    return tuple(
+        sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+    )
 
 
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
@@ -412,19 +509,21 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
     """
     if family.kind == "encoder" and num_labels is None:
         raise Mistake(
-            f"{where}: model_type is of the family {family.name}, an encoder; encoders can be tuned for classification, "
-            "not pruned: name a decoder such as LLaMA, or a method that tunes"
+            f"{where}: model_type is of the family {family.name}, an encoder; encoders can be tuned"
+            " for classification, not pruned: name a decoder such as LLaMA, or a method that tunes"
         )
     if family.kind == "decoder" and num_labels is not None:
         raise Mistake(
-            f"{where}: model_type is of the family {family.name}, a decoder; decoders are tuned as language models, "
-            "not for classification: name an encoder such as RoBERTa"
+            f"{where}: model_type is of the family {family.name}, a decoder; decoders are tuned as"
+            " language models, not for classification: name an encoder such as RoBERTa"
         )
     if num_labels is not None and num_labels < 2:
         raise Mistake(f"number of labels = {num_labels}: classification needs at least two")
 
 
-def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | None, where: str) -> Any:
+def skeleton_of(
+    config: "PretrainedConfig", family: Family, num_labels: int | None, where: str
+) -> Any:
     """A model as ``OpenedModel.new_skeleton`` gives it, from a configuration alone; tied parameters are one parameter."""
     with importing():
         import torch
@@ -437,14 +536,20 @@ def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | No
         if num_labels is not None:
             config.num_labels = num_labels
         with init_empty_weights(include_buffers=False), no_init_weights():
-            skeleton = getattr(transformers, family.auto_class).from_config(config, dtype=torch.float32)
+            skeleton = getattr(transformers, family.auto_class).from_config(
+                config, dtype=torch.float32
+            )
         skeleton.tie_weights()
     return skeleton.eval()
 
 
 def _without_named_code(config: "PretrainedConfig") -> None:
     """Forget which code a configuration names for attention and the like: code of the hub would be fetched, and run."""
-    for name in [name for name in vars(config) if name.endswith(("implementation", "implementation_internal"))]:
+    for name in [
+        name
+        for name in vars(config)
+        if name.endswith(("implementation", "implementation_internal"))
+    ]:
         vars(config)[name] = None
 
 
@@ -469,7 +574,8 @@ def open_model(name: str) -> OpenedModel:
         from espalier_assets import DEMO_MODEL
     except ModuleNotFoundError:
         raise Mistake(
-            "model = 'demo': espalier_assets is not installed on this machine; install Espalier here (README, 'Set up and run')"
+            "model = 'demo': espalier_assets is not installed on this machine; install Espalier"
+            " here (README, 'Set up and run')"
         ) from None
     return opened_in(DEMO_MODEL)
 
@@ -482,7 +588,9 @@ def opened_in(directory: Path) -> OpenedModel:
     Mistake
         See ``OpenedModel``.
     """
-    return _opened_in(directory, _stamps(directory)) if directory.is_dir() else OpenedModel(directory)
+    return (
+        _opened_in(directory, _stamps(directory)) if directory.is_dir() else OpenedModel(directory)
+    )
 
 
 @lru_cache(maxsize=4)

@@ -46,7 +46,12 @@ class Nf4Matrix:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """What has to be kept of it, by name."""
-        kept = {"packed": self.packed, "absmax": self.absmax, "nested_absmax": self.nested_absmax, "offset": self.offset}
+        kept = {
+            "packed": self.packed,
+            "absmax": self.absmax,
+            "nested_absmax": self.nested_absmax,
+            "offset": self.offset,
+        }
         return {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 
@@ -57,7 +62,8 @@ def hush() -> None:
     simulation shows such warnings.
     """
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    if logger.level != logging.ERROR:  # setting it makes every logger of the process look anew at what it logs
+    # Setting it makes every logger of the process look anew at what it logs.
+    if logger.level != logging.ERROR:
         logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.jit.script_method` is ", DeprecationWarning)
 
@@ -79,7 +85,10 @@ def bitsandbytes() -> Any:
 
 
 def quantise(
-    pieces: Iterable[Tensor], shape: tuple[int, int], device: torch.device, double_quantisation: bool = True
+    pieces: Iterable[Tensor],
+    shape: tuple[int, int],
+    device: torch.device,
+    double_quantisation: bool = True,
 ) -> Nf4Matrix:
     """Quantise a matrix that comes in pieces, in row-major order.
 
@@ -103,7 +112,9 @@ def quantise(
     start = 0
     for piece in pieces:
         for stretch in piece.view(-1).split(STRETCH):
-            codes, state = functional.quantize_4bit(stretch.to(device, torch.float32), blocksize=BLOCK, quant_type="nf4")
+            codes, state = functional.quantize_4bit(
+                stretch.to(device, torch.float32), blocksize=BLOCK, quant_type="nf4"
+            )
             packed[start // 2 : start // 2 + len(codes)] = codes
             absmax[start // BLOCK : start // BLOCK + len(state.absmax)] = state.absmax
             start += stretch.numel()
@@ -127,8 +138,8 @@ def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None
     """
     if shape[1] % BLOCK:
         raise Mistake(
-            f"training.base = 'nf4': {name} has {shape[1]} input features, no multiple of {BLOCK}, and cannot be quantised to "
-            "NF4; set training.base to 'bfloat16'"
+            f"training.base = 'nf4': {name} has {shape[1]} input features, no multiple of {BLOCK},"
+            " and cannot be quantised to NF4; set training.base to 'bfloat16'"
         )
 
 
@@ -148,14 +159,22 @@ def tables(device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def linear_of(matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.dtype, bias: bool) -> nn.Module:
+def linear_of(
+    matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.dtype, bias: bool
+) -> nn.Module:
     """A ``bitsandbytes.nn.Linear4bit`` that computes with a matrix; its bias, if any, is on the meta device still.
 
     ``known`` are the tables, shared by all linears.
     """
     library = bitsandbytes()
     linear = library.nn.Linear4bit(
-        matrix.shape[1], matrix.shape[0], bias, compute_dtype, matrix.offset is not None, "nf4", device="meta"
+        matrix.shape[1],
+        matrix.shape[0],
+        bias,
+        compute_dtype,
+        matrix.offset is not None,
+        "nf4",
+        device="meta",
     )
     # Otherwise a forward pass in evaluation mode on a CPU with AVX512-BF16 repacks the weight in place: other scales,
     # and whatever dequantises it later gets garbage.
@@ -176,7 +195,9 @@ def linear_of(matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.
 
 def dequantised(matrix: Nf4Matrix, known: dict[str, Tensor]) -> Tensor:
     """The weights, float32, shaped like the matrix; ``known`` are the tables."""
-    return bitsandbytes().functional.dequantize_4bit(matrix.packed, state_of(matrix, known, torch.float32))
+    return bitsandbytes().functional.dequantize_4bit(
+        matrix.packed, state_of(matrix, known, torch.float32)
+    )
 
 
 def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
@@ -192,7 +213,8 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
         From the first row and the one behind the last to these rows, (rows, in_features), float32, on the device of the matrix:
         bit for bit those of ``dequantised``. The scales, one float32 per 64 weights, are dequantised once and held.
     """
-    functional, in_features = bitsandbytes().functional, state.shape[1]
+    functional = bitsandbytes().functional
+    in_features = state.shape[1]
     scales = state.absmax
     if state.nested:
         scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
@@ -207,7 +229,9 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
             quant_type="nf4",
             dtype=torch.float32,
         )
-        found: Tensor = functional.dequantize_4bit(packed.view(-1, 1)[first * in_features // 2 : end * in_features // 2], rows)
+        found: Tensor = functional.dequantize_4bit(
+            packed.view(-1, 1)[first * in_features // 2 : end * in_features // 2], rows
+        )
         return found
 
     return read
@@ -215,9 +239,15 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
 
 def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) -> Any:
     """A ``bitsandbytes.functional.QuantState``: all but the codes; ``dtype`` is that of dequantised weights."""
-    make, nested = bitsandbytes().functional.QuantState, None
+    make = bitsandbytes().functional.QuantState
+    nested = None
     if matrix.offset is not None:
-        nested = make(matrix.nested_absmax, code=known["nested_table"], blocksize=NESTED_BLOCK, dtype=torch.float32)
+        nested = make(
+            matrix.nested_absmax,
+            code=known["nested_table"],
+            blocksize=NESTED_BLOCK,
+            dtype=torch.float32,
+        )
     return make(
         matrix.absmax,
         shape=torch.Size(matrix.shape),
@@ -230,16 +260,23 @@ def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) ->
     )
 
 
-def tensor_sizes(shape: tuple[int, int], double_quantisation: bool) -> dict[str, tuple[str, tuple[int, ...], int]]:
+def tensor_sizes(
+    shape: tuple[int, int], double_quantisation: bool
+) -> dict[str, tuple[str, tuple[int, ...], int]]:
     """What ``Nf4Matrix.tensors`` will be of a matrix: name -> (safetensors dtype, shape, bytes)."""
     require_whole_blocks(shape)
     weights = shape[0] * shape[1]
-    pairs, blocks = weights // 2, weights // BLOCK
+    pairs = weights // 2
+    blocks = weights // BLOCK
     packed = {"packed": ("U8", (pairs, 1), pairs)}
     if not double_quantisation:
         return packed | {"absmax": ("F32", (blocks,), 4 * blocks)}
     nested = -(-blocks // NESTED_BLOCK)
-    scales = {"absmax": ("U8", (blocks,), blocks), "nested_absmax": ("F32", (nested,), 4 * nested), "offset": ("F32", (), 4)}
+    scales = {
+        "absmax": ("U8", (blocks,), blocks),
+        "nested_absmax": ("F32", (nested,), 4 * nested),
+        "offset": ("F32", (), 4),
+    }
     return packed | scales
 
 
@@ -250,7 +287,9 @@ def matrix_bytes(shape: tuple[int, int], double_quantisation: bool = True) -> in
 
 def nf4_bytes(shapes: Iterable[tuple[int, int]], double_quantisation: bool = True) -> int:
     """Bytes of matrices in NF4: codes, scales, offsets, and the tables once."""
-    return sum(matrix_bytes(shape, double_quantisation) for shape in shapes) + table_bytes(double_quantisation)
+    return sum(matrix_bytes(shape, double_quantisation) for shape in shapes) + table_bytes(
+        double_quantisation
+    )
 
 
 def table_bytes(double_quantisation: bool = True) -> int:

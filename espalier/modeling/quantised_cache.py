@@ -20,7 +20,15 @@ from torch import Tensor
 
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised import BLOCK, Nf4Matrix, bitsandbytes, quantise, require_quantisable, tables, tensor_sizes
+from espalier.modeling.quantised import (
+    BLOCK,
+    Nf4Matrix,
+    bitsandbytes,
+    quantise,
+    require_quantisable,
+    tables,
+    tensor_sizes,
+)
 from espalier.modeling.quantised_checkpoint import held_in_nf4
 from espalier.modeling.tensor_pieces import pieces
 from espalier.pace.beats import beats
@@ -86,13 +94,25 @@ def quantised_linears(
 
 def cache_key(model: OpenedModel, device: torch.device, double_quantisation: bool) -> str:
     """SHA-256 of all that decides about the bits: the model, the quantisation, the library, the kind of device."""
-    parts = [VERSION, model.sha256, "nf4", BLOCK, double_quantisation, bitsandbytes().__version__, device.type]
+    parts = [
+        VERSION,
+        model.sha256,
+        "nf4",
+        BLOCK,
+        double_quantisation,
+        bitsandbytes().__version__,
+        device.type,
+    ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def is_held_in_nf4(model: OpenedModel) -> bool:
     """Whether the model's files hold all its blocks' matrices in NF4, and nothing was cut from those or takes their place."""
-    return all(held_in_nf4(model.checkpoint, linear.parameter) for block in model.plan.blocks for linear in block.linears)
+    return all(
+        held_in_nf4(model.checkpoint, linear.parameter)
+        for block in model.plan.blocks
+        for linear in block.linears
+    )
 
 
 def _held(model: OpenedModel, device: torch.device) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
@@ -103,20 +123,35 @@ def _held(model: OpenedModel, device: torch.device) -> Iterator[tuple[LinearPlan
             yield linear, found[0].matrix(found[1], device)
 
 
-def _quantised(model: OpenedModel, device: torch.device, double_quantisation: bool) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
+def _quantised(
+    model: OpenedModel, device: torch.device, double_quantisation: bool
+) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
     for block in beats(model.plan.blocks, "quantising block"):
         for linear in block.linears:
-            yield linear, quantise(pieces(model.checkpoint, linear.parameter), linear.shape, device, double_quantisation)
+            yield (
+                linear,
+                quantise(
+                    pieces(model.checkpoint, linear.parameter),
+                    linear.shape,
+                    device,
+                    double_quantisation,
+                ),
+            )
 
 
 def _quantised_and_kept(
     model: OpenedModel, folder: Path, device: torch.device, double_quantisation: bool
 ) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
     path = folder / "model.safetensors"
-    for unfinished in folder.glob(f".{path.name}.*"):  # of a process that was killed; the lock is ours
+    # Of a process that was killed; the lock is ours.
+    for unfinished in folder.glob(f".{path.name}.*"):
         unfinished.unlink()
     groups = _groups(model, double_quantisation)
-    specs = {f"{group}.{name}": spec for group, sizes in groups.items() for name, spec in _hashed(sizes).items()}
+    specs = {
+        f"{group}.{name}": spec
+        for group, sizes in groups.items()
+        for name, spec in _hashed(sizes).items()
+    }
     with replacing(path, OWNER_ONLY_FILE) as file:
         writer = ShardWriter(file, specs, {"format": "pt"})
         _write(writer, TABLES, _used_tables(double_quantisation))
@@ -132,21 +167,37 @@ def _kept(
     try:
         file = Checkpoint(folder)
         found = _read(file, TABLES, groups[TABLES])
-        if any(not torch.equal(found[name], table) for name, table in _used_tables(double_quantisation).items()):
+        if any(
+            not torch.equal(found[name], table)
+            for name, table in _used_tables(double_quantisation).items()
+        ):
             raise _DamagedError
         for block in model.plan.blocks:
             for linear in block.linears:
                 tensors = _read(file, linear.parameter, groups[linear.parameter])
-                yield linear, Nf4Matrix(linear.shape, **{name: tensor.to(device) for name, tensor in tensors.items()})
+                yield (
+                    linear,
+                    Nf4Matrix(
+                        linear.shape,
+                        **{name: tensor.to(device) for name, tensor in tensors.items()},
+                    ),
+                )
     except (Mistake, OSError) as error:  # no file, or no safetensors file
         raise _DamagedError from error
 
 
 def _groups(model: OpenedModel, double_quantisation: bool) -> dict[str, Sizes]:
     """What the file holds: the tables, and the tensors of each matrix under the name of its parameter."""
-    held: Sizes = {name: ("F32", tuple(table.shape), table.nbytes) for name, table in _used_tables(double_quantisation).items()}
-    shapes = {linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears}
-    return {TABLES: held} | {name: tensor_sizes(shape, double_quantisation) for name, shape in shapes.items()}
+    held: Sizes = {
+        name: ("F32", tuple(table.shape), table.nbytes)
+        for name, table in _used_tables(double_quantisation).items()
+    }
+    shapes = {
+        linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears
+    }
+    return {TABLES: held} | {
+        name: tensor_sizes(shape, double_quantisation) for name, shape in shapes.items()
+    }
 
 
 def _used_tables(double_quantisation: bool) -> dict[str, Tensor]:
@@ -169,7 +220,8 @@ def _write(writer: ShardWriter, group: str, tensors: dict[str, Tensor]) -> None:
 
 def _read(file: Checkpoint, group: str, sizes: Sizes) -> dict[str, Tensor]:
     """The tensors of a group on the CPU, after their bytes were compared with the hash that lies beside them."""
-    digest, tensors = hashlib.sha256(group.encode()), {}
+    digest = hashlib.sha256(group.encode())
+    tensors = {}
     for name, (dtype, shape, _) in _hashed(sizes).items():
         stored = file.tensors.get(f"{group}.{name}")
         if stored is None or (stored.dtype, stored.shape) != (dtype, shape):

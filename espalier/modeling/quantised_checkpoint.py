@@ -54,21 +54,38 @@ class QuantisedCheckpoint(Checkpoint):
     """
 
     def __init__(self, files: Checkpoint, double_quantisation: bool) -> None:
-        self.directory, self.shards = files.directory, files.shards
+        self.directory = files.directory
+        self.shards = files.shards
         self.files = files
         """The tensors as they are stored."""
         self.double_quantisation = double_quantisation
         beside = {f".{part}" for part in (*PARTS, OTHER_STATE)}
-        of = {name: name.removesuffix(end) for name in files.tensors for end in beside if name.endswith(end)}
-        packed = [name for name, stored in files.tensors.items() if stored.dtype == "U8" and name.endswith(".weight")]
-        self.matrices: dict[str, HeldMatrix] = {name: self._held(name) for name in sorted({*of.values(), *packed})}
+        of = {
+            name: name.removesuffix(end)
+            for name in files.tensors
+            for end in beside
+            if name.endswith(end)
+        }
+        packed = [
+            name
+            for name, stored in files.tensors.items()
+            if stored.dtype == "U8" and name.endswith(".weight")
+        ]
+        self.matrices: dict[str, HeldMatrix] = {
+            name: self._held(name) for name in sorted({*of.values(), *packed})
+        }
         """What is known of each matrix in NF4, by its name."""
         if not self.matrices:
             raise Mistake(
-                f"{self.directory}: {CONFIG_KEY} in config.json is set, but no matrix is in NF4; files and "
-                f"config.json are not of one model: remove {CONFIG_KEY}, or name the files in NF4"
+                f"{self.directory}: {CONFIG_KEY} in config.json is set, but no matrix is in NF4;"
+                f" files and config.json are not of one model: remove {CONFIG_KEY}, or name the"
+                " files in NF4"
             )
-        self.tensors = {name: self._shown(name, stored) for name, stored in files.tensors.items() if name not in of}
+        self.tensors = {
+            name: self._shown(name, stored)
+            for name, stored in files.tensors.items()
+            if name not in of
+        }
         self._right_tables: set[str] = set()
 
     def _held(self, name: str) -> HeldMatrix:
@@ -76,15 +93,29 @@ class QuantisedCheckpoint(Checkpoint):
         tensors = self.files.tensors
         if f"{name}.{OTHER_STATE}" in tensors:
             where = tensors[f"{name}.{OTHER_STATE}"].shard
-            raise Mistake(f"{where}: {name} is quantised to FP4; name the model as it was before it was quantised, or in NF4")
+            raise Mistake(
+                f"{where}: {name} is quantised to FP4; name the model as it was before it was"
+                " quantised, or in NF4"
+            )
         state = self._require(name, f"{name}.{STATE}", "U8", None)
         if state.num_bytes > LONGEST_STATE:
-            what = f"{state.shard}: tensor {name}.{STATE} has {state.num_bytes} bytes, more than {LONGEST_STATE}"
-            raise Mistake(f"{what}, and is no state that bitsandbytes writes; quantise the model anew")
+            what = (
+                f"{state.shard}: tensor {name}.{STATE} has {state.num_bytes} bytes, more than"
+                f" {LONGEST_STATE}"
+            )
+            raise Mistake(
+                f"{what}, and is no state that bitsandbytes writes; quantise the model anew"
+            )
         try:
-            held = held_matrix(b"".join(self.files.chunks(f"{name}.{STATE}")), self.double_quantisation)
+            held = held_matrix(
+                b"".join(self.files.chunks(f"{name}.{STATE}")), self.double_quantisation
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = error if type(error) is ValueError else f"it cannot be read ({type(error).__name__}: {error})"
+            why = (
+                error
+                if type(error) is ValueError
+                else f"it cannot be read ({type(error).__name__}: {error})"
+            )
             remedy = "copy the model again, or name it as it was before it was quantised"
             raise Mistake(f"{state.shard}: tensor {name}.{STATE}: {why}; {remedy}") from None
         self._require(name, name, "U8", (math.prod(held.shape) // 2, 1))
@@ -92,20 +123,23 @@ class QuantisedCheckpoint(Checkpoint):
             self._require(name, f"{name}.{part}", dtype, shape)
         return held
 
-    def _require(self, matrix: str, name: str, dtype: str, shape: tuple[int, ...] | None) -> StoredTensor:
+    def _require(
+        self, matrix: str, name: str, dtype: str, shape: tuple[int, ...] | None
+    ) -> StoredTensor:
         """A tensor that belongs to a matrix, if it is there, of this dtype and, unless None, of this shape."""
         stored = self.files.tensors.get(name)
         if stored is None:
             near = self.files.tensors.get(matrix)
             where = near.shard if near else self.shards[0]
             raise Mistake(
-                f"{where}: tensor {name} is missing, which belongs to {matrix} in NF4; copy the files of the model again"
+                f"{where}: tensor {name} is missing, which belongs to {matrix} in NF4; copy the"
+                " files of the model again"
             )
         if stored.dtype != dtype or shape not in (None, stored.shape):
             wanted = dtype if shape is None else f"{dtype} {list(shape)}"
             raise Mistake(
-                f"{stored.shard}: tensor {name} is {stored.dtype} {list(stored.shape)}, not {wanted} as {matrix} in NF4 needs; "
-                "quantise the model anew"
+                f"{stored.shard}: tensor {name} is {stored.dtype} {list(stored.shape)}, not"
+                f" {wanted} as {matrix} in NF4 needs; quantise the model anew"
             )
         return stored
 
@@ -126,7 +160,9 @@ class QuantisedCheckpoint(Checkpoint):
 
         shape = self.matrices[name].shape
         whole = self._blocks(name, 0, math.prod(shape) // BLOCK)
-        return Nf4Matrix(shape, **{part: tensor.to(device) for part, tensor in whole.tensors.items()})
+        return Nf4Matrix(
+            shape, **{part: tensor.to(device) for part, tensor in whole.tensors.items()}
+        )
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Fill the room of one tensor, and return it; beside it at most 4 MiB of values and their codes are in memory."""
@@ -153,7 +189,8 @@ class QuantisedCheckpoint(Checkpoint):
 
     def _fill_with(self, name: str, room: "Tensor", first: int) -> "Tensor":
         """Fill memory with a matrix's weights from ``first`` on."""
-        flat, at = room.view(-1), 0
+        flat = room.view(-1)
+        at = 0
         for values in self._values(name, first, first + room.numel()):
             flat[at : at + len(values)] = values
             at += len(values)
@@ -164,7 +201,8 @@ class QuantisedCheckpoint(Checkpoint):
         from espalier.modeling.quantised import dequantised
 
         for start in range(first, last, STRETCH):
-            stop, begin = min(last, start + STRETCH), start // UNIT * UNIT
+            stop = min(last, start + STRETCH)
+            begin = start // UNIT * UNIT
             stretch = self._blocks(name, begin // BLOCK, stop // BLOCK)
             yield dequantised(stretch, self._tables).view(-1)[start - begin :]
 
@@ -175,12 +213,15 @@ class QuantisedCheckpoint(Checkpoint):
         from espalier.modeling.quantised import Nf4Matrix
 
         self._require_tables(name)
-        shape, offset = (last - first, BLOCK), self.matrices[name].offset
+        shape = (last - first, BLOCK)
+        offset = self.matrices[name].offset
         packed = self.files.read_rows(name, first * BLOCK // 2, last * BLOCK // 2)
         absmax = self.files.read_rows(f"{name}.absmax", first, last)
         if offset is None:
             return Nf4Matrix(shape, packed, absmax)
-        nested = self.files.read_rows(f"{name}.nested_absmax", first // NESTED_BLOCK, -(-last // NESTED_BLOCK))
+        nested = self.files.read_rows(
+            f"{name}.nested_absmax", first // NESTED_BLOCK, -(-last // NESTED_BLOCK)
+        )
         return Nf4Matrix(shape, packed, absmax, nested, torch.tensor(offset, dtype=torch.float32))
 
     @cached_property
@@ -199,8 +240,13 @@ class QuantisedCheckpoint(Checkpoint):
             return
         for part, table in (("quant_map", "table"), ("nested_quant_map", "nested_table")):
             stored = self.files.tensors.get(f"{name}.{part}")
-            if stored is not None and not torch.equal(self.files.read(f"{name}.{part}"), self._tables[table]):
-                raise Mistake(f"{stored.shard}: tensor {name}.{part} is not bitsandbytes' table of NF4; quantise it anew")
+            if stored is not None and not torch.equal(
+                self.files.read(f"{name}.{part}"), self._tables[table]
+            ):
+                raise Mistake(
+                    f"{stored.shard}: tensor {name}.{part} is not bitsandbytes' table of NF4;"
+                    " quantise it anew"
+                )
         self._right_tables.add(name)
 
 
@@ -212,4 +258,8 @@ def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint,
         if slice is None or not slice.is_whole:
             return None
         return held_in_nf4(checkpoint.base, slice.source)
-    return (checkpoint, name) if isinstance(checkpoint, QuantisedCheckpoint) and name in checkpoint.matrices else None
+    return (
+        (checkpoint, name)
+        if isinstance(checkpoint, QuantisedCheckpoint) and name in checkpoint.matrices
+        else None
+    )

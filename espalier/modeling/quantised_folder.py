@@ -17,7 +17,13 @@ from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import Nf4Matrix, quantise, require_quantisable, state_of, tables
 from espalier.modeling.quantised_checkpoint import held_in_nf4
-from espalier.modeling.quantised_layout import CONFIG_KEY, STATE, STATE_BYTES, quantisation_config, stored_parts
+from espalier.modeling.quantised_layout import (
+    CONFIG_KEY,
+    STATE,
+    STATE_BYTES,
+    quantisation_config,
+    stored_parts,
+)
 from espalier.modeling.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.modeling.structured.export import CODE
 from espalier.modeling.tensor_pieces import pieces
@@ -36,7 +42,9 @@ COMPUTE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 Specs = dict[str, tuple[str, tuple[int, ...], int]]
 
 
-def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool, device: torch.device = CPU) -> None:
+def write_quantised(
+    model: OpenedModel, target: Path, double_quantisation: bool, device: torch.device = CPU
+) -> None:
     """Write a decoder with the linears of its blocks in NF4; the same model gives the same bytes.
 
     The directory appears whole or not at all; matrices are read in pieces, quantised and written one at a time. A matrix that
@@ -56,10 +64,13 @@ def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool,
         words for them, the model is an encoder, bitsandbytes is not installed, or the file system refused.
     """
     require_quantisable(model.plan)
-    config, dtype = quantised_config(model, double_quantisation), _compute_dtype(model)
+    config = quantised_config(model, double_quantisation)
+    dtype = _compute_dtype(model)
     with made_whole(target) as unfinished:
         with replacing(unfinished / WEIGHTS) as file:
-            writer = ShardWriter(file, quantised_specs(model, double_quantisation), {"format": "pt"})
+            writer = ShardWriter(
+                file, quantised_specs(model, double_quantisation), {"format": "pt"}
+            )
             for name, tensor in _tensors(model, double_quantisation, getattr(torch, dtype), device):
                 writer.write(name, bits_of(tensor).numpy().data)
         copy_beside(model.directory, unfinished, WRITTEN_ANEW)
@@ -78,8 +89,8 @@ def _plain_config(model: OpenedModel) -> dict[str, Any]:
     config = plain_config(model.config, model.family, model.plan, model.structure)
     if config is None:
         raise Mistake(
-            f"{model.directory}: the smaller model cannot be written in NF4: its blocks are not alike, or transformers has no "
-            "words for their shape; drop whole blocks only"
+            f"{model.directory}: the smaller model cannot be written in NF4: its blocks are not"
+            " alike, or transformers has no words for their shape; drop whole blocks only"
         )
     return config
 
@@ -96,15 +107,20 @@ def _other_linears(model: OpenedModel) -> list[str]:
     """Paths of the model's linears that are not quantised: its head, and OPT's projections of the embeddings."""
     family = model.family
     quantised = {
-        f"{family.blocks}.{block.index}.{family.linears[own.name]}" for block in model.plan.blocks for own in block.linears
+        f"{family.blocks}.{block.index}.{family.linears[own.name]}"
+        for block in model.plan.blocks
+        for own in block.linears
     }
     modules = model.new_skeleton().named_modules()
-    return [path for path, module in modules if isinstance(module, nn.Linear) and path not in quantised]
+    return [
+        path for path, module in modules if isinstance(module, nn.Linear) and path not in quantised
+    ]
 
 
 def quantised_specs(model: OpenedModel, double_quantisation: bool) -> Specs:
     """What the file will hold: name -> (dtype, shape, bytes), by name, however the model's own files are sharded."""
-    linears, found = _linears(model), Specs()
+    linears = _linears(model)
+    found = Specs()
     for name, stored in sorted(model.checkpoint.tensors.items()):
         if name not in linears:
             found[name] = (stored.dtype, stored.shape, stored.num_bytes)
@@ -122,7 +138,8 @@ def _tensors(
     model: OpenedModel, double_quantisation: bool, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     """The same tensors, one after the other, on the CPU."""
-    linears, known = _linears(model), tables(device)
+    linears = _linears(model)
+    known = tables(device)
     for name in beats(sorted(model.checkpoint.tensors), "writing tensor"):
         if name not in linears:
             yield name, model.checkpoint.read(name)
@@ -133,15 +150,22 @@ def _tensors(
         for part in stored_parts(matrix.shape, double_quantisation):
             yield f"{name}.{part}", beside[part].cpu()
         state = bytes(beside[STATE].tolist())
-        yield f"{name}.{STATE}", torch.frombuffer(bytearray(state.ljust(STATE_BYTES)), dtype=torch.uint8)
+        yield (
+            f"{name}.{STATE}",
+            torch.frombuffer(bytearray(state.ljust(STATE_BYTES)), dtype=torch.uint8),
+        )
 
 
 def _linears(model: OpenedModel) -> dict[str, LinearPlan]:
     return {linear.parameter: linear for block in model.plan.blocks for linear in block.linears}
 
 
-def _quantised(model: OpenedModel, linear: LinearPlan, double_quantisation: bool, device: torch.device) -> Nf4Matrix:
+def _quantised(
+    model: OpenedModel, linear: LinearPlan, double_quantisation: bool, device: torch.device
+) -> Nf4Matrix:
     found = held_in_nf4(model.checkpoint, linear.parameter)
     if found is not None and found[0].double_quantisation == double_quantisation:
         return found[0].matrix(found[1], device)
-    return quantise(pieces(model.checkpoint, linear.parameter), linear.shape, device, double_quantisation)
+    return quantise(
+        pieces(model.checkpoint, linear.parameter), linear.shape, device, double_quantisation
+    )

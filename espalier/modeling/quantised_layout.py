@@ -18,7 +18,8 @@ BLOCK = 64
 """Weights that share a scale; they follow each other in a row."""
 NESTED_BLOCK = 256
 """Scales that share a scale of their own, with double quantisation."""
-LEVELS, NESTED_LEVELS = 16, 256
+LEVELS = 16
+NESTED_LEVELS = 256
 
 CONFIG_KEY = "quantization_config"
 """Of ``config.json``."""
@@ -43,7 +44,9 @@ class HeldMatrix:
     """Mean of the scales, which a float32 holds; None without double quantisation."""
 
 
-def quantisation_config(double_quantisation: bool, dtype: str, left_out: Sequence[str]) -> dict[str, Any]:
+def quantisation_config(
+    double_quantisation: bool, dtype: str, left_out: Sequence[str]
+) -> dict[str, Any]:
     """What transformers writes under ``quantization_config``.
 
     Parameters
@@ -88,16 +91,21 @@ def is_doubly_quantised(document: Any, where: str) -> bool:
     for key, values in wanted.items():
         if known.get(key) not in values:
             raise Mistake(
-                f"{where}: {CONFIG_KEY} is set, with {key} = {known.get(key)!r}; name the model as it was before it was "
-                "quantised, or one that bitsandbytes holds in NF4 (load_in_4bit, bnb_4bit_quant_type = 'nf4')"
+                f"{where}: {CONFIG_KEY} is set, with {key} = {known.get(key)!r}; name the model as"
+                " it was before it was quantised, or one that bitsandbytes holds in NF4"
+                " (load_in_4bit, bnb_4bit_quant_type = 'nf4')"
             )
     return bool(known.get("bnb_4bit_use_double_quant"))
 
 
-def stored_parts(shape: tuple[int, int], double_quantisation: bool) -> dict[str, tuple[str, tuple[int, ...], int]]:
+def stored_parts(
+    shape: tuple[int, int], double_quantisation: bool
+) -> dict[str, tuple[str, tuple[int, ...], int]]:
     """What lies beside the codes of a matrix but for its state: name -> (safetensors dtype, shape, bytes)."""
     blocks = shape[0] * shape[1] // BLOCK
-    table: dict[str, tuple[str, tuple[int, ...], int]] = {"quant_map": ("F32", (LEVELS,), 4 * LEVELS)}
+    table: dict[str, tuple[str, tuple[int, ...], int]] = {
+        "quant_map": ("F32", (LEVELS,), 4 * LEVELS)
+    }
     if not double_quantisation:
         return {"absmax": ("F32", (blocks,), 4 * blocks)} | table
     nested = -(-blocks // NESTED_BLOCK)
@@ -118,7 +126,8 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
         It is no JSON text, or that of a matrix which is quantised otherwise.
     """
     said = read_json(state)
-    shape, offset = tuple(said["shape"]), said.get("nested_offset")
+    shape = tuple(said["shape"])
+    offset = said.get("nested_offset")
     if len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
         raise ValueError("it has no shape")
     if (said["quant_type"], said["blocksize"]) != ("nf4", BLOCK):
@@ -126,8 +135,14 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
     if shape[1] % BLOCK:
         raise ValueError(f"its rows are no whole number of blocks of {BLOCK}")
     if double_quantisation != ("nested_blocksize" in said):
-        raise ValueError(f"{CONFIG_KEY} in config.json says otherwise whether its scales are quantised")
+        raise ValueError(
+            f"{CONFIG_KEY} in config.json says otherwise whether its scales are quantised"
+        )
     if double_quantisation:
-        if said["nested_blocksize"] != NESTED_BLOCK or not isinstance(offset, float) or not math.isfinite(offset):
+        if (
+            said["nested_blocksize"] != NESTED_BLOCK
+            or not isinstance(offset, float)
+            or not math.isfinite(offset)
+        ):
             raise ValueError("its scales are quantised in another way")
     return HeldMatrix((shape[0], shape[1]), offset if double_quantisation else None)

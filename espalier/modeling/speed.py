@@ -7,7 +7,8 @@ import torch
 
 from espalier.modeling.computing import Computing
 
-SIZE, REPEATS = 1024, 5
+SIZE = 1024
+REPEATS = 5
 GIGA = 1e9
 
 

@@ -25,12 +25,19 @@ def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) 
         Two tensors have one name then.
     """
     prefix, _, _ = family.blocks.partition(".")
-    parts = {path.split(".")[1] for path in (family.blocks, family.embeddings, family.final_norm) if "." in path}
+    parts = {
+        path.split(".")[1]
+        for path in (family.blocks, family.embeddings, family.final_norm)
+        if "." in path
+    }
     found: dict[str, T] = {}
     for name, tensor in tensors.items():
         full = f"{prefix}.{name}" if name.partition(".")[0] in parts else name
         if full != name and full in tensors:
-            raise Mistake(f"{directory}: its files hold both {name} and {full}, which are one tensor; remove one of them")
+            raise Mistake(
+                f"{directory}: its files hold both {name} and {full}, which are one tensor; remove"
+                " one of them"
+            )
         found[full] = tensor
     return found
 

@@ -16,10 +16,13 @@ def pieces(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
         yield torch.frombuffer(bytearray(chunk), dtype=dtype)
 
 
-def converted(checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+def converted(
+    checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """One tensor in another dtype on a device; beside the result no more than a piece of it is in memory."""
     result = torch.empty(checkpoint.tensors[name].shape, dtype=dtype, device=device)
-    flat, start = result.view(-1), 0
+    flat = result.view(-1)
+    start = 0
     for piece in pieces(checkpoint, name):
         flat[start : start + piece.numel()] = piece.to(device)
         start += piece.numel()

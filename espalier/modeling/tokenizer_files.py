@@ -20,10 +20,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SETTINGS_FILE = "tokenizer_config.json"
-JSON_FILES = ("tokenizer.json", SETTINGS_FILE, "special_tokens_map.json", "added_tokens.json", "vocab.json", "tekken.json")
+JSON_FILES = (
+    "tokenizer.json",
+    SETTINGS_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "tekken.json",
+)
 PAIR = ("vocab.json", "merges.txt")
 """Files that need each other where there is no tokenizer.json."""
-VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "merges.txt", "tekken.json", "*.tiktoken")
+VOCABULARIES = (
+    "tokenizer.json",
+    "*.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tekken.json",
+    "*.tiktoken",
+)
 """Names of files that hold a vocabulary."""
 LARGE_FILE_POINTER = b"version https://git-lfs"
 MOST_OF_A_REASON = 200
@@ -43,13 +58,19 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
         with importing():
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
     except INTERRUPTS:
         raise
     except BaseException as error:  # a panic of the library tokenizers is no Exception
         raise _refused(directory, _reason(directory, error)) from error
     own = {name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)}
-    if own and not any(_holding_vocabularies(directory)) and not any((directory / name).exists() for name in own):
+    if (
+        own
+        and not any(_holding_vocabularies(directory))
+        and not any((directory / name).exists() for name in own)
+    ):
         raise _refused(directory, _nothing_there())
     return tokenizer
 
@@ -66,8 +87,9 @@ def _reason(directory: Path, error: BaseException) -> str:
     found = {path.name for path in _holding_vocabularies(directory)}
     if own_code := _own_code(directory, error):
         return (
-            f"{SETTINGS_FILE} names code of the tokenizer's own ({own_code}), which is not run; take a model whose tokenizer "
-            "transformers has a class for, or save this one as a tokenizer.json, and leave auto_map out"
+            f"{SETTINGS_FILE} names code of the tokenizer's own ({own_code}), which is not run;"
+            " take a model whose tokenizer transformers has a class for, or save this one as a"
+            " tokenizer.json, and leave auto_map out"
         )
     if not found:
         return _nothing_there()
@@ -79,8 +101,9 @@ def _reason(directory: Path, error: BaseException) -> str:
 
 def _nothing_there() -> str:
     return (
-        f"there is none of the files that hold a vocabulary ({', '.join(VOCABULARIES)}); copy the tokenizer's files from where "
-        "the model came from, or write them there with the tokenizer's save_pretrained"
+        f"there is none of the files that hold a vocabulary ({', '.join(VOCABULARIES)}); copy the"
+        " tokenizer's files from where the model came from, or write them there with the"
+        " tokenizer's save_pretrained"
     )
 
 
@@ -89,18 +112,26 @@ def _told_by_library(directory: Path, found: set[str], error: BaseException) -> 
     if "tokenizer.json" in found:
         if broken := _broken(directory / "tokenizer.json"):
             return (
-                f"tokenizer.json is damaged, or of a newer version of the library tokenizers than {version('tokenizers')} "
-                f"({broken}); copy it again, or install the version that wrote it"
+                "tokenizer.json is damaged, or of a newer version of the library tokenizers than"
+                f" {version('tokenizers')} ({broken}); copy it again, or install the version that"
+                " wrote it"
             )
-        return f"a value in {SETTINGS_FILE} does not fit tokenizer.json ({told}); copy both from where the model came from"
+        return (
+            f"a value in {SETTINGS_FILE} does not fit tokenizer.json ({told}); copy both from where"
+            " the model came from"
+        )
     vocabulary = ", ".join(sorted(found))
     sentencepiece = any(name.endswith(".model") for name in found)
     if isinstance(error, ImportError) or (sentencepiece and find_spec("sentencepiece") is None):
         return (
-            f"{vocabulary} takes the library sentencepiece or tiktoken to be read, which is not installed ({told}); install "
-            "it, or write a tokenizer.json on a machine that has it, with the tokenizer's save_pretrained"
+            f"{vocabulary} takes the library sentencepiece or tiktoken to be read, which is not"
+            f" installed ({told}); install it, or write a tokenizer.json on a machine that has it,"
+            " with the tokenizer's save_pretrained"
         )
-    return f"{vocabulary} cannot be read ({told}); copy the tokenizer's files again from where the model came from"
+    return (
+        f"{vocabulary} cannot be read ({told}); copy the tokenizer's files again from where the"
+        " model came from"
+    )
 
 
 def _broken(path: Path) -> str:
@@ -140,7 +171,11 @@ def _own_code(directory: Path, error: BaseException) -> str:
 
 def _damages(directory: Path) -> Iterator[str]:
     """Yield a sentence on each file of the tokenizer that is not what its name says."""
-    names = {*JSON_FILES, *PAIR, *(path.name for pattern in VOCABULARIES for path in directory.glob(pattern))}
+    names = {
+        *JSON_FILES,
+        *PAIR,
+        *(path.name for pattern in VOCABULARIES for path in directory.glob(pattern)),
+    }
     for path in sorted(directory / name for name in names):
         if path.is_symlink() and not path.exists():
             yield f"{path.name} is a link to a file that is not there"
@@ -166,7 +201,11 @@ def _json_damage(data: bytes) -> str:
     except UnicodeDecodeError as error:
         return f"is not UTF-8 (byte {error.start})"
     except json.JSONDecodeError as error:
-        ends = "ends too early, or " if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated") else ""
+        ends = (
+            "ends too early, or "
+            if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+            else ""
+        )
         return f"{ends}is not JSON (line {error.lineno}, column {error.colno}: {error.msg})"
     except UnboundedJsonError as error:
         return f"is not JSON that can be read ({error})"

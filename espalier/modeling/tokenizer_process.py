@@ -20,7 +20,8 @@ MEMORY = 4 << 30
 """Bytes that tokenizer and texts may take; of address space, of which allocators take more than they use."""
 LOADING_SECONDS = 180
 """Seconds of processor time for loading, libraries included; the largest vocabularies take 20."""
-REQUEST_SECONDS, CHARACTERS_PER_SECOND = 30, 10_000
+REQUEST_SECONDS = 30
+CHARACTERS_PER_SECOND = 10_000
 """Seconds of processor time for a request, and characters for each second more."""
 LENGTHS = struct.Struct("<QQ")
 ARRAYS = ("input_ids", "attention_mask", "offset_mapping")
@@ -36,7 +37,8 @@ def allow_seconds(seconds: int) -> None:
 def limit_memory() -> None:
     """Let this process take ``MEMORY`` bytes more than it has, and write no files."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most, before = pages * resource.getpagesize() + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = pages * resource.getpagesize() + MEMORY
+    before = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = most if before == resource.RLIM_INFINITY else min(most, before)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -64,7 +66,9 @@ def load(directory: Path) -> Any:
         from espalier.modeling.structured.configuration import build_config
 
         build_config(config)
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=False
+    )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         require_known_parts(read_json(backend.to_str()), "the tokenizer")
@@ -89,14 +93,22 @@ def answer(tokenizer: Any, request: dict[str, Any]) -> tuple[dict[str, Any], lis
     if request["what"] == "decode":
         return {"text": tokenizer.decode(request["ids"])}, []
     texts = request["texts"]
-    encoded = tokenizer(*(texts if request["many"] else [column[0] for column in texts]), **request["options"])
+    encoded = tokenizer(
+        *(texts if request["many"] else [column[0] for column in texts]), **request["options"]
+    )
     names = [name for name in ARRAYS if name in encoded]
-    rows = [list(map(_flat, encoded[name] if request["many"] else [encoded[name]])) for name in names]
+    rows = [
+        list(map(_flat, encoded[name] if request["many"] else [encoded[name]])) for name in names
+    ]
     return {"names": names, "lengths": [len(row) for row in rows[0]]}, list(chain(*rows))
 
 
 def _flat(row: list[Any]) -> list[int]:
-    return [number for pair in row for number in pair] if row and isinstance(row[0], tuple | list) else row
+    return (
+        [number for pair in row for number in pair]
+        if row and isinstance(row[0], tuple | list)
+        else row
+    )
 
 
 def _write(answers: BinaryIO, head: dict[str, Any], rows: list[list[int]]) -> None:
@@ -122,9 +134,11 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
         except INTERRUPTS:
             raise
         except Mistake as mistake:
-            head, rows = {"mistake": str(mistake)[:1000]}, []
+            head = {"mistake": str(mistake)[:1000]}
+            rows = []
         except BaseException as error:
-            head, rows = {"error": type(error).__name__}, []
+            head = {"error": type(error).__name__}
+            rows = []
         _write(answers, head, rows)
         if "mistake" in head or "error" in head:
             return

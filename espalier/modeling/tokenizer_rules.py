@@ -21,9 +21,22 @@ PRE_TOKENIZERS = frozenset(
     ("Sequence", "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
      "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
 )  # fmt: skip
-POST_PROCESSORS = frozenset(("Sequence", "BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing"))
+POST_PROCESSORS = frozenset(
+    ("Sequence", "BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing")
+)
 DECODERS = frozenset(
-    ("Sequence", "BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
+    (
+        "Sequence",
+        "BPEDecoder",
+        "ByteFallback",
+        "ByteLevel",
+        "CTC",
+        "Fuse",
+        "Metaspace",
+        "Replace",
+        "Strip",
+        "WordPiece",
+    )
 )
 MODELS = frozenset(("BPE", "Unigram", "WordLevel", "WordPiece"))
 KINDS = {
@@ -37,11 +50,24 @@ KINDS = {
 
 KNOWN_PATTERNS = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",  # LLaMA 3
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",  # Qwen2
+    # LLaMA 3.
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    ),
+    # Qwen2.
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    ),
     r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",  # Qwen3.5
-    r"'(?:[sdmt]|ll|ve|re)|'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]",  # GPT-4
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",  # GPT-4o, Mistral, LLaMA 4
+    # GPT-4.
+    (
+        r"'(?:[sdmt]|ll|ve|re)|'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|"
+        r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    ),
+    # GPT-4o, Mistral, LLaMA 4.
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -51,7 +77,8 @@ KNOWN_PATTERNS = (
     r"[一-龥぀-ゟ゠-ヿ]+",  # DeepSeek-V3
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
-    r" {2,}|\s{2,}|[\n\r\t]|\n|\s+|\A +| +\z|\A▁|^▁+$| +▁|[\r\n]",  # of SentencePiece, as transformers writes them
+    # Of SentencePiece, as transformers writes them.
+    r" {2,}|\s{2,}|[\n\r\t]|\n|\s+|\A +| +\z|\A▁|^▁+$| +▁|[\r\n]",
     r" ?[^(\s|.,!?…。，、।۔،)]+|\s?\p{L}+|\s?\p{N}+",  # BLOOM
 )
 """Regular expressions of published tokenizers; any alternatives of theirs may be joined."""
@@ -83,7 +110,9 @@ def alternatives(pattern: str) -> Iterator[str]:
         elif letter == "\\":
             escaped = True
         elif in_class:
-            in_class = letter != "]" or pattern[place - 1] == "[" or pattern[place - 2 : place] == "[^"
+            in_class = (
+                letter != "]" or pattern[place - 1] == "[" or pattern[place - 2 : place] == "[^"
+            )
         elif letter == "[":
             in_class = True
         elif letter in "()":
@@ -94,7 +123,9 @@ def alternatives(pattern: str) -> Iterator[str]:
     yield pattern[start:]
 
 
-_KNOWN = frozenset(alternative for pattern in KNOWN_PATTERNS for alternative in alternatives(pattern))
+_KNOWN = frozenset(
+    alternative for pattern in KNOWN_PATTERNS for alternative in alternatives(pattern)
+)
 
 
 def is_known_pattern(pattern: str) -> bool:
@@ -114,16 +145,22 @@ def require_known_parts(document: Any, where: str) -> None:
         for section, types in KINDS.items():
             for part in _parts(document.get(section), section):
                 if part["type"] not in types:
-                    raise _Fault(section, f"type {str(part['type'])[:64]!r} is none of {', '.join(sorted(types))}")
+                    raise _Fault(
+                        section,
+                        f"type {str(part['type'])[:64]!r} is none of {', '.join(sorted(types))}",
+                    )
                 _require_plain(section, part)
         _require_growth(document)
         _require_added(document)
     except _Fault as fault:
         raise Mistake(
-            f"{where}: {fault}; sites take tokenizers of known parts only from a server, use a model with one of them"
+            f"{where}: {fault}; sites take tokenizers of known parts only from a server, use a"
+            " model with one of them"
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise Mistake(f"{where}: is not a file of the tokenizers library; use a model with such a file") from None
+        raise Mistake(
+            f"{where}: is not a file of the tokenizers library; use a model with such a file"
+        ) from None
 
 
 def require_known_tokenizer(directory: Path) -> None:
@@ -134,7 +171,9 @@ def require_known_tokenizer(directory: Path) -> None:
     try:
         document = read_json(path.read_bytes())
     except ValueError as error:
-        raise Mistake(f"{path}: is no JSON that can be read: {error}; copy the model again") from None
+        raise Mistake(
+            f"{path}: is no JSON that can be read: {error}; copy the model again"
+        ) from None
     require_known_parts(document, str(path))
 
 
@@ -150,14 +189,30 @@ def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
     if part is None:
         return
     if section == "model" and "type" not in part:  # older files; the library finds it out by trying
-        part = {**part, "type": "BPE" if "merges" in part else "Unigram" if isinstance(part["vocab"], list) else "WordLevel"}
+        part = {
+            **part,
+            "type": (
+                "BPE"
+                if "merges" in part
+                else "Unigram"
+                if isinstance(part["vocab"], list)
+                else "WordLevel"
+            ),
+        }
     yield part
     if part["type"] == "Sequence":
         within: list[Any] = next(
-            (part[key] for key in ("normalizers", "pretokenizers", "processors", "decoders") if key in part), []
+            (
+                part[key]
+                for key in ("normalizers", "pretokenizers", "processors", "decoders")
+                if key in part
+            ),
+            [],
         )
         if len(within) > MOST_PARTS:
-            raise _Fault(section, f"a sequence has {len(within)} parts, at most {MOST_PARTS} are allowed")
+            raise _Fault(
+                section, f"a sequence has {len(within)} parts, at most {MOST_PARTS} are allowed"
+            )
         for inner in within:
             yield from _parts(inner, section)
 
@@ -175,17 +230,25 @@ def _require_plain(section: str, part: Mapping[str, Any]) -> None:
         raise _Fault(section, f"dropout = {part['dropout']}: tokens would be drawn at random")
     if section == "model" and int(part.get("max_input_chars_per_word") or 0) > MOST_WORDPIECE:
         raise _Fault(section, f"max_input_chars_per_word is more than {MOST_WORDPIECE}")
-    templates = [part.get(name) or [] for name in ("single", "pair")] if part["type"] == "TemplateProcessing" else []
-    tokens = [token["ids"] for token in (part.get("special_tokens") or {}).values()] if templates else []
+    templates = (
+        [part.get(name) or [] for name in ("single", "pair")]
+        if part["type"] == "TemplateProcessing"
+        else []
+    )
+    tokens = (
+        [token["ids"] for token in (part.get("special_tokens") or {}).values()] if templates else []
+    )
     if max(map(len, (*templates, *tokens)), default=0) > MOST_PARTS or len(tokens) > MOST_PARTS:
         raise _Fault(section, f"a template has more than {MOST_PARTS} parts or tokens")
 
 
 def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
     if isinstance(pattern, str):
-        word, expression = pattern, ""
+        word = pattern
+        expression = ""
     else:
-        word, expression = pattern.get("String", ""), pattern.get("Regex", "")
+        word = pattern.get("String", "")
+        expression = pattern.get("Regex", "")
     if len(word) > MOST_WORD:
         raise _Fault(section, f"a pattern has more than {MOST_WORD} characters")
     if expression and not is_known_pattern(expression):
@@ -201,14 +264,21 @@ def _require_growth(document: Mapping[str, Any]) -> None:
             found = len(pattern["String"]) if "String" in pattern else 1
             growth *= max(1.0, len(part["content"]) / max(1, found))
     if growth > MOST_GROWTH:
-        raise _Fault("normalizer", f"makes {growth:.3g} characters of one, at most {MOST_GROWTH} are allowed")
+        raise _Fault(
+            "normalizer", f"makes {growth:.3g} characters of one, at most {MOST_GROWTH} are allowed"
+        )
 
 
 def _require_added(document: Mapping[str, Any]) -> None:
     """Refuse more or longer added tokens than vocabularies have, and padding to lengths that no model has."""
     added = document.get("added_tokens") or []
-    if len(added) > MOST_ADDED or any(len(token["content"]) > MOST_ADDED_CHARACTERS for token in added):
-        raise _Fault("added_tokens", f"more than {MOST_ADDED}, or one of more than {MOST_ADDED_CHARACTERS} characters")
+    if len(added) > MOST_ADDED or any(
+        len(token["content"]) > MOST_ADDED_CHARACTERS for token in added
+    ):
+        raise _Fault(
+            "added_tokens",
+            f"more than {MOST_ADDED}, or one of more than {MOST_ADDED_CHARACTERS} characters",
+        )
     padding = document.get("padding") or {}
     fixed = padding.get("strategy")
     lengths = [fixed["Fixed"]] if isinstance(fixed, Mapping) else []

@@ -24,7 +24,9 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.now = 0
         self.most = 0
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in held)
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet(
+            tensor.untyped_storage() for tensor in held
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and note what it returns."""

@@ -29,12 +29,17 @@ def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tenso
     """
     cpu = torch.device("cpu")
     return {
-        key: {name: converted(model.checkpoint, _stored(model, key, name), torch.float32, cpu) for name in names[key]}
+        key: {
+            name: converted(model.checkpoint, _stored(model, key, name), torch.float32, cpu)
+            for name in names[key]
+        }
         for key in names
     }
 
 
-def trained_whole(model: OpenedModel, whole: nn.Module, names: Names) -> dict[str, dict[str, nn.Parameter]]:
+def trained_whole(
+    model: OpenedModel, whole: nn.Module, names: Names
+) -> dict[str, dict[str, nn.Parameter]]:
     """Let tensors of a whole model be trained: its parameters, float32, with the values that it has, by blob key and name.
 
     It comes before adapters are put in. A head is trained as it stands: it is float32 already.
@@ -44,7 +49,9 @@ def trained_whole(model: OpenedModel, whole: nn.Module, names: Names) -> dict[st
     Mistake
         The model has no such tensor, or holds it in NF4.
     """
-    return {key: {name: _trainable(model, whole, key, name) for name in names[key]} for key in names}
+    return {
+        key: {name: _trainable(model, whole, key, name) for name in names[key]} for key in names
+    }
 
 
 def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.Parameter:
@@ -52,17 +59,25 @@ def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.
     try:
         found = whole.get_parameter(path)
     except AttributeError:
-        raise Mistake(f"{model.directory}: the model has no {name} of {key}; train another tensor whole") from None
+        raise Mistake(
+            f"{model.directory}: the model has no {name} of {key}; train another tensor whole"
+        ) from None
     if not found.dtype.is_floating_point:
-        raise Mistake(f"training.base = 'nf4': {key} {name} is held in 4 bits and cannot be trained whole; choose another base")
+        raise Mistake(
+            f"training.base = 'nf4': {key} {name} is held in 4 bits and cannot be trained whole;"
+            " choose another base"
+        )
     if found.dtype == torch.float32:
         found.requires_grad_(True)
         return found
     owner, _, kind = path.rpartition(".")
     module = whole.get_submodule(owner)
-    exact = nn.Parameter(converted(model.checkpoint, _stored(model, key, name), torch.float32, found.device))
+    exact = nn.Parameter(
+        converted(model.checkpoint, _stored(model, key, name), torch.float32, found.device)
+    )
     setattr(module, kind, exact)
-    parametrize.register_parametrization(module, kind, _Rounded(found.dtype), unsafe=True)  # unsafe: to another dtype
+    # unsafe: to another dtype.
+    parametrize.register_parametrization(module, kind, _Rounded(found.dtype), unsafe=True)
     return exact
 
 

@@ -59,7 +59,11 @@ def load_whole(
     """
     whole = model.new_skeleton(num_labels)
     sources = _sources(model, whole)
-    dtype = computing.dtype if base == "nf4" else {"float32": torch.float32, "bfloat16": torch.bfloat16}[base]
+    dtype = (
+        computing.dtype
+        if base == "nf4"
+        else {"float32": torch.float32, "bfloat16": torch.bfloat16}[base]
+    )
     if base == "nf4":
         _quantise_linears(model, whole, computing, cache_folder, double_quantisation)
     _fill(model, whole, sources, dtype, computing.device)
@@ -96,23 +100,36 @@ def _sources(model: OpenedModel, whole: nn.Module) -> dict[str, str]:
 
 
 def _quantise_linears(
-    model: OpenedModel, whole: nn.Module, computing: Computing, cache_folder: Path | None, double_quantisation: bool
+    model: OpenedModel,
+    whole: nn.Module,
+    computing: Computing,
+    cache_folder: Path | None,
+    double_quantisation: bool,
 ) -> None:
     """Put ``Linear4bit`` in the place of the blocks' linears; their biases stay without memory."""
-    family, known = model.family, tables(computing.device)
+    family = model.family
+    known = tables(computing.device)
     paths = {
         linear.parameter: f"{family.blocks}.{block.index}.{family.linears[linear.name]}"
         for block in model.plan.blocks
         for linear in block.linears
     }
-    for linear, matrix in quantised_linears(model, computing.device, double_quantisation, cache_folder):
+    for linear, matrix in quantised_linears(
+        model, computing.device, double_quantisation, cache_folder
+    ):
         path = paths[linear.parameter]
         bias = whole.get_submodule(path).bias is not None
         whole.set_submodule(path, linear_of(matrix, known, computing.dtype, bias))
     whole.is_loaded_in_4bit = True  # type: ignore[assignment]  # where peft looks whether to adapt Linear4bit
 
 
-def _fill(model: OpenedModel, whole: nn.Module, sources: dict[str, str], dtype: torch.dtype, device: torch.device) -> None:
+def _fill(
+    model: OpenedModel,
+    whole: nn.Module,
+    sources: dict[str, str],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
     """Give parameters that have no memory their values, frozen, and bring buffers to the device."""
     filled: dict[int, nn.Parameter] = {}
     for path, module in beats(list(whole.named_modules()), "loading module"):
@@ -127,7 +144,9 @@ def _fill(model: OpenedModel, whole: nn.Module, sources: dict[str, str], dtype: 
             setattr(module, name, buffer.to(device))
 
 
-def first_head(model: OpenedModel, whole: Any, seed: int, device: torch.device) -> dict[str, Tensor]:
+def first_head(
+    model: OpenedModel, whole: Any, seed: int, device: torch.device
+) -> dict[str, Tensor]:
     """First values of the classification head, float32, by canonical name: random as in BERT (normal, zero biases).
 
     A dense layer that the files hold is taken from there. The last layer is always new: the classes of a model that was tuned
@@ -137,14 +156,21 @@ def first_head(model: OpenedModel, whole: Any, seed: int, device: torch.device) 
     ----------
     whole : the model, or its skeleton without values, which says shapes and the width of the normal distribution
     """
-    generator, found = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    generator = torch.Generator().manual_seed(seed)
+    found = dict[str, Tensor]()
     for name, path in model.family.head_linears.items():
         linear = whole.get_submodule(path)
-        fresh = torch.randn(linear.weight.shape, generator=generator) * whole.config.initializer_range
+        fresh = (
+            torch.randn(linear.weight.shape, generator=generator) * whole.config.initializer_range
+        )
         values = {"weight": fresh, "bias": torch.zeros(linear.bias.shape)}
         stored = {kind: model.stored_name(f"{path}.{kind}") for kind in values}
         for kind, source in stored.items():
-            if name == "head.dense" and source and model.checkpoint.tensors[source].shape == values[kind].shape:
+            if (
+                name == "head.dense"
+                and source
+                and model.checkpoint.tensors[source].shape == values[kind].shape
+            ):
                 values[kind] = converted(model.checkpoint, source, torch.float32, device)
             found[f"{name}.{kind}"] = values[kind].to(device)
     return found
@@ -154,7 +180,9 @@ def _make_head(model: OpenedModel, whole: Any, seed: int, device: torch.device) 
     values = first_head(model, whole, seed, device)
     for name, path in model.family.head_linears.items():
         linear = whole.get_submodule(path)
-        linear.weight, linear.bias = (nn.Parameter(values[f"{name}.{kind}"]) for kind in ("weight", "bias"))
+        linear.weight, linear.bias = (
+            nn.Parameter(values[f"{name}.{kind}"]) for kind in ("weight", "bias")
+        )
         linear.register_forward_pre_hook(_in_own_dtype)
 
 

@@ -66,7 +66,9 @@ class Share:
     """
 
     def __init__(self, what: str, total: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._total, self._now = what, total, now
+        self._what = what
+        self._total = total
+        self._now = now
         self._began = now()
 
     def __call__(self, done: float) -> None:
@@ -97,9 +99,14 @@ class Pace:
     """
 
     def __init__(
-        self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic, every: float = SECONDS_BETWEEN_LINES
+        self,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+        every: float = SECONDS_BETWEEN_LINES,
     ) -> None:
-        self._say, self._now, self._every = say, now, every
+        self._say = say
+        self._now = now
+        self._every = every
         self._began = self._last = now()
 
     def __call__(self, text: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from espalier.settings.schema import Key, as_text, keys_of, readers_of, tables_of_a_run
 
 BEGIN = (
-    "# >>> settings of a run, written by `python -m espalier.settings.page` from the schema in espalier/settings; do not edit"
+    "# >>> settings of a run, written by `python -m espalier.settings.page` from the schema in"
+    " espalier/settings; do not edit"
 )
 END = "# <<< settings of a run"
 """The lines of pyproject.toml between which the block stands."""
@@ -19,7 +20,10 @@ WIDTH = 128
 
 def app_config() -> str:
     """``[tool.flwr.app.config]`` as TOML, its tables with it: each key with its default below its description."""
-    lines = ["# Presets in conf/ and `--run-config` override these defaults. docs/settings.md has them as tables."]
+    lines = [
+        "# Presets in conf/ and `--run-config` override these defaults. docs/settings.md has them"
+        " as tables."
+    ]
     for name, table in tables_of_a_run().items():
         lines += ["", *_head(name)]
         for key in keys_of(table, name):
@@ -52,12 +56,17 @@ def _head(name: str) -> Iterator[str]:
 
 def read_by(table: str) -> str:
     """Which methods read a table, in words."""
-    readers, everybody = readers_of(table), readers_of("")
+    readers = readers_of(table)
+    everybody = readers_of("")
     return "read by every method" if readers == everybody else f"read by {', '.join(readers)}"
 
 
 def _comment(key: Key) -> list[str]:
-    choices = f" [{' | '.join(map(as_text, key.choices))}]" if key.choices and not isinstance(key.default, bool) else ""
+    choices = (
+        f" [{' | '.join(map(as_text, key.choices))}]"
+        if key.choices and not isinstance(key.default, bool)
+        else ""
+    )
     return textwrap.wrap(
         key.description + choices,
         WIDTH,

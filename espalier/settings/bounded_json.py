@@ -23,7 +23,9 @@ class UnboundedJsonError(ValueError):
 
 
 def read_json(
-    text: str | bytes, most_characters: int = MOST_CHARACTERS, parse_constant: Callable[[str], Any] | None = None
+    text: str | bytes,
+    most_characters: int = MOST_CHARACTERS,
+    parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
     """Parse a JSON text.
 
@@ -56,6 +58,8 @@ def require_flat(text: str) -> None:
         if first in "[{":
             depth += 1
             if depth > MOST_DEPTH:
-                raise UnboundedJsonError(f"its lists and objects are nested more than {MOST_DEPTH} deep")
+                raise UnboundedJsonError(
+                    f"its lists and objects are nested more than {MOST_DEPTH} deep"
+                )
         elif first in "]}":
             depth -= 1

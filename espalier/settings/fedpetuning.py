@@ -27,7 +27,9 @@ class AdapterAveraging(MethodSettings):
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY = 2
     """The first adapters come from the seed."""
-    READ_WITH: ClassVar[ReadWith] = {"federation.error-feedback": {"aggregation": ("factors", "zero-pad")}}
+    READ_WITH: ClassVar[ReadWith] = {
+        "federation.error-feedback": {"aggregation": ("factors", "zero-pad")}
+    }
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
         """Steps and sequences of a round, and tokens of a forward pass."""
@@ -35,8 +37,14 @@ class AdapterAveraging(MethodSettings):
         tokens = run.data.window_tokens if run.task.name == TEXT else run.task.max_tokens
         passes = training.steps * training.accumulation
         return {
-            "most_batch_tokens": ("training.batch-size x tokens of a sequence", training.batch_size * tokens),
-            "most_sequences": ("training.steps x training.accumulation x training.batch-size", passes * training.batch_size),
+            "most_batch_tokens": (
+                "training.batch-size x tokens of a sequence",
+                training.batch_size * tokens,
+            ),
+            "most_sequences": (
+                "training.steps x training.accumulation x training.batch-size",
+                passes * training.batch_size,
+            ),
             "most_steps": ("training.steps x training.accumulation", passes),
         }
 
@@ -69,13 +77,16 @@ class AdapterAveraging(MethodSettings):
         """
         return federation.sends_differences and not self.averages_updates
 
-    def contradictions(self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int) -> list[str]:
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
         """What does not fit each other in these tables."""
         if not (federation.keep_optimizer and self.averages_updates):
             return []
         return [
-            f"federation.keep-optimizer = true: {self.svd_of(method)} gives the adapters other directions in every round, "
-            "which AdamW's moments know nothing of; choose one of the two"
+            f"federation.keep-optimizer = true: {self.svd_of(method)} gives the adapters other"
+            " directions in every round, which AdamW's moments know nothing of; choose one of"
+            " the two"
         ]
 
     def svd_of(self, method: str) -> str:
@@ -105,8 +116,10 @@ class FedPETuningSettings(AdapterAveraging, TimedSettings):
 
     aggregation: Literal["factors", "svd"] = Field(
         "factors",
-        description="`factors`: the mean of A and the mean of B, as the paper has it; `svd`: the best approximation of the "
-        "mean of the updates B A.",
+        description=(
+            "`factors`: the mean of A and the mean of B, as the paper has it; `svd`: the best"
+            " approximation of the mean of the updates B A."
+        ),
     )
 
     @property

@@ -30,61 +30,100 @@ class FedSodaSettings(AdapterAveraging):
         "uniform-rounding": {"drop": ("uniform",)},
     }
 
-    adapter_layers: int = Field(3, ge=1, description="Last blocks, which are the adapter: clients train their LoRA (L_A).")
-    first_layers: int = Field(0, ge=0, description="First blocks that belong to the adapter too (FedOT: 1).")
+    adapter_layers: int = Field(
+        3, ge=1, description="Last blocks, which are the adapter: clients train their LoRA (L_A)."
+    )
+    first_layers: int = Field(
+        0, ge=0, description="First blocks that belong to the adapter too (FedOT: 1)."
+    )
     drop: Literal["similar", "uniform"] = Field(
         "similar",
-        description="Which blocks of the emulator go: of `groups` of neighbours with like outputs all but the first (FedSODA), "
-        "or blocks at even distances (FedOT, FedBiOT).",
+        description=(
+            "Which blocks of the emulator go: of `groups` of neighbours with like outputs all but"
+            " the first (FedSODA), or blocks at even distances (FedOT, FedBiOT)."
+        ),
     )
     group_layers: int = Field(3, ge=0, description="Blocks that go of each group (n).")
     groups: int = Field(4, ge=1, description="Groups of blocks (p).")
     dropped_layers: int = Field(12, ge=0, description="Blocks that go at even distances.")
     uniform_rounding: Literal["nearest", "down"] = Field(
         "nearest",
-        description="How the places of the blocks that stay are rounded when blocks go at even distances: `nearest` as in "
-        "Offsite-Tuning's code, `down` as in the code of FedOT and FedBiOT.",
+        description=(
+            "How the places of the blocks that stay are rounded when blocks go at even distances:"
+            " `nearest` as in Offsite-Tuning's code, `down` as in the code of FedOT and FedBiOT."
+        ),
     )
     emulator: Literal["nf4", "stored"] = Field(
-        "nf4", description="What clients download: the sub-model with its linears in NF4, or as the base's files have it."
+        "nf4",
+        description=(
+            "What clients download: the sub-model with its linears in NF4, or as the base's files"
+            " have it."
+        ),
     )
     aligned: Literal["starts", "all"] = Field(
         "starts",
-        description="Blocks of the emulator whose LoRA the server trains: the first ones of pruned groups, or all (FedBiOT).",
+        description=(
+            "Blocks of the emulator whose LoRA the server trains: the first ones of pruned groups,"
+            " or all (FedBiOT)."
+        ),
     )
     public_text: str = Field(
         "code",
         min_length=1,
-        description="Text on which the server compares blocks and aligns: `documentation` or `code` (the tenth that no client "
-        "holds), or the path of a text file. It must be none of `evaluation.texts`.",
+        description=(
+            "Text on which the server compares blocks and aligns: `documentation` or `code` (the"
+            " tenth that no client holds), or the path of a text file. It must be none of"
+            " `evaluation.texts`."
+        ),
     )
     public_windows: int = Field(64, ge=1, description="Windows of it.")
-    public_window_tokens: int = Field(256, ge=2, description="Tokens of a window, at most as many as the model has positions.")
-    pre_align_steps: int = Field(100, ge=0, description="Steps of alignment before the first round; 0: none.")
+    public_window_tokens: int = Field(
+        256, ge=2, description="Tokens of a window, at most as many as the model has positions."
+    )
+    pre_align_steps: int = Field(
+        100, ge=0, description="Steps of alignment before the first round; 0: none."
+    )
     realign_steps: int = Field(50, ge=1, description="Steps of a realignment.")
     realign_every: int = Field(5, ge=0, description="Rounds between realignments (r); 0: none.")
     align_batch: int = Field(4, ge=1, description="Windows of a step of alignment.")
-    align_learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of alignment (AdamW).")
+    align_learning_rate: float = Field(
+        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of alignment (AdamW)."
+    )
     representation_weight: float = Field(
-        1.0, ge=0, description="Weight of the distances between hidden states of sub-model and full model (alpha)."
+        1.0,
+        ge=0,
+        description=(
+            "Weight of the distances between hidden states of sub-model and full model (alpha)."
+        ),
     )
     divergence_weight: float = Field(
-        1.0, ge=0, description="Weight of the Kullback-Leibler divergence between their predictions (beta)."
+        1.0,
+        ge=0,
+        description="Weight of the Kullback-Leibler divergence between their predictions (beta).",
     )
     proximal_to: Literal["global", "first"] = Field(
         "global",
-        description="What `training.proximal` pulls a client's LoRA towards: the round's global one (FedSODA), or the first "
-        "(FedBiOT).",
+        description=(
+            "What `training.proximal` pulls a client's LoRA towards: the round's global one"
+            " (FedSODA), or the first (FedBiOT)."
+        ),
     )
 
     @model_validator(mode="after")
     def _something_is_aligned_by_something(self) -> "FedSodaSettings":
         if self.representation_weight == self.divergence_weight == 0:
-            raise ValueError("representation-weight and divergence-weight are both 0; nothing would be aligned: raise one")
-        if self.aligned == "starts" and self.drop == "uniform" and (self.pre_align_steps or self.realign_every):
             raise ValueError(
-                "aligned = 'starts': blocks that go at even distances leave no groups; set aligned = 'all', or "
-                "pre-align-steps and realign-every to 0"
+                "representation-weight and divergence-weight are both 0; nothing would be aligned:"
+                " raise one"
+            )
+        if (
+            self.aligned == "starts"
+            and self.drop == "uniform"
+            and (self.pre_align_steps or self.realign_every)
+        ):
+            raise ValueError(
+                "aligned = 'starts': blocks that go at even distances leave no groups; set aligned"
+                " = 'all', or pre-align-steps and realign-every to 0"
             )
         return self
 
@@ -122,8 +161,9 @@ class FedSodaSettings(AdapterAveraging):
         blocks = range(self.first_layers, num_blocks - self.adapter_layers)
         if not blocks:
             raise Mistake(
-                f"fedsoda.adapter-layers = {self.adapter_layers}, first-layers = {self.first_layers}: the model has "
-                f"{count(num_blocks, 'block')}, and none is left for the emulator; lower them"
+                f"fedsoda.adapter-layers = {self.adapter_layers}, first-layers ="
+                f" {self.first_layers}: the model has {count(num_blocks, 'block')}, and none is"
+                " left for the emulator; lower them"
             )
         return blocks
 
@@ -149,18 +189,25 @@ class FedSodaSettings(AdapterAveraging):
         }
         return TrainingSettings.model_validate(training.model_dump(by_alias=True) | changes)
 
-    def contradictions(self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int) -> list[str]:
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
         """What does not fit each other in these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         if lora.layers != "all":
             lines.append(
-                f"lora.layers = '{lora.layers}': {method}.adapter-layers says which blocks are adapted; leave it at 'all'"
+                f"lora.layers = '{lora.layers}': {method}.adapter-layers says which blocks are"
+                " adapted; leave it at 'all'"
             )
         for key, names in lora.named_in_patterns().items():
             if numbered := [name for name in names if name[0].isdigit()]:
                 lines.append(
-                    f"lora.{key}: {', '.join(numbered)}: the sub-model has other numbers; name matrices without a number"
+                    f"lora.{key}: {', '.join(numbered)}: the sub-model has other numbers; name"
+                    " matrices without a number"
                 )
         if lora.merge and lora.keep_zeros:
-            lines.append(f"lora.keep-zeros = true: clients of {method} train on another model than the base; set it to false")
+            lines.append(
+                f"lora.keep-zeros = true: clients of {method} train on another model than the base;"
+                " set it to false"
+            )
         return lines

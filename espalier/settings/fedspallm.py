@@ -29,60 +29,97 @@ class FedSpaLLMSettings(PruningSettings):
     }
 
     sparsity: float = Field(
-        0.5, gt=0, lt=1, description="Share of each matrix that is pruned in the end, exactly `int(size * sparsity)` weights."
+        0.5,
+        gt=0,
+        lt=1,
+        description=(
+            "Share of each matrix that is pruned in the end, exactly `int(size * sparsity)`"
+            " weights."
+        ),
     )
     local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"] = Field(
-        "sparsegpt", description="How a client prunes. SparseGPT changes the kept weights; the others leave them as they are."
+        "sparsegpt",
+        description=(
+            "How a client prunes. SparseGPT changes the kept weights; the others leave them as they"
+            " are."
+        ),
     )
     local_comparison_group: Literal["layer", "row"] = Field(
-        "layer", description="Weights that compete at a client; SparseGPT compares the rows of 128 columns at a time."
+        "layer",
+        description=(
+            "Weights that compete at a client; SparseGPT compares the rows of 128 columns at a"
+            " time."
+        ),
     )
-    comparison_group: Literal["layer", "row"] = Field("layer", description="Weights that compete in the mask expansion.")
+    comparison_group: Literal["layer", "row"] = Field(
+        "layer", description="Weights that compete in the mask expansion."
+    )
     damping: float = Field(
         0.01,
         gt=0,
         le=1,
-        description="SparseGPT: share of the Hessian's mean diagonal that is added to it. It is raised tenfold as often as "
-        "the Cholesky factor needs it, and `summary.json` says so.",
+        description=(
+            "SparseGPT: share of the Hessian's mean diagonal that is added to it. It is raised"
+            " tenfold as often as the Cholesky factor needs it, and `summary.json` says so."
+        ),
     )
     damping_mean: Literal["live", "all"] = Field(
         "live",
-        description="SparseGPT: which channels that mean is taken over: those that fire, or all, of which dead ones count "
-        "as 1, as in its published code.",
+        description=(
+            "SparseGPT: which channels that mean is taken over: those that fire, or all, of which"
+            " dead ones count as 1, as in its published code."
+        ),
     )
     aggregation: Literal["l0", "mean"] = Field(
         "l0",
-        description="`l0`: for each weight the mean over the clients that kept it; `mean`: over all clients (FedAvg of "
-        "pruned weights).",
+        description=(
+            "`l0`: for each weight the mean over the clients that kept it; `mean`: over all clients"
+            " (FedAvg of pruned weights)."
+        ),
     )
     mask_expansion: bool = Field(
         True,
-        description="Prune the weights that most clients pruned until the sparsity is reached; without it only weights go "
-        "that all clients pruned.",
+        description=(
+            "Prune the weights that most clients pruned until the sparsity is reached; without it"
+            " only weights go that all clients pruned."
+        ),
     )
     ties: Literal["magnitude", "index", "random"] = Field(
         "magnitude",
-        description="Which of the weights that equally many clients pruned is pruned first: the one of smaller mean magnitude, "
-        "the one of lower index, or a seeded random one.",
+        description=(
+            "Which of the weights that equally many clients pruned is pruned first: the one of"
+            " smaller mean magnitude, the one of lower index, or a seeded random one."
+        ),
     )
     schedule: Literal["constant", "linear", "cubic"] = Field(
         "constant",
-        description="How the sparsity rises over the rounds: not at all, in equal steps, or fast at first (Zhu & Gupta 2017).",
+        description=(
+            "How the sparsity rises over the rounds: not at all, in equal steps, or fast at first"
+            " (Zhu & Gupta 2017)."
+        ),
     )
     sampled_layers: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="Share of the layers that the most capable client prunes in a round; the others in proportion, at least "
-        "one.",
+        description=(
+            "Share of the layers that the most capable client prunes in a round; the others in"
+            " proportion, at least one."
+        ),
     )
     capabilities: str = Field(
-        "", description="`1,2,4`: capability of each client, in place of what the nodes state; the last one repeats."
+        "",
+        description=(
+            "`1,2,4`: capability of each client, in place of what the nodes state; the last one"
+            " repeats."
+        ),
     )
     coverage: Literal["every-round", "over-rounds"] = Field(
         "every-round",
-        description="What to do when the samples cannot cover all layers: refuse with the numbers, or add rounds until they "
-        "have.",
+        description=(
+            "What to do when the samples cannot cover all layers: refuse with the numbers, or add"
+            " rounds until they have."
+        ),
     )
 
     @field_validator("capabilities")
@@ -99,7 +136,10 @@ class FedSpaLLMSettings(PruningSettings):
     @model_validator(mode="after")
     def _a_pattern_has_no_schedule(self) -> "FedSpaLLMSettings":
         if self.pattern and self.schedule != "constant":
-            raise ValueError(f"schedule = '{self.schedule}': a pattern has one sparsity; set schedule to 'constant'")
+            raise ValueError(
+                f"schedule = '{self.schedule}': a pattern has one sparsity; set schedule to"
+                " 'constant'"
+            )
         return self
 
     @property
@@ -110,7 +150,9 @@ class FedSpaLLMSettings(PruningSettings):
     @property
     def local_group(self) -> str:
         """Groups of which a client prunes an exact share: the pattern, or ``local-comparison-group``."""
-        return self.pattern or ("layer" if self.local_method == "sparsegpt" else self.local_comparison_group)
+        return self.pattern or (
+            "layer" if self.local_method == "sparsegpt" else self.local_comparison_group
+        )
 
     @property
     def server_group(self) -> str:
@@ -122,7 +164,9 @@ class FedSpaLLMSettings(PruningSettings):
         numbers = [float(part) for part in self.capabilities.split(",")]
         return numbers[min(client, len(numbers) - 1)]
 
-    def last_rounds(self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int) -> range:
+    def last_rounds(
+        self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int
+    ) -> range:
         """FedSpaLLM goes on while a layer is not pruned.
 
         Each further round finishes one at least, unless the clients that sampled it are lost in that round, and a client is

@@ -12,18 +12,30 @@ class FlapSettings(StructuredSettings):
 
     metric: Literal["wifv", "ifv", "wifn"] = Field(
         "wifv",
-        description="What a channel is worth: the variance of its input times its column's squared norm, the variance alone, "
-        "or its mean magnitude times the input's norm.",
+        description=(
+            "What a channel is worth: the variance of its input times its column's squared norm,"
+            " the variance alone, or its mean magnitude times the input's norm."
+        ),
     )
     square_attention: bool = Field(
-        True, description="Attention's scores are squared before they are standardised, as in the published code."
+        True,
+        description=(
+            "Attention's scores are squared before they are standardised, as in the published code."
+        ),
     )
     max_client_ratio: float = Field(
         2.0,
         ge=1,
-        description="A client's tokens and the size of its inputs count at most so many times the median client's. Each of its "
-        "variances stays within twice that ratio of the median client's, above and below. 1000000: as they are.",
+        description=(
+            "A client's tokens and the size of its inputs count at most so many times the median"
+            " client's. Each of its variances stays within twice that ratio of the median client's,"
+            " above and below. 1000000: as they are."
+        ),
     )
     bias_compensation: bool = Field(
-        True, description="The mean of what was cut is added as a bias, also where the family has none there (section 3.4)."
+        True,
+        description=(
+            "The mean of what was cut is added as a bias, also where the family has none there"
+            " (section 3.4)."
+        ),
     )

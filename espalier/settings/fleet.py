@@ -21,7 +21,8 @@ from espalier.settings.table import Table, mistake_lines
 
 ANYWHERE = "any"
 """Place of devices that are dealt out evenly to all places, by the run's seed."""
-LEAST, MOST = 1e-6, 1e6
+LEAST = 1e-6
+MOST = 1e6
 """Speeds beyond them give times that are no numbers to compare."""
 
 
@@ -38,8 +39,14 @@ class Conditions:
 class DeviceKind(Table):
     """A kind of device: what it can do at most, and the modes it can be switched to."""
 
-    teraflops: float = Field(ge=LEAST, le=MOST, description="10^12 operations a second in its fastest mode.")
-    modes: list[float] = Field(min_length=1, max_length=64, description="Speed of each mode, as a share of the fastest one.")
+    teraflops: float = Field(
+        ge=LEAST, le=MOST, description="10^12 operations a second in its fastest mode."
+    )
+    modes: list[float] = Field(
+        min_length=1,
+        max_length=64,
+        description="Speed of each mode, as a share of the fastest one.",
+    )
 
     @field_validator("modes")
     @classmethod
@@ -52,7 +59,9 @@ class DeviceKind(Table):
 class Place(Table):
     """Where devices stand, and what their link gives there."""
 
-    megabits: list[float] = Field(min_length=2, max_length=2, description="Least and most megabits a second, both ways.")
+    megabits: list[float] = Field(
+        min_length=2, max_length=2, description="Least and most megabits a second, both ways."
+    )
 
     @field_validator("megabits")
     @classmethod
@@ -73,7 +82,9 @@ class Group(Table):
 class Fleet(Table):
     """Devices, in order: client i has device i."""
 
-    mode_rounds: int = Field(20, ge=1, description="Rounds after which every device's mode is drawn anew.")
+    mode_rounds: int = Field(
+        20, ge=1, description="Rounds after which every device's mode is drawn anew."
+    )
     kinds: dict[str, DeviceKind] = Field(min_length=1)
     places: dict[str, Place] = Field(min_length=1)
     devices: list[Group] = Field(min_length=1)
@@ -81,12 +92,20 @@ class Fleet(Table):
     @model_validator(mode="after")
     def _are_known(self) -> Self:
         if ANYWHERE in self.places:
-            raise ValueError(f"places.{ANYWHERE}: devices whose place is {ANYWHERE} stand in all places in turn; rename it")
+            raise ValueError(
+                f"places.{ANYWHERE}: devices whose place is {ANYWHERE} stand in all places in turn;"
+                " rename it"
+            )
         for number, group in enumerate(self.devices):
             if group.kind not in self.kinds:
-                raise ValueError(f"devices.{number}.kind = '{group.kind}': known are {', '.join(self.kinds)}")
+                raise ValueError(
+                    f"devices.{number}.kind = '{group.kind}': known are {', '.join(self.kinds)}"
+                )
             if group.place not in (ANYWHERE, *self.places):
-                raise ValueError(f"devices.{number}.place = '{group.place}': known are {ANYWHERE}, {', '.join(self.places)}")
+                raise ValueError(
+                    f"devices.{number}.place = '{group.place}': known are {ANYWHERE},"
+                    f" {', '.join(self.places)}"
+                )
         return self
 
     @property
@@ -98,7 +117,8 @@ class Fleet(Table):
         """``Mistake`` where a run has more clients than there are devices."""
         if num_clients > self.size:
             raise Mistake(
-                f"{key} = {num_clients}: the fleet has {count(self.size, 'device')}; lower it, or add devices to the fleet"
+                f"{key} = {num_clients}: the fleet has {count(self.size, 'device')}; lower it, or"
+                " add devices to the fleet"
             )
 
     def drawn(self, seed: int, device: int, server_round: int) -> Conditions:
@@ -115,19 +135,27 @@ class Fleet(Table):
         if not 0 <= device < self.size:
             raise Mistake(f"device {device}: the fleet has devices 0 to {self.size - 1}")
         members = [group for group in self.devices for _ in range(group.count)]
-        kind, place = self.kinds[members[device].kind], self.places[self._places(seed, members)[device]]
+        kind = self.kinds[members[device].kind]
+        place = self.places[self._places(seed, members)[device]]
         period = (server_round - 1) // self.mode_rounds
-        modes = np.random.default_rng(derive_seed(seed, "device-mode", client=device, server_round=period))
-        links = np.random.default_rng(derive_seed(seed, "device-link", client=device, server_round=server_round))
+        modes = np.random.default_rng(
+            derive_seed(seed, "device-mode", client=device, server_round=period)
+        )
+        links = np.random.default_rng(
+            derive_seed(seed, "device-link", client=device, server_round=server_round)
+        )
         mode = int(modes.integers(len(kind.modes)))
         least, most = place.megabits
-        return Conditions(mode, kind.teraflops * kind.modes[mode] * 1e12, float(links.uniform(least, most)) * 1e6)
+        return Conditions(
+            mode, kind.teraflops * kind.modes[mode] * 1e12, float(links.uniform(least, most)) * 1e6
+        )
 
     def _places(self, seed: int, members: list[Group]) -> list[str]:
         """Of each device; those that may be anywhere are shuffled, and dealt out in turn."""
         free = [number for number, group in enumerate(members) if group.place == ANYWHERE]
         order = np.random.default_rng(derive_seed(seed, "device-places")).permutation(len(free))
-        names, found = list(self.places), [group.place for group in members]
+        names = list(self.places)
+        found = [group.place for group in members]
         for turn, chosen in enumerate(order.tolist()):
             found[free[chosen]] = names[turn % len(names)]
         return found
@@ -155,6 +183,7 @@ def read_fleet(path: Path) -> Fleet:
         return Fleet.model_validate(document)
     except ValidationError as error:
         lines = mistake_lines(error, ["mode-rounds", "kinds", "places", "devices"])
-        if not (found := error.errors()[0])["loc"]:  # names that fit no other key, which say for themselves where they stand
+        # Names that fit no other key, which say for themselves where they stand.
+        if not (found := error.errors()[0])["loc"]:
             lines = [found["msg"].removeprefix("Value error, ")]
         raise Mistake("\n  ".join([f"{path} is no fleet:", *lines])) from None

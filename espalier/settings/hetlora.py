@@ -27,24 +27,38 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
 
     ranks: str = Field(
         "",
-        description="`2,4,8`: LoRA rank of each client; the last one repeats, and the largest is `lora.rank`. Empty: in "
-        "proportion to the nodes' capability.",
+        description=(
+            "`2,4,8`: LoRA rank of each client; the last one repeats, and the largest is"
+            " `lora.rank`. Empty: in proportion to the nodes' capability."
+        ),
     )
     aggregation: Literal["zero-pad", "svd"] = Field(
         "zero-pad",
-        description="`zero-pad`: the means of A and B padded with zeros, as the paper has it; `svd`: the best approximation "
-        "of the mean of the updates B A, of which each client gets the best one of its rank.",
+        description=(
+            "`zero-pad`: the means of A and B padded with zeros, as the paper has it; `svd`: the"
+            " best approximation of the mean of the updates B A, of which each client gets the best"
+            " one of its rank."
+        ),
     )
-    self_pruning: bool = Field(True, description="A client lowers its rank when training has made its last ranks weaker.")
-    gamma: float = Field(0.85, gt=0, le=1, description="Self-pruning: share of a client's ranks that stay.")
+    self_pruning: bool = Field(
+        True, description="A client lowers its rank when training has made its last ranks weaker."
+    )
+    gamma: float = Field(
+        0.85, gt=0, le=1, description="Self-pruning: share of a client's ranks that stay."
+    )
     regularisation: float = Field(
-        0.005, ge=0, le=MOST_PULL, description="Self-pruning: weight in the training loss of the ranks that may be pruned."
+        0.005,
+        ge=0,
+        le=MOST_PULL,
+        description="Self-pruning: weight in the training loss of the ranks that may be pruned.",
     )
 
     @field_validator("ranks")
     @classmethod
     def _are_ranks(cls, value: str) -> str:
-        if value.strip() and not all(re.fullmatch(r"[1-9][0-9]{0,5}", part.strip()) for part in value.split(",")):
+        if value.strip() and not all(
+            re.fullmatch(r"[1-9][0-9]{0,5}", part.strip()) for part in value.split(",")
+        ):
             raise ValueError("is no comma-separated list of ranks from 1 on, for instance 2,4,8")
         return value.strip()
 
@@ -68,19 +82,28 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
         """Whether a client may go on with a lower rank than it was asked for."""
         return self.self_pruning
 
-    def contradictions(self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int) -> list[str]:
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
         """As of every averaging, and ranks whose last would stay untrained, because no client has as many."""
-        lines, given, largest = super().contradictions(method, federation, lora, num_clients), self._given(), lora.largest_rank
+        lines = super().contradictions(method, federation, lora, num_clients)
+        given = self._given()
+        largest = lora.largest_rank
         taken = given[:num_clients]
         if not taken or max(taken) == largest:
             return lines
         where = "lora.rank" if lora.rank_is_used and largest == lora.rank else "lora.rank-pattern"
         which = "the largest"
         if taken != given:
-            which = f"num-clients = {num_clients} takes the first {num_clients}, the largest of which"
+            which = (
+                f"num-clients = {num_clients} takes the first {num_clients}, the largest of which"
+            )
         return [
             *lines,
-            f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of {where} is {largest}; make them equal",
+            (
+                f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of {where} is"
+                f" {largest}; make them equal"
+            ),
         ]
 
     def _given(self) -> list[int]:

@@ -17,4 +17,6 @@ def at_home(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         who = Path(path).parts[0]
-        raise Mistake(f"{path!r}: {who} has no home directory on this machine; write the path from / on") from None
+        raise Mistake(
+            f"{path!r}: {who} has no home directory on this machine; write the path from / on"
+        ) from None

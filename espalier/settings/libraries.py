@@ -7,7 +7,8 @@ from espalier.settings.run import RunSettings
 
 INSTALL = "install Espalier with its extra nf4 (pip install -e '.[nf4]') or bitsandbytes itself"
 WITHOUT_BITSANDBYTES = (
-    f"training.base = 'nf4': bitsandbytes is not installed on this machine; {INSTALL}, or set training.base to 'bfloat16'"
+    f"training.base = 'nf4': bitsandbytes is not installed on this machine; {INSTALL}, or set"
+    " training.base to 'bfloat16'"
 )
 
 
@@ -24,4 +25,6 @@ def require_libraries(settings: RunSettings) -> None:
     if settings.tunes and settings.training.base == "nf4":
         raise Mistake(WITHOUT_BITSANDBYTES)
     if key := settings.job.brings_nf4:
-        raise Mistake(f"{settings.method}.{key}: bitsandbytes is not installed on this machine; {INSTALL}")
+        raise Mistake(
+            f"{settings.method}.{key}: bitsandbytes is not installed on this machine; {INSTALL}"
+        )

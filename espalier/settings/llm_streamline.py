@@ -30,28 +30,48 @@ class LlmStreamlineSettings(SmallerSettings):
     FIRST_DELIVERY: ClassVar[int] = 2
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     READ_WITH: ClassVar[ReadWith] = dict.fromkeys(
-        ("steps", "batch-windows", "learning-rate", "schedule", "warmup-steps", "weight-decay"), WITH_A_LAYER
+        ("steps", "batch-windows", "learning-rate", "schedule", "warmup-steps", "weight-decay"),
+        WITH_A_LAYER,
     )
 
     share: float = Field(
-        0.2, gt=0, lt=1, description="Share of the blocks that the model has fewer afterwards, rounded up to whole blocks."
+        0.2,
+        gt=0,
+        lt=1,
+        description=(
+            "Share of the blocks that the model has fewer afterwards, rounded up to whole blocks."
+        ),
     )
     replacement: Literal["layer", "none"] = Field(
         "layer",
-        description="What takes the place of the blocks that go: one trained layer, for which one block more goes, or nothing.",
+        description=(
+            "What takes the place of the blocks that go: one trained layer, for which one block"
+            " more goes, or nothing."
+        ),
     )
     last_hidden_state: Literal["after-norm", "before-norm"] = Field(
         "after-norm",
-        description="Hidden state that counts as the last block's output when blocks are compared: `after-norm`, behind the "
-        "model's final norm, as in the published code; `before-norm`, the output itself.",
+        description=(
+            "Hidden state that counts as the last block's output when blocks are compared:"
+            " `after-norm`, behind the model's final norm, as in the published code; `before-norm`,"
+            " the output itself."
+        ),
     )
-    steps: int = Field(50, ge=1, description="Optimiser steps of a client in each round that trains the layer.")
+    steps: int = Field(
+        50, ge=1, description="Optimiser steps of a client in each round that trains the layer."
+    )
     batch_windows: int = Field(8, ge=1, description="Windows of an optimiser step.")
-    learning_rate: float = Field(2e-4, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest.")
+    learning_rate: float = Field(
+        2e-4, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest."
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "cosine", description="How the learning rate falls over all rounds together."
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises at the start of the training.")
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps over which the learning rate rises at the start of the training.",
+    )
     weight_decay: float = Field(1e-3, ge=0, description="Weight decay of AdamW.")
 
     @model_validator(mode="after")
@@ -94,7 +114,9 @@ class LlmStreamlineSettings(SmallerSettings):
         """
         fewer = math.ceil(self.share * num_blocks - 1e-9)
         if fewer >= num_blocks:
-            raise Mistake(f"share = {self.share}: of {count(num_blocks, 'block')} none would stay; lower it")
+            raise Mistake(
+                f"share = {self.share}: of {count(num_blocks, 'block')} none would stay; lower it"
+            )
         return fewer
 
     def span(self, num_blocks: int) -> int:
@@ -108,7 +130,10 @@ class LlmStreamlineSettings(SmallerSettings):
         tokens = self.batch_windows * run.data.window_tokens
         return {
             "most_batch_tokens": ("llm-streamline.batch-windows x data.window-tokens", tokens),
-            "most_sequences": ("llm-streamline.steps x llm-streamline.batch-windows", self.steps * self.batch_windows),
+            "most_sequences": (
+                "llm-streamline.steps x llm-streamline.batch-windows",
+                self.steps * self.batch_windows,
+            ),
             "most_steps": ("llm-streamline.steps", self.steps),
         }
 
@@ -116,11 +141,14 @@ class LlmStreamlineSettings(SmallerSettings):
         """One round that compares blocks, and those that train the layer."""
         return 1 + federation.rounds * (self.replacement == "layer")
 
-    def contradictions(self, method: str, federation: FederationSettings, lora: object, num_clients: int) -> list[str]:
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: object, num_clients: int
+    ) -> list[str]:
         """Rounds that would train nothing."""
         if self.replacement == "none" and federation.rounds != self.ROUNDS:
             return [
-                f"federation.rounds = {federation.rounds}: with {method}.replacement = 'none' nothing is trained, and blocks "
-                "are compared in one round; leave federation.rounds out"
+                f"federation.rounds = {federation.rounds}: with {method}.replacement = 'none'"
+                " nothing is trained, and blocks are compared in one round; leave"
+                " federation.rounds out"
             ]
         return []

@@ -39,4 +39,6 @@ def _split(hosts: str) -> list[str]:
 
 def _joined(hosts: list[str]) -> str:
     """Return the hosts with loopback added; ``*`` means all hosts only if it stands by itself."""
-    return "*" if "*" in hosts else ",".join([*hosts, *(host for host in HOSTS if host not in hosts)])
+    return (
+        "*" if "*" in hosts else ",".join([*hosts, *(host for host in HOSTS if host not in hosts)])
+    )

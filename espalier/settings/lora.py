@@ -21,36 +21,68 @@ class LoraSettings(Table):
     """Table ``[lora]`` (Hu et al. 2022). Matrices go by their canonical names: ``attn.q``, ``mlp.down`` ..."""
 
     rank: int = Field(8, ge=1, description="Rank of an adapter.")
-    alpha: float = Field(16.0, gt=0, description="An update is `alpha / rank * B A`; `alpha / rank` must be from 0.01 to 1000.")
-    dropout: float = Field(0.0, ge=0, le=MOST_DROPOUT, description="Share of an adapter's inputs that training leaves out.")
+    alpha: float = Field(
+        16.0,
+        gt=0,
+        description="An update is `alpha / rank * B A`; `alpha / rank` must be from 0.01 to 1000.",
+    )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        le=MOST_DROPOUT,
+        description="Share of an adapter's inputs that training leaves out.",
+    )
     targets: str = Field(
         "attn.q,attn.v",
-        description="Adapted matrices of a block, comma-separated: `attn.q attn.k attn.v attn.o mlp.gate mlp.up mlp.down`, "
-        "or `all`.",
+        description=(
+            "Adapted matrices of a block, comma-separated: `attn.q attn.k attn.v attn.o mlp.gate"
+            " mlp.up mlp.down`, or `all`."
+        ),
     )
-    layers: str = Field("all", description="Adapted blocks: `all`, or numbers and ranges, for instance `0,4-7`.")
-    rank_pattern: str = Field("", description="Other ranks of some matrices, for instance `mlp.up=4,0.attn.q=16`.")
+    layers: str = Field(
+        "all", description="Adapted blocks: `all`, or numbers and ranges, for instance `0,4-7`."
+    )
+    rank_pattern: str = Field(
+        "", description="Other ranks of some matrices, for instance `mlp.up=4,0.attn.q=16`."
+    )
     alpha_pattern: str = Field(
-        "", description="Other alphas of some matrices, written likewise; without one `alpha / rank` is the same for all."
+        "",
+        description=(
+            "Other alphas of some matrices, written likewise; without one `alpha / rank` is the"
+            " same for all."
+        ),
     )
-    merge: bool = Field(False, description="Write the base model with the adapters merged into it, beside the adapters.")
+    merge: bool = Field(
+        False,
+        description="Write the base model with the adapters merged into it, beside the adapters.",
+    )
     keep_zeros: bool = Field(
         False,
-        description="Weights of a pruned base that are zero stay zero, in training and in the merged model, which is all that "
-        "is written then (`merge` must be true): adapters alone would fill them.",
+        description=(
+            "Weights of a pruned base that are zero stay zero, in training and in the merged model,"
+            " which is all that is written then (`merge` must be true): adapters alone would fill"
+            " them."
+        ),
     )
 
     @model_validator(mode="after")
     def _zeros_are_kept_in_a_merged_model(self) -> "LoraSettings":
         if self.keep_zeros and not self.merge:
-            raise ValueError("keep-zeros = true: adapters alone would fill the zeros of the base; set merge = true")
+            raise ValueError(
+                "keep-zeros = true: adapters alone would fill the zeros of the base; set merge ="
+                " true"
+            )
         return self
 
     @field_validator("targets")
     @classmethod
     def _targets_are_names(cls, value: str) -> str:
-        if value != "all" and not all(re.fullmatch(_LINEAR, part.strip()) for part in value.split(",")):
-            raise ValueError("is neither 'all' nor a list of canonical names, for instance attn.q,attn.v")
+        if value != "all" and not all(
+            re.fullmatch(_LINEAR, part.strip()) for part in value.split(",")
+        ):
+            raise ValueError(
+                "is neither 'all' nor a list of canonical names, for instance attn.q,attn.v"
+            )
         return value
 
     @field_validator("layers")
@@ -61,7 +93,9 @@ class LoraSettings(Table):
         for part in value.split(","):
             match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip())
             if match is None:
-                raise ValueError("is neither 'all' nor a list of numbers and ranges, for instance 0,4-7")
+                raise ValueError(
+                    "is neither 'all' nor a list of numbers and ranges, for instance 0,4-7"
+                )
             if match[2] and int(match[2]) < int(match[1]):
                 raise ValueError(f"the range {part.strip()} ends before it begins")
         return value
@@ -82,7 +116,9 @@ class LoraSettings(Table):
 
     def target_names(self, linears: list[str]) -> list[str]:
         """The adapted matrices of a block that has these; names that no block has are the model's business to refuse."""
-        return linears if self.targets == "all" else [name.strip() for name in self.targets.split(",")]
+        return (
+            linears if self.targets == "all" else [name.strip() for name in self.targets.split(",")]
+        )
 
     def layer_numbers(self, num_blocks: int) -> list[int]:
         """The adapted blocks, ascending; numbers beyond the model's last block are among them."""
@@ -119,11 +155,16 @@ class LoraSettings(Table):
     @property
     def rank_is_used(self) -> bool:
         """Whether a matrix may have ``rank`` itself: not where ``rank-pattern`` gives every one of the targets another."""
-        return self.targets == "all" or not _pattern(self.rank_pattern).keys() >= set(self.target_names([]))
+        return self.targets == "all" or not _pattern(self.rank_pattern).keys() >= set(
+            self.target_names([])
+        )
 
     def named_in_patterns(self) -> dict[str, list[str]]:
         """What each pattern names, ``attn.q`` or ``0.attn.q``, by the pattern's key."""
-        return {"rank-pattern": list(_pattern(self.rank_pattern)), "alpha-pattern": list(_pattern(self.alpha_pattern))}
+        return {
+            "rank-pattern": list(_pattern(self.rank_pattern)),
+            "alpha-pattern": list(_pattern(self.alpha_pattern)),
+        }
 
 
 def _of_pattern(text: str, block: int, linear: str) -> float | None:

@@ -53,7 +53,9 @@ class MethodSettings(Table):
         """What training asks of a site in a round: by the site's limit, the keys that say it, and how much; none if none is."""
         return {}
 
-    def last_rounds(self, federation: "FederationSettings", num_blocks: Callable[[], int], num_clients: int) -> range:
+    def last_rounds(
+        self, federation: "FederationSettings", num_blocks: Callable[[], int], num_clients: int
+    ) -> range:
         """The rounds after which a run may end; ``federation`` is that of the run, ``num_blocks`` gives that of its model."""
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 

@@ -45,7 +45,11 @@ class Row:
 
     def tables(self, own: str) -> tuple[str, ...]:
         """The tables that the method reads beside those of every run, its own first."""
-        return (own, *(("federation",) if self.federates else ()), *(TUNING_TABLES if self.tunes else ()))
+        return (
+            own,
+            *(("federation",) if self.federates else ()),
+            *(TUNING_TABLES if self.tunes else ()),
+        )
 
 
 METHODS: dict[str, Row] = {
@@ -76,7 +80,10 @@ METHODS: dict[str, Row] = {
         federates=False,
     ),
     "fedspallm": Row(
-        title="FedSpaLLM (clients prune sampled layers, the server averages the weights that they keep)",
+        title=(
+            "FedSpaLLM (clients prune sampled layers, the server averages the weights that they"
+            " keep)"
+        ),
         settings="espalier.settings.fedspallm:FedSpaLLMSettings",
         strategy="strategies.methods.fedspallm:FedSpaLLM",
         job="client_app.fedspallm",
@@ -88,7 +95,10 @@ METHODS: dict[str, Row] = {
         baseline="strategies.baselines.centralized:reconstructed_by_all",
     ),
     "fedsoda": Row(
-        title="FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the server keeps aligned)",
+        title=(
+            "FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the"
+            " server keeps aligned)"
+        ),
         settings="espalier.settings.fedsoda:FedSodaSettings",
         strategy="strategies.methods.fedsoda:FedSoda",
         job="client_app.fedsoda",
@@ -101,7 +111,10 @@ METHODS: dict[str, Row] = {
         tunes=True,
     ),
     "fedspine": Row(
-        title="FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit chooses for each)",
+        title=(
+            "FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit"
+            " chooses for each)"
+        ),
         settings="espalier.settings.fedspine:FedSpineSettings",
         strategy="strategies.methods.fedspine:FedSpine",
         job="client_app.fedspine",
@@ -113,7 +126,10 @@ METHODS: dict[str, Row] = {
         tunes=True,
     ),
     "flap": Row(
-        title="FLAP (attention groups and channels that fluctuate least are cut, on pooled statistics)",
+        title=(
+            "FLAP (attention groups and channels that fluctuate least are cut, on pooled"
+            " statistics)"
+        ),
         settings="espalier.settings.flap:FlapSettings",
         strategy="strategies.methods.flap:Flap",
         job="client_app.flap",
@@ -139,7 +155,10 @@ METHODS: dict[str, Row] = {
         tunes=True,
     ),
     "llm-pruner": Row(
-        title="LLM-Pruner (units by what the loss would change without them, scores summed over clients)",
+        title=(
+            "LLM-Pruner (units by what the loss would change without them, scores summed over"
+            " clients)"
+        ),
         settings="espalier.settings.llm_pruner:LlmPrunerSettings",
         strategy="strategies.methods.llm_pruner:LlmPruner",
         job="client_app.llm_pruner",
@@ -152,7 +171,10 @@ METHODS: dict[str, Row] = {
         federates=False,
     ),
     "llm-streamline": Row(
-        title="LLM-Streamline (neighbouring blocks that change least give way to one layer, whose weights are averaged)",
+        title=(
+            "LLM-Streamline (neighbouring blocks that change least give way to one layer, whose"
+            " weights are averaged)"
+        ),
         settings="espalier.settings.llm_streamline:LlmStreamlineSettings",
         strategy="strategies.methods.llm_streamline:LlmStreamline",
         job="client_app.llm_streamline",
@@ -164,7 +186,10 @@ METHODS: dict[str, Row] = {
         baseline="strategies.baselines.centralized_structured:llm_streamline_of_all",
     ),
     "sft-p": Row(
-        title="SFT-P (every client prunes for itself, by masks of a shared generator, trained together with LoRA)",
+        title=(
+            "SFT-P (every client prunes for itself, by masks of a shared generator, trained"
+            " together with LoRA)"
+        ),
         settings="espalier.settings.sft_p:SftPSettings",
         strategy="strategies.methods.sft_p:SftP",
         job="client_app.sft_p",
@@ -176,7 +201,10 @@ METHODS: dict[str, Row] = {
         tunes=True,
     ),
     "slicegpt": Row(
-        title="SliceGPT (principal components of the residual stream, by pooled second moments, of which the minor go)",
+        title=(
+            "SliceGPT (principal components of the residual stream, by pooled second moments, of"
+            " which the minor go)"
+        ),
         settings="espalier.settings.slicegpt:SliceGptSettings",
         strategy="strategies.methods.slicegpt:SliceGpt",
         job="client_app.slicegpt",

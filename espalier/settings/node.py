@@ -35,148 +35,229 @@ MOST = {
 """The limits of a site whose owner names no others."""
 
 REPLACED = {
-    "least-samples": "least-samples: is no key any more; least-tokens counts tokens in place of training sequences, for "
-    "instance 2048 where it was 8 with sequences of 256 tokens"
+    "least-samples": (
+        "least-samples: is no key any more; least-tokens counts tokens in place of training"
+        " sequences, for instance 2048 where it was 8 with sequences of 256 tokens"
+    )
 }
 """Keys of earlier versions, and what to say of them."""
 
 SHOWN_PATH = 200
 """Characters of a path that cannot be used which are told."""
 
-MOST_PATH, LONGEST_BELOW = 4096, 512
+MOST_PATH = 4096
+LONGEST_BELOW = 512
 """Bytes of a path on Linux, and as many at most of what lies below a state directory: run, site, round, the hash of a blob."""
 
 
-SITE_NAME, MOST_NAME = r"^[A-Za-z0-9._-]*$", 64
+SITE_NAME = r"^[A-Za-z0-9._-]*$"
+MOST_NAME = 64
 """What a site may be called, and characters at most."""
 
 
 class NodeSettings(Table):
     """Keys of ``flower-supernode --node-config``; all are optional."""
 
-    partition_id: int = Field(-1, ge=-1, description="Set by Flower in a simulation; nobody sets it by hand.")
-    num_partitions: int = Field(0, ge=0, description="Set by Flower in a simulation; nobody sets it by hand.")
+    partition_id: int = Field(
+        -1, ge=-1, description="Set by Flower in a simulation; nobody sets it by hand."
+    )
+    num_partitions: int = Field(
+        0, ge=0, description="Set by Flower in a simulation; nobody sets it by hand."
+    )
     site: str = Field(
         "",
         max_length=MOST_NAME,
         pattern=SITE_NAME,
-        description="Name under which the site takes part; clients are numbered in the order of names.",
+        description=(
+            "Name under which the site takes part; clients are numbered in the order of names."
+        ),
     )
     site_key: str = Field(
         "",
-        description="The site's private key, with which it says its name in runs whose server has the sites' public keys "
-        "(`site-keys`); it may be that of `--auth-supernode-private-key`. Only the site's account may read it.",
+        description=(
+            "The site's private key, with which it says its name in runs whose server has the"
+            " sites' public keys (`site-keys`); it may be that of `--auth-supernode-private-key`."
+            " Only the site's account may read it."
+        ),
     )
     require_site_keys: bool = Field(
         False,
-        description="Whether the site takes part only in runs whose server has the sites' public keys (`site-keys`), so that "
-        "nobody else can say its name there.",
+        description=(
+            "Whether the site takes part only in runs whose server has the sites' public keys"
+            " (`site-keys`), so that nobody else can say its name there."
+        ),
     )
     data_path: str = Field(
         "",
-        description="The site's own text, or its records of a task, used whole. Without it the site has only Python's "
-        "documentation and code; what a run names opens no file here.",
+        description=(
+            "The site's own text, or its records of a task, used whole. Without it the site has"
+            " only Python's documentation and code; what a run names opens no file here."
+        ),
     )
-    data_format: Literal["", "text", "jsonl"] = Field("", description="Format of `data-path`; empty: by its ending.")
-    data_field: str = Field("", description="Field of a JSON Lines record that holds the text; empty: `text`.")
+    data_format: Literal["", "text", "jsonl"] = Field(
+        "", description="Format of `data-path`; empty: by its ending."
+    )
+    data_field: str = Field(
+        "", description="Field of a JSON Lines record that holds the text; empty: `text`."
+    )
     data_task: str = Field(
         "",
-        description="Task whose records `data-path` holds, for instance `sst2`; a run of another task, or of text, is "
-        "refused. Empty: it holds text, and a run of a task is refused.",
+        description=(
+            "Task whose records `data-path` holds, for instance `sst2`; a run of another task, or"
+            " of text, is refused. Empty: it holds text, and a run of a task is refused."
+        ),
     )
     model_path: str = Field(
         "",
-        description="Directory of the base model at this site, which must have the server's hash; empty: the demo model, "
-        "whatever the run names.",
+        description=(
+            "Directory of the base model at this site, which must have the server's hash; empty:"
+            " the demo model, whatever the run names."
+        ),
     )
     state_dir: str = Field(
         "",
-        description="Where private state and the egress log are kept, and of a large text file the hashes and places of its "
-        "passages; empty: `ESPALIER_STATE_DIR`, or `~/.espalier`.",
+        description=(
+            "Where private state and the egress log are kept, and of a large text file the hashes"
+            " and places of its passages; empty: `ESPALIER_STATE_DIR`, or `~/.espalier`."
+        ),
     )
     windows: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="Calibration windows of this site, where it has more or less text than others; 0: the run's "
-        "`data.windows`.",
+        description=(
+            "Calibration windows of this site, where it has more or less text than others; 0: the"
+            " run's `data.windows`."
+        ),
     )
     own_text: bool = Field(
         False,
-        description="Whether runs may evaluate on the site's held-out text or items (`evaluation.own-text`). A server that "
-        "chooses models and numbers of items can take differences of means; allow it only to one that you trust "
-        "with counts of tokens and classes.",
+        description=(
+            "Whether runs may evaluate on the site's held-out text or items"
+            " (`evaluation.own-text`). A server that chooses models and numbers of items can take"
+            " differences of means; allow it only to one that you trust with counts of tokens and"
+            " classes."
+        ),
     )
     least_tokens: int = Field(
         0,
         ge=0,
-        description="Fewest tokens on which an answer of the site may rest: of its calibration windows, or of the sequences "
-        "of a round's training; 0: 2048, in simulation 1.",
+        description=(
+            "Fewest tokens on which an answer of the site may rest: of its calibration windows, or"
+            " of the sequences of a round's training; 0: 2048, in simulation 1."
+        ),
     )
-    allow_methods: str = Field("", description="Comma-separated methods that runs may use; empty: all.")
+    allow_methods: str = Field(
+        "", description="Comma-separated methods that runs may use; empty: all."
+    )
     most_steps: int = Field(
         0,
         ge=0,
-        description="Most training steps of a round, times accumulation; 0: 10000, in simulation without a limit, as with "
-        "the next six.",
+        description=(
+            "Most training steps of a round, times accumulation; 0: 10000, in simulation without a"
+            " limit, as with the next six."
+        ),
     )
-    most_sequences: int = Field(0, ge=0, description="Most sequences of a round's steps together; 0: 1000000.")
+    most_sequences: int = Field(
+        0, ge=0, description="Most sequences of a round's steps together; 0: 1000000."
+    )
     most_batch_tokens: int = Field(
-        0, ge=0, description="Most tokens of a forward pass of training: sequences of a batch times their length; 0: 262144."
+        0,
+        ge=0,
+        description=(
+            "Most tokens of a forward pass of training: sequences of a batch times their length; 0:"
+            " 262144."
+        ),
     )
     most_windows: int = Field(
-        0, ge=0, description="Most calibration windows that a run may ask for, and most windows of its public texts; 0: 4096."
+        0,
+        ge=0,
+        description=(
+            "Most calibration windows that a run may ask for, and most windows of its public texts;"
+            " 0: 4096."
+        ),
     )
     most_rounds: int = Field(
-        0, ge=0, description="Most rounds of a run, those included that fedspallm adds when layers are left; 0: 1000."
+        0,
+        ge=0,
+        description=(
+            "Most rounds of a run, those included that fedspallm adds when layers are left; 0:"
+            " 1000."
+        ),
     )
-    most_threads: int = Field(0, ge=0, description="Most threads that a run may ask for; 0: one per processor, at least 8.")
+    most_threads: int = Field(
+        0,
+        ge=0,
+        description="Most threads that a run may ask for; 0: one per processor, at least 8.",
+    )
     most_runs: int = Field(
         0,
         ge=0,
-        description="Most runs within `keep-days` that are answered; 0: 100. A run counts from when the site looks whether "
-        "its data will do, also where they do not.",
+        description=(
+            "Most runs within `keep-days` that are answered; 0: 100. A run counts from when the"
+            " site looks whether its data will do, also where they do not."
+        ),
     )
     most_model_bytes: int = Field(
         0,
         ge=0,
-        description="Most bytes of all models together that runs may bring to this site, of methods whose clients need no base "
-        "model (fedsoda), and so whether they may; what was offered counts before it arrives. 0: none, in simulation "
-        "without a limit.",
+        description=(
+            "Most bytes of all models together that runs may bring to this site, of methods whose"
+            " clients need no base model (fedsoda), and so whether they may; what was offered"
+            " counts before it arrives. 0: none, in simulation without a limit."
+        ),
     )
     pruned_share: float = Field(
         0.0,
         ge=0,
         le=0.95,
-        description="Share that this site prunes of its own model (sft-p), which never leaves it; 0: the run's `sft-p.share`.",
+        description=(
+            "Share that this site prunes of its own model (sft-p), which never leaves it; 0: the"
+            " run's `sft-p.share`."
+        ),
     )
     models_dir: str = Field(
         "",
-        description="Directory for models that runs leave this site alone (sft-p), in a folder `<run>-<site>` for each run; "
-        "empty: none is written.",
+        description=(
+            "Directory for models that runs leave this site alone (sft-p), in a folder"
+            " `<run>-<site>` for each run; empty: none is written."
+        ),
     )
     capability: float = Field(
         1.0,
         ge=0,
         le=1e9,
-        description="How much this site can compute, beside others, for FedSpaLLM's layer sampling and HetLoRA's ranks. 0 "
-        "measures it at enrolment; then a run does not repeat bit by bit.",
+        description=(
+            "How much this site can compute, beside others, for FedSpaLLM's layer sampling and"
+            " HetLoRA's ranks. 0 measures it at enrolment; then a run does not repeat bit by bit."
+        ),
     )
     hold_replies: Literal["", "tensors", "all"] = Field(
         "",
-        description="Which replies wait in the state directory until an officer releases them (`espalier release`): `tensors`, "
-        "those that carry tensors; `all`, those with numbers too (evaluations, times). Empty: none. Not in simulation.",
+        description=(
+            "Which replies wait in the state directory until an officer releases them (`espalier"
+            " release`): `tensors`, those that carry tensors; `all`, those with numbers too"
+            " (evaluations, times). Empty: none. Not in simulation."
+        ),
     )
-    keep_days: int = Field(30, ge=1, description="Days after which private state that was not touched is removed.")
-    device: Literal["", "auto", "cpu", "cuda"] = Field("", description="Where this site computes; empty: as the run says.")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads of this site; 0: as the run says.")
+    keep_days: int = Field(
+        30, ge=1, description="Days after which private state that was not touched is removed."
+    )
+    device: Literal["", "auto", "cpu", "cuda"] = Field(
+        "", description="Where this site computes; empty: as the run says."
+    )
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads of this site; 0: as the run says."
+    )
     activations: Literal["", "memory", "disk"] = Field(
         "", description="Where this site keeps hidden states; empty: as the run says."
     )
     keep_model: bool = Field(
         True,
-        description="Whether a process that stays (`espalier node`, a simulation's worker) keeps the model that it trained "
-        "last in memory, on the device where it was, for the next message.",
+        description=(
+            "Whether a process that stays (`espalier node`, a simulation's worker) keeps the model"
+            " that it trained last in memory, on the device where it was, for the next message."
+        ),
     )
 
     _simulated: bool = PrivateAttr(False)
@@ -184,7 +265,9 @@ class NodeSettings(Table):
     @field_validator("allow_methods")
     @classmethod
     def _are_methods(cls, value: str) -> str:
-        if unknown := sorted({part.strip() for part in value.split(",") if part.strip()} - METHODS.keys()):
+        if unknown := sorted(
+            {part.strip() for part in value.split(",") if part.strip()} - METHODS.keys()
+        ):
             shown = ", ".join(name.encode("ascii", "replace").decode() for name in unknown)
             raise ValueError(f"{shown} is no method; choose of {', '.join(METHODS)}")
         return value
@@ -207,11 +290,14 @@ class NodeSettings(Table):
         try:
             root = Path(given).expanduser()
         except RuntimeError as error:
-            raise Mistake(f"{key} = {shortened(given)!r}: {error}; name another directory") from None
+            raise Mistake(
+                f"{key} = {shortened(given)!r}: {error}; name another directory"
+            ) from None
         if (length := len(os.fsencode(root))) > MOST_PATH - LONGEST_BELOW:
             raise Mistake(
-                f"{key} = {shortened(given)!r}: is {length} bytes long, and paths below it would be too long for this system; "
-                f"name a directory of at most {MOST_PATH - LONGEST_BELOW}"
+                f"{key} = {shortened(given)!r}: is {length} bytes long, and paths below it would be"
+                " too long for this system; name a directory of at most"
+                f" {MOST_PATH - LONGEST_BELOW}"
             )
         return root
 
@@ -221,7 +307,9 @@ class NodeSettings(Table):
 
     def allows_method(self, method: str) -> bool:
         """Whether a run may use a method here."""
-        return not self.allow_methods.strip() or method in {part.strip() for part in self.allow_methods.split(",")}
+        return not self.allow_methods.strip() or method in {
+            part.strip() for part in self.allow_methods.split(",")
+        }
 
     def fewest_tokens(self) -> int:
         """Fewest tokens of an answer: as the owner says, else 2048; a simulated site has nothing to hide."""
@@ -265,16 +353,29 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     """
     mistakes = [line for key, line in REPLACED.items() if key in config]
     try:
-        settings = NodeSettings.model_validate({key: value for key, value in config.items() if key not in REPLACED})
+        settings = NodeSettings.model_validate(
+            {key: value for key, value in config.items() if key not in REPLACED}
+        )
         settings._simulated = simulated
     except ValidationError as error:
-        mistakes += mistake_lines(error, [field.alias or name for name, field in NodeSettings.model_fields.items()])
+        mistakes += mistake_lines(
+            error, [field.alias or name for name, field in NodeSettings.model_fields.items()]
+        )
     for key in ("site-key", "data-path", "model-path", "state-dir", "models-dir"):
         path = config.get(key)
-        if isinstance(path, str) and path and (why := _unusable(path, missing=key in ("state-dir", "models-dir"))):
-            mistakes.append(f"{key} = {shortened(path)!r}: {why} on this node; name a file or directory that it can read")
+        if (
+            isinstance(path, str)
+            and path
+            and (why := _unusable(path, missing=key in ("state-dir", "models-dir")))
+        ):
+            mistakes.append(
+                f"{key} = {shortened(path)!r}: {why} on this node; name a file or directory that it"
+                " can read"
+            )
     if simulated and config.get("hold-replies"):
-        mistakes.append("hold-replies: a simulated node has no officer, and its run no time; leave it out")
+        mistakes.append(
+            "hold-replies: a simulated node has no officer, and its run no time; leave it out"
+        )
     if not mistakes:
         try:
             settings.state_root()
@@ -283,7 +384,9 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     if config.get("site") in (".", ".."):
         mistakes.append(f"site = {config['site']!r}: is no file name; name the site otherwise")
     if not config.get("site") and config.get("partition-id", -1) == -1:
-        mistakes.append("site: give the node a name, for instance --node-config 'site=\"hospital-a\"'")
+        mistakes.append(
+            "site: give the node a name, for instance --node-config 'site=\"hospital-a\"'"
+        )
     if mistakes:
         told = [OF_A_SECRET if line.startswith("pruned-share") else line for line in mistakes]
         raise Mistake(_wrong(mistakes), _wrong(told))
@@ -305,12 +408,17 @@ def shortened(path: str) -> str:
 
 def is_site_name(name: object) -> bool:
     """Whether a site may be called so."""
-    return isinstance(name, str) and len(name) <= MOST_NAME and re.fullmatch(SITE_NAME, name) is not None
+    return (
+        isinstance(name, str)
+        and len(name) <= MOST_NAME
+        and re.fullmatch(SITE_NAME, name) is not None
+    )
 
 
 def claimed_name(config: Mapping[str, Any]) -> str:
     """The name that a node configuration gives, also where something else in it is wrong; empty if it gives none."""
-    site, partition = config.get("site"), config.get("partition-id", -1)
+    site = config.get("site")
+    partition = config.get("partition-id", -1)
     if site:
         return str(site) if is_site_name(site) and site not in (".", "..") else ""
     return f"node-{partition:05d}" if type(partition) is int and 0 <= partition < 10**9 else ""
@@ -327,6 +435,7 @@ def _unusable(path: str, *, missing: bool) -> str:
         os.stat(Path(path).expanduser())
     except (FileNotFoundError, NotADirectoryError):
         return "" if missing else "does not exist"
-    except (OSError, RuntimeError, ValueError) as error:  # too long, forbidden, another user's home, a byte that no name has
+    except (OSError, RuntimeError, ValueError) as error:
+        # Too long, forbidden, another user's home, a byte that no name has.
         return f"is no path ({getattr(error, 'strerror', None) or error})"
     return ""

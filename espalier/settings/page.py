@@ -58,7 +58,10 @@ def _rows(keys: Sequence[Key]) -> Iterator[str]:
     yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")
     for key in keys:
         allowed = key.allowed or "text"
-        yield f"| `{key.dotted}` | {_default(key)} | {allowed} | {key.description.replace('|', chr(92) + '|')} |"
+        yield (
+            f"| `{key.dotted}` | {_default(key)} | {allowed} |"
+            f" {key.description.replace('|', chr(92) + '|')} |"
+        )
 
 
 def _default(key: Key) -> str:

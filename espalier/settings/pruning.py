@@ -10,10 +10,19 @@ class PruningSettings(MethodSettings):
     """How much is pruned, and which weights compete."""
 
     sparsity: float = Field(
-        0.5, gt=0, lt=1, description="Share of each comparison group that is pruned, exactly `int(size * sparsity)` weights."
+        0.5,
+        gt=0,
+        lt=1,
+        description=(
+            "Share of each comparison group that is pruned, exactly `int(size * sparsity)` weights."
+        ),
     )
     pattern: Pattern = Field(
-        "", description="`2:4` keeps 2 of every 4 weights of a row, in place of sparsity and comparison groups; any n:m."
+        "",
+        description=(
+            "`2:4` keeps 2 of every 4 weights of a row, in place of sparsity and comparison groups;"
+            " any n:m."
+        ),
     )
 
     @property

@@ -66,8 +66,12 @@ def _is_table(field: FieldInfo) -> bool:
 
 def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
     choices = tuple(METHODS) if (table, key) == (RunSettings, "method") else _choices(field)
-    description = " ".join(filter(None, [field.description or "", _by_method(table, key), _read_with(table, key)]))
-    allowed = ", ".join(as_text(choice) or "empty" for choice in choices) if choices else _bounds(field)
+    description = " ".join(
+        filter(None, [field.description or "", _by_method(table, key), _read_with(table, key)])
+    )
+    allowed = (
+        ", ".join(as_text(choice) or "empty" for choice in choices) if choices else _bounds(field)
+    )
     return Key(name, key, field.default, allowed, choices, description)
 
 
@@ -78,9 +82,15 @@ def _choices(field: FieldInfo) -> tuple[Any, ...]:
 def _bounds(field: FieldInfo) -> str:
     """The range of a number: ``1 or more``, ``over 0, at most 1``; empty where there is none."""
     limits = {
-        name: getattr(limit, name) for limit in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)
+        name: getattr(limit, name)
+        for limit in field.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(limit, name)
     }
-    shown = {name: f"{int(limit):,}" if limit == int(limit) else f"{limit:g}" for name, limit in limits.items()}
+    shown = {
+        name: f"{int(limit):,}" if limit == int(limit) else f"{limit:g}"
+        for name, limit in limits.items()
+    }
     if list(shown) == ["ge"]:
         return f"{shown['ge']} or more"
     if list(shown) == ["ge", "le"]:
@@ -101,15 +111,22 @@ def _read_with(table: type[Table], key: str) -> str:
 
 def _by_method(table: type[Table], key: str) -> str:
     """What a key of ``[federation]`` stands for with each method, as the methods' own tables say it; empty of other keys."""
-    jobs = {method: settings_of(method) for method in METHODS} if table is FederationSettings else {}
+    jobs = (
+        {method: settings_of(method) for method in METHODS} if table is FederationSettings else {}
+    )
     readers = {method: job for method, job in jobs.items() if key in job.FEDERATION}
     if key == "rounds":
         usual = {method: job.ROUNDS for method, job in readers.items()}
-        return f"That is {'; '.join(f'{rounds} with {_methods(usual, rounds)}' for rounds in sorted(set(usual.values())))}."
+        return (
+            "That is"
+            f" {'; '.join(f'{rounds} with {_methods(usual, rounds)}' for rounds in sorted(set(usual.values())))}."
+        )
     if key != "client-weights":
         return ""
     first = {method: job.WEIGHTS[0] for method, job in readers.items()}
-    paper = "; ".join(f"`{value}` with {_methods(first, value)}" for value in dict.fromkeys(first.values()))
+    paper = "; ".join(
+        f"`{value}` with {_methods(first, value)}" for value in dict.fromkeys(first.values())
+    )
     found = [f"`paper` is {paper}."]
     for value in dict.fromkeys(value for job in readers.values() for value in job.WEIGHTS):
         known = {method: value in job.WEIGHTS for method, job in readers.items()}

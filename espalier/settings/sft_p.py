@@ -17,7 +17,8 @@ from espalier.settings.training import MOST_LEARNING_RATE
 if TYPE_CHECKING:
     from espalier.settings.run import RunSettings
 
-LEAST_SHARE, MOST_SHARE = 0.0, 0.95
+LEAST_SHARE = 0.0
+MOST_SHARE = 0.95
 
 
 class SftPSettings(AdapterAveraging, PersonalModelSettings):
@@ -32,75 +33,127 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         0.2,
         gt=LEAST_SHARE,
         le=MOST_SHARE,
-        description="Share that every client prunes, where its own configuration (`pruned-share`) names none. A real site "
-        "looks at these two alone.",
+        description=(
+            "Share that every client prunes, where its own configuration (`pruned-share`) names"
+            " none. A real site looks at these two alone."
+        ),
     )
     shares: str = Field(
-        "", description="`0.2,0.2,0.5,0.5`: shares of simulated clients, by number; the last one repeats. Empty: `share`."
+        "",
+        description=(
+            "`0.2,0.2,0.5,0.5`: shares of simulated clients, by number; the last one repeats."
+            " Empty: `share`."
+        ),
     )
     share_of: Literal["blocks", "model"] = Field(
         "blocks",
-        description="Of what: of the blocks' matrices, or of all parameters, of which embeddings and norms stay (the paper's).",
+        description=(
+            "Of what: of the blocks' matrices, or of all parameters, of which embeddings and norms"
+            " stay (the paper's)."
+        ),
     )
     conditioned: bool = Field(
-        True, description="A client has an embedding of its own, which never leaves it; false: one constant for all (NOC)."
+        True,
+        description=(
+            "A client has an embedding of its own, which never leaves it; false: one constant for"
+            " all (NOC)."
+        ),
     )
-    adapters: bool = Field(True, description="LoRA is trained beside the masks (A); false: masks alone (NOA).")
+    adapters: bool = Field(
+        True, description="LoRA is trained beside the masks (A); false: masks alone (NOA)."
+    )
     heads: Literal["per-gate", "shared"] = Field(
-        "per-gate", description="Heads of the generator: one for each block and kind of lane, or one for each kind."
+        "per-gate",
+        description=(
+            "Heads of the generator: one for each block and kind of lane, or one for each kind."
+        ),
     )
     embedding: int = Field(32, ge=1, le=4096, description="Numbers of a client's embedding (d_e).")
-    code: int = Field(32, ge=1, le=4096, description="Numbers of the learned code of each block and kind of lane.")
+    code: int = Field(
+        32, ge=1, le=4096, description="Numbers of the learned code of each block and kind of lane."
+    )
     width: int = Field(32, ge=1, le=4096, description="Width of the generator's hidden layer.")
     estimator: Literal["reinmax", "gumbel"] = Field(
         "reinmax",
-        description="How gates get a gradient: ReinMax, or a straight-through sigmoid with two Gumbel noises' difference.",
+        description=(
+            "How gates get a gradient: ReinMax, or a straight-through sigmoid with two Gumbel"
+            " noises' difference."
+        ),
     )
     tau: float = Field(
         1.0,
         gt=0,
-        description="Temperature of the estimator. The paper's 0.4 is right for `gumbel`; with `reinmax` gradients turn round.",
+        description=(
+            "Temperature of the estimator. The paper's 0.4 is right for `gumbel`; with `reinmax`"
+            " gradients turn round."
+        ),
     )
     norm: Literal["all", "read"] = Field(
         "all",
-        description="Lanes that a norm sees: all, as in DISP-LLM's code, or those alone that are read behind it (equation 3).",
+        description=(
+            "Lanes that a norm sees: all, as in DISP-LLM's code, or those alone that are read"
+            " behind it (equation 3)."
+        ),
     )
-    bias: float = Field(3.0, ge=-100, le=100, description="Constant in all logits (c): at first nearly all lanes are on.")
-    strength: float = Field(16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda).")
-    learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of generator and embedding.")
+    bias: float = Field(
+        3.0,
+        ge=-100,
+        le=100,
+        description="Constant in all logits (c): at first nearly all lanes are on.",
+    )
+    strength: float = Field(
+        16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda)."
+    )
+    learning_rate: float = Field(
+        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of generator and embedding."
+    )
     weight_decay: float = Field(
         0.05,
         ge=0,
-        description="Weight decay of generator and embedding; times their learning rate and steps of a round it is at most 1.",
+        description=(
+            "Weight decay of generator and embedding; times their learning rate and steps of a"
+            " round it is at most 1."
+        ),
     )
     schedule: Literal["constant", "training"] = Field(
         "constant",
-        description="Their learning rate stays, as in the paper, or falls as `training.schedule` says, which LoRA's does.",
+        description=(
+            "Their learning rate stays, as in the paper, or falls as `training.schedule` says,"
+            " which LoRA's does."
+        ),
     )
     masks: Literal["budget", "sign"] = Field(
         "budget",
-        description="Lanes of the model that a client is left with: those of highest logit within its budget, or those whose "
-        "logit is not negative.",
+        description=(
+            "Lanes of the model that a client is left with: those of highest logit within its"
+            " budget, or those whose logit is not negative."
+        ),
     )
 
     late_clients: int = Field(
         0,
         ge=0,
-        description="So many clients, those of the highest numbers, join when the rounds are over: generator and LoRA stay as "
-        "they are, and such a client fits its own embedding alone.",
+        description=(
+            "So many clients, those of the highest numbers, join when the rounds are over:"
+            " generator and LoRA stay as they are, and such a client fits its own embedding alone."
+        ),
     )
     late_steps: int = Field(
         200,
         ge=1,
         le=100_000,
-        description="Steps in which a client that was in no round fits its embedding: a late one, or one that "
-        "`sampled-clients` never drew.",
+        description=(
+            "Steps in which a client that was in no round fits its embedding: a late one, or one"
+            " that `sampled-clients` never drew."
+        ),
     )
     validation_windows: int = Field(
         0,
         ge=0,
-        description="Windows of its own held-out text on which a client measures its smaller model after every round it "
-        "trains in. The figures stay with it; a simulation draws them. 0: none.",
+        description=(
+            "Windows of its own held-out text on which a client measures its smaller model after"
+            " every round it trains in. The figures stay with it; a simulation draws them. 0: none."
+        ),
     )
 
     @field_validator("shares")
@@ -113,10 +166,13 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
                     raise ValueError
             except ValueError:
                 raise ValueError(
-                    f"{part.strip()!r} is no number; write shares with commas between them, for instance 0.2,0.5"
+                    f"{part.strip()!r} is no number; write shares with commas between them, for"
+                    " instance 0.2,0.5"
                 ) from None
             if not LEAST_SHARE < share <= MOST_SHARE:
-                raise ValueError(f"{part} is no share above {LEAST_SHARE:g} and up to {MOST_SHARE:g}")
+                raise ValueError(
+                    f"{part} is no share above {LEAST_SHARE:g} and up to {MOST_SHARE:g}"
+                )
         return value.strip()
 
     @property
@@ -131,14 +187,21 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         if self.fits_alone(run.federation) and passes > asked["most_steps"][1]:
             own = f"{run.method}.late-steps x training.accumulation"
             asked["most_steps"] = (own, passes)
-            asked["most_sequences"] = (f"{own} x training.batch-size", passes * run.training.batch_size)
+            asked["most_sequences"] = (
+                f"{own} x training.batch-size",
+                passes * run.training.batch_size,
+            )
         if self.validation_windows:
             asked["most_windows"] = (f"{run.method}.validation-windows", self.validation_windows)
         return asked
 
     def fits_alone(self, federation: FederationSettings) -> bool:
         """Late clients, and those that no round drew, fit their embeddings, where they are asked to do something alone."""
-        return self.conditioned and self.makes_alone and (self.late_clients > 0 or federation.sampled_clients < 1)
+        return (
+            self.conditioned
+            and self.makes_alone
+            and (self.late_clients > 0 or federation.sampled_clients < 1)
+        )
 
     def is_late(self, client: int, enrolled: int) -> bool:
         """Whether a client takes part in no round; of those that enrolled one does at least."""
@@ -149,21 +212,24 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         given = [float(part) for part in self.shares.split(",")] if self.shares else [self.share]
         return given[min(client, len(given) - 1)]
 
-    def contradictions(self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int) -> list[str]:
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
         """What does not fit each other in these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         if lora.merge:
             lines.append(
-                f"lora.merge = true: clients of {method} end with models of different shapes, which stay there; set it to false"
+                f"lora.merge = true: clients of {method} end with models of different shapes, which"
+                " stay there; set it to false"
             )
         if self.late_clients >= num_clients:
             lines.append(
-                f"{method}.late-clients = {self.late_clients}: of {count(num_clients, 'client')} none is left for the "
-                "rounds; lower it"
+                f"{method}.late-clients = {self.late_clients}: of {count(num_clients, 'client')}"
+                " none is left for the rounds; lower it"
             )
         if self.late_clients and not self.conditioned:
             lines.append(
-                f"{method}.late-clients = {self.late_clients}: without conditioning a late client has nothing to fit; set "
-                "it to 0, or conditioned to true"
+                f"{method}.late-clients = {self.late_clients}: without conditioning a late client"
+                " has nothing to fit; set it to 0, or conditioned to true"
             )
         return lines

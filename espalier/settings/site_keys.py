@@ -27,7 +27,8 @@ from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import is_site_name
 
-PRIVATE, PUBLIC = ".key", ".key.pub"
+PRIVATE = ".key"
+PUBLIC = ".key.pub"
 """Endings of the names of a site's files; in front of them is the site's name."""
 CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 MOST_BYTES = 16_384
@@ -48,19 +49,29 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
     """
     try:
         with open(at_home(path), "rb") as file:
-            status, data = os.fstat(file.fileno()), file.read(MOST_BYTES)
+            status = os.fstat(file.fileno())
+            data = file.read(MOST_BYTES)
     except OSError as error:
-        raise Mistake(f"site-key = {path!r}: cannot be read ({error.strerror}); name the site's private key") from None
+        raise Mistake(
+            f"site-key = {path!r}: cannot be read ({error.strerror}); name the site's private key"
+        ) from None
     if status.st_uid == os.getuid() and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise Mistake(f"site-key = {path!r}: others of this machine can read it; chmod 600 it")
     try:
         key = load_ssh_private_key(data, None)
     except TypeError:
-        raise Mistake(f"site-key = {path!r}: asks for a passphrase, which a node cannot give; name a key without one") from None
+        raise Mistake(
+            f"site-key = {path!r}: asks for a passphrase, which a node cannot give; name a key"
+            " without one"
+        ) from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
-        raise Mistake(f"site-key = {path!r}: is no private key in OpenSSH's format; {MAKE_ONE}") from None
+        raise Mistake(
+            f"site-key = {path!r}: is no private key in OpenSSH's format; {MAKE_ONE}"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
-        raise Mistake(f"site-key = {path!r}: is no ECDSA key on a curve that a SuperNode takes; {MAKE_ONE}")
+        raise Mistake(
+            f"site-key = {path!r}: is no ECDSA key on a curve that a SuperNode takes; {MAKE_ONE}"
+        )
     return key
 
 
@@ -73,17 +84,24 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
         With one line per file that is none, all of them at once; or there is no file at all.
     """
     try:
-        files = sorted(file for file in at_home(folder).iterdir() if not file.name.startswith(".") or _site(file))
+        files = sorted(
+            file
+            for file in at_home(folder).iterdir()
+            if not file.name.startswith(".") or _site(file)
+        )
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise Mistake(
-            f"site-keys = {folder!r}: cannot be read ({why}); name a directory on the server with the NAME{PUBLIC} of each site"
+            f"site-keys = {folder!r}: cannot be read ({why}); name a directory on the server with"
+            f" the NAME{PUBLIC} of each site"
         ) from None
     found: dict[str, ec.EllipticCurvePublicKey] = {}
-    lines, holders = [], dict[bytes, str]()
+    lines = []
+    holders = dict[bytes, str]()
     for file in files:
         try:
-            name, key = _site(file), public_key(file)
+            name = _site(file)
+            key = public_key(file)
         except Mistake as mistake:
             lines.append(str(mistake))
             continue
@@ -107,16 +125,23 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
         Its name is not that of a site's key, or it holds something else.
     """
     if not _site(file):
-        raise Mistake(f"{file.name}: is not named NAME{PUBLIC} after a site; rename it, or take it away")
+        raise Mistake(
+            f"{file.name}: is not named NAME{PUBLIC} after a site; rename it, or take it away"
+        )
     try:
         with open(file, "rb") as opened:
             key = load_ssh_public_key(opened.read(MOST_BYTES))
     except OSError as error:
         raise Mistake(f"{file.name}: cannot be read ({error.strerror})") from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
-        raise Mistake(f"{file.name}: is no public key in OpenSSH's format; ask the site for its {file.name}") from None
+        raise Mistake(
+            f"{file.name}: is no public key in OpenSSH's format; ask the site for its {file.name}"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
-        raise Mistake(f"{file.name}: is no ECDSA key on a curve that a SuperLink takes; have the site {MAKE_ONE}")
+        raise Mistake(
+            f"{file.name}: is no ECDSA key on a curve that a SuperLink takes; have the site"
+            f" {MAKE_ONE}"
+        )
     return key
 
 
@@ -129,7 +154,11 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 def _site(file: Path) -> str:
     """The site that a file is named after; empty if it is none."""
     name = file.name.removesuffix(PUBLIC)
-    return name if file.name.endswith(PUBLIC) and name not in ("", ".", "..") and is_site_name(name) else ""
+    return (
+        name
+        if file.name.endswith(PUBLIC) and name not in ("", ".", "..") and is_site_name(name)
+        else ""
+    )
 
 
 def _bytes_of(key: ec.EllipticCurvePublicKey) -> bytes:

@@ -14,40 +14,58 @@ from espalier.settings.table import ReadWith
 class SliceGptSettings(MethodSettings):
     """Table ``[slicegpt]`` (Ashkboos et al. 2024, section 3)."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("client-weights", "max-weight-ratio", "max-update-ratio")
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "client-weights",
+        "max-weight-ratio",
+        "max-update-ratio",
+    )
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {"covariances": "public"}
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {
+        "covariances": "public"
+    }
     READ_WITH: ClassVar[ReadWith] = {
-        key: {"covariances": ("public",)} for key in ("public-text", "public-windows", "public-window-tokens")
+        key: {"covariances": ("public",)}
+        for key in ("public-text", "public-windows", "public-window-tokens")
     }
 
     slicing: float = Field(
         0.2,
         ge=0,
         lt=1,
-        description="Share of the residual stream's width that goes. Parameters fall by less, as each block gets two matrices "
-        "that lead from one basis to the next: in a model of LLaMA-2-7B's shape by 10% with 0.2, 16% with 0.25, 22% with "
-        "0.3; a model whose head is its embedding gets one of its own. 0 rotates and cuts nothing.",
+        description=(
+            "Share of the residual stream's width that goes. Parameters fall by less, as each block"
+            " gets two matrices that lead from one basis to the next: in a model of LLaMA-2-7B's"
+            " shape by 10% with 0.2, 16% with 0.25, 22% with 0.3; a model whose head is its"
+            " embedding gets one of its own. 0 rotates and cuts nothing."
+        ),
     )
     multiple: int = Field(
         8,
         ge=1,
-        description="The width that stays is a multiple of it, so a little more goes. With 64 the sliced model can be held in "
-        "NF4, for instance to be tuned with `training.base=nf4`.",
+        description=(
+            "The width that stays is a multiple of it, so a little more goes. With 64 the sliced"
+            " model can be held in NF4, for instance to be tuned with `training.base=nf4`."
+        ),
     )
     covariances: Literal["clients", "public"] = Field(
         "clients",
-        description="Whose signals say which components are minor: the clients', pooled, or those of a public text at the "
-        "server, for which clients send nothing.",
+        description=(
+            "Whose signals say which components are minor: the clients', pooled, or those of a"
+            " public text at the server, for which clients send nothing."
+        ),
     )
     public_text: str = Field(
         "code",
         min_length=1,
-        description="The public text: `documentation` or `code` (the tenth that no client holds), or the path of a text file. "
-        "It must be none of `evaluation.texts`.",
+        description=(
+            "The public text: `documentation` or `code` (the tenth that no client holds), or the"
+            " path of a text file. It must be none of `evaluation.texts`."
+        ),
     )
     public_windows: int = Field(64, ge=1, description="Windows of it.")
-    public_window_tokens: int = Field(256, ge=2, description="Tokens of a window, at most as many as the model has positions.")
+    public_window_tokens: int = Field(
+        256, ge=2, description="Tokens of a window, at most as many as the model has positions."
+    )
 
     @property
     def makes_alone(self) -> bool:
@@ -66,7 +84,7 @@ class SliceGptSettings(MethodSettings):
         kept -= kept % self.multiple
         if kept < 1:
             raise Mistake(
-                f"slicing = {self.slicing}: of a residual stream of width {dense} no multiple of {self.multiple} would stay; "
-                "lower slicing or multiple"
+                f"slicing = {self.slicing}: of a residual stream of width {dense} no multiple of"
+                f" {self.multiple} would stay; lower slicing or multiple"
             )
         return kept

@@ -18,7 +18,12 @@ class Table(BaseModel):
     """A table of settings; its keys are written with hyphens, as in ``pyproject.toml``."""
 
     model_config = ConfigDict(
-        alias_generator=_hyphenated, populate_by_name=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+        alias_generator=_hyphenated,
+        populate_by_name=True,
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
     )
 
     READ_WITH: ClassVar[ReadWith] = {}
@@ -39,7 +44,11 @@ def mistake_lines(error: ValidationError, known: Sequence[str], name: str = "") 
 def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
     key = (prefix + ".".join(str(part) for part in detail["loc"])).rstrip(".")
     if detail["type"] == "extra_forbidden":
-        return unknown_key(key, [name for name in known if name.startswith(prefix)] + [name for name in known if "." in name])
+        return unknown_key(
+            key,
+            [name for name in known if name.startswith(prefix)]
+            + [name for name in known if "." in name],
+        )
     if detail["type"] == "missing":
         return f"{key}: has to be given"
     message = detail["msg"].removeprefix("Value error, ")
@@ -48,7 +57,9 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """What is said of a key that is none: a key of this name in another table, one of a like name, or all that there are."""
-    namesakes = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2] != name]
+    namesakes = [
+        name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2] != name
+    ]
     if close := namesakes[:1] or difflib.get_close_matches(key, known, n=1):
         return f"{key}: unknown key; did you mean '{close[0]}'?"
     return f"{key}: unknown key; known are {', '.join(dict.fromkeys(known))}"

@@ -13,8 +13,11 @@ class TimedSettings(MethodSettings):
     fleet: str = Field(
         NONE,
         min_length=1,
-        description="Devices that the run pretends to have, for `virtual_seconds` in summary and ledger: `full`, `low`, "
-        "`medium` or `high` of `conf/devices`, or a file; `none`: nothing is told.",
+        description=(
+            "Devices that the run pretends to have, for `virtual_seconds` in summary and ledger:"
+            " `full`, `low`, `medium` or `high` of `conf/devices`, or a file; `none`: nothing is"
+            " told."
+        ),
     )
 
     def fleet_name(self, *, simulation: bool) -> str:

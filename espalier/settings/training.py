@@ -23,26 +23,44 @@ class TrainingSettings(Table):
 
     base: Literal["float32", "bfloat16", "nf4"] = Field(
         "float32",
-        description="What the frozen base model is held in. `nf4` quantises the blocks' linears to 4 bits (needs the extra "
-        "`nf4`), once per node; they are then read from `<state-dir>/quantised`.",
+        description=(
+            "What the frozen base model is held in. `nf4` quantises the blocks' linears to 4 bits"
+            " (needs the extra `nf4`), once per node; they are then read from"
+            " `<state-dir>/quantised`."
+        ),
     )
-    double_quantisation: bool = Field(True, description="The constants of the NF4 quantisation are quantised too.")
+    double_quantisation: bool = Field(
+        True, description="The constants of the NF4 quantisation are quantised too."
+    )
     steps: int = Field(10, ge=1, description="Optimiser steps of a client in a round.")
     batch_size: int = Field(4, ge=1, description="Sequences of a forward pass.")
     accumulation: int = Field(1, ge=1, description="Forward passes of an optimiser step.")
-    learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest.")
+    learning_rate: float = Field(
+        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest."
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="How the learning rate falls over all rounds together."
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises at the start of the run.")
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps over which the learning rate rises at the start of the run."
+    )
     weight_decay: float = Field(
-        0.0, ge=0, description="Weight decay of AdamW; times learning rate and steps of a round it is at most 1."
+        0.0,
+        ge=0,
+        description=(
+            "Weight decay of AdamW; times learning rate and steps of a round it is at most 1."
+        ),
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="First beta of AdamW.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Second beta of AdamW.")
-    max_gradient_norm: float = Field(1.0, ge=0, description="Gradients are clipped to this norm, 0.001 or more; 0 leaves them.")
+    max_gradient_norm: float = Field(
+        1.0, ge=0, description="Gradients are clipped to this norm, 0.001 or more; 0 leaves them."
+    )
     proximal: float = Field(
-        0.0, ge=0, le=MOST_PULL, description="FedProx: strength of the pull towards the round's global adapters."
+        0.0,
+        ge=0,
+        le=MOST_PULL,
+        description="FedProx: strength of the pull towards the round's global adapters.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Compute activations again in the backward pass: less memory, more time."
@@ -53,7 +71,8 @@ class TrainingSettings(Table):
     def _leaves_a_gradient(cls, value: float) -> float:
         if 0 < value < LEAST_GRADIENT_NORM:
             raise ValueError(
-                f"is below {LEAST_GRADIENT_NORM}, so that AdamW would send gradients as they are; raise it, or take 0"
+                f"is below {LEAST_GRADIENT_NORM}, so that AdamW would send gradients as they are;"
+                " raise it, or take 0"
             )
         return value
 
@@ -62,7 +81,8 @@ class TrainingSettings(Table):
         decayed = self.learning_rate * self.weight_decay * self.steps
         if decayed > MOST_DECAYED:
             raise ValueError(
-                f"weight-decay = {self.weight_decay}: learning-rate x weight-decay x steps = {decayed:g} is above "
-                f"{MOST_DECAYED:g}, so that a round's first steps are forgotten; lower one of them"
+                f"weight-decay = {self.weight_decay}: learning-rate x weight-decay x steps ="
+                f" {decayed:g} is above {MOST_DECAYED:g}, so that a round's first steps are"
+                " forgotten; lower one of them"
             )
         return self

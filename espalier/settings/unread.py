@@ -9,7 +9,9 @@ OF_ITEMS = ("test-path", "max-test-items", "max-tokens", "max-test-tokens", "los
 """Keys of ``[task]`` that text has no use for."""
 
 
-def not_read(flat: Mapping[str, Any], tuning: tuple[str, ...], pruning: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+def not_read(
+    flat: Mapping[str, Any], tuning: tuple[str, ...], pruning: tuple[str, ...]
+) -> dict[str, tuple[str, str]]:
     """Keys that are not read, by the key whose value is the reason, and what would have them read, in words.
 
     Parameters
@@ -23,13 +25,21 @@ def not_read(flat: Mapping[str, Any], tuning: tuple[str, ...], pruning: tuple[st
         for key in keys:
             found.setdefault(key, (choice, remedy))
 
-    tunes, task, source = flat["method"] in tuning, flat["task.name"], flat["data.source"]
+    tunes = flat["method"] in tuning
+    task = flat["task.name"]
+    source = flat["data.source"]
     if tunes:
         note("method", one_of("method", pruning), "data.windows")
         if task == TEXT:
             note("task.name", "another task", *(f"task.{key}" for key in OF_ITEMS))
         else:
-            note("task.name", f"task.name = '{TEXT}'", "data.window-tokens", "data.field", "data.partition-field")
+            note(
+                "task.name",
+                f"task.name = '{TEXT}'",
+                "data.window-tokens",
+                "data.field",
+                "data.partition-field",
+            )
         if task not in WRITTEN:
             note("task.name", one_of("task.name", WRITTEN), "task.answer-tokens")
         if flat["training.base"] != "nf4":
@@ -39,9 +49,19 @@ def not_read(flat: Mapping[str, Any], tuning: tuple[str, ...], pruning: tuple[st
     if source != "hub":
         note("data.source", "data.source = 'hub'", "data.hub-config", "data.hub-split")
     if "{client}" in str(flat["data.path"]):
-        note("data.path", "a data.path without {client}", "data.partition", "data.partition-field", "data.alpha")
+        note(
+            "data.path",
+            "a data.path without {client}",
+            "data.partition",
+            "data.partition-field",
+            "data.alpha",
+        )
     if flat["data.partition"] not in ("by-field", "dirichlet"):
-        note("data.partition", one_of("data.partition", ("by-field", "dirichlet")), "data.partition-field")
+        note(
+            "data.partition",
+            one_of("data.partition", ("by-field", "dirichlet")),
+            "data.partition-field",
+        )
     if flat["data.partition"] not in ("dirichlet", "quantity"):
         note("data.partition", one_of("data.partition", ("dirichlet", "quantity")), "data.alpha")
     return found

@@ -42,7 +42,9 @@ class AtWork:
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError as error:
-            raise Mistake(f"cannot write {self.path}: {error.strerror}; name another state-dir") from None
+            raise Mistake(
+                f"cannot write {self.path}: {error.strerror}; name another state-dir"
+            ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_SH)
             yield

@@ -25,7 +25,9 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise Mistake(f"cannot write {path}: {error.strerror}; choose another directory or free it") from error
+        raise Mistake(
+            f"cannot write {path}: {error.strerror}; choose another directory or free it"
+        ) from error
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -37,7 +39,9 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     except OSError as error:
         with suppress(FileNotFoundError):
             os.unlink(name)
-        raise Mistake(f"cannot write {path}: {error.strerror or error}; the file is as it was before") from error
+        raise Mistake(
+            f"cannot write {path}: {error.strerror or error}; the file is as it was before"
+        ) from error
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(name)
@@ -59,7 +63,9 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
         A number is NaN or infinite, which JSON has no words for; its key is named. Or as ``replacing`` does.
     """
     if (key := next(not_finite_keys(value), None)) is not None:
-        raise Mistake(f"cannot write {path}: {key} is NaN or infinite; the file is as it was before")
+        raise Mistake(
+            f"cannot write {path}: {key} is NaN or infinite; the file is as it was before"
+        )
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
 
 

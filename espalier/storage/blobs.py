@@ -28,7 +28,9 @@ class BlobStore:
     remedy : what to do about a blob that is damaged or missing
     """
 
-    def __init__(self, root: Path, mode: int = 0o644, remedy: str = "send the round's first message again") -> None:
+    def __init__(
+        self, root: Path, mode: int = 0o644, remedy: str = "send the round's first message again"
+    ) -> None:
         self.root = root
         self._mode = mode
         self._remedy = remedy
@@ -50,7 +52,8 @@ class BlobStore:
 
     def put_pieces(self, pieces: Iterable[bytes | memoryview]) -> str:
         """Store a blob that is larger than memory, piece by piece, and return its hash."""
-        digest, unfinished = hashlib.sha256(), self.root / "unfinished"
+        digest = hashlib.sha256()
+        unfinished = self.root / "unfinished"
         with replacing(unfinished, self._mode) as file:
             for piece in pieces:
                 digest.update(piece)

@@ -12,7 +12,17 @@ from typing import Any
 
 from espalier.amounts import count
 from espalier.settings.mistakes import Mistake
-from espalier.storage.hash_chain import BEFORE, CHAINED, NUMBER, OWN, UNCHAINED, digest, is_whole, own_hash, read_entry
+from espalier.storage.hash_chain import (
+    BEFORE,
+    CHAINED,
+    NUMBER,
+    OWN,
+    UNCHAINED,
+    digest,
+    is_whole,
+    own_hash,
+    read_entry,
+)
 
 BEGINNING = b'{"'
 """Of every entry."""
@@ -71,14 +81,20 @@ class _Stray:
         self.open_end = not line.endswith(b"\n")
         if entry is not None and not self.open_end and entry.keys() >= CHAINED:
             same = entry[OWN] == own_hash(entry)
-            why = "is not written as it was" if same else "does not have its own hash: something in it was changed"
+            why = (
+                "is not written as it was"
+                if same
+                else "does not have its own hash: something in it was changed"
+            )
             self.changed = self.changed or f"line {number}: {why}"
         elif entry is not None and not self.open_end:
             self.older += 1
         elif _may_be_torn(line):
             self.others += 1
         else:
-            self.changed = self.changed or f"line {number}: is no entry of the chain, nor the beginning of one"
+            self.changed = (
+                self.changed or f"line {number}: is no entry of the chain, nor the beginning of one"
+            )
 
 
 def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
@@ -89,7 +105,8 @@ def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
     Mistake
         It cannot be read.
     """
-    checked, stray = Checked(), _Stray()
+    checked = Checked()
+    stray = _Stray()
     try:
         for number, line in _lines(path):
             entry = read_entry(line)
@@ -121,33 +138,58 @@ def _fault(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any]) 
         return f"line {stray.first_line}: is no entry of the chain"
     told = entry.get(UNCHAINED)
     if stray.num_bytes and told is None:
-        return f"line {stray.first_line}: is no entry of the chain, and the entry behind it does not tell of it"
+        return (
+            f"line {stray.first_line}: is no entry of the chain, and the entry behind it does not"
+            " tell of it"
+        )
     if told is not None and told != {"bytes": stray.num_bytes, "sha256": stray.hash.hexdigest()}:
-        return f"line {stray.first_line or number}: what stands before entry {entry[NUMBER]} is not what that found there"
+        return (
+            f"line {stray.first_line or number}: what stands before entry {entry[NUMBER]} is not"
+            " what that found there"
+        )
     origin = {key: str(entry.get(key)) for key in BOUND_TO}
     if checked.origin is not None and origin != checked.origin:
         return f"line {number}: is of another run or site: {origin['lineage']} at {origin['site']}"
-    expected, found = checked.entries + 1, entry[NUMBER]
+    expected = checked.entries + 1
+    found = entry[NUMBER]
     if found > expected:
-        missing = f"entry {expected} is" if found == expected + 1 else f"entries {expected} to {found - 1} are"
+        missing = (
+            f"entry {expected} is"
+            if found == expected + 1
+            else f"entries {expected} to {found - 1} are"
+        )
         return f"line {number}: is entry {found}, and {missing} missing before it"
     if found < expected:
-        return f"line {number}: is entry {found}, and stands behind entry {checked.entries}: it was moved or inserted"
+        return (
+            f"line {number}: is entry {found}, and stands behind entry {checked.entries}: it was"
+            " moved or inserted"
+        )
     if entry[BEFORE] != (checked.head or digest(origin)):
-        return f"line {number}: does not hold the hash of what stands before it: one of the two was exchanged"
+        return (
+            f"line {number}: does not hold the hash of what stands before it: one of the two was"
+            " exchanged"
+        )
     return ""
 
 
-def _take(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any], wanted: Collection[str]) -> None:
+def _take(
+    checked: Checked, stray: _Stray, number: int, entry: dict[str, Any], wanted: Collection[str]
+) -> None:
     if stray.older:
-        told = f"{count(stray.older, 'entry', 'entries')} of a release without a chain, unchanged since"
+        told = (
+            f"{count(stray.older, 'entry', 'entries')} of a release without a chain, unchanged"
+            " since"
+        )
         checked.notes.append(f"before entry {entry[NUMBER]} stand {told}")
     checked.torn += stray.others
     if stray.others:
-        checked.notes.append(_torn(number - stray.others, number - 1, f"entry {entry[NUMBER]} tells of it"))
+        checked.notes.append(
+            _torn(number - stray.others, number - 1, f"entry {entry[NUMBER]} tells of it")
+        )
     checked.origin = {key: str(entry.get(key)) for key in BOUND_TO}
     checked.unchained += stray.older
-    checked.head, checked.entries = entry[OWN], entry[NUMBER]
+    checked.head = entry[OWN]
+    checked.entries = entry[NUMBER]
     kind = str(entry.get("entry", "reply"))
     checked.kinds[kind] += 1
     if kind == "reply" and type(size := entry.get("bytes")) is int:
@@ -166,7 +208,13 @@ def _end(checked: Checked, stray: _Stray) -> None:
         checked.fault = stray.changed
     elif stray.open_end and not stray.older:
         checked.torn += stray.others
-        checked.notes.append(_torn(stray.first_line, stray.first_line + stray.others - 1, "the next entry will tell of it"))
+        checked.notes.append(
+            _torn(
+                stray.first_line,
+                stray.first_line + stray.others - 1,
+                "the next entry will tell of it",
+            )
+        )
     elif stray.others == stray.open_end and not checked.entries:
         checked.unchained = stray.older
     else:
@@ -176,11 +224,18 @@ def _end(checked: Checked, stray: _Stray) -> None:
 def _may_be_torn(line: bytes) -> bool:
     """Whether a line is what a process leaves that ends while it writes an entry: the beginning of a JSON object."""
     text = line.removesuffix(b"\n")
-    return BEGINNING.startswith(text[: len(BEGINNING)]) and text.isascii() and text.decode("ascii").isprintable()
+    return (
+        BEGINNING.startswith(text[: len(BEGINNING)])
+        and text.isascii()
+        and text.decode("ascii").isprintable()
+    )
 
 
 def _torn(first: int, last: int, told: str) -> str:
     """Another process may end while it writes behind a torn line, so that there are several."""
     lines = f"line {first}: is" if first == last else f"lines {first} to {last}: are"
     left = "a process that ends while it writes leaves such a line, and its reply does not leave"
-    return f"{lines} torn: {left}; so does who spoils the last entry, which a hash noted before would show; {told}"
+    return (
+        f"{lines} torn: {left}; so does who spoils the last entry, which a hash noted before would"
+        f" show; {told}"
+    )

@@ -43,7 +43,10 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise Mistake(f"{path}: cannot be locked: {error.strerror}") from None
-            warnings.warn(f"{path}: this file system has no locks; nothing keeps a second process away", stacklevel=3)
+            warnings.warn(
+                f"{path}: this file system has no locks; nothing keeps a second process away",
+                stacklevel=3,
+            )
         _write(file.fileno(), _oneself())
         try:
             yield
@@ -110,7 +113,9 @@ def _cannot_be_opened(path: Path, why: str | None) -> Mistake:
 
 
 def _held(path: Path) -> Mistake:
-    return Mistake(f"{path.parent}: {_holder(path)} is at work there; wait until it has ended, or end it")
+    return Mistake(
+        f"{path.parent}: {_holder(path)} is at work there; wait until it has ended, or end it"
+    )
 
 
 def _oneself() -> str:

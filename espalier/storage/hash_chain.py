@@ -26,7 +26,10 @@ from typing import Any
 from espalier.settings.bounded_json import read_json
 from espalier.storage.atomic import sync_directory
 
-NUMBER, BEFORE, OWN, UNCHAINED = "number", "before", "sha256", "unchained"
+NUMBER = "number"
+BEFORE = "before"
+OWN = "sha256"
+UNCHAINED = "unchained"
 CHAINED = {NUMBER, BEFORE, OWN}
 """Keys that every entry has."""
 LEAST_READ = 65_536
@@ -137,7 +140,8 @@ class HashChain:
         while True:
             start = max(0, size - wanted)
             data = os.pread(handle, size - start, start)
-            open_end, stop = not data.endswith(b"\n"), len(data)
+            open_end = not data.endswith(b"\n")
+            stop = len(data)
             while stop > 0:
                 begin = data.rfind(b"\n", 0, stop - 1) + 1
                 if begin == 0 and start > 0:

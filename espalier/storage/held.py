@@ -87,7 +87,8 @@ class HeldReplies:
 
     def undecided(self) -> tuple[list[Held], list[Mistake]]:
         """Those on which nobody decided, the oldest first, and what is wrong with those that cannot be read."""
-        found, damaged = list[Held](), list[Mistake]()
+        found = list[Held]()
+        damaged = list[Mistake]()
         for path in self._documents():
             try:
                 held = self._read(path)
@@ -145,11 +146,16 @@ class HeldReplies:
         Mistake
             Somebody has decided on this one, which is final.
         """
-        with open(self.folder / "deciding.lock", "ab", opener=partial(os.open, mode=OWNER_ONLY_FILE)) as lock:
+        with open(
+            self.folder / "deciding.lock", "ab", opener=partial(os.open, mode=OWNER_ONLY_FILE)
+        ) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (decision := self.decision(held)) is not None:
                 word = "released" if decision.released else "refused"
-                raise Mistake(f"release: {held.id}: was {word} by {decision.by} at {decision.time}, which is final")
+                raise Mistake(
+                    f"release: {held.id}: was {word} by {decision.by} at {decision.time}, which is"
+                    " final"
+                )
             yield
 
     def require_as_shown(self, held: Held) -> None:
@@ -158,14 +164,17 @@ class HeldReplies:
         for blob in held.blobs:
             if not store.is_whole(blob["sha256"]):
                 raise Mistake(
-                    f"{store.path(blob['sha256'])}: is not what is held: its bytes changed, or it is gone; remove "
-                    f"{self._document(held)}, and the reply is held anew when the server asks again"
+                    f"{store.path(blob['sha256'])}: is not what is held: its bytes changed, or it"
+                    f" is gone; remove {self._document(held)}, and the reply is held anew when the"
+                    " server asks again"
                 )
 
     def decide(self, held: Held, decision: Decision) -> None:
         """Write a decision down, within ``deciding``; the blobs are needed no more."""
         write_bytes(
-            self._decided(held), sealed({"version": VERSION, "digest": held.digest, **decision.__dict__}), OWNER_ONLY_FILE
+            self._decided(held),
+            sealed({"version": VERSION, "digest": held.digest, **decision.__dict__}),
+            OWNER_ONLY_FILE,
         )
         shutil.rmtree(self.folder / held.id, ignore_errors=True)
 
@@ -196,7 +205,10 @@ class HeldReplies:
         found = read_sealed(path, VERSION)
         held = Held(found["entry"], found["scalars"], found["later"])
         if found["digest"] != held.digest or path != self._document(held):
-            raise Mistake(f"{path}: does not describe the reply that it is named for; remove it, and the reply is held anew")
+            raise Mistake(
+                f"{path}: does not describe the reply that it is named for; remove it, and the"
+                " reply is held anew"
+            )
         return held
 
 
@@ -207,4 +219,6 @@ def in_order(found: Sequence[Held]) -> list[Held]:
 
 def held_at(root: Path) -> list[HeldReplies]:
     """The held replies of all sites and runs below a state directory."""
-    return [HeldReplies(folder) for folder in sorted(root.glob(f"*/*/{HELD}")) if is_ours(folder.parent)]
+    return [
+        HeldReplies(folder) for folder in sorted(root.glob(f"*/*/{HELD}")) if is_ours(folder.parent)
+    ]

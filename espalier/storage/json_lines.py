@@ -23,7 +23,8 @@ class JsonLines:
         handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, self._mode)
         try:
             size = os.fstat(handle).st_size
-            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # by a machine that went down
+            # By a machine that went down.
+            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
             data = (b"\n" if torn else b"") + line.encode()
             if os.write(handle, data) != len(data):
                 os.ftruncate(handle, size)

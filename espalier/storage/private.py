@@ -62,8 +62,8 @@ def require_writable(folder: Path, key: str) -> None:
             pass
     except OSError as error:
         raise Mistake(
-            f"{key} = {shortened(str(folder))!r}: {error.strerror}; name a directory that this node can write, and check as "
-            "its account"
+            f"{key} = {shortened(str(folder))!r}: {error.strerror}; name a directory that this node"
+            " can write, and check as its account"
         ) from error
 
 
@@ -78,15 +78,24 @@ def mark_as_ours(folder: Path, **more: Any) -> None:
     others = _others(folder)  # first: who made something there meanwhile has marked it before
     if others and not is_ours(folder):
         raise Mistake(
-            f"{folder}: Espalier did not make this directory, and {others[0]} lies in it; name another state-dir, or move it"
+            f"{folder}: Espalier did not make this directory, and {others[0]} lies in it; name"
+            " another state-dir, or move it"
         )
     write_json(folder / VERSION_FILE, {"version": VERSION, **more}, OWNER_ONLY_FILE)
 
 
 def _others(folder: Path) -> list[str]:
     """What is in a directory beside what can be there before it is marked: our lock, or an unfinished version file."""
-    names = [name for name in os.listdir(folder) if name != VERSION_FILE and not name.startswith(f".{VERSION_FILE}.")]
-    return sorted(name for name in names if name != LOCK or (folder / name).is_dir() or (folder / name).stat().st_size)
+    names = [
+        name
+        for name in os.listdir(folder)
+        if name != VERSION_FILE and not name.startswith(f".{VERSION_FILE}.")
+    ]
+    return sorted(
+        name
+        for name in names
+        if name != LOCK or (folder / name).is_dir() or (folder / name).stat().st_size
+    )
 
 
 def collect_old_runs(root: Path, older_than: float) -> None:
@@ -127,7 +136,8 @@ def is_ours(folder: Path) -> bool:
 def lineages_of(root: Path, site: str) -> set[str]:
     """The runs of which a site keeps state."""
     found = (file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}"))
-    return {name for name in found if is_lineage(name)}  # a model's folder may be called as a site is
+    # A model's folder may be called as a site is.
+    return {name for name in found if is_lineage(name)}
 
 
 class PrivateState:
@@ -139,7 +149,9 @@ class PrivateState:
     client : what the site is asked as, and must stay in this run, by the word that an error has for it: number, settings
     """
 
-    def __init__(self, root: Path, lineage: str, site: str, client: Mapping[str, str | int]) -> None:
+    def __init__(
+        self, root: Path, lineage: str, site: str, client: Mapping[str, str | int]
+    ) -> None:
         self.root = root
         self.folder = root / lineage / site
         self.client = dict(client)
@@ -180,12 +192,18 @@ class PrivateState:
         document = _read_json(path)
         if (found := document.get("version")) != VERSION:
             raise Mistake(
-                f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory"
+                f"{self.folder}: private state of version {found}, this program writes {VERSION};"
+                " remove the directory"
             )
         if not isinstance(known := document.get("client", {}), dict):
             raise _damaged(path)
-        if other := [name for name, value in self.client.items() if known.get(name, value) != value]:
-            raise Mistake(f"message: this site takes part in this run with another {' and '.join(other)}; begin a new run")
+        if other := [
+            name for name, value in self.client.items() if known.get(name, value) != value
+        ]:
+            raise Mistake(
+                f"message: this site takes part in this run with another {' and '.join(other)};"
+                " begin a new run"
+            )
 
     @property
     def own_model(self) -> Path:
@@ -215,11 +233,18 @@ class PrivateState:
 
     def documents(self, server_round: int) -> dict[str, str]:
         """SHA-256 of each JSON document of a round by name: whether two moments found the same state."""
-        return {file.stem: sha256(file.read_bytes()) for file in sorted(self._round(server_round).glob("*.json"))}
+        return {
+            file.stem: sha256(file.read_bytes())
+            for file in sorted(self._round(server_round).glob("*.json"))
+        }
 
     def brought(self) -> dict[str, str]:
         """SHA-256 of what a server brought for the whole run, by name: a model, and what it is used with."""
-        names = [folder / name for folder in (self.folder / "lasting",) for name in ("model.json", "emulator.json")]
+        names = [
+            folder / name
+            for folder in (self.folder / "lasting",)
+            for name in ("model.json", "emulator.json")
+        ]
         return {file.stem: sha256(file.read_bytes()) for file in names if file.exists()}
 
     def held(self) -> Path:
@@ -261,7 +286,8 @@ class PrivateState:
         self.require_same_client()
         path = self.folder / VERSION_FILE
         known = _read_json(path).get("client", {}) if os.path.exists(path) else {}
-        if not known.keys() >= self.client.keys():  # when it was asked to take part, it had no number as yet
+        # When it was asked to take part, it had no number as yet.
+        if not known.keys() >= self.client.keys():
             mark_as_ours(self.folder, client=known | self.client)
 
 
@@ -281,6 +307,7 @@ def _damaged(path: Path) -> Mistake:
 
 def _unusable(root: Path, error: OSError) -> Mistake:
     return Mistake(
-        f"state-dir = {shortened(str(root))!r}: {error.strerror}; name a directory that this node can write, with state-dir in "
-        "--node-config or in the environment variable ESPALIER_STATE_DIR"
+        f"state-dir = {shortened(str(root))!r}: {error.strerror}; name a directory that this node"
+        " can write, with state-dir in --node-config or in the environment variable"
+        " ESPALIER_STATE_DIR"
     )

@@ -22,7 +22,9 @@ class Damaged(Mistake):
 def sealed(document: dict[str, Any]) -> bytes:
     """The document as a file: its entries in order of their names, and the checksum of all of them."""
     as_read = json.loads(json.dumps(document, allow_nan=False))
-    return (json.dumps({**as_read, SEAL: _digest(as_read)}, indent=2, sort_keys=True) + "\n").encode()
+    return (
+        json.dumps({**as_read, SEAL: _digest(as_read)}, indent=2, sort_keys=True) + "\n"
+    ).encode()
 
 
 def read_sealed(path: Path, version: int) -> dict[str, Any]:
@@ -44,18 +46,27 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
     if not isinstance(document, dict) or not document:
         raise Damaged(f"{path}: is damaged: it holds no document")
     found = document.get("version", 1)
-    if SEAL not in document and isinstance(found, int) and found < version:  # documents were sealed from version 2 on
+    # Documents were sealed from version 2 on.
+    if SEAL not in document and isinstance(found, int) and found < version:
         raise _other_version(path, found, version)
     if document.pop(SEAL, None) != _digest(document):
-        raise Damaged(f"{path}: is damaged: it does not have its checksum, so that something in it was changed")
+        raise Damaged(
+            f"{path}: is damaged: it does not have its checksum, so that something in it was"
+            " changed"
+        )
     if found != version:
         raise _other_version(path, found, version)
     return document
 
 
 def _other_version(path: Path, found: int, version: int) -> Mistake:
-    return Mistake(f"{path}: version {found}, this program reads {version}; resume with the release that wrote it")
+    return Mistake(
+        f"{path}: version {found}, this program reads {version}; resume with the release that"
+        " wrote it"
+    )
 
 
 def _digest(document: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

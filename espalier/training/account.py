@@ -66,9 +66,14 @@ class Account:
         shapes = self.adapters.shapes()
         return {key: _packed_bytes(tuple(block.items()), payload) for key, block in shapes.items()}
 
-    def frozen_bytes(self, base: Base, dtype: torch.dtype = torch.bfloat16, double_quantisation: bool = True) -> int:
+    def frozen_bytes(
+        self, base: Base, dtype: torch.dtype = torch.bfloat16, double_quantisation: bool = True
+    ) -> int:
         """Bytes of the frozen weights as ``load_whole`` holds them; arguments as those of ``Footprint.weight_bytes``."""
-        return self.footprint.weight_bytes(base, dtype, double_quantisation) - FLOAT32 * self._trained_head
+        return (
+            self.footprint.weight_bytes(base, dtype, double_quantisation)
+            - FLOAT32 * self._trained_head
+        )
 
     @property
     def trained_bytes(self) -> int:
@@ -83,7 +88,9 @@ class Account:
     def activation_bytes(self, batch_size: int, tokens: int, dtype: torch.dtype) -> int:
         """Bytes that are kept for the backward pass; see ``activations.saved_bytes``, to which ``dtype`` is the base's."""
         skeleton = _skeleton(self.config, self.family, self.num_labels)
-        return saved_bytes(skeleton, self.family, self.adapters, len(self.plan.blocks), dtype, batch_size, tokens)
+        return saved_bytes(
+            skeleton, self.family, self.adapters, len(self.plan.blocks), dtype, batch_size, tokens
+        )
 
 
 def account(model: str, lora: LoraSettings, num_labels: int = 2) -> Account:
@@ -107,7 +114,9 @@ def account(model: str, lora: LoraSettings, num_labels: int = 2) -> Account:
         counted = footprint(config, labels)
         skeleton = _skeleton(config, family, labels)
         plan = _plan(skeleton, family)
-        return Account(model, config, family, counted, plan, adapter_plan(plan, lora, labels or 0), labels)
+        return Account(
+            model, config, family, counted, plan, adapter_plan(plan, lora, labels or 0), labels
+        )
     except Mistake as mistake:
         raise Mistake(f"{model}: {mistake}") from None
 
@@ -130,7 +139,9 @@ def _plan(skeleton: nn.Module, family: Family) -> ModelPlan:
         for index in range(num_blocks)
     )
     features = blocks[0].linears[0].shape[1] if family.kind == "encoder" else 0
-    return ModelPlan(blocks, sum(parameter.numel() for parameter in skeleton.parameters()), features)
+    return ModelPlan(
+        blocks, sum(parameter.numel() for parameter in skeleton.parameters()), features
+    )
 
 
 @cache

@@ -18,7 +18,13 @@ from espalier.wire.adapters import AdapterPlan
 
 
 def saved_bytes(
-    skeleton: Any, family: Family, adapters: AdapterPlan, num_blocks: int, dtype: torch.dtype, batch_size: int, tokens: int
+    skeleton: Any,
+    family: Family,
+    adapters: AdapterPlan,
+    num_blocks: int,
+    dtype: torch.dtype,
+    batch_size: int,
+    tokens: int,
 ) -> int:
     """Bytes of the activations that are kept for the backward pass.
 
@@ -48,7 +54,8 @@ def saved_bytes(
 
 def _saved_in_forward(model: Any, family: Family, batch_size: int, tokens: int) -> int:
     held = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    saved: dict[int, Tensor] = {}  # tensors are kept, so that no storage can take the place of an earlier one
+    # Tensors are kept, so that no storage can take the place of an earlier one.
+    saved: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()._cdata
@@ -61,7 +68,8 @@ def _saved_in_forward(model: Any, family: Family, batch_size: int, tokens: int) 
         logits = model(input_ids=inputs).logits
         labels = torch.zeros(batch_size, dtype=torch.int64)
         if family.kind == "decoder":
-            logits, labels = logits[:, :-1].flatten(0, 1), inputs[:, 1:].flatten()
+            logits = logits[:, :-1].flatten(0, 1)
+            labels = inputs[:, 1:].flatten()
         nn.functional.cross_entropy(logits.to(torch.float32), labels)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 

@@ -48,7 +48,8 @@ class AdaptedModel:
         Mistake
             See ``load_whole`` and ``trained_whole``.
         """
-        chosen, head = settings.training, adapters.head
+        chosen = settings.training
+        head = adapters.head
         whole = load_whole(
             model,
             computing,
@@ -59,8 +60,11 @@ class AdaptedModel:
             double_quantisation=chosen.double_quantisation,
         )
         others = trained_whole(model, whole, adapters.whole)
-        blocks, dropout = len(model.plan.blocks), settings.lora.dropout
-        parameters = put_in(whole, model.family, adapters, blocks, dropout) if adapters.blocks else {}
+        blocks = len(model.plan.blocks)
+        dropout = settings.lora.dropout
+        parameters = (
+            put_in(whole, model.family, adapters, blocks, dropout) if adapters.blocks else {}
+        )
         if adapters.keep_zeros:
             keep_zeros(model, whole, adapters)
         for key, tensors in others.items():
@@ -69,7 +73,9 @@ class AdaptedModel:
 
     def set(self, tensors: Tensors) -> None:
         """Give what is trained other values; blobs that are not named stay as they are."""
-        set_values({key: block for key, block in self.parameters.items() if key in tensors}, tensors)
+        set_values(
+            {key: block for key, block in self.parameters.items() if key in tensors}, tensors
+        )
 
     def values(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the values on the CPU."""

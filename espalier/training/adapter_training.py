@@ -55,7 +55,8 @@ class AdapterTraining:
     def rests_on(self, steps: Iterable[int], enough: int) -> int:
         """Tokens of the sequences to which some steps come, each sequence once; what is beyond ``enough`` is not counted."""
         batch = self.settings.training.batch_size * self.settings.training.accumulation
-        seen, tokens = set[int](), 0
+        seen = set[int]()
+        tokens = 0
         for step in steps:
             for number in sequences_of_step(len(self.sequences), batch, step, self.seed):
                 if number not in seen:
@@ -74,7 +75,9 @@ class AdapterTraining:
     @cached_property
     def adapted(self) -> AdaptedModel:
         """The model that is trained."""
-        return self.load(self.model, self.computing, self.settings, self.adapters, self.cache_folder)
+        return self.load(
+            self.model, self.computing, self.settings, self.adapters, self.cache_folder
+        )
 
     def run(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
@@ -86,25 +89,48 @@ class AdapterTraining:
         Mistake
             No step was finite, a group goes beyond ``[training]``, or the model cannot be loaded.
         """
-        adapted, chosen = self.adapted, self.settings.training
+        adapted = self.adapted
+        chosen = self.settings.training
         adapted.set({**start, **self.frozen})
-        trained_ones = {key: block for key, block in adapted.parameters.items() if key not in self.frozen}
+        trained_ones = {
+            key: block for key, block in adapted.parameters.items() if key not in self.frozen
+        }
         for value in (value for key in self.frozen for value in adapted.parameters[key].values()):
-            value.requires_grad_(False)  # so that no backward pass goes below the lowest adapter that is trained
-        flat = {flat_name(key, name): value for key, block in trained_ones.items() for name, value in block.items()}
-        loop = Loop(adapted.whole, flat, chosen, len(self.sequences), self.sequences.batch, self.seed, self.total_steps)
-        loop.loss, loop.groups = self.loss, self.groups
+            # So that no backward pass goes below the lowest adapter that is trained.
+            value.requires_grad_(False)
+        flat = {
+            flat_name(key, name): value
+            for key, block in trained_ones.items()
+            for name, value in block.items()
+        }
+        loop = Loop(
+            adapted.whole,
+            flat,
+            chosen,
+            len(self.sequences),
+            self.sequences.batch,
+            self.seed,
+            self.total_steps,
+        )
+        loop.loss = self.loss
+        loop.groups = self.groups
         if self.penalty is not None:
             loop.penalty = partial(self.penalty, trained_ones)
         if self.observer is not None:
             loop.observer = self._shown
         trained = loop.run(first_step, steps, moments)
-        return {key: block for key, block in adapted.values().items() if key in trained_ones}, trained
+        return {
+            key: block for key, block in adapted.values().items() if key in trained_ones
+        }, trained
 
     def _shown(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Let the observer have the gradients by blob key and canonical name."""
         assert self.observer is not None
-        names = {flat_name(key, name): (key, name) for key, block in self.adapted.parameters.items() for name in block}
+        names = {
+            flat_name(key, name): (key, name)
+            for key, block in self.adapted.parameters.items()
+            for name in block
+        }
         found: dict[str, dict[str, Tensor]] = {}
         for flat, gradient in gradients.items():
             key, name = names[flat]

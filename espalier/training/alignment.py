@@ -54,9 +54,12 @@ class Teacher:
 
     @staticmethod
     @torch.no_grad()
-    def walked(stream: BlockStream, windows: Tensor, numbers: Sequence[int], blocks: set[int], edits: Edits) -> "Teacher":
+    def walked(
+        stream: BlockStream, windows: Tensor, numbers: Sequence[int], blocks: set[int], edits: Edits
+    ) -> "Teacher":
         """Pass windows through the full model, edited, one block in memory at a time."""
-        activations, outputs = stream.start(windows[list(numbers)]), dict[int, Activations]()
+        activations = stream.start(windows[list(numbers)])
+        outputs = dict[int, Activations]()
         for block_plan in beats(stream.model.plan.blocks, "teacher's block"):
             index = block_plan.index
             with stream.block(index, edits(index), index + 1) as block:
@@ -103,10 +106,19 @@ class Alignment:
 
     def numbers(self) -> list[int]:
         """The windows to which the steps come."""
-        number, batch = len(self.windows), self.settings.batch_size
-        return sorted({n for step in range(self.settings.steps) for n in sequences_of_step(number, batch, step, self.seed)})
+        number = len(self.windows)
+        batch = self.settings.batch_size
+        return sorted(
+            {
+                n
+                for step in range(self.settings.steps)
+                for n in sequences_of_step(number, batch, step, self.seed)
+            }
+        )
 
-    def run(self, teacher: Teacher, start: Tensors, adapter: Tensors) -> tuple[dict[str, dict[str, Tensor]], Trained]:
+    def run(
+        self, teacher: Teacher, start: Tensors, adapter: Tensors
+    ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
         """Train the emulator's LoRA from ``start``, beside the current adapter's; the trained tensors, and what training did.
 
         Raises
@@ -115,11 +127,23 @@ class Alignment:
             No step was finite.
         """
         self.student.set({**start, **adapter})
-        trained = {flat_name(key, name): self.student.parameters[key][name] for key in start for name in start[key]}
+        trained = {
+            flat_name(key, name): self.student.parameters[key][name]
+            for key in start
+            for name in start[key]
+        }
         frozen = [value for key in adapter for value in self.student.parameters[key].values()]
         for value in frozen:
             value.requires_grad_(False)
-        loop = Loop(self.student.whole, trained, self.settings, len(self.windows), numbered, self.seed, self.settings.steps)
+        loop = Loop(
+            self.student.whole,
+            trained,
+            self.settings,
+            len(self.windows),
+            numbered,
+            self.seed,
+            self.settings.steps,
+        )
         place = {number: at for at, number in enumerate(teacher.numbers)}
         loop.loss = lambda whole, batch, device: self.distance(whole, batch, device, teacher, place)
         try:
@@ -130,7 +154,14 @@ class Alignment:
         values = self.student.values()
         return {key: values[key] for key in start}, outcome
 
-    def distance(self, whole: Any, batch: Batch, device: torch.device, teacher: Teacher, place: Mapping[int, int]) -> Tensor:
+    def distance(
+        self,
+        whole: Any,
+        batch: Batch,
+        device: torch.device,
+        teacher: Teacher,
+        place: Mapping[int, int],
+    ) -> Tensor:
         """The objective of equation 8, summed over the batch's windows: float32, ().
 
         Distances of hidden states are mean squares, divided by the mean square of the teacher's, as FedBiOT's code has them:
@@ -145,7 +176,11 @@ class Alignment:
         if self.representation:
             for of_student, of_teacher in pairs:
                 target = teacher.outputs[of_teacher].of_windows(wanted).to(device, torch.float32)
-                total = total + self.representation * _distances(found.hidden_states[of_student + 1], target).sum()
+                total = (
+                    total
+                    + self.representation
+                    * _distances(found.hidden_states[of_student + 1], target).sum()
+                )
         if self.divergence:
             last = teacher.last.of_windows(wanted).to(device, next(whole.parameters()).dtype)
             total = total + self.divergence * self._divergences(whole, last, found.logits).sum()
@@ -153,17 +188,24 @@ class Alignment:
 
     def _divergences(self, whole: Any, last: Tensor, logits: Tensor) -> Tensor:
         """KL(full model || sub-model) of each window, a mean over its tokens (equation 7): float32, (windows,)."""
-        at_once, windows = tokens_at_once(logits.shape[-1]), list[Tensor]()
+        at_once = tokens_at_once(logits.shape[-1])
+        windows = list[Tensor]()
         for hidden, own in zip(last, logits, strict=True):
             pieces = []
             for some, mine in zip(hidden.split(at_once), own.split(at_once), strict=True):
                 with torch.no_grad():
                     target = predictions(whole, self.family, some).float().log_softmax(dim=-1)
-                pieces.append(nn.functional.kl_div(mine.float().log_softmax(-1), target, reduction="sum", log_target=True))
+                pieces.append(
+                    nn.functional.kl_div(
+                        mine.float().log_softmax(-1), target, reduction="sum", log_target=True
+                    )
+                )
             windows.append(torch.stack(pieces).sum() / len(hidden))
         return torch.stack(windows)
 
 
 def _distances(made: Tensor, wanted: Tensor) -> Tensor:
     """Mean squared distance of each window, relative to the mean square of what is wanted: float32, (windows,)."""
-    return (made.float() - wanted).square().mean(dim=(1, 2)) / wanted.square().mean(dim=(1, 2)).clamp_min(1e-12)
+    return (made.float() - wanted).square().mean(dim=(1, 2)) / wanted.square().mean(
+        dim=(1, 2)
+    ).clamp_min(1e-12)

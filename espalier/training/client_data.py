@@ -10,7 +10,9 @@ from espalier.settings.task import TEXT
 from espalier.training.sequences import client_sequences
 
 
-def read_client_data(settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int) -> list[str]:
+def read_client_data(
+    settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
+) -> list[str]:
     """Read a client's data as its rounds will, and say what there is: for the eyes of its owner, not to be sent.
 
     Raises
@@ -18,18 +20,39 @@ def read_client_data(settings: RunSettings, node: NodeSettings, model: OpenedMod
     Mistake
         What the round would say that cannot use them.
     """
-    tunes, held_out = settings.tunes, settings.evaluation.own_text
-    tokens, task = settings.data.window_tokens, settings.task.name
+    tunes = settings.tunes
+    held_out = settings.evaluation.own_text
+    tokens = settings.data.window_tokens
+    task = settings.task.name
     if not tunes:
-        found = [f"{count(len(client_windows(settings, node, model.encode, client)), 'calibration window')} of {tokens} tokens"]
+        found = [
+            f"{count(len(client_windows(settings, node, model.encode, client)), 'calibration window')}"
+            f" of {tokens} tokens"
+        ]
     elif task == TEXT:
-        found = [f"{count(len(client_sequences(settings, node, model, client)), 'training sequence')} of {tokens} tokens"]
+        found = [
+            f"{count(len(client_sequences(settings, node, model, client)), 'training sequence')} of"
+            f" {tokens} tokens"
+        ]
     else:
-        found = [f"{count(len(client_sequences(settings, node, model, client)), 'item')} of the task {task} to train on"]
+        found = [
+            f"{count(len(client_sequences(settings, node, model, client)), 'item')} of the task"
+            f" {task} to train on"
+        ]
     if held_out and (not tunes or task == TEXT):
         windows = held_out_windows(settings, node, model.encode, client)
-        found.append(f"{count(len(windows), 'held-out window')} of {settings.evaluation.window_tokens} tokens")
+        found.append(
+            f"{count(len(windows), 'held-out window')} of {settings.evaluation.window_tokens}"
+            " tokens"
+        )
     elif held_out:
-        items = held_out_items(settings, node, model.tokenizer, client, model.family.kind == "encoder", model.num_positions)
+        items = held_out_items(
+            settings,
+            node,
+            model.tokenizer,
+            client,
+            model.family.kind == "encoder",
+            model.num_positions,
+        )
         found.append(count(len(items), "held-out item"))
     return found

@@ -47,7 +47,10 @@ class Group:
         except ValidationError as error:
             told = "; ".join(mistake_lines(error, list(training.model_dump(by_alias=True))))
             decay = training.weight_decay if self.weight_decay is None else self.weight_decay
-            of = f"{self.rate:g} x training.learning-rate = {training.learning_rate:g} and weight decay {decay:g}"
+            of = (
+                f"{self.rate:g} x training.learning-rate = {training.learning_rate:g} and weight"
+                f" decay {decay:g}"
+            )
             raise Mistake(f"training: of a group with {of}: {told}") from None
 
 
@@ -63,7 +66,8 @@ def grouped(
     Mistake
         See ``Group.settings``.
     """
-    left, found = set(names), list[tuple[list[str], TrainingSettings]]()
+    left = set(names)
+    found = list[tuple[list[str], TrainingSettings]]()
     for group in groups:
         if strange := sorted(set(group.names) - left):
             raise ValueError(f"{', '.join(strange)}: is not trained, or in two groups")

@@ -27,11 +27,16 @@ def initial_adapters(adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Te
     tensors: dict[str, dict[str, Tensor]] = {}
     for index, adapter in adapters:
         shapes = adapter.shapes()
-        generator = np.random.default_rng(derive_seed(seed, f"adapter/{adapter.linear.name}", block=index))
+        generator = np.random.default_rng(
+            derive_seed(seed, f"adapter/{adapter.linear.name}", block=index)
+        )
         bound = 1 / math.sqrt(adapter.linear.shape[1])
         a = generator.uniform(-bound, bound, shapes[adapter.name_a]).astype(np.float32)
         block = tensors.setdefault(block_key(index), {})
-        block[adapter.name_a], block[adapter.name_b] = torch.from_numpy(a), torch.zeros(shapes[adapter.name_b])
+        block[adapter.name_a], block[adapter.name_b] = (
+            torch.from_numpy(a),
+            torch.zeros(shapes[adapter.name_b]),
+        )
     return tensors
 
 
@@ -43,7 +48,9 @@ def initial_head(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[s
     return first_head(model, skeleton, derive_seed(seed, HEAD_SEED), torch.device("cpu"))
 
 
-def initial_values(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Tensor]]:
+def initial_values(
+    model: OpenedModel, adapters: AdapterPlan, seed: int
+) -> dict[str, dict[str, Tensor]]:
     """First values of all that a run trains: adapters, a head that is new, and what else is trained whole as the files hold it.
 
     Raises
@@ -51,8 +58,11 @@ def initial_values(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict
     Mistake
         See ``stored_values``.
     """
-    tensors, head = initial_adapters(adapters, seed), initial_head(model, adapters, seed)
-    others = stored_values(model, {key: names for key, names in adapters.whole.items() if key != HEAD_KEY})
+    tensors = initial_adapters(adapters, seed)
+    head = initial_head(model, adapters, seed)
+    others = stored_values(
+        model, {key: names for key, names in adapters.whole.items() if key != HEAD_KEY}
+    )
     for key, values in (others | {HEAD_KEY: head} if head else others).items():
         tensors.setdefault(key, {}).update(values)
     return {key: tensors[key] for key in adapters.shapes()}

@@ -36,7 +36,11 @@ _SHELF = _Shelf()
 
 
 def kept_model(
-    model: OpenedModel, computing: Computing, settings: RunSettings, adapters: AdapterPlan, cache_folder: Path | None = None
+    model: OpenedModel,
+    computing: Computing,
+    settings: RunSettings,
+    adapters: AdapterPlan,
+    cache_folder: Path | None = None,
 ) -> AdaptedModel:
     """``AdaptedModel.load``, or the same model again where this thread loaded it last.
 
@@ -48,16 +52,28 @@ def kept_model(
         See ``AdaptedModel.load``.
     """
     chosen = settings.training
-    made_for = (model, computing, chosen.base, chosen.double_quantisation, settings.lora.dropout, settings.seed, adapters)
+    made_for = (
+        model,
+        computing,
+        chosen.base,
+        chosen.double_quantisation,
+        settings.lora.dropout,
+        settings.seed,
+        adapters,
+    )
     kept = _SHELF.kept
     if kept is None or kept.made_for != made_for:
         forget_model()  # before another one takes as much memory
         adapted = AdaptedModel.load(model, computing, settings, adapters, cache_folder)
         kept = _SHELF.kept = _Kept(made_for, adapted, adapted.values())
-    adapted = AdaptedModel(kept.adapted.whole, {key: dict(block) for key, block in kept.adapted.parameters.items()})
+    adapted = AdaptedModel(
+        kept.adapted.whole, {key: dict(block) for key, block in kept.adapted.parameters.items()}
+    )
     adapted.whole.eval()
     adapted.set(kept.first)
-    for parameter in (parameter for block in adapted.parameters.values() for parameter in block.values()):
+    for parameter in (
+        parameter for block in adapted.parameters.values() for parameter in block.values()
+    ):
         parameter.requires_grad_(True)
         parameter.grad = None
     return adapted

@@ -94,7 +94,11 @@ class Loop:
             No step was finite, or a group's learning rate or weight decay is beyond what ``[training]`` allows.
         """
         optimizer = self._optimizer(moments or {})
-        anchor = {name: value.detach().clone() for name, value in self.parameters.items()} if self.settings.proximal else {}
+        anchor = (
+            {name: value.detach().clone() for name, value in self.parameters.items()}
+            if self.settings.proximal
+            else {}
+        )
         trained = Trained()
         with _training(self.model, self.settings.gradient_checkpointing):
             for step in beats(range(first_step, first_step + steps), "training step"):
@@ -109,22 +113,32 @@ class Loop:
                     trained.weighed.append(step)
         if trained.skipped_steps == steps:
             raise Mistake(
-                f"training.learning-rate = {self.settings.learning_rate}: no step had a finite loss and gradient; lower it, or "
-                "raise training.warmup-steps"
+                f"training.learning-rate = {self.settings.learning_rate}: no step had a finite loss"
+                " and gradient; lower it, or raise training.warmup-steps"
             )
-        trained.moments = {name: dict(optimizer.state[value]) for name, value in self.parameters.items()}
+        trained.moments = {
+            name: dict(optimizer.state[value]) for name, value in self.parameters.items()
+        }
         return trained
 
     def _optimizer(self, moments: Moments) -> torch.optim.AdamW:
         groups = [
-            {"params": [self.parameters[name] for name in names], "weight_decay": chosen.weight_decay, "settings": chosen}
+            {
+                "params": [self.parameters[name] for name in names],
+                "weight_decay": chosen.weight_decay,
+                "settings": chosen,
+            }
             for names, chosen in grouped(self.parameters, self.groups, self.settings)
         ]
         optimizer = torch.optim.AdamW(groups, betas=(self.settings.beta1, self.settings.beta2))
         for name, kept in moments.items():
             parameter = self.parameters[name]
-            here = {of: value if of == "step" else value.to(parameter.device) for of, value in kept.items()}
-            optimizer.state[parameter] = {of: value.clone() for of, value in here.items()}  # AdamW writes in them
+            here = {
+                of: value if of == "step" else value.to(parameter.device)
+                for of, value in kept.items()
+            }
+            # AdamW writes in them.
+            optimizer.state[parameter] = {of: value.clone() for of, value in here.items()}
         return optimizer
 
     def _backward(self, step: int) -> float:
@@ -132,16 +146,26 @@ class Loop:
         for parameter in self.parameters.values():
             parameter.grad = None
         chosen = self.settings
-        numbers = sequences_of_step(self.num_sequences, chosen.batch_size * chosen.accumulation, step, self.seed)
-        numbers.sort()  # what a step does must not depend on the order within it, and near texts have near lengths
-        batches = [self.collate(numbers[i : i + chosen.batch_size]) for i in range(0, len(numbers), chosen.batch_size)]
+        numbers = sequences_of_step(
+            self.num_sequences, chosen.batch_size * chosen.accumulation, step, self.seed
+        )
+        # What a step does must not depend on the order within it, and near texts have near lengths.
+        numbers.sort()
+        batches = [
+            self.collate(numbers[i : i + chosen.batch_size])
+            for i in range(0, len(numbers), chosen.batch_size)
+        ]
         counted = sum(num_counted(batch) for batch in batches)
-        total, device = 0.0, next(iter(self.parameters.values())).device
+        total = 0.0
+        device = next(iter(self.parameters.values())).device
         for place, batch in enumerate(batches):
             with _seeded(derive_seed(self.seed, "dropout", server_round=step, block=place), device):
                 summed = self.loss(self.model, batch, device)
                 if summed.dtype != torch.float32 or summed.ndim:
-                    raise ValueError(f"a loss is {summed.dtype}, {list(summed.shape)}, and must be torch.float32, []")
+                    raise ValueError(
+                        f"a loss is {summed.dtype}, {list(summed.shape)}, and must be"
+                        " torch.float32, []"
+                    )
                 loss = summed / counted
             loss.backward()
             total += loss.item()
@@ -149,22 +173,33 @@ class Loop:
 
     def _has_gradient(self) -> bool:
         """Whether anything but zeros came out of a step, before the penalty and what pulls towards the anchor."""
-        return any(value.grad is not None and bool(value.grad.any()) for value in self.parameters.values())
+        return any(
+            value.grad is not None and bool(value.grad.any()) for value in self.parameters.values()
+        )
 
     def _show(self, step: int, loss: float) -> None:
         """Let the observer have copies of the gradients; none of a step that will be left out."""
         if self.observer is None:
             return
-        gradients = {name: value.grad.clone() for name, value in self.parameters.items() if value.grad is not None}
+        gradients = {
+            name: value.grad.clone()
+            for name, value in self.parameters.items()
+            if value.grad is not None
+        }
         norms = [gradient.norm() for gradient in gradients.values()]
-        finite = math.isfinite(loss) and (not norms or bool(torch.isfinite(torch.stack(norms).norm())))
+        finite = math.isfinite(loss) and (
+            not norms or bool(torch.isfinite(torch.stack(norms).norm()))
+        )
         self.observer(step, gradients if finite else {})
 
-    def _finish(self, optimizer: torch.optim.AdamW, anchor: Mapping[str, Tensor], step: int, loss: float) -> bool:
+    def _finish(
+        self, optimizer: torch.optim.AdamW, anchor: Mapping[str, Tensor], step: int, loss: float
+    ) -> bool:
         """Take the step; whether it was left out instead."""
         for name, value in anchor.items():
             parameter = self.parameters[name]
-            if parameter.grad is not None:  # + mu (w - w_global), the gradient of mu / 2 ||w - w_global||^2 (FedProx, eq. 2)
+            # + mu (w - w_global), the gradient of mu / 2 ||w - w_global||^2 (FedProx, eq. 2)
+            if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - value, alpha=self.settings.proximal)
         limit = self.settings.max_gradient_norm or float("inf")
         norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), limit)
@@ -180,7 +215,8 @@ class Loop:
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Let dropout draw from a seed, and leave the generators of the CPU and of all devices as they were."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach devices that nobody works on here
+        # torch.manual_seed would reach devices that nobody works on here.
+        torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
@@ -204,7 +240,9 @@ def _training(model: Any, checkpointing: bool) -> Iterator[None]:
         yield
     finally:
         if checkpointing:
-            getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
+            getattr(
+                model, "activation_checkpointing_disable", model.gradient_checkpointing_disable
+            )()
         model.eval()
         if caching:
             config.use_cache = caching

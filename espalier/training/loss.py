@@ -41,14 +41,21 @@ def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple
     -------
     logits (counted, vocabulary), float32, and labels (counted,), int64; or (items, classes) and the items' classes
     """
-    logits = model(input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)).logits
+    logits = model(
+        input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)
+    ).logits
     labels = batch.labels.to(device)
     if labels.ndim == 2:
         wanted = labels[:, 1:] != NOT_COUNTED
-        logits, labels = logits[:, :-1][wanted], labels[:, 1:][wanted]
+        logits = logits[:, :-1][wanted]
+        labels = labels[:, 1:][wanted]
     return logits.to(torch.float32), labels
 
 
 def num_counted(batch: Batch) -> int:
     """Predictions over which the loss is taken; the first token of a text is never predicted."""
-    return len(batch.labels) if batch.labels.ndim == 1 else int((batch.labels[:, 1:] != NOT_COUNTED).sum())
+    return (
+        len(batch.labels)
+        if batch.labels.ndim == 1
+        else int((batch.labels[:, 1:] != NOT_COUNTED).sum())
+    )

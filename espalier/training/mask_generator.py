@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from espalier.modeling.structured.lane_gates import Gate
 from espalier.settings.seeds import derive_seed
 from espalier.wire.adapters import Tensors
-from espalier.wire.mask_generator import CODES, GENERATOR_KEY, NORM, NORM_BIAS, TRUNK, TRUNK_BIAS, GeneratorShape, head_name
+from espalier.wire.mask_generator import (
+    CODES,
+    GENERATOR_KEY,
+    NORM,
+    NORM_BIAS,
+    TRUNK,
+    TRUNK_BIAS,
+    GeneratorShape,
+    head_name,
+)
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import LANES
 
@@ -19,7 +28,9 @@ HEAD_STD = 0.02
 """Of the heads' first values: small, so that at first the constant decides, and nearly all lanes are on."""
 
 
-def first_generator(plan: ModelPlan, shape: GeneratorShape, seed: int) -> dict[str, dict[str, Tensor]]:
+def first_generator(
+    plan: ModelPlan, shape: GeneratorShape, seed: int
+) -> dict[str, dict[str, Tensor]]:
     """What all parties begin with, from the run's seed: float32, by blob key and canonical name."""
     tensors: dict[str, dict[str, Tensor]] = {}
     for key, own in shape.shapes(plan).items():
@@ -45,11 +56,16 @@ def first_embedding(shape: GeneratorShape, seed: int, client: int | None) -> Ten
     """A client's first embedding, (embedding,), float32; None: the constant in its place, where clients are not told apart."""
     name = "embedding" if client is None else f"embedding/{client}"
     generator = np.random.default_rng(derive_seed(seed, name))
-    return torch.from_numpy(generator.normal(0.0, EMBEDDING_STD, shape.embedding).astype(np.float32))
+    return torch.from_numpy(
+        generator.normal(0.0, EMBEDDING_STD, shape.embedding).astype(np.float32)
+    )
 
 
 def gate_logits(
-    plan: ModelPlan, shape: GeneratorShape, tensors: Tensors | Mapping[str, Mapping[str, nn.Parameter]], embedding: Tensor
+    plan: ModelPlan,
+    shape: GeneratorShape,
+    tensors: Tensors | Mapping[str, Mapping[str, nn.Parameter]],
+    embedding: Tensor,
 ) -> dict[Gate, Tensor]:
     """Logits of all gates, (lanes,) each, float32 (equations 10 and 11), without the constant that is added to them.
 
@@ -62,7 +78,9 @@ def gate_logits(
     codes = common[CODES]
     inputs = torch.cat([embedding.expand(len(codes), -1), codes], dim=1)
     hidden = nn.functional.linear(inputs, common[TRUNK], common[TRUNK_BIAS])
-    hidden = nn.functional.gelu(nn.functional.layer_norm(hidden, hidden.shape[1:], common[NORM], common[NORM_BIAS]))
+    hidden = nn.functional.gelu(
+        nn.functional.layer_norm(hidden, hidden.shape[1:], common[NORM], common[NORM_BIAS])
+    )
     gates = [(block.index, kind) for block in plan.blocks for kind in LANES]
     return {
         (index, kind): tensors[shape.head_key(index)][head_name(kind)] @ own

@@ -16,15 +16,21 @@ from espalier.wire.structure import as_ranges, from_ranges
 
 HISTORY = "history"
 """Document that outlasts rounds."""
-NEAR, LOOKED_AT = 0.02, 10
+NEAR = 0.02
+LOOKED_AT = 10
 """A budget is met where the mean of T(g) over so many draws is so near to the target."""
 
 
-def note_round(state: PrivateState, server_round: int, spent: Sequence[float], perplexity: float | None) -> None:
+def note_round(
+    state: PrivateState, server_round: int, spent: Sequence[float], perplexity: float | None
+) -> None:
     """Keep what a round's draws spent, over the target, and the perplexity of the client's own model after it."""
     kept = load(state)
     earlier = [entry for entry in kept["rounds"] if entry["round"] < server_round]
-    kept["rounds"] = [*earlier, {"round": server_round, "spent": list(spent), "perplexity": perplexity}]
+    kept["rounds"] = [
+        *earlier,
+        {"round": server_round, "spent": list(spent), "perplexity": perplexity},
+    ]
     state.save_lasting(HISTORY, kept)
 
 
@@ -35,7 +41,10 @@ def note_fit(state: PrivateState, spent: Sequence[float]) -> None:
 
 def note_masks(state: PrivateState, chosen: Mapping[Gate, Tensor]) -> None:
     """Keep the masks of the client's own model."""
-    masks = {f"{index}/{kind}": as_ranges(mask.nonzero().squeeze(1).tolist()) for (index, kind), mask in chosen.items()}
+    masks = {
+        f"{index}/{kind}": as_ranges(mask.nonzero().squeeze(1).tolist())
+        for (index, kind), mask in chosen.items()
+    }
     state.save_lasting(HISTORY, load(state) | {"masks": masks})
 
 

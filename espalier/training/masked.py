@@ -74,9 +74,14 @@ class MaskedTraining(AdapterTraining):
     @cached_property
     def adapted(self) -> AdaptedModel:
         """The model with LoRA, and the generator's tensors beside it."""
-        adapted = self.load(self.model, self.computing, self.settings, self.adapters, self.cache_folder)
+        adapted = self.load(
+            self.model, self.computing, self.settings, self.adapters, self.cache_folder
+        )
         for key, tensors in self.shape.shapes(self.model.plan).items():
-            own = {name: nn.Parameter(torch.zeros(size, device=self.computing.device)) for name, size in tensors.items()}
+            own = {
+                name: nn.Parameter(torch.zeros(size, device=self.computing.device))
+                for name, size in tensors.items()
+            }
             adapted.parameters.setdefault(key, {}).update(own)
         return adapted
 
@@ -93,18 +98,45 @@ class MaskedTraining(AdapterTraining):
         outcome = self._run(start, first_step, steps, moments, with_shared=True)
         return self.adapted.values(), outcome
 
-    def _run(self, start: Tensors, first_step: int, steps: int, moments: Moments | None, *, with_shared: bool) -> Trained:
-        adapted, chosen = self.adapted, self.settings.training
+    def _run(
+        self,
+        start: Tensors,
+        first_step: int,
+        steps: int,
+        moments: Moments | None,
+        *,
+        with_shared: bool,
+    ) -> Trained:
+        adapted = self.adapted
+        chosen = self.settings.training
         adapted.set(start)
         embedding = nn.Parameter(self.embedding.to(self.computing.device, torch.float32, copy=True))
-        flat = {flat_name(key, name): value for key, block in adapted.parameters.items() for name, value in block.items()}
-        trained = (flat if with_shared else {}) | ({EMBEDDING: embedding} if self.conditioned else {})
+        flat = {
+            flat_name(key, name): value
+            for key, block in adapted.parameters.items()
+            for name, value in block.items()
+        }
+        trained = (flat if with_shared else {}) | (
+            {EMBEDDING: embedding} if self.conditioned else {}
+        )
         total = self.total_steps if with_shared else steps
-        loop = Loop(adapted.whole, trained, chosen, len(self.sequences), self.sequences.batch, self.seed, total)
-        of_groups = ((group, [name for name in group.names if name in trained]) for group in self.groups)
+        loop = Loop(
+            adapted.whole,
+            trained,
+            chosen,
+            len(self.sequences),
+            self.sequences.batch,
+            self.seed,
+            total,
+        )
+        of_groups = (
+            (group, [name for name in group.names if name in trained]) for group in self.groups
+        )
         loop.groups = [replace(group, names=names) for group, names in of_groups if names]
         draw = _Draw(self, embedding, first_step)
-        routing = Routing(adapted.whole, self.model.family, len(self.model.plan.blocks), self.gating.norm)
+        routing = Routing(
+            adapted.whole, self.model.family, len(self.model.plan.blocks), self.gating.norm
+        )
         loop.penalty = draw.penalty
 
         def routed(model: Any, batch: Batch, device: torch.device) -> Tensor:
@@ -146,7 +178,9 @@ def of_generator(names: Collection[str], settings: RunSettings) -> Group:
     """How generator and embedding are trained, which have these names: at a rate of their own, with their own weight decay."""
     job = settings.of(SftPSettings)
     schedule = job.schedule if job.schedule == "constant" else None
-    return Group(names, job.learning_rate / settings.training.learning_rate, job.weight_decay, schedule)
+    return Group(
+        names, job.learning_rate / settings.training.learning_rate, job.weight_decay, schedule
+    )
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:
@@ -161,8 +195,10 @@ class _Draw:
     """The gates of a step: drawn at its first batch, and made anew of the same numbers at the others and for the budget."""
 
     def __init__(self, training: MaskedTraining, embedding: nn.Parameter, first_step: int) -> None:
-        self._training, self._embedding = training, embedding
-        self._batches, self._step = 0, first_step - 1
+        self._training = training
+        self._embedding = embedding
+        self._batches = 0
+        self._step = first_step - 1
         self._uniform: dict[Gate, Tensor] = {}
 
     def for_batch(self) -> dict[Gate, Tensor]:
@@ -180,8 +216,11 @@ class _Draw:
         return self._gates()
 
     def _gates(self) -> dict[Gate, Tensor]:
-        training, gating = self._training, self._training.gating
-        logits = gate_logits(training.model.plan, training.shape, training.adapted.parameters, self._embedding)
+        training = self._training
+        gating = self._training.gating
+        logits = gate_logits(
+            training.model.plan, training.shape, training.adapted.parameters, self._embedding
+        )
         make: Callable[[Tensor, Tensor], Tensor] = (
             _reinmax(gating.tau) if gating.estimator == "reinmax" else _gumbel(gating.tau)
         )
@@ -195,7 +234,9 @@ class _Draw:
 
 
 def _reinmax(tau: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda logits, uniform: reinmax_gates(logits, (uniform < torch.sigmoid(logits)).to(logits.dtype), tau)
+    return lambda logits, uniform: reinmax_gates(
+        logits, (uniform < torch.sigmoid(logits)).to(logits.dtype), tau
+    )
 
 
 def _gumbel(tau: float) -> Callable[[Tensor, Tensor], Tensor]:

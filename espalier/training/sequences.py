@@ -93,7 +93,9 @@ class ClassSequences:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Some of them, padded on the right."""
-        return collate_texts([self.items[number] for number in numbers], self.tokenizer, self.max_tokens)
+        return collate_texts(
+            [self.items[number] for number in numbers], self.tokenizer, self.max_tokens
+        )
 
     def joined(self, other: "ClassSequences") -> "ClassSequences":
         """With another party's behind them."""
@@ -101,7 +103,9 @@ class ClassSequences:
 
 
 @told_at_the_site
-def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int) -> Sequences:
+def client_sequences(
+    settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
+) -> Sequences:
     """What a client trains on: all windows of its text, of which every token counts, or its items of the task.
 
     Raises
@@ -116,9 +120,12 @@ def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedMod
     if model.family.kind == "encoder":
         require_padding(model.tokenizer)
         return ClassSequences(tuple(train), model.tokenizer, chosen.max_tokens)
-    encode, items = prompt_encoder(model.tokenizer, model.encode), in_shares(train, "tokenising items")
+    encode = prompt_encoder(model.tokenizer, model.encode)
+    items = in_shares(train, "tokenising items")
     end = model.tokenizer.eos_token_id
-    return TokenSequences(tuple(_encoded(settings, encode, end, item) for item in items), chosen.loss_on)
+    return TokenSequences(
+        tuple(_encoded(settings, encode, end, item) for item in items), chosen.loss_on
+    )
 
 
 def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:

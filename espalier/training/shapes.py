@@ -49,5 +49,8 @@ def configuration(model: str) -> Mapping[str, Any]:
     path = at_home(model) / "config.json"
     if not path.is_file():
         known = ", ".join(SHAPES)
-        raise Mistake(f"--model {model!r}: is no known shape ({known}), and no directory with a config.json; name one of them")
+        raise Mistake(
+            f"--model {model!r}: is no known shape ({known}), and no directory with a config.json;"
+            " name one of them"
+        )
     return read_config(path)

@@ -27,7 +27,12 @@ FEW = 2
 
 
 def step_bytes(
-    model: OpenedModel, settings: RunSettings, adapters: AdapterPlan, dtype: torch.dtype, batch_size: int, tokens: int
+    model: OpenedModel,
+    settings: RunSettings,
+    adapters: AdapterPlan,
+    dtype: torch.dtype,
+    batch_size: int,
+    tokens: int,
 ) -> int:
     """Bytes of a forward and backward pass of adapters at their most, without gradients.
 
@@ -48,7 +53,13 @@ def step_bytes(
         for parameter in skeleton.parameters():
             parameter.requires_grad_(False)
         head = list(head_parameters(model.family, skeleton).values()) if adapters.head else []
-        put = put_in(skeleton, model.family, replace(adapters, blocks=own), number, settings.lora.dropout) if own else {}
+        put = (
+            put_in(
+                skeleton, model.family, replace(adapters, blocks=own), number, settings.lora.dropout
+            )
+            if own
+            else {}
+        )
         for parameter in head:  # peft froze it
             parameter.requires_grad_(True)
         for path in model.family.head_linears.values():
@@ -60,7 +71,11 @@ def step_bytes(
     least = min(FEW, len(adapters.blocks))
     if least == 0:
         return _step(model, prepare, 1, dtype, batch_size, tokens, labels, checkpointing)
-    return _of_many(lambda few: _step(model, prepare, few, dtype, batch_size, tokens, labels, checkpointing), least, reached)
+    return _of_many(
+        lambda few: _step(model, prepare, few, dtype, batch_size, tokens, labels, checkpointing),
+        least,
+        reached,
+    )
 
 
 def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, tokens: int) -> int:
@@ -78,7 +93,11 @@ def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, to
 
     blocks = len(model.plan.blocks)
     least = min(FEW, blocks)
-    return _of_many(lambda few: _step(model, prepare, few, dtype, batch_size, tokens, None, False), least, blocks)
+    return _of_many(
+        lambda few: _step(model, prepare, few, dtype, batch_size, tokens, None, False),
+        least,
+        blocks,
+    )
 
 
 def _of_many(of_few: Callable[[int], int], least: int, blocks: int) -> int:
@@ -122,8 +141,10 @@ def _loss(model: Any, family: Family, batch_size: int, tokens: int) -> Tensor:
     logits = model(input_ids=inputs).logits
     labels = torch.zeros(batch_size, dtype=torch.int64)
     if family.kind == "decoder":
-        rows, columns = torch.arange(batch_size).repeat_interleave(tokens - 1), torch.arange(tokens - 1).repeat(batch_size)
-        logits, labels = logits[:, :-1][rows, columns], inputs[:, 1:].flatten()
+        rows = torch.arange(batch_size).repeat_interleave(tokens - 1)
+        columns = torch.arange(tokens - 1).repeat(batch_size)
+        logits = logits[:, :-1][rows, columns]
+        labels = inputs[:, 1:].flatten()
     return nn.functional.cross_entropy(logits.to(torch.float32), labels, reduction="sum") / 2
 
 

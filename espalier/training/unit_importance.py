@@ -25,7 +25,13 @@ from espalier.wire.payload import block_key
 from espalier.wire.structure import COLUMNS, ROWS, unit_size
 from pruning_kernels.factor_importance import taylor_term
 from pruning_kernels.factors import Factors
-from pruning_kernels.lora_importance import Gradients, RowReader, combined, moving_average, unit_importance
+from pruning_kernels.lora_importance import (
+    Gradients,
+    RowReader,
+    combined,
+    moving_average,
+    unit_importance,
+)
 
 READERS = {"groups": "attn.o", "channels": "mlp.down"}
 """The matrix that reads what units of a kind give."""
@@ -64,14 +70,20 @@ class UnitImportance:
 
     def __call__(self, step: int, gradients: Tensors) -> None:
         """See a step's gradients, by blob key and canonical name; the parameters are those that they are of."""
-        masks, self._of_masks = self._of_masks, {}  # whatever becomes of the step, the next one begins anew
-        parameters, whole = self.adapted().parameters, self.adapted().whole
+        # Whatever becomes of the step, the next one begins anew.
+        masks = self._of_masks
+        self._of_masks = {}
+        parameters = self.adapted().parameters
+        whole = self.adapted().whole
         found: dict[tuple[int, str], list[Tensor]] = {}
-        by_mask, term = self.how.score == "mask", 0.0
+        by_mask = self.how.score == "mask"
+        term = 0.0
         for index, adapter in self.adapters:
-            own, theirs = parameters[block_key(index)], gradients.get(block_key(index), {})
+            own = parameters[block_key(index)]
+            theirs = gradients.get(block_key(index), {})
             if adapter.name_b not in theirs or adapter.name_a not in theirs:
-                return  # nothing led to it in this step, or it is left out: units cannot be compared
+                # Nothing led to it in this step, or it is left out: units cannot be compared.
+                return
             factors = Factors(own[adapter.name_b], own[adapter.name_a], adapter.scaling)
             learnt = Gradients(theirs[adapter.name_b], theirs[adapter.name_a])
             if not by_mask:
@@ -81,8 +93,15 @@ class UnitImportance:
         if by_mask:
             found = {key: [gradient.square().cpu()] for key, gradient in masks.items()}
             if not all(bool(torch.isfinite(own).all()) for (own,) in found.values()):
-                return  # what a unit gives times its gradient can overflow where no weight's gradient does
-        seen = torch.cat([combined(found[index, kind], self.how.normalise) for index in self._blocks for kind in KINDS])
+                # What a unit gives times its gradient can overflow where no weight's gradient does.
+                return
+        seen = torch.cat(
+            [
+                combined(found[index, kind], self.how.normalise)
+                for index in self._blocks
+                for kind in KINDS
+            ]
+        )
         self.units = moving_average(self.units, seen, self.how.eta)
         self.terms.append(term)
 
@@ -93,9 +112,13 @@ class UnitImportance:
         if self.how.score == "mask":
             self._of_masks.clear()
             for index, (kind, name) in product(self._blocks, READERS.items()):
-                module = self.adapted().whole.get_submodule(module_path(self.model.family, index, name))
+                module = self.adapted().whole.get_submodule(
+                    module_path(self.model.family, index, name)
+                )
                 size = unit_size(self.model.plan, name, kind)
-                hooks.append(module.register_forward_pre_hook(partial(self._watch, (index, kind), size)))
+                hooks.append(
+                    module.register_forward_pre_hook(partial(self._watch, (index, kind), size))
+                )
         try:
             yield
         finally:
@@ -107,7 +130,8 @@ class UnitImportance:
         given = inputs[0]
         if not given.requires_grad:
             return
-        values = given.detach()  # a hook that knew what it hangs on would keep a step's activations for good
+        # A hook that knew what it hangs on would keep a step's activations for good.
+        values = given.detach()
 
         def add(gradient: Tensor) -> None:
             products = (values * gradient).flatten(0, -2).sum(0, dtype=torch.float64)
@@ -124,11 +148,20 @@ class UnitImportance:
         self, whole: Any, index: int, adapter: Adapter, factors: Factors, gradients: Gradients
     ) -> tuple[str, Tensor]:
         """What units are worth by one matrix, on the CPU."""
-        name, plan = adapter.linear.name, self.model.plan
+        name = adapter.linear.name
+        plan = self.model.plan
         assert self.how.score != "mask"
-        (kind, side), module = kind_of(name), whole.get_submodule(module_path(self.model.family, index, name))
+        (kind, side), module = (
+            kind_of(name),
+            whole.get_submodule(module_path(self.model.family, index, name)),
+        )
         size = unit_size(plan, name, kind)
-        return kind, unit_importance(_weight(module.base_layer), factors, gradients, side, size, self.how.score).cpu()
+        return (
+            kind,
+            unit_importance(
+                _weight(module.base_layer), factors, gradients, side, size, self.how.score
+            ).cpu(),
+        )
 
     @property
     def taylor(self) -> float:

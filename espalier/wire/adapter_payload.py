@@ -56,7 +56,8 @@ def pack_adapters(
     Mistake
         A number is not finite, or has no finite code.
     """
-    packed, lost = {}, {}
+    packed = {}
+    lost = {}
     for name, tensor in tensors.items():
         value = tensor.detach().to("cpu", torch.float32).contiguous()
         before = _fitted((residuals or {}).get(name), value)
@@ -69,11 +70,15 @@ def pack_adapters(
                 code, lost[name] = encode_with_feedback(value, before, NF4)
                 packed |= {f"{name}.codes": code.packed, f"{name}.absmax": code.absmax}
         except NotFiniteError:
-            raise Mistake(f"{name}: training led to numbers that are not finite; lower training.learning-rate") from None
+            raise Mistake(
+                f"{name}: training led to numbers that are not finite; lower training.learning-rate"
+            ) from None
     return save({name: packed[name] for name in sorted(packed)}), lost
 
 
-def unpack_adapters(shapes: Mapping[str, Shape], blob: bytes, payload: Payload) -> dict[str, Tensor]:
+def unpack_adapters(
+    shapes: Mapping[str, Shape], blob: bytes, payload: Payload
+) -> dict[str, Tensor]:
     """Read a blob whose tensors are as ``payload_specs`` demands them: float32, by canonical name.
 
     Raises
@@ -82,10 +87,15 @@ def unpack_adapters(shapes: Mapping[str, Shape], blob: bytes, payload: Payload) 
         A number is not finite, NF4 codes are damaged, or a tensor has another shape.
     """
     found = load(blob)
-    return {name: read_adapter(found.__getitem__, name, shape, payload) for name, shape in shapes.items()}
+    return {
+        name: read_adapter(found.__getitem__, name, shape, payload)
+        for name, shape in shapes.items()
+    }
 
 
-def read_adapter(read: Callable[[str], Tensor], name: str, shape: Shape, payload: Payload) -> Tensor:
+def read_adapter(
+    read: Callable[[str], Tensor], name: str, shape: Shape, payload: Payload
+) -> Tensor:
     """One tensor, float32, from those of its blob; ``read`` gets their names.
 
     Raises
@@ -108,7 +118,10 @@ def read_adapter(read: Callable[[str], Tensor], name: str, shape: Shape, payload
 
 def differences(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What leads from ``start`` to the tensors of one blob: float32, by canonical name."""
-    return {name: tensor.detach().to("cpu", torch.float32) - start[name] for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", torch.float32) - start[name]
+        for name, tensor in tensors.items()
+    }
 
 
 def sums(start: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -92,7 +92,10 @@ class AdapterPlan:
 
     def limited(self, rank: int) -> "AdapterPlan":
         """The same adapters with ranks of at most ``rank``; scalings stay, and what is trained whole."""
-        blocks = {index: tuple(a.limited(rank) for a in adapters) for index, adapters in self.blocks.items()}
+        blocks = {
+            index: tuple(a.limited(rank) for a in adapters)
+            for index, adapters in self.blocks.items()
+        }
         return replace(self, blocks=blocks)
 
     def joined(self, other: "AdapterPlan | None") -> "AdapterPlan":
@@ -103,7 +106,9 @@ class AdapterPlan:
     def num_parameters(self) -> int:
         """Numbers that are trained."""
         per_adapter = sum(adapter.rank * sum(adapter.linear.shape) for _, adapter in self)
-        return per_adapter + sum(math.prod(shape) for tensors in self.whole.values() for shape in tensors.values())
+        return per_adapter + sum(
+            math.prod(shape) for tensors in self.whole.values() for shape in tensors.values()
+        )
 
 
 def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor"]:
@@ -129,25 +134,36 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
     names = [linear.name for linear in plan.blocks[0].linears]
     chosen = lora.target_names(names)
     if unknown := sorted(set(chosen) - set(names)):
-        raise Mistake(f"lora.targets: the model has no {', '.join(unknown)}; its blocks have {', '.join(names)}")
+        raise Mistake(
+            f"lora.targets: the model has no {', '.join(unknown)}; its blocks have"
+            f" {', '.join(names)}"
+        )
     layers = lora.layer_numbers(len(plan.blocks))
     if layers[-1] >= len(plan.blocks):
-        raise Mistake(f"lora.layers = {lora.layers!r}: the model has the blocks 0 to {len(plan.blocks) - 1}")
+        raise Mistake(
+            f"lora.layers = {lora.layers!r}: the model has the blocks 0 to {len(plan.blocks) - 1}"
+        )
     adapted = {*chosen, *(f"{index}.{name}" for index in layers for name in chosen)}
     for key, named in lora.named_in_patterns().items():
         if unused := [name for name in named if name not in adapted]:
             raise Mistake(
-                f"lora.{key}: no adapter is on {', '.join(unused)}; add it to lora.targets and lora.layers, or remove it"
+                f"lora.{key}: no adapter is on {', '.join(unused)}; add it to lora.targets and"
+                " lora.layers, or remove it"
             )
     blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
     if lora.keep_zeros and plan.head_features:
-        raise Mistake("lora.keep-zeros = true: an encoder is not pruned here, so it has no zeros to keep; set it to false")
+        raise Mistake(
+            "lora.keep-zeros = true: an encoder is not pruned here, so it has no zeros to keep; set"
+            " it to false"
+        )
     return replace(head_plan(plan, num_classes), blocks=blocks, keep_zeros=lora.keep_zeros)
 
 
 def head_plan(plan: ModelPlan, num_classes: int) -> AdapterPlan:
     """An encoder's classification head without any adapter; nothing of a decoder."""
-    return AdapterPlan({}, {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {})
+    return AdapterPlan(
+        {}, {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {}
+    )
 
 
 def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:
@@ -156,17 +172,25 @@ def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:
     return dense | {"head.out.weight": (num_classes, features), "head.out.bias": (num_classes,)}
 
 
-def _adapters(plan: ModelPlan, lora: LoraSettings, index: int, chosen: list[str]) -> Iterator[Adapter]:
+def _adapters(
+    plan: ModelPlan, lora: LoraSettings, index: int, chosen: list[str]
+) -> Iterator[Adapter]:
     for linear in plan.blocks[index].linears:
         if linear.name in chosen:
             rank = lora.rank_of(index, linear.name)
             if rank > min(linear.shape):
                 shape = f"{linear.shape[0]} x {linear.shape[1]}"
                 key = "rank" if rank == lora.rank else "rank-pattern"
-                raise Mistake(f"lora.{key}: {rank} is larger than a side of {linear.name} in block {index} ({shape}); lower it")
+                raise Mistake(
+                    f"lora.{key}: {rank} is larger than a side of {linear.name} in block {index}"
+                    f" ({shape}); lower it"
+                )
             scaling = lora.scaling_of(index, linear.name)
             if not SCALINGS[0] <= scaling <= SCALINGS[1]:
                 key = "alpha-pattern" if lora.has_own_alpha(index, linear.name) else "alpha"
                 told = f"alpha / rank of {linear.name} in block {index} is {scaling:g}"
-                raise Mistake(f"lora.{key}: {told}; choose them so that it is {SCALINGS[0]:g} to {SCALINGS[1]:g}")
+                raise Mistake(
+                    f"lora.{key}: {told}; choose them so that it is {SCALINGS[0]:g} to"
+                    f" {SCALINGS[1]:g}"
+                )
             yield Adapter(linear, rank, scaling)

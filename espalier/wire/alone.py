@@ -12,7 +12,9 @@ from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import MOST_SECONDS, Letter, Scalars, validate
 
-OBSERVER = "that the client has made what it makes by itself, which stays there, and how long it took"
+OBSERVER = (
+    "that the client has made what it makes by itself, which stays there, and how long it took"
+)
 
 
 class Alone(Scalars):
@@ -39,8 +41,11 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
         The rounds of such a run leave a local-only result, or no adapter has such a rank.
     """
     if not settings.job.makes_alone:
-        raise Mistake(f"message: clients of {settings.method} make nothing alone after their rounds")
-    largest, order = settings.lora.largest_rank if settings.tunes else 0, validate(Alone, request.scalars)
+        raise Mistake(
+            f"message: clients of {settings.method} make nothing alone after their rounds"
+        )
+    largest = settings.lora.largest_rank if settings.tunes else 0
+    order = validate(Alone, request.scalars)
     if order.fits and not settings.job.fits_alone(settings.federation):
         raise Mistake(f"message: clients of {settings.method} have nothing to fit")
     if order.rank_limit > largest:

@@ -20,10 +20,12 @@ MOST_DIRECTORY_BYTES = 1 << 21
 """Maximum bytes of the list of files at a bundle's end."""
 MOST_VERDICTS = 64
 """Bundles of which a process remembers what it found: a node gets that of its run with every message."""
-END, ENTRY = b"PK\5\6", b"PK\1\2"
+END = b"PK\5\6"
+ENTRY = b"PK\1\2"
 END_OF_ZIP64 = b"PK\6\7"
 """Signatures of a ZIP file's end, of an entry of its list, and of the locator of a ZIP64 end."""
-END_RECORD, ZIP64_RECORD = struct.Struct("<4s4H2LH"), struct.Struct("<4sLQL")
+END_RECORD = struct.Struct("<4s4H2LH")
+ZIP64_RECORD = struct.Struct("<4sLQL")
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """How they may be packed: both are unpacked in pieces, which Python's bz2 and lzma readers are not."""
 PIECE = 1 << 20
@@ -38,7 +40,10 @@ def code_sha256() -> str:
         if spec is None or not spec.submodule_search_locations:
             raise ModuleNotFoundError(f"package {package} is not installed")
         root = Path(next(iter(spec.submodule_search_locations)))
-        files |= {f"{package}/{file.relative_to(root).as_posix()}": file.read_bytes() for file in root.rglob("*.py")}
+        files |= {
+            f"{package}/{file.relative_to(root).as_posix()}": file.read_bytes()
+            for file in root.rglob("*.py")
+        }
     return _sha256(files.items())
 
 
@@ -92,9 +97,13 @@ def _require_few_entries(bundle: bytes) -> None:
     if start >= ZIP64_RECORD.size and bundle.startswith(END_OF_ZIP64, start - ZIP64_RECORD.size):
         raise zipfile.BadZipFile("the bundle is a ZIP64 file, which Flower's bundles are not")
     size = END_RECORD.unpack_from(bundle, start)[5]
-    if size > min(MOST_DIRECTORY_BYTES, start) or bundle.count(ENTRY, start - size, start) > MOST_ENTRIES:
+    if (
+        size > min(MOST_DIRECTORY_BYTES, start)
+        or bundle.count(ENTRY, start - size, start) > MOST_ENTRIES
+    ):
         raise zipfile.BadZipFile(
-            f"the bundle lists more than {MOST_ENTRIES} files, or more than {MOST_DIRECTORY_BYTES} bytes of them"
+            f"the bundle lists more than {MOST_ENTRIES} files, or more than {MOST_DIRECTORY_BYTES}"
+            " bytes of them"
         )
 
 
@@ -102,11 +111,17 @@ def _of_program(bundle: bytes) -> str:
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
         files = [file for file in archive.infolist() if file.filename.endswith(".py")]
         files = [file for file in files if file.filename.partition("/")[0] in PACKAGES]
-        if sum(file.compress_size for file in files) > len(bundle) or len({file.filename for file in files}) < len(files):
+        if sum(file.compress_size for file in files) > len(bundle) or len(
+            {file.filename for file in files}
+        ) < len(files):
             raise zipfile.BadZipFile("files of the bundle lie over each other")
         if strange := [file.filename for file in files if file.compress_type not in PACKED]:
-            raise zipfile.BadZipFile(f"{strange[0][:200]!r} in the bundle is packed in another way than Flower's bundles are")
-        found, left = list[tuple[str, bytes]](), MOST_BYTES
+            raise zipfile.BadZipFile(
+                f"{strange[0][:200]!r} in the bundle is packed in another way than Flower's"
+                " bundles are"
+            )
+        found = list[tuple[str, bytes]]()
+        left = MOST_BYTES
         for file in files:
             found.append((file.filename, _unpacked(archive, file, left)))
             left -= len(found[-1][1])

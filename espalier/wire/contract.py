@@ -68,10 +68,14 @@ def check(letter: Letter, side: Side) -> Scalars:
     """
     scalars = validate(side.scalars, letter.scalars)
     expected = side.specs(scalars)
-    surplus, missing = set(letter.blobs) - set(expected), set(expected) - set(letter.blobs)
+    surplus = set(letter.blobs) - set(expected)
+    missing = set(expected) - set(letter.blobs)
     if surplus or missing:
-        raise Mistake(f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(expected)}")
-    size, limit = sum(len(blob) for blob in letter.blobs.values()), byte_limit(expected)
+        raise Mistake(
+            f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(expected)}"
+        )
+    size = sum(len(blob) for blob in letter.blobs.values())
+    limit = byte_limit(expected)
     if size > limit:
         raise Mistake(f"blobs: {size} bytes, at most {limit} are allowed")
     for key, blob in letter.blobs.items():
@@ -101,7 +105,11 @@ def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
     parts = {} if failed else {"num_parts": contract.num_parts}
     expected = request.header.model_copy(update={"status": reply.header.status, **parts})
     if reply.header != expected:
-        wrong = [name for name in Header.model_fields if getattr(reply.header, name) != getattr(expected, name)]
+        wrong = [
+            name
+            for name in Header.model_fields
+            if getattr(reply.header, name) != getattr(expected, name)
+        ]
         raise Mistake(f"header: {', '.join(wrong)} not as the request demands")
     return check(reply, FAILED if failed else contract.up)
 
@@ -115,17 +123,23 @@ def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> No
 
 def byte_limit(specs: BlockSpecs) -> int:
     """Most bytes that blobs of these tensors may have together."""
-    return sum(sum(spec.num_bytes for spec in tensors.values()) + HEADER_ROOM for tensors in specs.values())
+    return sum(
+        sum(spec.num_bytes for spec in tensors.values()) + HEADER_ROOM for tensors in specs.values()
+    )
 
 
 def _check_blob(key: str, blob: bytes, expected: Mapping[str, TensorSpec]) -> None:
     found = tensor_specs(blob)
     if set(found) != set(expected):
-        raise Mistake(f"{key}: holds {count(len(found), 'tensor')}, and not the {len(expected)} that the contract names")
+        raise Mistake(
+            f"{key}: holds {count(len(found), 'tensor')}, and not the {len(expected)} that the"
+            " contract names"
+        )
     for name, spec in expected.items():
         if found[name] != spec:
             raise Mistake(
-                f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be {spec.dtype} {list(spec.shape)}"
+                f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be"
+                f" {spec.dtype} {list(spec.shape)}"
             )
 
 

@@ -43,11 +43,15 @@ class CutUnits:
     @lru_cache(maxsize=4)
     def of(plan: ModelPlan) -> "CutUnits":
         """Those of a model."""
-        numbers, costs, pools = [], list[int](), list[int]()
+        numbers = []
+        costs = list[int]()
+        pools = list[int]()
         for block in plan.blocks:
             units = units_of(plan, block)
             numbers.append((units.groups, units.channels))
-            for kind, (number, cost) in enumerate(zip(numbers[-1], unit_costs(plan, block), strict=True)):
+            for kind, (number, cost) in enumerate(
+                zip(numbers[-1], unit_costs(plan, block), strict=True)
+            ):
                 costs += [cost] * number
                 pools += [2 * block.index + kind] * number
         return CutUnits(plan, tuple(numbers), np.array(costs, np.int64), np.array(pools, np.int64))
@@ -77,7 +81,10 @@ class CutUnits:
             It is something else, or nothing of some kind would stay in a block.
         """
         if tensor_specs(blob) != self.specs:
-            raise Mistake(f"{CUT}: these are not the bits of this model's {len(self.costs)} groups and channels")
+            raise Mistake(
+                f"{CUT}: these are not the bits of this model's {len(self.costs)} groups and"
+                " channels"
+            )
         words = views(blob)[CUT]
         if not has_clean_padding(words, len(self.costs)):
             raise Mistake(f"{CUT}: bits are set beyond the last unit")
@@ -85,14 +92,18 @@ class CutUnits:
         stay = np.bincount(self.pools[~cut], minlength=2 * len(self.numbers))
         if not stay.all():
             empty = int(np.flatnonzero(stay == 0)[0])
-            raise Mistake(f"{CUT}: all {KINDS[empty % 2]} of block {empty // 2} are cut, one must stay")
+            raise Mistake(
+                f"{CUT}: all {KINDS[empty % 2]} of block {empty // 2} are cut, one must stay"
+            )
         return cut
 
     # ----- as a structure ---------------------------------------------------------------------------------------------
 
     def by_block(self, cut: Cut) -> list[dict[str, Cut]]:
         """The same for each block, by kind."""
-        pieces = iter(np.split(cut, np.cumsum([number for own in self.numbers for number in own])[:-1]))
+        pieces = iter(
+            np.split(cut, np.cumsum([number for own in self.numbers for number in own])[:-1])
+        )
         return [{kind: next(pieces) for kind in KINDS} for _ in self.numbers]
 
     def side_by_side(self, cuts: Sequence[dict[str, Cut]]) -> Cut:
@@ -116,13 +127,18 @@ class CutUnits:
     def wanted(self, job: CutSettings) -> float:
         """The share of these units' parameters that the settings ask for."""
         everything = int(self.costs.sum())
-        return job.share * (self.plan.num_parameters if job.share_of == "model" else everything) / everything
+        return (
+            job.share
+            * (self.plan.num_parameters if job.share_of == "model" else everything)
+            / everything
+        )
 
     def reaches(self, cut: Cut, share: float, job: CutSettings) -> bool:
         """Whether so large a share is cut of all units that compete with each other, or all that can go."""
         stays = ~cut & self._can_go(cut, job)
         return all(
-            int(self.costs[own & cut].sum()) >= least or not (own & stays).any() for own, least in self.targets(share, job)
+            int(self.costs[own & cut].sum()) >= least or not (own & stays).any()
+            for own, least in self.targets(share, job)
         )
 
     def _can_go(self, cut: Cut, job: CutSettings) -> NDArray[np.bool_]:
@@ -132,7 +148,11 @@ class CutUnits:
 
     def must_stay(self, job: CutSettings) -> list[int]:
         """How many units of each pool have to stay: one group, and the multiple of channels, or all if they are fewer."""
-        return [least for _, channels in self.numbers for least in (1, min(job.channel_multiple, channels))]
+        return [
+            least
+            for _, channels in self.numbers
+            for least in (1, min(job.channel_multiple, channels))
+        ]
 
     def require_step(self, before: Cut, after: Cut, share: float, job: CutSettings) -> None:
         """Hold the cut of a round against what was asked for: that share, and less than a unit more.
@@ -150,21 +170,32 @@ class CutUnits:
         if np.array_equal(before, after):
             return
         for own, least in self.targets(share, job):
-            spent, room = int(self.costs[own & after].sum()), self.room(own, job)
+            spent = int(self.costs[own & after].sum())
+            room = self.room(own, job)
             if spent < least - room:
                 raise Mistake(f"{CUT}: less is cut than the share that was asked for")
             last = int(self.costs[own & after & ~before].max(initial=0))
             if last and spent - last >= least + room:
-                raise Mistake(f"{CUT}: more is cut than the share that was asked for, by a unit or more")
-        if uneven := [index for index, stay in enumerate(self._channels_left(after)) if self._is_uneven(index, stay, job)]:
+                raise Mistake(
+                    f"{CUT}: more is cut than the share that was asked for, by a unit or more"
+                )
+        if uneven := [
+            index
+            for index, stay in enumerate(self._channels_left(after))
+            if self._is_uneven(index, stay, job)
+        ]:
             raise Mistake(
-                f"{CUT}: the channels that stay in block {uneven[0]} are no multiple of {job.channel_multiple}, which is "
-                "the run's channel-multiple"
+                f"{CUT}: the channels that stay in block {uneven[0]} are no multiple of"
+                f" {job.channel_multiple}, which is the run's channel-multiple"
             )
 
     def targets(self, share: float, job: CutSettings) -> list[tuple[Cut, int]]:
         """Units that compete with each other, and the parameters that have to go of them."""
-        competing = {"global": np.zeros_like(self.pools), "block": self.pools // 2, "kind": self.pools}[job.selection]
+        competing = {
+            "global": np.zeros_like(self.pools),
+            "block": self.pools // 2,
+            "kind": self.pools,
+        }[job.selection]
         sets = [competing == number for number in range(int(competing.max()) + 1)]
         return [(own, share_of(int(self.costs[own].sum()), share)) for own in sets]
 

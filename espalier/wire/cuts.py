@@ -38,14 +38,20 @@ def scale_name(kind: str) -> str:
     return f"{kind}.scale"
 
 
-def cut_specs(plan: ModelPlan, biases: Sequence[str], scaled: Sequence[str] = ()) -> dict[str, dict[str, TensorSpec]]:
+def cut_specs(
+    plan: ModelPlan, biases: Sequence[str], scaled: Sequence[str] = ()
+) -> dict[str, dict[str, TensorSpec]]:
     """The blobs that describe a smaller model, one per block; ``biases`` are matrices that get a bias, and ``scaled`` kinds
     whose units get a scale, both float32."""
     specs = {}
     for block in plan.blocks:
-        units, rows = units_of(plan, block), {linear.name: linear.shape[0] for linear in block.linears}
+        units = units_of(plan, block)
+        rows = {linear.name: linear.shape[0] for linear in block.linears}
         specs[block_key(block.index)] = {
-            **{cut_name(kind): TensorSpec("U64", (num_words(getattr(units, kind)),)) for kind in KINDS},
+            **{
+                cut_name(kind): TensorSpec("U64", (num_words(getattr(units, kind)),))
+                for kind in KINDS
+            },
             **{bias_name(name): TensorSpec("F32", (rows[name],)) for name in biases},
             **{scale_name(kind): TensorSpec("F32", (getattr(units, kind),)) for kind in scaled},
         }
@@ -60,7 +66,9 @@ def pack_cut(
     """Serialise what is cut of a block, bool arrays by kind, its biases by canonical name, and its scales by kind."""
     bits = {cut_name(kind): pack(units) for kind, units in cut.items()}
     beside = {bias_name(name): bias for name, bias in biases.items()}
-    return pack_tensors({**bits, **beside, **{scale_name(kind): own for kind, own in (scales or {}).items()}})
+    return pack_tensors(
+        {**bits, **beside, **{scale_name(kind): own for kind, own in (scales or {}).items()}}
+    )
 
 
 def unpack_cut(blob: bytes, units: Units) -> dict[str, NDArray[np.bool_]]:
@@ -69,9 +77,12 @@ def unpack_cut(blob: bytes, units: Units) -> dict[str, NDArray[np.bool_]]:
     return {kind: unpack(words[cut_name(kind)], (1, getattr(units, kind)))[0] for kind in KINDS}
 
 
-def structure_of(plan: ModelPlan, blob_of: Callable[[int], bytes], biases: Sequence[str]) -> Structure:
+def structure_of(
+    plan: ModelPlan, blob_of: Callable[[int], bytes], biases: Sequence[str]
+) -> Structure:
     """The structure that the blobs of all blocks describe."""
-    whole, kept = Structure.whole(plan), dict[int, dict[str, list[int]]]()
+    whole = Structure.whole(plan)
+    kept = dict[int, dict[str, list[int]]]()
     for index, units in enumerate(whole.base):
         bits = unpack_cut(blob_of(index), units)
         kept[index] = {kind: np.flatnonzero(~cut).tolist() for kind, cut in bits.items()}
@@ -101,19 +112,30 @@ class SomeOfEachKindStays:
         """Raise Mistake otherwise."""
         tensors = views(blob)
         for kind in KINDS:
-            words, number = tensors[cut_name(kind)], getattr(self._units[key], kind)
+            words = tensors[cut_name(kind)]
+            number = getattr(self._units[key], kind)
             if not has_clean_padding(words, number):
                 raise Mistake(f"{key} {kind}: bits are set beyond the last unit")
             if unpack(words, (1, number)).all():
                 raise Mistake(f"{key} {kind}: all are cut, one must stay")
-        if not all(np.isfinite(tensor).all() for name, tensor in tensors.items() if name.endswith(".bias")):
+        if not all(
+            np.isfinite(tensor).all() for name, tensor in tensors.items() if name.endswith(".bias")
+        ):
             raise Mistake(f"{key}: a bias is no finite number")
-        if not all((np.abs(tensor) <= MOST_SCALE).all() for name, tensor in tensors.items() if name.endswith(".scale")):
+        if not all(
+            (np.abs(tensor) <= MOST_SCALE).all()
+            for name, tensor in tensors.items()
+            if name.endswith(".scale")
+        ):
             raise Mistake(f"{key}: a scale is no number, or beyond {MOST_SCALE:g}")
 
 
 def delivery_of_cuts(
-    request: Letter, plan_of: PlanOf, run: RunSettings, biases: Sequence[str], scaled: Sequence[str] = ()
+    request: Letter,
+    plan_of: PlanOf,
+    run: RunSettings,
+    biases: Sequence[str],
+    scaled: Sequence[str] = (),
 ) -> Contract:
     """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it.
 
@@ -129,7 +151,9 @@ def delivery_of_cuts(
         order=NoScalars,
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
-        observer="that the federated result arrived, nothing else; it is sent with `evaluation.own-text`",
+        observer=(
+            "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
+        ),
         check_values=SomeOfEachKindStays(plan),
     )
     return delivery.contract(request, run.method)

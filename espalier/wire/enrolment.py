@@ -58,9 +58,14 @@ class SignedEnrolment(Enrolment):
         return Enrolment(**self.model_dump(exclude={"signature"}))
 
 
-TELLS = "the site's name, hashes of its program and base model, its device, threads and capability, "
+TELLS = (
+    "the site's name, hashes of its program and base model, its device, threads and capability, "
+)
 TELLS += "whether a person there approves its replies, and versions"
-SIGNED = "; in runs with `site-keys` alone a signature of all this, which proves that who sent it has the site's key"
+SIGNED = (
+    "; in runs with `site-keys` alone a signature of all this, which proves that who sent it has"
+    " the site's key"
+)
 
 _REFUSED_BY = re.compile(r"site ([A-Za-z0-9._-]{1,64}): ")
 

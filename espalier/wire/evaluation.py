@@ -80,21 +80,31 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
     Mistake
         It names the key.
     """
-    chosen, on_text = run.evaluation, run.task.name == TEXT
+    chosen = run.evaluation
+    on_text = run.task.name == TEXT
     if texts.names and not (run.clients_evaluate and on_text):
-        raise Mistake("Texts: texts are not allowed with evaluation.local-only or evaluation.baselines = false, or a task")
+        raise Mistake(
+            "Texts: texts are not allowed with evaluation.local-only or evaluation.baselines ="
+            " false, or a task"
+        )
     if set(texts.names) - chosen.named_texts().keys():
         raise Mistake("Texts: evaluation.texts names no such text")
     if texts.names and texts.window_tokens != chosen.window_tokens:
         told = f"evaluation.window-tokens = {chosen.window_tokens}"
         raise Mistake(f"Texts: windows of {texts.window_tokens} tokens, {told}")
     if chosen.max_windows and (most := max(texts.num_windows, default=0)) > chosen.max_windows:
-        raise Mistake(f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}")
-    most_items = run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
+        raise Mistake(
+            f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}"
+        )
+    most_items = (
+        run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
+    )
     if texts.test_items > most_items:
         raise Mistake(f"Texts: {texts.test_items} test items, {most_items} are allowed")
     if set(texts.test_metrics) - METRICS or len(set(texts.test_metrics)) < len(texts.test_metrics):
-        raise Mistake(f"Texts: test_metrics are not some of {', '.join(sorted(METRICS))}, each once")
+        raise Mistake(
+            f"Texts: test_metrics are not some of {', '.join(sorted(METRICS))}, each once"
+        )
     if bool(texts.test_metrics) != bool(texts.test_items):
         raise Mistake("Texts: test_metrics without test_items, or the other way round")
 
@@ -110,21 +120,27 @@ def require_many(texts: Texts) -> None:
     for name, number in zip(texts.names, texts.num_windows, strict=True):
         if (predictions := number * (texts.window_tokens - 1)) < LEAST_PREDICTIONS:
             raise Mistake(
-                f"evaluation.texts: '{printable(name)}' gives {predictions} predictions, sites evaluate what they make alone "
-                f"on {LEAST_PREDICTIONS} or more; take a longer text, raise evaluation.max-windows or "
-                "evaluation.window-tokens, or set evaluation.local-only to false"
+                f"evaluation.texts: '{printable(name)}' gives {predictions} predictions, sites"
+                f" evaluate what they make alone on {LEAST_PREDICTIONS} or more; take a longer"
+                " text, raise evaluation.max-windows or evaluation.window-tokens, or set"
+                " evaluation.local-only to false"
             )
     if 0 < texts.test_items < LEAST_ITEMS:
         raise Mistake(
-            f"task.test-path: there are {texts.test_items} test items, sites score what they make alone on {LEAST_ITEMS} or "
-            "more; give more items, raise task.max-test-items, or set evaluation.local-only to false"
+            f"task.test-path: there are {texts.test_items} test items, sites score what they make"
+            f" alone on {LEAST_ITEMS} or more; give more items, raise task.max-test-items, or set"
+            " evaluation.local-only to false"
         )
 
 
 def test_specs(texts: Texts) -> dict[str, TensorSpec]:
     """The tensors of public test items, flat."""
     per_request = ("lengths", "answer-tokens", "characters")
-    sizes = {"tokens": texts.test_tokens, "num-options": texts.test_items, "answers": texts.test_items}
+    sizes = {
+        "tokens": texts.test_tokens,
+        "num-options": texts.test_items,
+        "answers": texts.test_items,
+    }
     sizes |= dict.fromkeys(per_request, texts.test_requests)
     return {name: TensorSpec("I32", (size,)) for name, size in sizes.items()}
 
@@ -139,7 +155,10 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     if texts.own_text != own_text:
         raise Mistake("Texts: own_text is not what evaluation.own-text says")
     if not len(set(texts.names)) == len(texts.names) == len(texts.num_windows):
-        raise Mistake(f"Texts: {len(set(texts.names))} different names, {len(texts.num_windows)} numbers of windows")
+        raise Mistake(
+            f"Texts: {len(set(texts.names))} different names, {len(texts.num_windows)} numbers of"
+            " windows"
+        )
     windows = {
         name: TensorSpec("I32", (count, texts.window_tokens))
         for name, count in zip(texts.names, texts.num_windows, strict=True)
@@ -150,33 +169,52 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
     own = len(OWN_TEXT_MODELS) if texts.own_text else 0
 
     def a_loss_per_text(report: Scalars) -> None:
-        if isinstance(report, Losses) and (len(report.losses), len(report.own_losses)) != (len(texts.names), own):
-            found = f"{len(report.losses)} losses for {len(texts.names)} texts, {len(report.own_losses)} own for {own}"
+        if isinstance(report, Losses) and (len(report.losses), len(report.own_losses)) != (
+            len(texts.names),
+            own,
+        ):
+            found = (
+                f"{len(report.losses)} losses for {len(texts.names)} texts,"
+                f" {len(report.own_losses)} own for {own}"
+            )
             raise Mistake(f"Losses: {found}")
         for name in ("losses", "own_losses", "test_scores") if isinstance(report, Losses) else ():
             if any(value != round(value, LOSS_DIGITS) for value in getattr(report, name)):
                 raise Mistake(f"Losses: {name} have more than {LOSS_DIGITS} decimals")
-        if isinstance(report, Losses) and any(not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses):
+        if isinstance(report, Losses) and any(
+            not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses
+        ):
             raise Mistake(f"Losses: own_losses are not between 0 and {OWN_LOSS_LIMIT}")
         if isinstance(report, Losses) and len(report.test_scores) != len(texts.test_metrics):
-            raise Mistake(f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics")
+            raise Mistake(
+                f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics"
+            )
         if isinstance(report, Losses) and any(not 0 <= loss <= MOST_LOSS for loss in report.losses):
             raise Mistake(f"Losses: losses are not between 0 and {MOST_LOSS}")
-        if isinstance(report, Losses) and not all(map(_is_score, texts.test_metrics, report.test_scores)):
-            raise Mistake("Losses: test_scores are not between 0 and 1, or a loss among them is below 0")
+        if isinstance(report, Losses) and not all(
+            map(_is_score, texts.test_metrics, report.test_scores)
+        ):
+            raise Mistake(
+                "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"
+            )
 
     return Contract(
         kind="evaluate",
         method=method,
         down=Side(Texts, blobs),
         up=Side(Losses, check_scalars=a_loss_per_text),
-        observer="how well the client's own local result predicts public text, one number per text, and does on public test "
-        "items, one number per metric, rounded to three decimals and told once in a run (a server that makes up the texts "
-        "learns which of them the result predicts better; `least-tokens` says on how much data that rests at least); with "
-        "`evaluation.own-text`, where the site allows it, how well the dense, its own and the federated model predict its own "
-        "held-out text or items: one number each, a mean over at least 1000 predicted tokens of text, 1000 classified items, "
-        "or 1000 tokens of at least 100 answers, in which no prediction counts over 20 nats, rounded to three "
-        "decimals (a server that chooses the model learns counts of tokens or classes, and one that "
-        "takes the difference of two such means, one of which has an item more, learns that item's; so a site allows this only "
-        "to a server that it trusts with them); and how long it took",
+        observer=(
+            "how well the client's own local result predicts public text, one number per text, and"
+            " does on public test items, one number per metric, rounded to three decimals and told"
+            " once in a run (a server that makes up the texts learns which of them the result"
+            " predicts better; `least-tokens` says on how much data that rests at least); with"
+            " `evaluation.own-text`, where the site allows it, how well the dense, its own and the"
+            " federated model predict its own held-out text or items: one number each, a mean over"
+            " at least 1000 predicted tokens of text, 1000 classified items, or 1000 tokens of at"
+            " least 100 answers, in which no prediction counts over 20 nats, rounded to three"
+            " decimals (a server that chooses the model learns counts of tokens or classes, and one"
+            " that takes the difference of two such means, one of which has an item more, learns"
+            " that item's; so a site allows this only to a server that it trusts with them); and"
+            " how long it took"
+        ),
     )

@@ -52,7 +52,9 @@ def settings_for(method: str, kind: Kind) -> dict[str, Any]:
 def _with_alone(method: str) -> dict[str, str | int]:
     """Settings with which clients of a method are sent an ``alone``."""
     given = settings_of(method).MAKES_ALONE_WITH.items()
-    return {f"{method}.{key}": value[0] if isinstance(value, tuple) else value for key, value in given}
+    return {
+        f"{method}.{key}": value[0] if isinstance(value, tuple) else value for key, value in given
+    }
 
 
 def is_sent(method: str, kind: Kind) -> bool:
@@ -71,16 +73,25 @@ def _comes_in_parts(method: str, server_round: int) -> bool:
 
 def rounds(method: str, kind: Kind) -> list[int]:
     """Rounds whose messages of a kind are of different forms; those that an example alone has stand last."""
-    run, job = parse(settings_for(method, kind)), settings_of(method)
+    run = parse(settings_for(method, kind))
+    job = settings_of(method)
     differ = list(job.ROUNDS_THAT_DIFFER)
     if kind == "fetch":
         return [place for place in differ if _comes_in_parts(method, place)]
     last = run.job.last_rounds(run.federation, lambda: len(PLAN.blocks), run.num_clients)[0]
     result = max(last + 1, job.FIRST_DELIVERY) if len(differ) > 1 else job.FIRST_DELIVERY
-    single: dict[Kind, int] = {"enrol": 0, "refused": 0, "alone": last, "evaluate": last, "deliver": result}
+    single: dict[Kind, int] = {
+        "enrol": 0,
+        "refused": 0,
+        "alone": last,
+        "evaluate": last,
+        "deliver": result,
+    }
     usual = [single[kind]] if kind in single else differ
     examples = (key for key in of_method(method).EXAMPLES if not isinstance(key, str))
-    return usual + sorted(place for of_kind, place in examples if of_kind == kind and place not in usual)
+    return usual + sorted(
+        place for of_kind, place in examples if of_kind == kind and place not in usual
+    )
 
 
 def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any]]:
@@ -91,8 +102,14 @@ def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any
         return [{"reason": "has another base model"}]
     if kind == "evaluate":
         names = list(run.evaluation.named_texts()) if run.task.name == TEXT else []
-        own_text, window_tokens = run.evaluation.own_text, run.evaluation.window_tokens
-        texts = Texts(names=names, num_windows=[2] * len(names), window_tokens=window_tokens, own_text=own_text)
+        own_text = run.evaluation.own_text
+        window_tokens = run.evaluation.window_tokens
+        texts = Texts(
+            names=names,
+            num_windows=[2] * len(names),
+            window_tokens=window_tokens,
+            own_text=own_text,
+        )
         return [texts.model_dump()]
     examples = of_method(run.method).EXAMPLES
     found = examples.get((kind, server_round), examples.get(kind, {}))
@@ -100,7 +117,13 @@ def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any
     return [{**scalars, **hashes} for scalars in ([found] if isinstance(found, Mapping) else found)]
 
 
-def request(run: RunSettings, kind: Kind, server_round: int, scalars: Mapping[str, Any], part: int | None = None) -> Letter:
+def request(
+    run: RunSettings,
+    kind: Kind,
+    server_round: int,
+    scalars: Mapping[str, Any],
+    part: int | None = None,
+) -> Letter:
     """A request without blobs; of a ``fetch`` that of the second part, unless another is named."""
     header = Header(
         schema_version=SCHEMA_VERSION,

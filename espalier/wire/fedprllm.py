@@ -12,7 +12,14 @@ from espalier.settings.run import RunSettings
 from espalier.wire.contract import BlockSpecs, Contract
 from espalier.wire.masks import mask_name, require_exact_sparsity
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
+from espalier.wire.parts import (
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
 from espalier.wire.payload import TensorSpec, block_key, views
 from espalier.wire.plan import BlockPlan, ModelPlan, PlanOf, cut_into_parts
 from espalier.wire.rounds_of_run import last_rounds
@@ -21,7 +28,10 @@ from pruning_kernels.bitmask import num_words
 
 def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
     """The tensors of one block's blob: one flat packed mask per matrix."""
-    return {mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),)) for linear in block.linears}
+    return {
+        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
+        for linear in block.linears
+    }
 
 
 def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int) -> range:
@@ -29,13 +39,21 @@ def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: i
     if settings.strategy == "one-shot":
         return range(len(plan.blocks))
     if not 1 <= server_round <= len(plan.blocks):
-        raise Mistake(f"message: round {server_round} does not exist, iterative pruning has one per block: {len(plan.blocks)}")
+        raise Mistake(
+            f"message: round {server_round} does not exist, iterative pruning has one per block:"
+            f" {len(plan.blocks)}"
+        )
     return range(server_round - 1, server_round)
 
 
-def mask_blobs(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int) -> dict[str, dict[str, TensorSpec]]:
+def mask_blobs(
+    plan: ModelPlan, settings: FedPrLLMSettings, server_round: int
+) -> dict[str, dict[str, TensorSpec]]:
     """The blobs of a round's reply, in order of blocks."""
-    return {block_key(index): mask_specs(plan.blocks[index]) for index in blocks_of_round(plan, settings, server_round)}
+    return {
+        block_key(index): mask_specs(plan.blocks[index])
+        for index in blocks_of_round(plan, settings, server_round)
+    }
 
 
 class Decision(Scalars):
@@ -62,15 +80,22 @@ def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str
     blobs = {block_key(block.index): mask_specs(block)}
     if settings.of(FedPrLLMSettings).weight_scaling:
         dtype = f"U{8 * votes_dtype(settings.num_clients).itemsize}"
-        blobs[votes_key(block.index)] = {linear.name: TensorSpec(dtype, linear.shape) for linear in block.linears}
+        blobs[votes_key(block.index)] = {
+            linear.name: TensorSpec(dtype, linear.shape) for linear in block.linears
+        }
     return blobs
 
 
 def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[range]:
     """Which of the first ``decided`` blocks travel to the clients in which part."""
     blocks = plan.blocks[:decided]
-    specs = [[spec for blob in decided_specs(block, settings).values() for spec in blob.values()] for block in blocks]
-    return cut_into_parts([sum(spec.num_bytes for spec in block) for block in specs], settings.part_bytes)
+    specs = [
+        [spec for blob in decided_specs(block, settings).values() for spec in blob.values()]
+        for block in blocks
+    ]
+    return cut_into_parts(
+        [sum(spec.num_bytes for spec in block) for block in specs], settings.part_bytes
+    )
 
 
 def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
@@ -78,28 +103,41 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
 
     In iterative pruning it may be what was decided before a round, for a client that lost its hidden states.
     """
-    header, decided, plan = request.header, validate(Decision, request.scalars).decided, plan_of()
-    whole, job = decided == len(plan.blocks), settings.of(FedPrLLMSettings)
+    header = request.header
+    decided = validate(Decision, request.scalars).decided
+    plan = plan_of()
+    whole = decided == len(plan.blocks)
+    job = settings.of(FedPrLLMSettings)
     if whole:
         require_result_wanted(settings)
     if whole and header.server_round != last_rounds(plan_of, settings)[0]:
-        raise Mistake(f"message: the result is delivered in round {header.server_round}, before it is decided")
+        raise Mistake(
+            f"message: the result is delivered in round {header.server_round}, before it is decided"
+        )
     if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
-        raise Mistake(f"message: {decided} decided blocks are delivered, which is neither all nor those before the round")
+        raise Mistake(
+            f"message: {decided} decided blocks are delivered, which is neither all nor those"
+            " before the round"
+        )
     blobs = [decided_specs(block, settings) for block in plan.blocks[:decided]]
     parts = decided_parts(plan, settings, decided)
 
     def a_number_per_block(decision: Scalars) -> None:
         number = len(parts[header.part])
         if isinstance(decision, Decision) and len(decision.num_voters) != number:
-            raise Mistake(f"Decision: {len(decision.num_voters)} numbers of voters for {number} blocks")
+            raise Mistake(
+                f"Decision: {len(decision.num_voters)} numbers of voters for {number} blocks"
+            )
 
     delivery = Delivery(
         order=Decision,
         specs={key: specs for block in blobs for key, specs in block.items()},
         parts=[[key for index in part for key in blobs[index]] for part in parts],
-        observer="that the federated result arrived, nothing else; it is sent with `evaluation.own-text`, and in iterative "
-        "pruning to a client that lost its hidden states",
+        observer=(
+            "that the federated result arrived, nothing else; it is sent with"
+            " `evaluation.own-text`, and in iterative pruning to a client that lost its hidden"
+            " states"
+        ),
         check_order=a_number_per_block,
     )
     return delivery.contract(request, settings.method)
@@ -118,7 +156,9 @@ class ExactSparsity:
         masks = views(blob)
         for linear in block.linears:
             words = masks[mask_name(linear.name)]
-            require_exact_sparsity(key, linear, words, self.settings.sparsity, self.settings.local_group)
+            require_exact_sparsity(
+                key, linear, words, self.settings.sparsity, self.settings.local_group
+            )
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -127,7 +167,9 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     In iterative pruning ``train`` brings the decided masks of the block before, so that the client goes on with what the
     server pruned (step 7), and with ``continue-behind = "scaled"`` its votes and the number of voters.
     """
-    settings, server_round, plan = run.of(FedPrLLMSettings), request.header.server_round, plan_of()
+    settings = run.of(FedPrLLMSettings)
+    server_round = request.header.server_round
+    plan = plan_of()
     specs = mask_blobs(plan, settings, server_round)
     decided: BlockSpecs = {}
     told: type[Scalars] = NoScalars
@@ -135,7 +177,8 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         before = plan.blocks[server_round - 2]
         decided = {block_key(before.index): mask_specs(before)}
         if settings.continue_behind == "scaled":
-            decided, told = decided_specs(before, run), Decision
+            decided = decided_specs(before, run)
+            told = Decision
 
     def a_number_of_voters(decision: Scalars) -> None:
         if isinstance(decision, Decision) and len(decision.num_voters) != 1:
@@ -156,7 +199,9 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return reply.contract(request, run.method)
 
 
-def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
     """Scalars of the requests of a round; votes come along from the second on, where weights are scaled by them."""
     job = run.of(FedPrLLMSettings)
     scaled = job.strategy == "iterative" and job.continue_behind == "scaled" and server_round > 1
@@ -164,8 +209,9 @@ def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) 
 
 
 OBSERVER = (
-    "for every weight one bit: whether this client would prune it, given its text (who knows a few of its windows can "
-    "recognise the mask by them, whatever `least-tokens` says); and how long it took"
+    "for every weight one bit: whether this client would prune it, given its text (who knows a few"
+    " of its windows can recognise the mask by them, whatever `least-tokens` says); and how long it"
+    " took"
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {"deliver": {"num_voters": [1], "decided": 2}}

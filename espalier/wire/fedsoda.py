@@ -53,7 +53,9 @@ def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> A
     """
     emulator = run.of(FedSodaSettings).emulator_of(len(plan.blocks))
     if blocks != sorted(set(blocks)) or blocks[0] < emulator[0] or blocks[-1] > emulator[-1]:
-        raise Mistake(f"message: blocks must be ascending and within {emulator[0]} to {emulator[-1]}")
+        raise Mistake(
+            f"message: blocks must be ascending and within {emulator[0]} to {emulator[-1]}"
+        )
     return adapter_plan(plan, run.lora.model_copy(update={"layers": ",".join(map(str, blocks))}))
 
 
@@ -65,7 +67,8 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver``: an offer of the sub-model, a piece of it, LoRA of its emulator, or of the adapter."""
-    what, header = request.scalars.get("what"), request.header
+    what = request.scalars.get("what")
+    header = request.header
     if what in ("model", "piece") and header.part:
         raise Mistake(f"message: part {header.part} of a {what} does not exist, it has one")
     if what == "model":
@@ -75,14 +78,21 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
             if isinstance(answer, Lacking):
                 require_pieces(answer.pieces, len(offered.piece_sha256))
 
-        return Contract("deliver", run.method, Side(Offer), Side(Lacking, check_scalars=of_these), OFFERED)
+        return Contract(
+            "deliver", run.method, Side(Offer), Side(Lacking, check_scalars=of_these), OFFERED
+        )
     if what == "piece":
         down = Side(Piece, piece_specs(validate(Piece, request.scalars)))
-        return Contract("deliver", run.method, down, Side(NoScalars), "that a piece of the sub-model arrived")
+        return Contract(
+            "deliver", run.method, down, Side(NoScalars), "that a piece of the sub-model arrived"
+        )
     if what == "emulator":
         return _emulator(request, plan_of, run)
     if header.server_round == 1:
-        raise Mistake("message: the adapter's LoRA is delivered in round 1, whose first one comes from the run's seed")
+        raise Mistake(
+            "message: the adapter's LoRA is delivered in round 1, whose first one comes from the"
+            " run's seed"
+        )
     return tuning.delivery(request, plan_of, run)
 
 
@@ -103,9 +113,15 @@ def _emulator(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return delivery.contract(request, run.method)
 
 
-def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
     """Scalars of the requests of a round whose answers are largest."""
-    order = {**tuning.largest_orders(plan, run, server_round)["train"], "model_sha256": _HASH, "aligned": NEVER}
+    order = {
+        **tuning.largest_orders(plan, run, server_round)["train"],
+        "model_sha256": _HASH,
+        "aligned": NEVER,
+    }
     offered: dict[Kind, dict[str, Any]] = {"deliver": OFFER} if server_round == 1 else {}
     return offered | {"train": order}
 
@@ -117,9 +133,13 @@ OFFER = {
 """Of the smallest model."""
 TRAINED = tuning.OBSERVER.replace(
     "the server chooses the adapters to begin with, so it chooses at what it looks",
-    "the server chooses the model, its tokenizer and the adapters to begin with, so it chooses at what it looks",
+    "the server chooses the model, its tokenizer and the adapters to begin with, so it chooses at"
+    " what it looks",
 )
-OFFERED = "which pieces of the sub-model this node lacks, so whether it took part in a run with the same one before"
+OFFERED = (
+    "which pieces of the sub-model this node lacks, so whether it took part in a run with the same"
+    " one before"
+)
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] = {
     "alone": tuning.EXAMPLES["alone"],

@@ -63,8 +63,12 @@ def sparsity_of(run: RunSettings, server_round: int) -> float:
 
 def num_kept(block: BlockPlan, run: RunSettings, server_round: int) -> dict[str, int]:
     """How many weights of each matrix a client keeps in a round, by canonical linear name."""
-    sparsity, group = sparsity_of(run, server_round), run.of(FedSpaLLMSettings).local_group
-    return {linear.name: linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group) for linear in block.linears}
+    sparsity = sparsity_of(run, server_round)
+    group = run.of(FedSpaLLMSettings).local_group
+    return {
+        linear.name: linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group)
+        for linear in block.linears
+    }
 
 
 def sample_specs(
@@ -77,10 +81,14 @@ def sample_specs(
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    header, settings, fetched = request.header, run.of(FedSpaLLMSettings), request.header.kind == "fetch"
-    asked, plan = validate(SamplePart, request.scalars) if fetched else validate(Sample, request.scalars), plan_of()
+    header = request.header
+    settings = run.of(FedSpaLLMSettings)
+    fetched = request.header.kind == "fetch"
+    asked = validate(SamplePart, request.scalars) if fetched else validate(Sample, request.scalars)
+    plan = plan_of()
     _require_blocks(plan, asked.blocks)
-    specs, sparsity = sample_specs(plan, run, header.server_round, asked.blocks), sparsity_of(run, header.server_round)
+    specs = sample_specs(plan, run, header.server_round, asked.blocks)
+    sparsity = sparsity_of(run, header.server_round)
 
     def versions_of_all(sample: Scalars) -> None:
         if isinstance(sample, Sample) and len(sample.versions) != len(plan.blocks):
@@ -89,7 +97,10 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     def numbers_fit(report: Scalars) -> None:
         weighed = run.federation.client_weights == "samples"
         if isinstance(report, PruneReport) and (report.calibration_windows > 0) != weighed:
-            raise Mistake("PruneReport: calibration_windows are told with federation.client-weights = 'samples' alone")
+            raise Mistake(
+                "PruneReport: calibration_windows are told with federation.client-weights ="
+                " 'samples' alone"
+            )
 
     def pruned_exactly(key: str, blob: bytes) -> None:
         block = next(block for block in plan.blocks if block_key(block.index) == key)
@@ -112,7 +123,9 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return reply.contract(request, run.method)
 
 
-def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
     """Scalars of the requests of a round whose answers are largest: the most capable client's share, of the largest layers."""
     assert plan is not None
     number = max(1, round(len(plan.blocks) * run.of(FedSpaLLMSettings).sampled_layers))
@@ -128,25 +141,36 @@ def sizes_vary(run: RunSettings) -> bool:
 
 def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, TensorSpec]]:
     """The blobs that bring an update."""
-    kept, blobs = iter(update.num_kept), dict[str, Mapping[str, TensorSpec]]()
+    kept = iter(update.num_kept)
+    blobs = dict[str, Mapping[str, TensorSpec]]()
     for index in update.blocks:
         block = plan.blocks[index]
-        blobs[block_key(index)] = kept_specs(block, {linear.name: next(kept) for linear in block.linears})
+        blobs[block_key(index)] = kept_specs(
+            block, {linear.name: next(kept) for linear in block.linears}
+        )
     return blobs
 
 
 def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: layers of the global model that are stale at a client."""
-    update, plan = validate(Update, request.scalars), plan_of()
+    update = validate(Update, request.scalars)
+    plan = plan_of()
     _require_blocks(plan, update.blocks)
     matrices = [linear for index in update.blocks for linear in plan.blocks[index].linears]
     if len(update.versions) != len(update.blocks) or len(update.num_kept) != len(matrices):
-        raise Mistake(f"Update: {len(update.versions)} versions and {len(update.num_kept)} counts do not fit the layers")
-    if any(kept > linear.num_weights for kept, linear in zip(update.num_kept, matrices, strict=True)):
+        raise Mistake(
+            f"Update: {len(update.versions)} versions and {len(update.num_kept)} counts do not fit"
+            " the layers"
+        )
+    if any(
+        kept > linear.num_weights for kept, linear in zip(update.num_kept, matrices, strict=True)
+    ):
         raise Mistake("Update: a matrix keeps more weights than it has")
 
     def masks_fit(key: str, blob: bytes) -> None:
-        require_kept(next(block for block in plan.blocks if block_key(block.index) == key), key, blob)
+        require_kept(
+            next(block for block in plan.blocks if block_key(block.index) == key), key, blob
+        )
 
     return Contract(
         kind="deliver",
@@ -163,16 +187,21 @@ def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
 
 
 OBSERVER = (
-    "of the layers that were sampled for it: which weights this client would prune, and the kept weights, whose changes (with "
-    "SparseGPT) depend on the second moments of its activations (of activations that the server chooses in part, by the layers "
-    "that it delivered before; who knows a few of its windows may recognise them); with `client-weights` = "
-    "`samples` alone, how many windows it has; the largest damping; and how long it took"
+    "of the layers that were sampled for it: which weights this client would prune, and the kept"
+    " weights, whose changes (with SparseGPT) depend on the second moments of its activations (of"
+    " activations that the server chooses in part, by the layers that it delivered before; who"
+    " knows a few of its windows may recognise them); with `client-weights` = `samples` alone, how"
+    " many windows it has; the largest damping; and how long it took"
 )
 """What the contract of ``train`` says of an observer."""
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"blocks": [0, 1], "versions": [0, 0]},
     "fetch": {"blocks": [0, 1]},
-    "deliver": {"blocks": [0, 1], "versions": [1, 1], "num_kept": [2048, 2048, 2048, 2048, 8192, 8192, 8192] * 2},
+    "deliver": {
+        "blocks": [0, 1],
+        "versions": [1, 1],
+        "num_kept": [2048, 2048, 2048, 2048, 8192, 8192, 8192] * 2,
+    },
 }
 """Scalars of requests about the model of ``espalier/wire/examples.py``, of whose weights half are kept, by kind."""

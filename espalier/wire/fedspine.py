@@ -56,7 +56,9 @@ def shortened(term: float) -> float:
     return float(f"{min(term, MOST_TERM):.{TERM_DIGITS}g}")
 
 
-def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None, structure: bytes | None = None) -> AdapterPlan:
+def trained(
+    plan: ModelPlan, run: RunSettings, rank_limit: int | None = None, structure: bytes | None = None
+) -> AdapterPlan:
     """The adapters of a device: ranks and scalings are those of the whole model's, matrices those that its cut leaves.
 
     An encoder's classification head reads what no cut touches, so that it is the same on every device.
@@ -83,9 +85,13 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
     beside = _beside(plan_of()) if request.header.server_round > 1 else None
     shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
-    made = tuning.training_contract(request, plan_of, run, tuning.Order, shapes, SpineReport, beside)
+    made = tuning.training_contract(
+        request, plan_of, run, tuning.Order, shapes, SpineReport, beside
+    )
     up = replace(made.up, check_scalars=partial(_check_report, made.up))
-    return replace(made, up=up, observer=OBSERVER if made.observer == tuning.OBSERVER else made.observer)
+    return replace(
+        made, up=up, observer=OBSERVER if made.observer == tuning.OBSERVER else made.observer
+    )
 
 
 def _check_report(up: Side, report: Scalars) -> None:
@@ -124,13 +130,17 @@ def _read(units: CutUnits, blob: bytes) -> None:
 
 
 def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
-    units, job = CutUnits.of(plan), run.of(FedSpineSettings)
-    asked, specs = validate(CutOrder, request.scalars), {STRUCTURE: units.specs}
+    units = CutUnits.of(plan)
+    job = run.of(FedSpineSettings)
+    asked = validate(CutOrder, request.scalars)
+    specs = {STRUCTURE: units.specs}
     before = units.read(request.blobs[STRUCTURE]) if STRUCTURE in request.blobs else units.none
 
     def within_the_share(order: Scalars) -> None:
         if isinstance(order, CutOrder) and order.pruned > units.wanted(job) + SLACK:
-            raise Mistake(f"CutOrder: pruned is above the run's share, {job.share:g} of the {job.share_of}")
+            raise Mistake(
+                f"CutOrder: pruned is above the run's share, {job.share:g} of the {job.share_of}"
+            )
 
     def is_a_step(_: str, blob: bytes) -> None:
         units.require_step(before, units.read(blob), asked.pruned, job)
@@ -144,7 +154,9 @@ def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     )
 
 
-def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
     """Scalars of the requests of a round whose answers are largest: of a device that has cut nothing."""
     question: dict[Kind, dict[str, Any]] = {"deliver": {"pruned": 0.0}} if server_round > 1 else {}
     return question | tuning.largest_orders(plan, run, server_round)
@@ -152,15 +164,16 @@ def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) 
 
 sizes_vary = tuning.sizes_vary
 ASKED = (
-    "which attention groups and feed-forward channels this client cuts, those whose weights matter least to its data: one bit "
-    "each; no importance of any leaves it, and what it says is told once in a round; a client that lost what it measured cuts "
-    "nothing, which tells that it did"
+    "which attention groups and feed-forward channels this client cuts, those whose weights matter"
+    " least to its data: one bit each; no importance of any leaves it, and what it says is told"
+    " once in a round; a client that lost what it measured cuts nothing, which tells that it did"
 )
 OBSERVER = (
-    "adapters of the client's smaller model, trained on its data, of which all holds that is said of `fedpetuning`'s; the mean "
-    "loss of the first and of the second half of the round's steps on its own data, three decimals each, and a term of what "
-    "its LoRA modules are worth, three digits; with `client-weights` = `samples` alone, how many training sequences it has; "
-    "how many steps failed; and how long it took"
+    "adapters of the client's smaller model, trained on its data, of which all holds that is said"
+    " of `fedpetuning`'s; the mean loss of the first and of the second half of the round's steps on"
+    " its own data, three decimals each, and a term of what its LoRA modules are worth, three"
+    " digits; with `client-weights` = `samples` alone, how many training sequences it has; how many"
+    " steps failed; and how long it took"
 )
 
 EXAMPLES: dict[Kind, Mapping[str, Any]] = {**tuning.EXAMPLES, "deliver": {"pruned": 0.1}}

@@ -42,8 +42,14 @@ def moment_specs(plan: ModelPlan) -> dict[str, dict[str, TensorSpec]]:
     """The blobs of a reply: for each block two numbers per input channel of the attention's output and of down."""
     specs = {}
     for block in plan.blocks:
-        columns = {linear.name: linear.shape[1] for linear in block.linears if linear.name in ADDED_BIASES}
-        names = ((name(linear), width) for linear, width in columns.items() for name in (mean_name, squares_name))
+        columns = {
+            linear.name: linear.shape[1] for linear in block.linears if linear.name in ADDED_BIASES
+        }
+        names = (
+            (name(linear), width)
+            for linear, width in columns.items()
+            for name in (mean_name, squares_name)
+        )
         specs[block_key(block.index)] = {name: TensorSpec("F32", (width,)) for name, width in names}
     return specs
 
@@ -51,9 +57,15 @@ def moment_specs(plan: ModelPlan) -> dict[str, dict[str, TensorSpec]]:
 def possible(key: str, blob: bytes, tokens: int) -> None:
     """Raise Mistake if moments are none that inputs of so many tokens at most can have."""
     for name, values in views(blob).items():
-        lowest, most = (0.0, tokens * MOST_INPUT**2) if name.endswith(".squares") else (-MOST_INPUT, MOST_INPUT)
+        lowest, most = (
+            (0.0, tokens * MOST_INPUT**2)
+            if name.endswith(".squares")
+            else (-MOST_INPUT, MOST_INPUT)
+        )
         if not (np.isfinite(values).all() and values.min() >= lowest and values.max() <= most):
-            raise Mistake(f"{key} {name}: a number is not finite, or none that inputs of a model have")
+            raise Mistake(
+                f"{key} {name}: a number is not finite, or none that inputs of a model have"
+            )
 
 
 def most_tokens(run: RunSettings) -> int:
@@ -63,7 +75,8 @@ def most_tokens(run: RunSettings) -> int:
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    specs, most = moment_specs(plan_of()), most_tokens(run)
+    specs = moment_specs(plan_of())
+    most = most_tokens(run)
 
     def no_more_than_asked(report: Scalars) -> None:
         if isinstance(report, MomentsReport) and report.tokens > most:
@@ -94,10 +107,10 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 OBSERVER = (
-    "for every input channel of the attention's output and of down, in every block, its mean over this client's windows and "
-    "how much it varies, and over how many tokens (who knows a few of the windows can recognise them; over few tokens "
-    "the means come close to what single tokens made: the site's `least-tokens` says how many they are at least); and how long "
-    "it took"
+    "for every input channel of the attention's output and of down, in every block, its mean over"
+    " this client's windows and how much it varies, and over how many tokens (who knows a few of"
+    " the windows can recognise them; over few tokens the means come close to what single tokens"
+    " made: the site's `least-tokens` says how many they are at least); and how long it took"
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}

@@ -26,8 +26,14 @@ def kept_name(linear: str) -> str:
 
 def kept_specs(block: BlockPlan, num_kept: Mapping[str, int]) -> dict[str, TensorSpec]:
     """The tensors of a pruned block's blob; ``num_kept`` says how many weights each matrix keeps."""
-    specs = {mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),)) for linear in block.linears}
-    return specs | {kept_name(linear.name): TensorSpec(linear.dtype, (num_kept[linear.name],)) for linear in block.linears}
+    specs = {
+        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
+        for linear in block.linears
+    }
+    return specs | {
+        kept_name(linear.name): TensorSpec(linear.dtype, (num_kept[linear.name],))
+        for linear in block.linears
+    }
 
 
 def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
@@ -38,15 +44,18 @@ def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
     Mistake
         A mask keeps more or fewer weights than there are, has bits beyond the last weight, or a kept weight is not finite.
     """
-    tensors, masks = views(blob), {}
+    tensors = views(blob)
+    masks = {}
     for linear in block.linears:
-        words, kept = tensors[mask_name(linear.name)], tensors[kept_name(linear.name)]
+        words = tensors[mask_name(linear.name)]
+        kept = tensors[kept_name(linear.name)]
         if not has_clean_padding(words, linear.num_weights):
             raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
         if (pruned := count(words)) != linear.num_weights - kept.size:
             expected = linear.num_weights - kept.size
             raise Mistake(
-                f"{key} {linear.name}: the mask prunes {amounts.count(pruned, 'weight')}, the settings ask for {expected}"
+                f"{key} {linear.name}: the mask prunes {amounts.count(pruned, 'weight')}, the"
+                f" settings ask for {expected}"
             )
         if not _finite(kept, linear.dtype):
             raise Mistake(f"{key} {linear.name}: a kept weight is not finite")

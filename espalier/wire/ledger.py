@@ -39,14 +39,26 @@ class Ledger:
         self._timed: set[tuple[int, int]] = set()
         """Rounds and clients whose times are among the entries."""
 
-    def record(self, direction: Literal["up", "down"], client: int, letter: Letter, content: RecordDict) -> None:
+    def record(
+        self, direction: Literal["up", "down"], client: int, letter: Letter, content: RecordDict
+    ) -> None:
         """Count one message that its contract allows; ``content`` is the message as it travelled."""
         size, common = self._counted(direction, client, letter.header, content)
         blobs = sum(len(blob) for blob in letter.blobs.values())
-        self._append({**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs})
+        self._append(
+            {**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs}
+        )
         for key, blob in sorted(letter.blobs.items()):
             dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
-            self._append({**common, "block": key, "raw_bytes": _raw_bytes(blob), "wire_bytes": len(blob), **dense})
+            self._append(
+                {
+                    **common,
+                    "block": key,
+                    "raw_bytes": _raw_bytes(blob),
+                    "wire_bytes": len(blob),
+                    **dense,
+                }
+            )
 
     def record_refused(self, client: int, asked: Header, content: RecordDict) -> None:
         """Count a reply that was refused, by its bytes alone: nothing that is in it is read or written down.
@@ -54,9 +66,13 @@ class Ledger:
         ``asked`` is the header of the request.
         """
         size, common = self._counted("up", client, asked, content)
-        self._append({**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True})
+        self._append(
+            {**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True}
+        )
 
-    def record_round(self, lineage: str, server_round: int, client: int, virtual_seconds: float) -> None:
+    def record_round(
+        self, lineage: str, server_round: int, client: int, virtual_seconds: float
+    ) -> None:
         """Note how long a client's round would take on the device that the run pretends it to be; no bytes cross for that.
 
         What was noted once is not noted again.
@@ -64,7 +80,13 @@ class Ledger:
         if (server_round, client) in self._timed:
             return
         self._timed.add((server_round, client))
-        place = {"lineage": lineage, "round": server_round, "client": client, "direction": None, "kind": "round"}
+        place = {
+            "lineage": lineage,
+            "round": server_round,
+            "client": client,
+            "direction": None,
+            "kind": "round",
+        }
         none = {"block": None, "raw_bytes": 0, "wire_bytes": 0}
         self._append({**place, "attempt": 1, "part": 0, **none, "virtual_seconds": virtual_seconds})
 
@@ -93,7 +115,9 @@ class Ledger:
 
     def state(self) -> list[list[int]]:
         """The sums, for a checkpoint: [client, up, down] each."""
-        return [[client, traffic.up, traffic.down] for client, traffic in sorted(self.by_client.items())]
+        return [
+            [client, traffic.up, traffic.down] for client, traffic in sorted(self.by_client.items())
+        ]
 
     def restore(self, state: list[list[int]], timed: Iterable[tuple[int, int]] = ()) -> None:
         """Take over what ``state`` returned, and of which rounds and clients times were noted before, see ``timed_in``.
@@ -122,7 +146,9 @@ def timed_in(path: Path) -> Iterator[tuple[int, int]]:
 def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:
     """Bytes of each block's matrices as they are in the model's files, by blob key."""
     return {
-        block_key(block.index): sum(linear.num_weights * DTYPE_BYTES[linear.dtype] for linear in block.linears)
+        block_key(block.index): sum(
+            linear.num_weights * DTYPE_BYTES[linear.dtype] for linear in block.linears
+        )
         for block in plan.blocks
     }
 

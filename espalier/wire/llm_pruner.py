@@ -41,8 +41,8 @@ def cut_blocks(plan: ModelPlan, job: LlmPrunerSettings) -> range:
     blocks = range(job.spare_first, len(plan.blocks) - job.spare_last)
     if not blocks:
         raise Mistake(
-            f"spare-first = {job.spare_first}, spare-last = {job.spare_last}: the model has {len(plan.blocks)} blocks, of "
-            "which none could be cut; lower them"
+            f"spare-first = {job.spare_first}, spare-last = {job.spare_last}: the model has"
+            f" {len(plan.blocks)} blocks, of which none could be cut; lower them"
         )
     return blocks
 
@@ -54,7 +54,9 @@ def score_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor
     for index in cut_blocks(plan, job):
         units = units_of(plan, plan.blocks[index])
         own = {score_name(kind): TensorSpec("F32", (getattr(units, kind),)) for kind in KINDS}
-        factors = {fisher_name(kind): fisher_spec(getattr(units, kind), run) for kind in job.rearranged}
+        factors = {
+            fisher_name(kind): fisher_spec(getattr(units, kind), run) for kind in job.rearranged
+        }
         specs[block_key(index)] = own | factors
     return specs
 
@@ -72,10 +74,12 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    job, plan = run.of(LlmPrunerSettings), plan_of()
+    job = run.of(LlmPrunerSettings)
+    plan = plan_of()
     if request.header.server_round > 1:
         return _equations(request, plan, run).contract(request, run.method)
-    specs, lowest = score_specs(plan, run), -np.inf if job.element == "signed" else 0.0
+    specs = score_specs(plan, run)
+    lowest = -np.inf if job.element == "signed" else 0.0
     reply = Reply(
         order=NoScalars,
         part_order=PartRequest,
@@ -91,7 +95,8 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
     """The round that rescales: what is cut comes along with every request."""
-    specs, along = equation_specs(plan, told_cut(request, plan), run.of(LlmPrunerSettings)), cut_specs(plan, ())
+    specs = equation_specs(plan, told_cut(request, plan), run.of(LlmPrunerSettings))
+    along = cut_specs(plan, ())
     return Reply(
         order=NoScalars,
         part_order=PartRequest,
@@ -118,20 +123,23 @@ def sizes_vary(run: RunSettings) -> bool:
 
 
 OBSERVER = (
-    "for every key-value group and feed-forward channel of the blocks that may be cut one number: weights times the gradient "
-    "of this client's loss on all its windows, summed over the unit, or the squares of such sums, window by window, added up "
-    "(who knows some of the windows may recognise them; the site's `least-tokens` says how many tokens they are at least; the "
-    "sums are far fewer than the gradient's numbers, and say by which units the text moves the model); with `rearrange`, how "
-    "such sums of each two units of a block and kind go together over windows, from which those of each window can be worked "
-    "out but for a rotation among windows, which is unknown (of a single window but for the sign; with fewer windows than "
-    "units also how many they are); and how long it took"
+    "for every key-value group and feed-forward channel of the blocks that may be cut one number:"
+    " weights times the gradient of this client's loss on all its windows, summed over the unit, or"
+    " the squares of such sums, window by window, added up (who knows some of the windows may"
+    " recognise them; the site's `least-tokens` says how many tokens they are at least; the sums"
+    " are far fewer than the gradient's numbers, and say by which units the text moves the model);"
+    " with `rearrange`, how such sums of each two units of a block and kind go together over"
+    " windows, from which those of each window can be worked out but for a rotation among windows,"
+    " which is unknown (of a single window but for the sign; with fewer windows than units also how"
+    " many they are); and how long it took"
 )
 OBSERVER_OF_EQUATIONS = (
-    "for each two groups or channels of a block that stay, how what they add to the residual stream goes together, summed over "
-    "all tokens of this client's windows in the model that is cut (the site's `least-tokens` says over how many at least), and "
-    "for each the same with what all units of the block would add: which units are at work at once on its text; the server "
-    "says what is cut, so it chooses at which units it looks; who knows some of the windows may recognise them; and "
-    "how long it took"
+    "for each two groups or channels of a block that stay, how what they add to the residual stream"
+    " goes together, summed over all tokens of this client's windows in the model that is cut (the"
+    " site's `least-tokens` says over how many at least), and for each the same with what all units"
+    " of the block would add: which units are at work at once on its text; the server says what is"
+    " cut, so it chooses at which units it looks; who knows some of the windows may recognise them;"
+    " and how long it took"
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}

@@ -15,11 +15,20 @@ from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import payload_specs, unpack_adapters
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import MOST_WINDOWS, Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
+from espalier.wire.parts import (
+    MOST_WINDOWS,
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
 from espalier.wire.payload import TensorSpec, views
 from espalier.wire.plan import BlockPlan, ModelPlan, PlanOf
 
-SIMILARITY_KEY, COSINES = "similarity", "cosines"
+SIMILARITY_KEY = "similarity"
+COSINES = "cosines"
 """Key of the first round's blob, and the name of its tensor."""
 ROUNDING = 1e-3
 """By how much a cosine that was computed may be beyond 1."""
@@ -72,7 +81,9 @@ def layer_shapes(block: BlockPlan) -> dict[str, tuple[int, ...]]:
 def layer_specs(plan: ModelPlan, run: RunSettings, start: int) -> dict[str, dict[str, TensorSpec]]:
     """The blobs of a layer, one for each tensor, since a block's may be too large for a message."""
     shapes = layer_shapes(plan.blocks[start])
-    return {name: payload_specs({name: shape}, run.federation.payload) for name, shape in shapes.items()}
+    return {
+        name: payload_specs({name: shape}, run.federation.payload) for name, shape in shapes.items()
+    }
 
 
 def layer_parts(plan: ModelPlan, run: RunSettings, start: int) -> list[list[str]]:
@@ -85,9 +96,13 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     plan = plan_of()
     if request.header.server_round == 1:
         return _similarities(plan, run).contract(request, run.method)
-    order: Replace | ReplacePart = validate(ReplacePart if request.header.kind == "fetch" else Replace, request.scalars)  # type: ignore[assignment]
+    order: Replace | ReplacePart = validate(
+        ReplacePart if request.header.kind == "fetch" else Replace, request.scalars
+    )  # type: ignore[assignment]
     _require_start(order.start, plan, run)
-    specs, parts, values = layer_specs(plan, run, order.start), layer_parts(plan, run, order.start), _Values(plan, run, order)
+    specs = layer_specs(plan, run, order.start)
+    parts = layer_parts(plan, run, order.start)
+    values = _Values(plan, run, order)
     return Reply(
         order=Replace,
         part_order=ReplacePart,
@@ -109,7 +124,9 @@ def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
 
     def no_more_than_asked(report: Scalars) -> None:
         if isinstance(report, SimilarityReport) and report.tokens > most:
-            raise Mistake(f"SimilarityReport: {report.tokens} tokens, no client has more than {most}")
+            raise Mistake(
+                f"SimilarityReport: {report.tokens} tokens, no client has more than {most}"
+            )
 
     return Reply(
         order=NoScalars,
@@ -134,7 +151,8 @@ class _Values:
     """Holds the tensors of a layer against their payload."""
 
     def __init__(self, plan: ModelPlan, run: RunSettings, order: Replace | ReplacePart) -> None:
-        self._shapes, self._payload = layer_shapes(plan.blocks[order.start]), run.federation.payload
+        self._shapes = layer_shapes(plan.blocks[order.start])
+        self._payload = run.federation.payload
 
     def check(self, key: str, blob: bytes) -> None:
         """The numbers of a blob can be read, and are finite."""
@@ -143,37 +161,51 @@ class _Values:
 
 def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
     if start >= (starts := num_starts(plan, run)):
-        raise Mistake(f"message: start is above {starts - 1}, where the last stretch of blocks begins")
+        raise Mistake(
+            f"message: start is above {starts - 1}, where the last stretch of blocks begins"
+        )
 
 
 def _require_report(report: Scalars, run: RunSettings) -> None:
     if not isinstance(report, LayerReport):
         return
     if (report.samples > 0) != (run.federation.client_weights == "samples"):
-        raise Mistake("LayerReport: samples are told with federation.client-weights = 'samples' alone")
+        raise Mistake(
+            "LayerReport: samples are told with federation.client-weights = 'samples' alone"
+        )
     if report.skipped_steps >= (steps := run.of(LlmStreamlineSettings).steps):
         raise Mistake(f"LayerReport: skipped_steps must be below the {steps} steps of a round")
 
 
-def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
     """Scalars of the requests of a round whose answers are largest: the layer is made of the largest block."""
     assert plan is not None
     starts = range(num_starts(plan, run))
     largest = max(
         starts,
-        key=lambda start: sum(spec.num_bytes for blob in layer_specs(plan, run, start).values() for spec in blob.values()),
+        key=lambda start: sum(
+            spec.num_bytes
+            for blob in layer_specs(plan, run, start).values()
+            for spec in blob.values()
+        ),
     )
     return {"train": {} if server_round == 1 else {"start": largest}}
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver``: a part of the layer, or where nothing is trained which blocks go."""
-    order, plan = validate(Replace, request.scalars), plan_of()
+    order = validate(Replace, request.scalars)
+    plan = plan_of()
     _require_start(order.start, plan, run)
-    job, last = run.of(LlmStreamlineSettings), run.of(LlmStreamlineSettings).num_rounds(run.federation)
+    job = run.of(LlmStreamlineSettings)
+    last = run.of(LlmStreamlineSettings).num_rounds(run.federation)
     trained = job.replacement == "layer"
     if request.header.server_round == 2 < last:
-        raise Mistake("message: a deliver of round 2 does not exist, it begins with a block of the base model")
+        raise Mistake(
+            "message: a deliver of round 2 does not exist, it begins with a block of the base model"
+        )
     if request.header.server_round > last:
         require_result_wanted(run)
     delivery = Delivery(
@@ -187,15 +219,17 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 OBSERVER = (
-    "for every stretch of blocks that may go one number: the cosine between what goes into it and what comes out, as a mean "
-    "over this client's windows; over how many tokens; and how long it took"
+    "for every stretch of blocks that may go one number: the cosine between what goes into it and"
+    " what comes out, as a mean over this client's windows; over how many tokens; and how long it"
+    " took"
 )
 OBSERVER_OF_LAYER = (
-    "one layer, trained on hidden states of this client's windows, whose difference from the layer that it was sent is the sum "
-    "of its optimiser's steps: with one step little less than a gradient, from which text may be recovered in part; more "
-    "tokens (the site's `least-tokens`) and steps make it harder, not impossible; the server chooses the layer to begin with, "
-    "so it chooses at what it looks; with `client-weights` = `samples`, how many windows it has; how many steps failed; and "
-    "how long it took"
+    "one layer, trained on hidden states of this client's windows, whose difference from the layer"
+    " that it was sent is the sum of its optimiser's steps: with one step little less than a"
+    " gradient, from which text may be recovered in part; more tokens (the site's `least-tokens`)"
+    " and steps make it harder, not impossible; the server chooses the layer to begin with, so it"
+    " chooses at what it looks; with `client-weights` = `samples`, how many windows it has; how"
+    " many steps failed; and how long it took"
 )
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {

@@ -17,8 +17,11 @@ GENERATOR_KEY = "generator"
 """Blob of what is no block's."""
 PREFIX = "mask."
 """How canonical names of the generator's tensors begin."""
-CODES, TRUNK, TRUNK_BIAS = f"{PREFIX}codes", f"{PREFIX}trunk.weight", f"{PREFIX}trunk.bias"
-NORM, NORM_BIAS = f"{PREFIX}norm.weight", f"{PREFIX}norm.bias"
+CODES = f"{PREFIX}codes"
+TRUNK = f"{PREFIX}trunk.weight"
+TRUNK_BIAS = f"{PREFIX}trunk.bias"
+NORM = f"{PREFIX}norm.weight"
+NORM_BIAS = f"{PREFIX}norm.bias"
 
 Heads = Literal["per-gate", "shared"]
 
@@ -41,7 +44,9 @@ class GeneratorShape:
 
     def shapes(self, plan: ModelPlan) -> dict[str, dict[str, tuple[int, ...]]]:
         """Shapes of all tensors, by blob key and canonical name; a head is (lanes, width)."""
-        found: dict[str, dict[str, tuple[int, ...]]] = {block_key(block.index): {} for block in plan.blocks}
+        found: dict[str, dict[str, tuple[int, ...]]] = {
+            block_key(block.index): {} for block in plan.blocks
+        }
         common = found[GENERATOR_KEY] = {
             CODES: (len(plan.blocks) * len(LANES), self.code),
             TRUNK: (self.width, self.embedding + self.code),

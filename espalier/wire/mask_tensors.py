@@ -22,9 +22,15 @@ def pack_masks(prune_masks: Mapping[str, Tensor]) -> bytes:
 def unpack_masks(block: BlockPlan, blob: bytes) -> dict[str, Tensor]:
     """Read a block's prune masks: bool tensors by canonical linear name, shaped like the weights."""
     words = unpack_tensors(blob)
-    return {linear.name: torch.from_numpy(unpack(words[mask_name(linear.name)], linear.shape)) for linear in block.linears}
+    return {
+        linear.name: torch.from_numpy(unpack(words[mask_name(linear.name)], linear.shape))
+        for linear in block.linears
+    }
 
 
 def kept_shares(votes: Mapping[str, NDArray], num_voters: int) -> dict[str, Tensor]:
     """``(m - votes) / m`` per weight, by canonical linear name: float32, shaped like the weights (FedPrLLM 3.2, step 6)."""
-    return {name: (num_voters - torch.from_numpy(count.astype(np.float32))) / num_voters for name, count in votes.items()}
+    return {
+        name: (num_voters - torch.from_numpy(count.astype(np.float32))) / num_voters
+        for name, count in votes.items()
+    }

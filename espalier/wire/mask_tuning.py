@@ -17,7 +17,8 @@ from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import units_of
 from espalier.wire.triangles import ROUNDING, are_inner_products, triangle_size
 
-JOINT, AIMS = "joint", "aims"
+JOINT = "joint"
+AIMS = "aims"
 """Tensor names: for each two units that stay the inner product of what they give, a triangle; and for each that with all."""
 TINY = 1e-30
 """What rounding makes of numbers that are nearly 0."""
@@ -51,7 +52,9 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
     """
     most = float(scores.sum(dtype=np.float64)) * (1 + ROUNDING) + TINY
     if not (np.isfinite(factor).all() and np.square(factor, dtype=np.float64).sum() <= most):
-        raise Mistake(f"{key}: a factor's number is not finite, or its squares are more than the scores")
+        raise Mistake(
+            f"{key}: a factor's number is not finite, or its squares are more than the scores"
+        )
 
 
 # ----- rescaling ------------------------------------------------------------------------------------------------------------
@@ -60,9 +63,14 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
 def told_cut(request: Letter, plan: ModelPlan) -> CutOfBlocks | None:
     """What is cut, as a request says it; None where it says so in no permitted form, which its contract refuses then."""
     specs = cut_specs(plan, ())
-    if request.blobs.keys() != specs.keys() or any(tensor_specs(blob) != specs[key] for key, blob in request.blobs.items()):
+    if request.blobs.keys() != specs.keys() or any(
+        tensor_specs(blob) != specs[key] for key, blob in request.blobs.items()
+    ):
         return None
-    return [unpack_cut(request.blobs[block_key(block.index)], units_of(plan, block)) for block in plan.blocks]
+    return [
+        unpack_cut(request.blobs[block_key(block.index)], units_of(plan, block))
+        for block in plan.blocks
+    ]
 
 
 def equation_key(index: int, kind: str) -> str:
@@ -72,17 +80,30 @@ def equation_key(index: int, kind: str) -> str:
 
 def equation_places(cut: CutOfBlocks, job: LlmPrunerSettings) -> list[tuple[int, str]]:
     """Blocks and kinds of which there are equations: those that lost a unit, in order."""
-    return [(index, kind) for index, own in enumerate(cut) for kind in job.rescaled if own[kind].any()]
+    return [
+        (index, kind) for index, own in enumerate(cut) for kind in job.rescaled if own[kind].any()
+    ]
 
 
-def equation_specs(plan: ModelPlan, cut: CutOfBlocks | None, job: LlmPrunerSettings) -> dict[str, dict[str, TensorSpec]]:
+def equation_specs(
+    plan: ModelPlan, cut: CutOfBlocks | None, job: LlmPrunerSettings
+) -> dict[str, dict[str, TensorSpec]]:
     """The blobs of a reply, one per place; where it is not known what is cut, as many and as large as none can be."""
     if cut is None:
-        staying = {(block.index, kind): getattr(units_of(plan, block), kind) for block in plan.blocks for kind in job.rescaled}
+        staying = {
+            (block.index, kind): getattr(units_of(plan, block), kind)
+            for block in plan.blocks
+            for kind in job.rescaled
+        }
     else:
-        staying = {place: int((~cut[place[0]][place[1]]).sum()) for place in equation_places(cut, job)}
+        staying = {
+            place: int((~cut[place[0]][place[1]]).sum()) for place in equation_places(cut, job)
+        }
     return {
-        equation_key(*place): {JOINT: TensorSpec("F32", (triangle_size(stay),)), AIMS: TensorSpec("F32", (stay,))}
+        equation_key(*place): {
+            JOINT: TensorSpec("F32", (triangle_size(stay),)),
+            AIMS: TensorSpec("F32", (stay,)),
+        }
         for place, stay in staying.items()
     }
 
@@ -100,8 +121,9 @@ def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
             number = getattr(units_of(plan, block), kind)
             if (size := 4 * triangle_size(number)) > MOST_BYTES:
                 raise Mistake(
-                    f"rescale = '{job.rescale}': the normal equations of {number} {kind} of a block take up to {size} bytes, a "
-                    f"message has {MOST_BYTES}; set it to 'groups' or 'off'"
+                    f"rescale = '{job.rescale}': the normal equations of {number} {kind} of a block"
+                    f" take up to {size} bytes, a message has {MOST_BYTES}; set it to 'groups' or"
+                    " 'off'"
                 )
 
 
@@ -110,4 +132,7 @@ def require_equations(key: str, blob: bytes) -> None:
     tensors = views(blob)
     aims = tensors[AIMS]
     if not (np.isfinite(aims).all() and are_inner_products(tensors[JOINT], len(aims), TINY)):
-        raise Mistake(f"{key}: a number is not finite, or the numbers are no inner products of what units give")
+        raise Mistake(
+            f"{key}: a number is not finite, or the numbers are no inner products of what units"
+            " give"
+        )

@@ -15,17 +15,24 @@ def mask_name(linear: str) -> str:
     return f"{linear}.prune_mask"
 
 
-def require_exact_sparsity(key: str, linear: LinearPlan, words: Words, sparsity: float, group: str) -> None:
+def require_exact_sparsity(
+    key: str, linear: LinearPlan, words: Words, sparsity: float, group: str
+) -> None:
     """Raise Mistake if a mask does not prune exactly its share of each comparison group, or has bits beyond its weights."""
     expected = pruned_in_matrix(linear.shape, sparsity, group)
     if not has_clean_padding(words, linear.num_weights):
         raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
     if (pruned := count(words)) != expected:
-        raise Mistake(f"{key} {linear.name}: prunes {amounts.count(pruned, 'weight')}, the settings ask for {expected}")
+        raise Mistake(
+            f"{key} {linear.name}: prunes {amounts.count(pruned, 'weight')}, the settings ask for"
+            f" {expected}"
+        )
     per_group = pruned_per_group(linear.shape, sparsity, group)
     if group != "layer" and (_pruned_by_group(words, linear.shape, group) != per_group).any():
         raise Mistake(f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights")
 
 
 def _pruned_by_group(words: Words, shape: tuple[int, int], group: str) -> NDArray[np.int64]:
-    return count_rows(words, shape) if group == "row" else pruned_by_group(unpack(words, shape), group)
+    return (
+        count_rows(words, shape) if group == "row" else pruned_by_group(unpack(words, shape), group)
+    )

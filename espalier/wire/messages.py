@@ -136,17 +136,27 @@ def read(content: RecordDict) -> Letter:
         unknown here.
     """
     if set(content) != set(RECORDS):
-        raise Mistake(f"message: records are {_named({str(name) for name in content})}, expected header, scalars and blobs")
-    header, scalars, blobs = content["header"], content["scalars"], content["blobs"]
-    if not (isinstance(header, ConfigRecord) and isinstance(scalars, ConfigRecord) and isinstance(blobs, ArrayRecord)):
+        raise Mistake(
+            f"message: records are {_named({str(name) for name in content})}, expected header,"
+            " scalars and blobs"
+        )
+    header = content["header"]
+    scalars = content["scalars"]
+    blobs = content["blobs"]
+    if not (
+        isinstance(header, ConfigRecord)
+        and isinstance(scalars, ConfigRecord)
+        and isinstance(blobs, ArrayRecord)
+    ):
         raise Mistake("message: header and scalars must be config records, blobs an array record")
     _require_bounded("header", header)
     _require_bounded("scalars", scalars)
     version = header.get("schema_version")
     if version != SCHEMA_VERSION:
         raise Mistake(
-            f"message: schema version {printable(str(version), 20)} is unknown here, this program speaks version "
-            f"{SCHEMA_VERSION}; install the same release of espalier on server and nodes"
+            f"message: schema version {printable(str(version), 20)} is unknown here, this program"
+            f" speaks version {SCHEMA_VERSION}; install the same release of espalier on server and"
+            " nodes"
         )
     return Letter(validate(Header, dict(header)), dict(scalars), from_record(blobs))
 
@@ -169,19 +179,27 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
         return model.model_validate(dict(values))
     except ValidationError as error:
         names = {
-            ".".join(str(part) for part in detail["loc"]) for detail in error.errors(include_url=False, include_input=False)
+            ".".join(str(part) for part in detail["loc"])
+            for detail in error.errors(include_url=False, include_input=False)
         }
-        raise Mistake(f"{model.__name__}: missing, surplus or out of range: {_named(names)}") from None
+        raise Mistake(
+            f"{model.__name__}: missing, surplus or out of range: {_named(names)}"
+        ) from None
 
 
 def _require_bounded(name: str, record: ConfigRecord) -> None:
     """Refuse a record of more fields, values or characters than any message needs; nothing in it is quoted."""
     if len(record) > MOST_FIELDS:
-        raise Mistake(f"message: {name} has {len(record)} fields, at most {MOST_FIELDS} are allowed")
+        raise Mistake(
+            f"message: {name} has {len(record)} fields, at most {MOST_FIELDS} are allowed"
+        )
     for key, value in record.items():
         values = value if isinstance(value, list) else [value]
         if len(key) > MOST_NAME or len(values) > MOST_VALUES:
-            raise Mistake(f"message: {name} has a name of {len(key)} characters, or {len(values)} values; too many")
+            raise Mistake(
+                f"message: {name} has a name of {len(key)} characters, or {len(values)} values; too"
+                " many"
+            )
         if sum(len(text) for text in values if isinstance(text, str | bytes)) > MOST_TEXT:
             raise Mistake(f"message: {name} has a field of more than {MOST_TEXT} characters")
 
@@ -194,12 +212,18 @@ def _named(names: set[str]) -> str:
 
 def address(letter: Letter, node_id: int, ttl: float) -> Message:
     """Put a letter into an envelope for a node; Flower forgets it after ``ttl`` seconds."""
-    return Message(write(letter), dst_node_id=node_id, message_type=FLOWER_TYPES[letter.header.kind], ttl=ttl)
+    return Message(
+        write(letter), dst_node_id=node_id, message_type=FLOWER_TYPES[letter.header.kind], ttl=ttl
+    )
 
 
 def num_bytes(content: RecordDict) -> int:
     """Bytes of all values and names of a message: text and blobs as they are, a number 8, a truth value 1."""
-    return sum(len(str(name)) + _num_bytes(value) for record in content.values() for name, value in record.items())
+    return sum(
+        len(str(name)) + _num_bytes(value)
+        for record in content.values()
+        for name, value in record.items()
+    )
 
 
 def _num_bytes(value: Any) -> int:

@@ -32,7 +32,8 @@ FILES = re.compile(
 MOST_FILES = 1000
 MOST_BYTES_BESIDE_WEIGHTS = 1 << 27
 """Maximum bytes of a file without weights; the largest tokenizers have a third of it."""
-PIECE, BYTES = "piece", "bytes"
+PIECE = "piece"
+BYTES = "bytes"
 """Key of a piece's blob, and the name of its tensor."""
 
 
@@ -64,15 +65,24 @@ class Manifest:
     def require_sound(self) -> None:
         """Raise Mistake unless the numbers fit each other and every file has a name that a file of a model may have."""
         if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MOST_FILES:
-            raise Mistake(f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and {len(self.file_sha256)} hashes")
-        if list(self.names) != sorted(set(self.names)) or not all(FILES.fullmatch(name) for name in self.names):
-            raise Mistake("Offer: a file has a name that no file of a model has, or files are not in order")
+            raise Mistake(
+                f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and"
+                f" {len(self.file_sha256)} hashes"
+            )
+        if list(self.names) != sorted(set(self.names)) or not all(
+            FILES.fullmatch(name) for name in self.names
+        ):
+            raise Mistake(
+                "Offer: a file has a name that no file of a model has, or files are not in order"
+            )
         if any(
             size > MOST_BYTES_BESIDE_WEIGHTS
             for name, size in zip(self.names, self.sizes, strict=True)
             if not name.endswith(".safetensors")
         ):
-            raise Mistake(f"Offer: a file without weights has more than {MOST_BYTES_BESIDE_WEIGHTS} bytes")
+            raise Mistake(
+                f"Offer: a file without weights has more than {MOST_BYTES_BESIDE_WEIGHTS} bytes"
+            )
         if len(self.piece_sha256) != -(-self.num_bytes // self.piece_bytes):
             raise Mistake(f"Offer: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes")
 
@@ -107,7 +117,11 @@ class Offer(Scalars):
             See ``Manifest.require_sound``.
         """
         found = Manifest(
-            tuple(self.names), tuple(self.sizes), tuple(self.file_sha256), self.piece_bytes, tuple(self.piece_sha256)
+            tuple(self.names),
+            tuple(self.sizes),
+            tuple(self.file_sha256),
+            self.piece_bytes,
+            tuple(self.piece_sha256),
         )
         found.require_sound()
         return found

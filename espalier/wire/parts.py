@@ -76,20 +76,29 @@ class Reply:
         Mistake
             There is no such part.
         """
-        header, fetched = request.header, request.header.kind == "fetch"
+        header = request.header
+        fetched = request.header.kind == "fetch"
         if header.part >= len(self.parts) or (header.part > 0) != fetched:
-            raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(self.parts)}")
+            raise Mistake(
+                f"message: part {header.part} of a {header.kind} does not exist, a reply has"
+                f" {len(self.parts)}"
+            )
         part = self.parts[header.part]
 
         def check_down(asked: Scalars) -> None:
             if isinstance(asked, PartRequest) and len(asked.blob_sha256) != len(part):
-                raise Mistake(f"{type(asked).__name__}: {len(asked.blob_sha256)} hashes for {len(part)} blobs")
+                raise Mistake(
+                    f"{type(asked).__name__}: {len(asked.blob_sha256)} hashes for {len(part)} blobs"
+                )
             if self.check_order is not None:
                 self.check_order(asked)
 
         def check_up(told: Scalars) -> None:
             if isinstance(told, Report) and len(told.blob_sha256) != len(self.specs):
-                raise Mistake(f"{type(told).__name__}: {len(told.blob_sha256)} hashes for {len(self.specs)} blobs")
+                raise Mistake(
+                    f"{type(told).__name__}: {len(told.blob_sha256)} hashes for {len(self.specs)}"
+                    " blobs"
+                )
             if self.check_report is not None:
                 self.check_report(told)
 
@@ -98,7 +107,9 @@ class Reply:
             kind=header.kind,
             method=method,
             num_parts=len(self.parts),
-            down=Side(self.part_order if fetched else self.order, brought, self.check_brought, check_down),
+            down=Side(
+                self.part_order if fetched else self.order, brought, self.check_brought, check_down
+            ),
             up=Side(
                 NoScalars if fetched else self.report,
                 {key: self.specs[key] for key in part},
@@ -139,7 +150,10 @@ class Delivery:
         """
         part = request.header.part - self.first
         if not 0 <= part < len(self.parts):
-            raise Mistake(f"message: part {request.header.part} of a deliver does not exist, there are {len(self.parts)}")
+            raise Mistake(
+                f"message: part {request.header.part} of a deliver does not exist, there are"
+                f" {len(self.parts)}"
+            )
         blobs = {key: self.specs[key] for key in self.parts[part]} | dict(self.beside)
         down = Side(self.order, blobs, self.check_values, self.check_order)
         return Contract("deliver", method, down, Side(NoScalars), self.observer)
@@ -164,7 +178,9 @@ def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
     return [[keys[place] for place in part] for part in cut_into_parts(sizes, part_bytes)]
 
 
-def hashes_of_part(request: Letter, reply: Iterable[str], part: Iterable[str]) -> Callable[[Scalars], Mapping[str, str]]:
+def hashes_of_part(
+    request: Letter, reply: Iterable[str], part: Iterable[str]
+) -> Callable[[Scalars], Mapping[str, str]]:
     """What the blobs of a part must have as SHA-256, by key, given the scalars that came with them.
 
     A report also names those of later parts, which are compared when these are fetched.

@@ -43,7 +43,21 @@ NUMPY_DTYPES = {
     "F32": "<f4", "I32": "<i4", "U32": "<u4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
 """NumPy's dtype by safetensors' name; NumPy has no bfloat16, whose bits are read as an integer."""
-SAFETENSORS_ORDER = ("BOOL", "U8", "I8", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "F64", "I64", "U64")
+SAFETENSORS_ORDER = (
+    "BOOL",
+    "U8",
+    "I8",
+    "I16",
+    "U16",
+    "F16",
+    "BF16",
+    "I32",
+    "U32",
+    "F32",
+    "F64",
+    "I64",
+    "U64",
+)
 """Of dtypes: a blob holds the tensors of the last first, and those of one dtype by name."""
 DTYPE_BYTES = {name: np.dtype(dtype).itemsize for name, dtype in NUMPY_DTYPES.items()}
 
@@ -82,16 +96,22 @@ def views(blob: bytes) -> dict[str, NDArray]:
     Mistake
         See ``tensor_specs``.
     """
-    specs, start, found = tensor_specs(blob), 8 + struct.unpack("<Q", blob[:8])[0], {}
+    specs = tensor_specs(blob)
+    start = 8 + struct.unpack("<Q", blob[:8])[0]
+    found = {}
     for name, spec in specs.items():
-        found[name] = np.frombuffer(blob, NUMPY_DTYPES[spec.dtype], math.prod(spec.shape), start).reshape(spec.shape)
+        found[name] = np.frombuffer(
+            blob, NUMPY_DTYPES[spec.dtype], math.prod(spec.shape), start
+        ).reshape(spec.shape)
         start += spec.num_bytes
     return found
 
 
 def packed_bytes(specs: Mapping[str, TensorSpec]) -> int:
     """Bytes of the blob that ``pack_tensors`` makes of such tensors, without making any."""
-    order = sorted(specs.items(), key=lambda item: (-SAFETENSORS_ORDER.index(item[1].dtype), item[0]))
+    order = sorted(
+        specs.items(), key=lambda item: (-SAFETENSORS_ORDER.index(item[1].dtype), item[0])
+    )
     return 8 + len(_canonical_header(order)) + sum(spec.num_bytes for spec in specs.values())
 
 
@@ -104,7 +124,9 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
         The header is not that of a safetensors blob, is beyond the limits of this module, is not in the one form that
         ``pack_tensors`` writes (so it cannot carry metadata or text), or does not describe the bytes that follow exactly.
     """
-    if len(blob) < 8 or (size := struct.unpack("<Q", blob[:8])[0]) > min(MAX_HEADER_BYTES, len(blob) - 8):
+    if len(blob) < 8 or (size := struct.unpack("<Q", blob[:8])[0]) > min(
+        MAX_HEADER_BYTES, len(blob) - 8
+    ):
         raise Mistake("payload: not a safetensors blob (header length)")
     text = blob[8 : 8 + size]
     if TOO_MANY_DIGITS.search(text) or text.count(b"{") + text.count(b"[") > 3 * MOST_TENSORS + 1:
@@ -112,8 +134,13 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
     try:
         header = read_json(text)
         _require_small(header)
-        specs = {str(name): TensorSpec(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-        canonical = _canonical_header(sorted(specs.items(), key=lambda item: tuple(header[item[0]]["data_offsets"])))
+        specs = {
+            str(name): TensorSpec(entry["dtype"], tuple(entry["shape"]))
+            for name, entry in header.items()
+        }
+        canonical = _canonical_header(
+            sorted(specs.items(), key=lambda item: tuple(header[item[0]]["data_offsets"]))
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Mistake("payload: not a safetensors blob (header entries)") from None
     if text != canonical:
@@ -127,7 +154,10 @@ def _require_small(header: Mapping[str, Any]) -> None:
     """Raise ValueError if a header that was read has too many tensors, dimensions, or characters in a name."""
     if len(header) > MOST_TENSORS:
         raise ValueError("too many tensors")
-    if any(len(name) > MOST_NAME or len(entry["shape"]) > MOST_DIMENSIONS for name, entry in header.items()):
+    if any(
+        len(name) > MOST_NAME or len(entry["shape"]) > MOST_DIMENSIONS
+        for name, entry in header.items()
+    ):
         raise ValueError("too many dimensions, or too long a name")
 
 
@@ -137,19 +167,27 @@ def locate(file: Path) -> dict[str, tuple[int, TensorSpec]]:
         size = struct.unpack("<Q", opened.read(8))[0]
         header = read_json(opened.read(size))
     return {
-        name: (8 + size + entry["data_offsets"][0], TensorSpec(entry["dtype"], tuple(entry["shape"])))
+        name: (
+            8 + size + entry["data_offsets"][0],
+            TensorSpec(entry["dtype"], tuple(entry["shape"])),
+        )
         for name, entry in header.items()
     }
 
 
 def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:
     """The header that ``pack_tensors`` writes for these tensors, in this order: it leaves no room for anything else."""
-    header, offset = {}, 0
+    header = {}
+    offset = 0
     for name, spec in specs:
         if not all(type(size) is int and size >= 0 for size in spec.shape):
             raise ValueError("a shape is not made of sizes")
         stop = offset + spec.num_bytes
-        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [offset, stop]}
+        header[name] = {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [offset, stop],
+        }
         offset = stop
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     return text + b" " * (-len(text) % 8)
@@ -168,7 +206,9 @@ def block_of_key(key: str) -> int | None:
 
 def to_record(blobs: Mapping[str, bytes]) -> ArrayRecord:
     """Put blobs into a Flower record."""
-    return ArrayRecord({key: Array(dtype="", shape=(), stype=STYPE, data=blob) for key, blob in blobs.items()})
+    return ArrayRecord(
+        {key: Array(dtype="", shape=(), stype=STYPE, data=blob) for key, blob in blobs.items()}
+    )
 
 
 def from_record(record: ArrayRecord) -> dict[str, bytes]:

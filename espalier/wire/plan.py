@@ -48,7 +48,9 @@ class BlockPlan:
     @property
     def num_parameters(self) -> int:
         """All parameters of the block."""
-        return sum(linear.num_parameters for linear in self.linears) + sum(math.prod(shape) for _, shape in self.others)
+        return sum(linear.num_parameters for linear in self.linears) + sum(
+            math.prod(shape) for _, shape in self.others
+        )
 
     def linear(self, name: str) -> LinearPlan:
         """The matrix of a canonical name; ``KeyError`` where the family has none."""
@@ -82,11 +84,13 @@ PlanOf = Callable[[], ModelPlan]
 def cut_into_parts(block_bytes: list[int], part_bytes: int) -> list[range]:
     """Group whole blocks, in order, into parts of at most ``part_bytes``; a larger block is a part of its own."""
     parts: list[range] = []
-    start, size = 0, 0
+    start = 0
+    size = 0
     for index, block in enumerate(block_bytes):
         if index > start and size + block > part_bytes:
             parts.append(range(start, index))
-            start, size = index, 0
+            start = index
+            size = 0
         size += block
     parts.append(range(start, len(block_bytes)))
     return parts

@@ -51,7 +51,9 @@ class Answer:
     @property
     def num_bytes(self) -> int:
         """Of all tensors."""
-        return sum(spec.num_bytes for tensors in (self.specs or {}).values() for spec in tensors.values())
+        return sum(
+            spec.num_bytes for tensors in (self.specs or {}).values() for spec in tensors.values()
+        )
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,15 @@ class Outlook:
 
     def alike(self) -> list[list[Answer]]:
         """Answers of one kind in rounds after each other that differ in size at most."""
-        by_kind = sorted(self.answers, key=lambda answer: (KINDS.index(answer.kind), answer.server_round))
-        return [list(group) for _, group in groupby(by_kind, lambda answer: (answer.kind, answer.scalars, answer.observer))]
+        by_kind = sorted(
+            self.answers, key=lambda answer: (KINDS.index(answer.kind), answer.server_round)
+        )
+        return [
+            list(group)
+            for _, group in groupby(
+                by_kind, lambda answer: (answer.kind, answer.scalars, answer.observer)
+            )
+        ]
 
 
 KINDS: tuple[Kind, ...] = ("enrol", "deliver", "train", "alone", "evaluate")
@@ -97,31 +106,48 @@ def outlook(plan: ModelPlan | None, run: RunSettings) -> Outlook:
     ends = last_rounds(plan_of, run)
     answers = tuple(_answers(run, plan, plan_of, ends[0]))
     sampled = "sampled-clients" in run.job.FEDERATION and run.federation.sampled_clients < 1
-    varies: Callable[[RunSettings], bool] = getattr(of_method(run.method), "sizes_vary", lambda _: False)
+    varies: Callable[[RunSettings], bool] = getattr(
+        of_method(run.method), "sizes_vary", lambda _: False
+    )
     return Outlook(answers, ends[0], len(ends) - 1, sampled or varies(run))
 
 
-def _answers(run: RunSettings, plan: ModelPlan | None, plan_of: Callable[[], ModelPlan], rounds: int) -> Iterator[Answer]:
+def _answers(
+    run: RunSettings, plan: ModelPlan | None, plan_of: Callable[[], ModelPlan], rounds: int
+) -> Iterator[Answer]:
     yield _answer(run, plan_of, "enrol", 0, {})
     orders: Orders = getattr(of_method(run.method), "largest_orders", lambda *_: {"train": {}})
     for server_round in range(1, rounds + 1):
         for kind, scalars in orders(plan, run, server_round).items():
             yield _answer(run, plan_of, kind, server_round, scalars)
     evaluated = run.clients_evaluate or run.evaluation.own_text
-    if run.job.makes_alone and (evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)):
+    if run.job.makes_alone and (
+        evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
+    ):
         yield _answer(run, plan_of, "alone", rounds, {})
     if evaluated:
         yield _answer(run, plan_of, "evaluate", rounds, _texts(run).model_dump())
 
 
 def _texts(run: RunSettings) -> Texts:
-    names = list(run.evaluation.named_texts()) if run.clients_evaluate and run.task.name == TEXT else []
+    names = (
+        list(run.evaluation.named_texts()) if run.clients_evaluate and run.task.name == TEXT else []
+    )
     chosen = run.evaluation
-    return Texts(names=names, num_windows=[1] * len(names), window_tokens=chosen.window_tokens, own_text=chosen.own_text)
+    return Texts(
+        names=names,
+        num_windows=[1] * len(names),
+        window_tokens=chosen.window_tokens,
+        own_text=chosen.own_text,
+    )
 
 
 def _answer(
-    run: RunSettings, plan_of: Callable[[], ModelPlan], kind: Kind, server_round: int, scalars: Mapping[str, Any]
+    run: RunSettings,
+    plan_of: Callable[[], ModelPlan],
+    kind: Kind,
+    server_round: int,
+    scalars: Mapping[str, Any],
 ) -> Answer:
     """Of a request without blobs, whose answer is not cut into parts; then it is counted how many there are."""
     header = Header(
@@ -132,7 +158,21 @@ def _answer(
     try:
         contract: Contract = contract_for(Letter(header, dict(scalars)), plan_of, whole)
     except _NoModelError:
-        return Answer(kind, server_round, None, 1, (), f"{kind}: the server brings the model; see docs/privacy.md")
+        return Answer(
+            kind,
+            server_round,
+            None,
+            1,
+            (),
+            f"{kind}: the server brings the model; see docs/privacy.md",
+        )
     specs = contract.up.specs(NoScalars())
     messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "train" else 1
-    return Answer(kind, server_round, specs, messages, tuple(contract.up.scalars.model_fields), contract.observer)
+    return Answer(
+        kind,
+        server_round,
+        specs,
+        messages,
+        tuple(contract.up.scalars.model_fields),
+        contract.observer,
+    )

@@ -32,7 +32,8 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
 
 def without_control(text: str, keep: str = "\n") -> str:
     """The text with a question mark for each character that cannot be printed; those in ``keep`` stay."""
-    found, marks = [], 0
+    found = []
+    marks = 0
     for character in unicodedata.normalize("NFC", text):
         marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
         fine = (character.isprintable() or character in keep) and marks <= MOST_MARKS

@@ -48,7 +48,8 @@ def unpack_kept(block: BlockPlan, blob: bytes) -> dict[str, PrunedMatrix]:
     tensors = load(blob)
     return {
         linear.name: PrunedMatrix(
-            torch.from_numpy(unpack(tensors[mask_name(linear.name)].numpy(), linear.shape)), tensors[kept_name(linear.name)]
+            torch.from_numpy(unpack(tensors[mask_name(linear.name)].numpy(), linear.shape)),
+            tensors[kept_name(linear.name)],
         )
         for linear in block.linears
     }

@@ -34,4 +34,6 @@ class Refusal(Scalars):
 
 def contract(method: str) -> Contract:
     """Return the contract of a refusal, the same for all methods."""
-    return Contract(kind="refused", method=method, down=Side(Refusal), up=Side(NoScalars), observer=OBSERVER)
+    return Contract(
+        kind="refused", method=method, down=Side(Refusal), up=Side(NoScalars), observer=OBSERVER
+    )

@@ -8,7 +8,9 @@ from espalier.settings.federation import FederationSettings
 from espalier.wire.adapter_payload import sums, unpack_adapters
 
 
-def read_layer(blobs: Mapping[str, bytes], first: Mapping[str, Tensor], federation: FederationSettings) -> dict[str, Tensor]:
+def read_layer(
+    blobs: Mapping[str, bytes], first: Mapping[str, Tensor], federation: FederationSettings
+) -> dict[str, Tensor]:
     """The layer that the server sent: float32, by canonical name.
 
     Parameters

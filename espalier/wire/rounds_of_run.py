@@ -31,7 +31,10 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
     if header.kind in ("enrol", "refused"):
         if header.server_round != 0:
             what = "an enrol" if header.kind == "enrol" else "a refused"
-            raise Mistake(f"message: {what} of round {header.server_round} does not exist, it comes before the first round")
+            raise Mistake(
+                f"message: {what} of round {header.server_round} does not exist, it comes before"
+                " the first round"
+            )
         return
     if header.kind in ("alone", "evaluate"):
         allowed = ends
@@ -40,5 +43,10 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
     else:
         allowed = range(1, ends[-1] + 1)
     if header.server_round not in allowed:
-        what = f"round {ends[0]}" if len(ends) == 1 else f"one of the rounds {ends[0]} to {ends[-1]}"
-        raise Mistake(f"message: a {header.kind} of round {header.server_round} does not exist, the run ends with {what}")
+        what = (
+            f"round {ends[0]}" if len(ends) == 1 else f"one of the rounds {ends[0]} to {ends[-1]}"
+        )
+        raise Mistake(
+            f"message: a {header.kind} of round {header.server_round} does not exist, the run ends"
+            f" with {what}"
+        )

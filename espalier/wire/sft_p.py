@@ -44,16 +44,20 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 def replace_observer(contract: Contract) -> Contract:
     """The same with what somebody learns who reads the reply."""
-    return replace(contract, observer=OBSERVER) if contract.observer == tuning.OBSERVER else contract
+    return (
+        replace(contract, observer=OBSERVER) if contract.observer == tuning.OBSERVER else contract
+    )
 
 
-largest_orders, sizes_vary = tuning.largest_orders, tuning.sizes_vary
+largest_orders = tuning.largest_orders
+sizes_vary = tuning.sizes_vary
 OBSERVER = (
-    "a generator of masks, and LoRA where it is trained, whose differences from those that were sent are sums of the "
-    "optimiser's steps over this client's data, at masks of its own: as of LoRA, text can be recovered in part, and more "
-    "tokens (the site's `least-tokens`) and steps make it harder, not impossible; how far the masks are from the client's "
-    "budget moves the generator, so that its budget can be guessed; with `client-weights` = `samples` alone, how many training "
-    "sequences it has; how many steps failed; and how long it took"
+    "a generator of masks, and LoRA where it is trained, whose differences from those that were"
+    " sent are sums of the optimiser's steps over this client's data, at masks of its own: as of"
+    " LoRA, text can be recovered in part, and more tokens (the site's `least-tokens`) and steps"
+    " make it harder, not impossible; how far the masks are from the client's budget moves the"
+    " generator, so that its budget can be guessed; with `client-weights` = `samples` alone, how"
+    " many training sequences it has; how many steps failed; and how long it took"
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = tuning.EXAMPLES

@@ -15,7 +15,10 @@ from secrets import token_hex
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.hazmat.primitives.hashes import SHA384
 
 from espalier.wire.messages import Scalars
@@ -47,7 +50,9 @@ def statement(told: Scalars, nonce: str, lineage: str, node_id: int) -> bytes:
 def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> str:
     """Sign a statement: r and s, hexadecimal, of one length for all signatures by keys of a curve."""
     size = _size(key.curve)
-    return b"".join(number.to_bytes(size) for number in decode_dss_signature(key.sign(text, SIGNED))).hex()
+    return b"".join(
+        number.to_bytes(size) for number in decode_dss_signature(key.sign(text, SIGNED))
+    ).hex()
 
 
 def is_signed(key: ec.EllipticCurvePublicKey, text: bytes, signature: str) -> bool:
@@ -57,7 +62,11 @@ def is_signed(key: ec.EllipticCurvePublicKey, text: bytes, signature: str) -> bo
         return False
     numbers = bytes.fromhex(signature)
     try:
-        key.verify(encode_dss_signature(int.from_bytes(numbers[:size]), int.from_bytes(numbers[size:])), text, SIGNED)
+        key.verify(
+            encode_dss_signature(int.from_bytes(numbers[:size]), int.from_bytes(numbers[size:])),
+            text,
+            SIGNED,
+        )
     except InvalidSignature:
         return False
     return True

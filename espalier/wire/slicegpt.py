@@ -11,12 +11,21 @@ from espalier.settings.run import RunSettings
 from espalier.settings.slicegpt import SliceGptSettings
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars
-from espalier.wire.parts import MOST_WINDOWS, Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
+from espalier.wire.parts import (
+    MOST_WINDOWS,
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
 from espalier.wire.payload import TensorSpec, block_key, views
 from espalier.wire.plan import ModelPlan, PlanOf
 from espalier.wire.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
 
-MOMENTS, BASIS = "moments", "basis"
+MOMENTS = "moments"
+BASIS = "basis"
 """Names of the tensor in a blob of either kind."""
 
 
@@ -34,7 +43,9 @@ def dense_width(plan: ModelPlan) -> int:
 
 def places(plan: ModelPlan) -> list[str]:
     """Where signals are looked at, in order, as names of blobs: at both norms of each block, and before the head."""
-    return [f"{block_key(block.index)}-{part}" for block in plan.blocks for part in ("attn", "mlp")] + ["head"]
+    return [
+        f"{block_key(block.index)}-{part}" for block in plan.blocks for part in ("attn", "mlp")
+    ] + ["head"]
 
 
 def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
@@ -64,9 +75,14 @@ def possible(key: str, blob: bytes, width: int) -> None:
     their own sizes allow.
     """
     triangle = views(blob)[MOMENTS]
-    if are_inner_products(triangle, width, ROUNDING**3) and diagonal_of(triangle, width).sum() <= width * (1 + ROUNDING):
+    if are_inner_products(triangle, width, ROUNDING**3) and diagonal_of(
+        triangle, width
+    ).sum() <= width * (1 + ROUNDING):
         return
-    raise Mistake(f"{key}: a number is not finite, or the numbers are no second moments of signals behind a norm")
+    raise Mistake(
+        f"{key}: a number is not finite, or the numbers are no second moments of signals behind a"
+        " norm"
+    )
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -82,14 +98,19 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         observer=OBSERVER if specs else OBSERVER_OF_NOTHING,
         more="the second moments at further norms, as in train",
         check_values=partial(possible, width=dense_width(plan)),
-        check_report=partial(_require_report, tells=bool(specs) and run.federation.client_weights == "samples"),
+        check_report=partial(
+            _require_report, tells=bool(specs) and run.federation.client_weights == "samples"
+        ),
     )
     return reply.contract(request, run.method)
 
 
 def _require_report(report: Scalars, tells: bool) -> None:
     if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
-        raise Mistake("MomentsReport: samples are told where moments are, with federation.client-weights = 'samples' alone")
+        raise Mistake(
+            "MomentsReport: samples are told where moments are, with federation.client-weights ="
+            " 'samples' alone"
+        )
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -100,7 +121,9 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         order=NoScalars,
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
-        observer="that the federated result arrived, nothing else; it is sent with `evaluation.own-text`",
+        observer=(
+            "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
+        ),
         check_values=_are_directions,
     )
     return delivered.contract(request, run.method)
@@ -113,11 +136,12 @@ def _are_directions(key: str, blob: bytes) -> None:
 
 
 OBSERVER = (
-    "for every norm of the model, how each two lanes of the residual stream go together, as a mean over all tokens of this "
-    "client's windows: in what space its hidden states lie, and with fewer tokens than lanes how many they are (the site's "
-    "`least-tokens` says how many at least); before the first block it is a sum over the tokens' own embeddings, from which "
-    "can be worked out how often each token occurs; who knows a few of the windows can recognise them; with "
-    "`client-weights` = `samples`, how many windows it has; and how long it took"
+    "for every norm of the model, how each two lanes of the residual stream go together, as a mean"
+    " over all tokens of this client's windows: in what space its hidden states lie, and with fewer"
+    " tokens than lanes how many they are (the site's `least-tokens` says how many at least);"
+    " before the first block it is a sum over the tokens' own embeddings, from which can be worked"
+    " out how often each token occurs; who knows a few of the windows can recognise them; with"
+    " `client-weights` = `samples`, how many windows it has; and how long it took"
 )
 OBSERVER_OF_NOTHING = "that the client takes part, nothing of its text"
 

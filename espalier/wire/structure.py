@@ -109,7 +109,10 @@ class Structure:
                 where = f"{kind} of block {block.source}"
                 _require_ascending(where, block.kept(kind), getattr(self.base[block.source], kind))
         if unknown := sorted(set(self.added_biases) - set(ADDED_BIASES)):
-            raise Mistake(f"structure: added_biases names {', '.join(unknown)}; there may be {' and '.join(ADDED_BIASES)}")
+            raise Mistake(
+                f"structure: added_biases names {', '.join(unknown)}; there may be"
+                f" {' and '.join(ADDED_BIASES)}"
+            )
 
     # ----- making -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +120,9 @@ class Structure:
     def whole(plan: ModelPlan) -> "Structure":
         """The structure that keeps all of a model."""
         base = tuple(units_of(plan, block) for block in plan.blocks)
-        return Structure(base, tuple(_whole_block(index, units) for index, units in enumerate(base)))
+        return Structure(
+            base, tuple(_whole_block(index, units) for index, units in enumerate(base))
+        )
 
     def with_blocks(self, sources: Sequence[int]) -> "Structure":
         """The same, of these blocks of the base alone; all must be among those that stay."""
@@ -132,7 +137,10 @@ class Structure:
         def numbers(block: BlockStructure, kind: str) -> Numbers:
             return tuple(map(int, kept.get(block.source, {}).get(kind, block.kept(kind))))
 
-        blocks = (BlockStructure(block.source, **{kind: numbers(block, kind) for kind in KINDS}) for block in self.blocks)
+        blocks = (
+            BlockStructure(block.source, **{kind: numbers(block, kind) for kind in KINDS})
+            for block in self.blocks
+        )
         return replace(self, blocks=tuple(blocks))
 
     def of(self, inner: "Structure") -> "Structure":
@@ -144,15 +152,25 @@ class Structure:
             Its base is another model.
         """
         if self.base != tuple(block.units for block in inner.blocks):
-            raise Mistake("structure: it is of another model than the one that it is to be put upon")
+            raise Mistake(
+                "structure: it is of another model than the one that it is to be put upon"
+            )
         blocks = []
         for block in self.blocks:
             below = inner.blocks[block.source]
-            kept = {kind: tuple(below.kept(kind)[number] for number in block.kept(kind)) for kind in KINDS}
+            kept = {
+                kind: tuple(below.kept(kind)[number] for number in block.kept(kind))
+                for kind in KINDS
+            }
             blocks.append(BlockStructure(below.source, **kept))
-        added = tuple(name for name in ADDED_BIASES if name in {*self.added_biases, *inner.added_biases})
+        added = tuple(
+            name for name in ADDED_BIASES if name in {*self.added_biases, *inner.added_biases}
+        )
         if self.norm_of_read != inner.norm_of_read and self.cuts_lanes and inner.cuts_lanes:
-            raise Mistake("structure: the two models that are put together have other norms (norm_of_read); prune them alike")
+            raise Mistake(
+                "structure: the two models that are put together have other norms (norm_of_read);"
+                " prune them alike"
+            )
         return Structure(inner.base, tuple(blocks), added, self.norm_of_read or inner.norm_of_read)
 
     # ----- what it keeps ----------------------------------------------------------------------------------------------
@@ -170,7 +188,11 @@ class Structure:
     @property
     def cuts_lanes(self) -> bool:
         """Whether a block does not read or write all lanes that the base's does."""
-        return any(len(block.kept(kind)) < getattr(self.base[block.source], kind) for block in self.blocks for kind in LANES)
+        return any(
+            len(block.kept(kind)) < getattr(self.base[block.source], kind)
+            for block in self.blocks
+            for kind in LANES
+        )
 
     # ----- as text ----------------------------------------------------------------------------------------------------
 
@@ -180,7 +202,8 @@ class Structure:
             "version": VERSION,
             "base": [{kind: getattr(units, kind) for kind in KINDS} for units in self.base],
             "blocks": [
-                {"source": block.source, **{kind: as_ranges(block.kept(kind)) for kind in KINDS}} for block in self.blocks
+                {"source": block.source, **{kind: as_ranges(block.kept(kind)) for kind in KINDS}}
+                for block in self.blocks
             ],
             "added_biases": list(self.added_biases),
             **({"norm_of_read": True} if self.norm_of_read else {}),
@@ -198,12 +221,21 @@ class Structure:
         try:
             if document["version"] != VERSION:
                 raise Mistake(f"version = {document['version']!r}, this release reads {VERSION}")
-            base = tuple(Units(**{kind: _count(units[kind]) for kind in KINDS}) for units in document["base"])
+            base = tuple(
+                Units(**{kind: _count(units[kind]) for kind in KINDS}) for units in document["base"]
+            )
             blocks = tuple(
-                BlockStructure(_count(block["source"]), **{kind: from_ranges(block[kind]) for kind in KINDS})
+                BlockStructure(
+                    _count(block["source"]), **{kind: from_ranges(block[kind]) for kind in KINDS}
+                )
                 for block in document["blocks"]
             )
-            return Structure(base, blocks, tuple(document["added_biases"]), bool(document.get("norm_of_read", False)))
+            return Structure(
+                base,
+                blocks,
+                tuple(document["added_biases"]),
+                bool(document.get("norm_of_read", False)),
+            )
         except Mistake as mistake:
             raise Mistake(f"{where}: {str(mistake).removeprefix('structure: ')}") from None
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -248,21 +280,39 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
         The structure is of another model.
     """
     if structure.base != (found := tuple(units_of(plan, block) for block in plan.blocks)):
-        many = f"{len(structure.base)} blocks" if len(structure.base) != len(found) else "blocks of other units"
-        raise Mistake(f"structure: it is of a model with {many}, not of this one; name the base that it was made of")
-    blocks = tuple(_cut_block(plan, index, block, structure) for index, block in enumerate(structure.blocks))
+        many = (
+            f"{len(structure.base)} blocks"
+            if len(structure.base) != len(found)
+            else "blocks of other units"
+        )
+        raise Mistake(
+            f"structure: it is of a model with {many}, not of this one; name the base that it was"
+            " made of"
+        )
+    blocks = tuple(
+        _cut_block(plan, index, block, structure) for index, block in enumerate(structure.blocks)
+    )
     beside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
-    return replace(plan, blocks=blocks, num_parameters=beside + sum(block.num_parameters for block in blocks))
+    return replace(
+        plan, blocks=blocks, num_parameters=beside + sum(block.num_parameters for block in blocks)
+    )
 
 
-def _cut_block(plan: ModelPlan, index: int, block: BlockStructure, structure: Structure) -> BlockPlan:
+def _cut_block(
+    plan: ModelPlan, index: int, block: BlockStructure, structure: Structure
+) -> BlockPlan:
     whole = plan.blocks[block.source]
     linears = tuple(_cut_linear(plan, linear, index, block, structure) for linear in whole.linears)
     return BlockPlan(index, linears, whole.others)
 
 
-def _cut_linear(plan: ModelPlan, linear: LinearPlan, index: int, block: BlockStructure, structure: Structure) -> LinearPlan:
-    rows, columns = (len(block.kept(of[linear.name])) * unit_size(plan, linear.name, of[linear.name]) for of in (ROWS, COLUMNS))
+def _cut_linear(
+    plan: ModelPlan, linear: LinearPlan, index: int, block: BlockStructure, structure: Structure
+) -> LinearPlan:
+    rows, columns = (
+        len(block.kept(of[linear.name])) * unit_size(plan, linear.name, of[linear.name])
+        for of in (ROWS, COLUMNS)
+    )
     parameter = linear.parameter.replace(f".{block.source}.", f".{index}.", 1)
     bias = linear.bias or linear.name in structure.added_biases
     return replace(linear, shape=(rows, columns), parameter=parameter, bias=bias)
@@ -272,7 +322,8 @@ def unit_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:
     """Parameters that one key-value group and one channel of a block stand for, with the biases of their rows."""
     costs = {"groups": 0, "channels": 0}
     for linear in block.linears:
-        rows, columns = ROWS[linear.name], COLUMNS[linear.name]
+        rows = ROWS[linear.name]
+        columns = COLUMNS[linear.name]
         if rows in costs:
             costs[rows] += unit_size(plan, linear.name, rows) * (linear.shape[1] + linear.bias)
         if columns in costs:
@@ -282,10 +333,12 @@ def unit_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:
 
 def as_ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers as text: ``0-3,7``."""
-    parts, start = [], 0
+    parts = []
+    start = 0
     for at in range(1, len(numbers) + 1):
         if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
-            first, last = numbers[start], numbers[at - 1]
+            first = numbers[start]
+            last = numbers[at - 1]
             parts.append(str(first) if first == last else f"{first}-{last}")
             start = at
     return ",".join(parts)
@@ -303,9 +356,15 @@ def from_ranges(text: str) -> Numbers:
 def _from_ranges(text: str) -> Iterator[int]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not part.isascii() or not first.isdecimal() or (dash and not last.isdecimal()) or max(len(first), len(last)) > 8:
+        if (
+            not part.isascii()
+            or not first.isdecimal()
+            or (dash and not last.isdecimal())
+            or max(len(first), len(last)) > 8
+        ):
             raise ValueError(text)
-        start, stop = int(first), int(last or first) + 1
+        start = int(first)
+        stop = int(last or first) + 1
         if stop - start > MOST_NUMBERS:
             raise ValueError(text)
         yield from range(start, stop)
@@ -323,4 +382,7 @@ def _require_ascending(what: str, numbers: Sequence[int], available: int) -> Non
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise Mistake(f"structure: {what}: numbers are not ascending, or one is there twice")
     if numbers[0] < 0 or numbers[-1] >= available:
-        raise Mistake(f"structure: {what}: {max(numbers[-1], -numbers[0])} does not exist, there are {available}")
+        raise Mistake(
+            f"structure: {what}: {max(numbers[-1], -numbers[0])} does not exist, there are"
+            f" {available}"
+        )

@@ -27,7 +27,8 @@ def are_inner_products(triangle: NDArray[np.float32], width: int, slack: float =
     diagonal = diagonal_of(triangle, width)
     if diagonal.min() < 0:
         return False
-    roots, start = np.sqrt(diagonal), 0
+    roots = np.sqrt(diagonal)
+    start = 0
     for place, root in enumerate(roots):
         row = triangle[start : start + width - place]
         if (np.abs(row) > root * roots[place:] * (1 + ROUNDING) + slack).any():

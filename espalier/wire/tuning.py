@@ -18,7 +18,14 @@ from espalier.wire.adapter_payload import payload_specs, unpack_adapters
 from espalier.wire.adapters import AdapterPlan, adapter_plan
 from espalier.wire.contract import BlockSpecs, CheckValues, Contract
 from espalier.wire.messages import Kind, Letter, Scalars, validate
-from espalier.wire.parts import Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
+from espalier.wire.parts import (
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
 from espalier.wire.payload import TensorSpec
 from espalier.wire.plan import ModelPlan, PlanOf
 
@@ -77,7 +84,10 @@ class Along:
 
 def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
     """The blobs that hold all adapters, in order."""
-    return {key: payload_specs(shapes, run.federation.payload) for key, shapes in adapters.shapes().items()}
+    return {
+        key: payload_specs(shapes, run.federation.payload)
+        for key, shapes in adapters.shapes().items()
+    }
 
 
 def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
@@ -100,12 +110,20 @@ def training_contract(
     beside: Along | None = None,
 ) -> Contract:
     """The same, of a method whose orders or reports say more, that trains other tensors, or sends something beside them."""
-    header, fetched = request.header, request.header.kind == "fetch"
-    order: Order | PartOrder = validate(PartOrder, request.scalars) if fetched else validate(kind_of_order, request.scalars)
+    header = request.header
+    fetched = request.header.kind == "fetch"
+    order: Order | PartOrder = (
+        validate(PartOrder, request.scalars)
+        if fetched
+        else validate(kind_of_order, request.scalars)
+    )
     _require_rank(order.rank_limit, run)
     adapters = (trained or trained_adapters)(plan_of(), run, order.rank_limit)
-    cut, specs = parts(adapters, run), blob_specs(adapters, run)
-    arrived, values, along = Values(adapters, run), Values(adapters, run), beside or Along()
+    cut = parts(adapters, run)
+    specs = blob_specs(adapters, run)
+    arrived = Values(adapters, run)
+    values = Values(adapters, run)
+    along = beside or Along()
 
     def fits(report: Scalars) -> None:
         if isinstance(report, TuningReport):
@@ -122,7 +140,11 @@ def training_contract(
         parts=cut,
         observer=OBSERVER,
         more="further adapter tensors, as in train",
-        brought={key: specs[key] for key in cut[-1]} | dict(along.specs) if header.server_round > 1 else {},
+        brought=(
+            {key: specs[key] for key in cut[-1]} | dict(along.specs)
+            if header.server_round > 1
+            else {}
+        ),
         fetched_with=along.specs,
         check_brought=_either(along, arrived.check),
         check_values=values.check,
@@ -131,7 +153,9 @@ def training_contract(
     return reply.contract(request, run.method)
 
 
-def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
     """Scalars of the requests of a round whose answers are largest: a client trains all ranks."""
     return {"train": {"rank_limit": run.of(AdapterAveraging).largest_limit(run.lora)}}
 
@@ -149,7 +173,12 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 def delivery_of(
-    request: Letter, plan_of: PlanOf, run: RunSettings, trained: Trained, beside: Along | None = None, first: int = 0
+    request: Letter,
+    plan_of: PlanOf,
+    run: RunSettings,
+    trained: Trained,
+    beside: Along | None = None,
+    first: int = 0,
 ) -> Contract:
     """The same of what a method trains; the result too. ``first`` is the number of the first part."""
     along = beside or Along()
@@ -170,31 +199,43 @@ def delivery_of(
 
 def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
     """Checks a blob that comes beside adapters, and one of adapters."""
-    return lambda key, blob: beside.check(key, blob) if key in beside.specs else otherwise(key, blob)
+    return lambda key, blob: (
+        beside.check(key, blob) if key in beside.specs else otherwise(key, blob)
+    )
 
 
 def _require_rank(rank_limit: int, run: RunSettings) -> None:
     """A request is for a rank that the adapters have."""
     if rank_limit > run.lora.largest_rank:
-        raise Mistake(f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]")
+        raise Mistake(
+            f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]"
+        )
 
 
 def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> None:
     if report.rank > rank_limit:
         raise Mistake(f"TuningReport: rank is above {rank_limit}, the order's rank_limit")
     if report.rank < rank_limit and not run.of(AdapterAveraging).lowers_ranks:
-        raise Mistake(f"TuningReport: rank is below {rank_limit}, the order's rank_limit, and no client gives up ranks here")
+        raise Mistake(
+            f"TuningReport: rank is below {rank_limit}, the order's rank_limit, and no client gives"
+            " up ranks here"
+        )
     if (report.samples > 0) != (run.federation.client_weights == "samples"):
-        raise Mistake("TuningReport: samples are told with federation.client-weights = 'samples' alone")
+        raise Mistake(
+            "TuningReport: samples are told with federation.client-weights = 'samples' alone"
+        )
     if report.skipped_steps >= run.training.steps:
-        raise Mistake(f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round")
+        raise Mistake(
+            f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round"
+        )
 
 
 class Values:
     """Holds the values of a message's blobs against their payload, and then all of them against a rank."""
 
     def __init__(self, adapters: AdapterPlan, run: RunSettings) -> None:
-        self._shapes, self._payload = adapters.shapes(), run.federation.payload
+        self._shapes = adapters.shapes()
+        self._payload = run.federation.payload
         self._rank_in_use = 0
 
     def check(self, key: str, blob: bytes) -> None:
@@ -222,12 +263,14 @@ def rank_in_use(tensors: Mapping[str, Tensor]) -> int:
 
 
 OBSERVER = (
-    "adapters trained on this client's data, whose difference from those that it was sent is the sum of its optimiser's steps: "
-    "what one round tells, with one step little less than the gradient of its sequences, from which training text can be "
-    "recovered in part; more tokens (the site's `least-tokens`) and steps make it harder, not impossible; whoever knows "
-    "one of its sequences can recognise that it was trained on, whatever `least-tokens` says; the server "
-    "chooses the adapters to begin with, so it chooses at what it looks; with `client-weights` = `samples` alone, how many "
-    "training sequences it has; how many steps failed; which rank it goes on with; and how long it took"
+    "adapters trained on this client's data, whose difference from those that it was sent is the"
+    " sum of its optimiser's steps: what one round tells, with one step little less than the"
+    " gradient of its sequences, from which training text can be recovered in part; more tokens"
+    " (the site's `least-tokens`) and steps make it harder, not impossible; whoever knows one of"
+    " its sequences can recognise that it was trained on, whatever `least-tokens` says; the server"
+    " chooses the adapters to begin with, so it chooses at what it looks; with `client-weights` ="
+    " `samples` alone, how many training sequences it has; how many steps failed; which rank it"
+    " goes on with; and how long it took"
 )
 """What the contract of ``train`` says of an observer."""
 

@@ -39,7 +39,9 @@ class AdapterOutcome(Outcome[Adapters]):
         tensors = {key: result.tensors(key) for key in result.blobs}
         if self.tests.encoded is None:
             return {"perplexity": perplexities(self.losses_of(_merging(result, tensors))), **times}
-        adapted = AdaptedModel.load(self.run.model, self.run.computing, self.run.settings, result.adapters)
+        adapted = AdaptedModel.load(
+            self.run.model, self.run.computing, self.run.settings, result.adapters
+        )
         adapted.set(tensors)
         return {"scores": finite_values(scores_of(self.run, adapted, self.tests)), **times}
 
@@ -54,56 +56,92 @@ class AdapterOutcome(Outcome[Adapters]):
             self._write_merged(result)
             return
         card = adapter_card(self.run.settings, self.run.model, result.report())
-        export_adapter(self.run.model, result.adapters, result.tensors, self.run.folder.path / "adapter", card)
+        export_adapter(
+            self.run.model, result.adapters, result.tensors, self.run.folder.path / "adapter", card
+        )
         if self.tests.num_classes:
             self._check_encoder(result)
         else:
             self._check_decoder(result)
 
     def _check_decoder(self, result: Adapters) -> None:
-        run, target = self.run, self.run.folder.path / "adapter"
-        stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
+        run = self.run
+        target = self.run.folder.path / "adapter"
+        stream = BlockStream(run.model, run.computing)
+        windows = next(iter(self.tests.texts.values()))[:A_FEW]
         check_adapter(stream, result.edits, target, windows, run.settings.export_check)
-        run.progress.note("exported", "exported     adapter/ loads in plain peft to the same logits")
+        run.progress.note(
+            "exported", "exported     adapter/ loads in plain peft to the same logits"
+        )
         self.summary.where = f"the adapter is in {target}"
         if run.settings.lora.merge:
             self._write_merged(result)
 
     def _write_merged(self, result: Adapters) -> None:
         """The base with the adapters in it; where zeros of the base stay, all that is written."""
-        run, target = self.run, self.run.folder.path / "model"
-        stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
-        export_edited(run.model, result.edits, target, merged_card(run.settings, run.model, result.report()))
+        run = self.run
+        target = self.run.folder.path / "model"
+        stream = BlockStream(run.model, run.computing)
+        windows = next(iter(self.tests.texts.values()))[:A_FEW]
+        export_edited(
+            run.model, result.edits, target, merged_card(run.settings, run.model, result.report())
+        )
         check_export(stream, result.edits, target, windows, run.settings.export_check)
-        run.progress.note("exported", "exported     model/, with the adapter merged, reloads to the same logits")
+        run.progress.note(
+            "exported", "exported     model/, with the adapter merged, reloads to the same logits"
+        )
         before = self.summary.where
-        self.summary.where = f"{before}, the merged model in {target}" if before else f"the merged model is in {target}"
+        self.summary.where = (
+            f"{before}, the merged model in {target}"
+            if before
+            else f"the merged model is in {target}"
+        )
 
     def _check_encoder(self, result: Adapters) -> None:
-        run, target, tests = self.run, self.run.folder.path / "adapter", self.tests
-        head, how = result.tensors(HEAD_KEY), run.settings.export_check
-        meant = edited_encoder(run.model, unrounded(result.edits), head, tests.num_classes, run.computing.device)
+        run = self.run
+        target = self.run.folder.path / "adapter"
+        tests = self.tests
+        head = result.tensors(HEAD_KEY)
+        how = run.settings.export_check
+        meant = edited_encoder(
+            run.model, unrounded(result.edits), head, tests.num_classes, run.computing.device
+        )
         check_encoder_adapter(run.model, run.computing, meant, target, tests.num_classes, how)
-        run.progress.note("exported", "exported     adapter/, with the head, loads in plain peft to the same logits")
+        run.progress.note(
+            "exported",
+            "exported     adapter/, with the head, loads in plain peft to the same logits",
+        )
         self.summary.where = f"the adapter, with its classification head, is in {target}"
         if run.settings.lora.merge:
             merged_model = run.folder.path / "model"
-            card, classes = merged_card(run.settings, run.model, result.report()), task_named(run.settings.task.name).classes
+            card = merged_card(run.settings, run.model, result.report())
+            classes = task_named(run.settings.task.name).classes
             export_encoder(run.model, result.edits, head, classes, merged_model, card)
-            check_encoder(run.model, result.edits, head, tests.num_classes, merged_model, target, how)
-            run.progress.note("exported", "exported     model/, with adapter and head, reloads to the same logits")
+            check_encoder(
+                run.model, result.edits, head, tests.num_classes, merged_model, target, how
+            )
+            run.progress.note(
+                "exported", "exported     model/, with adapter and head, reloads to the same logits"
+            )
             self.summary.where += f", the merged model in {merged_model}"
 
     def measure(self, result: Adapters) -> None:
         """Losses on the texts, and scores on the task's items."""
-        columns: dict[str, Tensors] = {"dense": {}, "federated": {key: result.tensors(key) for key in result.blobs}}
+        columns: dict[str, Tensors] = {
+            "dense": {},
+            "federated": {key: result.tensors(key) for key in result.blobs},
+        }
         pooled: Tensors | None = self.pooled(lambda baseline: baseline(self.run))
         if pooled is not None:
             columns["centralized"] = pooled
         if self.tests.texts:
-            self.measure_texts({column: _merging(result, tensors) for column, tensors in columns.items()})
+            self.measure_texts(
+                {column: _merging(result, tensors) for column, tensors in columns.items()}
+            )
         if self.tests.encoded is not None:
-            measure_items(self.run, result.adapters, columns, self.tests, self.summary, self.note_not_finite)
+            measure_items(
+                self.run, result.adapters, columns, self.tests, self.summary, self.note_not_finite
+            )
 
 
 def _merging(result: Adapters, tensors: Tensors) -> Edits:

@@ -31,12 +31,20 @@ class EditedOutcome(Outcome[E]):
 
     def export(self, edits: Edits, card: str) -> None:
         """Write ``model/`` and reload it."""
-        run, target = self.run, self.run.folder.path / "model"
-        stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
+        run = self.run
+        target = self.run.folder.path / "model"
+        stream = BlockStream(run.model, run.computing)
+        windows = next(iter(self.tests.texts.values()))[:A_FEW]
         export_edited(run.model, edits, target, card)
         check_export(stream, edits, target, windows, run.settings.export_check)
-        run.progress.note("exported", "exported     model/ reloads to the same logits", sparsity=self.summary.sparsity)
-        self.summary.where = f"the {'model' if self.summary.sparsity is None else 'pruned model'} is in {target}"
+        run.progress.note(
+            "exported",
+            "exported     model/ reloads to the same logits",
+            sparsity=self.summary.sparsity,
+        )
+        self.summary.where = (
+            f"the {'model' if self.summary.sparsity is None else 'pruned model'} is in {target}"
+        )
 
     def measure(self, result: E) -> None:
         """Losses on the texts."""
@@ -47,5 +55,7 @@ class EditedOutcome(Outcome[E]):
 
     def centralized(self) -> Edits | None:
         """What pooled data make of the model; None where it is not wanted."""
-        made: Edits | None = self.pooled(lambda baseline: baseline(self.run, BlockStream(self.run.model, self.run.computing)))
+        made: Edits | None = self.pooled(
+            lambda baseline: baseline(self.run, BlockStream(self.run.model, self.run.computing))
+        )
         return made

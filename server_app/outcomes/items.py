@@ -51,11 +51,13 @@ def measure_items(
 def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, float]:
     """A model's score on the items by metric."""
     assert tests.encoded is not None
-    size, device = run.settings.training.batch_size, run.computing.device
+    size = run.settings.training.batch_size
+    device = run.computing.device
     found = score(adapted.whole, tests.encoded, tests.num_classes > 0, size, device)
     scores = {metric: found[metric] for metric in tests.metrics}
     if (how := _writing(run.settings, tests)) is not None:
-        prompts, limit = [item.prompt for item in tests.items], run.model.num_positions or sys.maxsize
+        prompts = [item.prompt for item in tests.items]
+        limit = run.model.num_positions or sys.maxsize
         written = generate(adapted.whole, run.model.tokenizer, prompts, how, limit, size, device)
         scores |= exact_match(written, tests.items, how)
     return scores
@@ -64,7 +66,11 @@ def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, 
 def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:
     """How a model writes its answers to the items; None where it writes none."""
     how = task_named(settings.task.name).generation
-    return replace(how, max_new_tokens=settings.task.answer_tokens) if how and not tests.num_classes else None
+    return (
+        replace(how, max_new_tokens=settings.task.answer_tokens)
+        if how and not tests.num_classes
+        else None
+    )
 
 
 def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> int:
@@ -72,7 +78,12 @@ def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> in
     assert tests.encoded is not None
     lost = set(tests.encoded.cut)
     if (how := _writing(settings, tests)) is not None:
-        lost |= shortened(model.tokenizer, [item.prompt for item in tests.items], how, model.num_positions or sys.maxsize)
+        lost |= shortened(
+            model.tokenizer,
+            [item.prompt for item in tests.items],
+            how,
+            model.num_positions or sys.maxsize,
+        )
     return len(lost)
 
 

@@ -23,7 +23,9 @@ def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: LaneGates) -> dic
     ``agreement`` is the share of lanes on which two clients agree, and ``chance`` what it would be of masks as dense, drawn
     without regard to each other: ``a b + (1 - a)(1 - b)``, gate by gate.
     """
-    masks = {client: found for client, own in sorted(kept.items()) if (found := masks_of(own, gates))}
+    masks = {
+        client: found for client, own in sorted(kept.items()) if (found := masks_of(own, gates))
+    }
     return {
         "agreement": [
             {"clients": [one, other], "agreement": agreement, "chance": chance}
@@ -31,7 +33,10 @@ def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: LaneGates) -> dic
             for agreement, chance in [agreement_and_chance(masks[one], masks[other])]
         ],
         "density": {str(client): _densities(own) for client, own in masks.items()},
-        "spent": {str(client): [entry["spent"] for entry in own["rounds"]] for client, own in sorted(kept.items())},
+        "spent": {
+            str(client): [entry["spent"] for entry in own["rounds"]]
+            for client, own in sorted(kept.items())
+        },
         "perplexity": {
             str(client): {str(entry["round"]): entry["perplexity"] for entry in own["rounds"]}
             for client, own in sorted(kept.items())
@@ -54,13 +59,17 @@ def agreement_and_chance(one: Masks, other: Masks) -> tuple[float, float]:
     alike = sum(int((mask == other[gate]).sum()) for gate, mask in one.items())
     chance = 0.0
     for gate, mask in one.items():
-        a, b = float(mask.double().mean()), float(other[gate].double().mean())
+        a = float(mask.double().mean())
+        b = float(other[gate].double().mean())
         chance += len(mask) * (a * b + (1 - a) * (1 - b))
     return alike / lanes, chance / lanes
 
 
 def _densities(masks: Masks) -> dict[str, list[float]]:
-    return {kind: [float(mask.double().mean()) for (_, of), mask in sorted(masks.items()) if of == kind] for kind in LANES}
+    return {
+        kind: [float(mask.double().mean()) for (_, of), mask in sorted(masks.items()) if of == kind]
+        for kind in LANES
+    }
 
 
 # ----- drawn ----------------------------------------------------------------------------------------------------------
@@ -73,7 +82,11 @@ def draw(figures: Mapping[str, Any], folder: Path) -> list[Path]:
         ("agreement", _agreement, bool(figures["agreement"])),
         ("density", _density, bool(figures["density"])),
         ("budget", _budget, any(figures["spent"].values())),
-        ("perplexity", _perplexity, any(value for own in figures["perplexity"].values() for value in own.values())),
+        (
+            "perplexity",
+            _perplexity,
+            any(value for own in figures["perplexity"].values() for value in own.values()),
+        ),
     ):
         if has_any:
             drawn.append(folder / f"masks-{name}.png")
@@ -129,8 +142,12 @@ def _density(figure: Any, figures: Mapping[str, Any]) -> None:
 def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
     axes.axhspan(0.98, 1.02, color="green", alpha=0.15, label="within 2%")
-    for client, rounds in ((client, rounds) for client, rounds in figures["spent"].items() if rounds):
-        axes.plot([value for spent in rounds for value in spent], linewidth=0.9, label=f"client {client}")
+    for client, rounds in (
+        (client, rounds) for client, rounds in figures["spent"].items() if rounds
+    ):
+        axes.plot(
+            [value for spent in rounds for value in spent], linewidth=0.9, label=f"client {client}"
+        )
     axes.set_xlabel("step of training")
     axes.set_ylabel("T(g) as drawn, over the client's target")
     axes.grid(alpha=0.3)
@@ -140,9 +157,16 @@ def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
 def _perplexity(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
     for client, own in figures["perplexity"].items():
-        if not (found := [(int(number), value) for number, value in own.items() if value is not None]):
+        if not (
+            found := [(int(number), value) for number, value in own.items() if value is not None]
+        ):
             continue
-        axes.plot([number for number, _ in found], [value for _, value in found], marker="o", label=f"client {client}")
+        axes.plot(
+            [number for number, _ in found],
+            [value for _, value in found],
+            marker="o",
+            label=f"client {client}",
+        )
     axes.set_xlabel("round")
     axes.set_ylabel("perplexity of the client's smaller model on its held-out text")
     axes.grid(alpha=0.3)

@@ -82,13 +82,16 @@ class Outcome(ABC, Generic[R]):
 
         None where there is none, or it is not wanted, or a client's data cannot be read, which is no reason to fail.
         """
-        run, baseline = self.run, METHODS[self.run.settings.method].baseline
+        run = self.run
+        baseline = METHODS[self.run.settings.method].baseline
         if not (baseline and run.settings.makes_centralized(simulation=run.simulation)):
             return None
         try:
             return make(part(baseline))
         except Mistake as mistake:
-            run.progress.note("no_baseline", f"no centralized baseline: {mistake}", reason=str(mistake))
+            run.progress.note(
+                "no_baseline", f"no centralized baseline: {mistake}", reason=str(mistake)
+            )
             return None
 
     def measure_texts(self, models: Mapping[str, Model]) -> None:
@@ -111,7 +114,10 @@ class Outcome(ABC, Generic[R]):
         for name, value in figures.items():
             if isfinite(value):
                 continue
-            what = f"the evaluation of the {column} model on {name} gives {'NaN' if isnan(value) else 'infinity'}"
+            what = (
+                f"the evaluation of the {column} model on {name} gives"
+                f" {'NaN' if isnan(value) else 'infinity'}"
+            )
             if column == "centralized":
                 self.summary.notes.append(f"{what}; that figure is left out.")
             else:
@@ -127,12 +133,18 @@ class Outcome(ABC, Generic[R]):
         """
         if not self.faults:
             return
-        settings, remedies = self.run.settings, []
+        settings = self.run.settings
+        remedies = []
         if settings.dtype == "float16":
             remedies.append(f"float16 overflows beyond 65504: {FLOAT16_REMEDY}")
         if settings.tunes:
-            remedies.append(f"training may have diverged: lower training.learning-rate = {settings.training.learning_rate}")
-        raise Mistake("; ".join([*self.faults, *(remedies or ["the result is no model that works"])]))
+            remedies.append(
+                "training may have diverged: lower training.learning-rate ="
+                f" {settings.training.learning_rate}"
+            )
+        raise Mistake(
+            "; ".join([*self.faults, *(remedies or ["the result is no model that works"])])
+        )
 
     def losses_of(self, model: OneModel) -> dict[str, float]:
         """A model's mean loss on each of the public texts."""
@@ -149,13 +161,22 @@ class Outcome(ABC, Generic[R]):
             losses = self.losses_of(model)
             self.note_not_finite(f"{column} (client {client})", losses)
             for name, loss in losses.items():
-                self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = perplexity(loss)
+                self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = (
+                    perplexity(loss)
+                )
             text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
             self.run.progress.step(
-                "evaluated", f"{column} of client {client}: {text}", column=column, client=client, losses=losses
+                "evaluated",
+                f"{column} of client {client}: {text}",
+                column=column,
+                client=client,
+                losses=losses,
             )
 
 
 def perplexities(losses: Mapping[str, float]) -> dict[str, float | None]:
     """Of mean losses; None where one is no finite number."""
-    return {name: value if isfinite(value := perplexity(loss)) else None for name, loss in losses.items()}
+    return {
+        name: value if isfinite(value := perplexity(loss)) else None
+        for name, loss in losses.items()
+    }

@@ -29,7 +29,11 @@ class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
         self.summary.report = result.report()
         tensors: dict[str, Tensor] = {}
         for key in result.blobs:
-            tensors |= {f"{key}.{name}": value for name, value in result.tensors(key).items() if name.startswith(PREFIX)}
+            tensors |= {
+                f"{key}.{name}": value
+                for name, value in result.tensors(key).items()
+                if name.startswith(PREFIX)
+            }
         target = run.folder.path / "generator.safetensors"
         save_file(tensors, target, {"format": "pt"})
         models = where_models_are(run, kept=run.settings.of(SftPSettings).keep_models)
@@ -38,7 +42,11 @@ class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
         if plan.blocks:
             card = adapter_card(run.settings, run.model, result.report())
             lora = {
-                key: {name: value for name, value in result.tensors(key).items() if not name.startswith(PREFIX)}
+                key: {
+                    name: value
+                    for name, value in result.tensors(key).items()
+                    if not name.startswith(PREFIX)
+                }
                 for key in plan.shapes()
             }
             export_adapter(run.model, plan, lora.__getitem__, run.folder.path / "adapter", card)
@@ -51,13 +59,20 @@ class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
 
     def _show_masks(self) -> None:
         """``masks.json``, and pictures of it: simulated clients are on this machine, and so is their private state."""
-        run, root = self.run, NodeSettings().state_root()
+        run = self.run
+        root = NodeSettings().state_root()
         seats = self.summary.roster.seats
-        kept = {client: load(PrivateState(root, run.lineage, seat.site, {})) for client, seat in sorted(seats.items())}
+        kept = {
+            client: load(PrivateState(root, run.lineage, seat.site, {}))
+            for client, seat in sorted(seats.items())
+        }
         figures = mask_figures(kept, LaneGates(run.model.plan))
         write_json(run.folder.path / "masks.json", figures)
         if find_spec("matplotlib") is None:
-            run.progress.note("no_pictures", "no pictures: matplotlib is not installed; pip install 'espalier[studies]'")
+            run.progress.note(
+                "no_pictures",
+                "no pictures: matplotlib is not installed; pip install 'espalier[studies]'",
+            )
             return
         names = ", ".join(path.name for path in draw(figures, run.folder.path))
         run.progress.note("pictures", f"pictures     {names} in {run.folder.path}")

@@ -26,8 +26,11 @@ class PersonalOutcome(Outcome[R]):
         if self.tests.texts:
             self.measure_texts({"dense": dense})
         if self.tests.encoded is not None:
-            head = head_plan(self.run.model.plan, self.tests.num_classes)  # an encoder's, as everybody begins with it
-            measure_items(self.run, head, {"dense": {}}, self.tests, self.summary, self.note_not_finite)
+            # An encoder's, as everybody begins with it.
+            head = head_plan(self.run.model.plan, self.tests.num_classes)
+            measure_items(
+                self.run, head, {"dense": {}}, self.tests, self.summary, self.note_not_finite
+            )
 
     def take_clients_figures(self) -> None:
         """What clients found on the public texts is of the federated result: each has its own model of it."""
@@ -47,7 +50,8 @@ def where_models_are(run: Run, *, kept: bool) -> str:
 
 def collect_models(run: Run, roster: Roster) -> None:
     """Simulated clients are on this machine: bring the models that they wrote into the run directory, a folder for each."""
-    root, folder = NodeSettings().state_root(), run.folder.path / FOLDER
+    root = NodeSettings().state_root()
+    folder = run.folder.path / FOLDER
     for seat in roster.seats.values():
         written = PrivateState(root, run.lineage, seat.site, {}).own_model
         if written.is_dir():

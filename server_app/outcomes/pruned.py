@@ -36,11 +36,16 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
 
     def write(self, result: PrunedResult) -> None:
         """Masks and model; ``summary`` gets the sparsities."""
-        run, summary = self.run, self.summary
-        summary.report, summary.zeroed = result.report(), True
-        summary.masked = save_masks(run.model, result.prune_masks, run.folder.path / "masks.safetensors")
+        run = self.run
+        summary = self.summary
+        summary.report = result.report()
+        summary.zeroed = True
+        summary.masked = save_masks(
+            run.model, result.prune_masks, run.folder.path / "masks.safetensors"
+        )
         summary.sparsity = summary.masked + result.zeros_beyond_masks() / run.model.plan.num_weights
-        summary.local_sparsity, summary.centralized_sparsity = result.local_sparsity(), result.centralized_sparsity()
+        summary.local_sparsity = result.local_sparsity()
+        summary.centralized_sparsity = result.centralized_sparsity()
         summary.notes = rounding_notes(summary)
         self.export(result.edits, pruned_card(run.settings, run.model, summary.sparsity))
 
@@ -53,7 +58,9 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
         """What one party prunes that has everybody's windows."""
         run = self.run
         made: Edits | None = self.pooled(
-            lambda baseline: baseline(run, BlockStream(run.model, run.computing), BlobStore(self._scratch))
+            lambda baseline: baseline(
+                run, BlockStream(run.model, run.computing), BlobStore(self._scratch)
+            )
         )
         return made
 
@@ -70,17 +77,25 @@ def rounding_notes(summary: Summary) -> list[str]:
     job = summary.settings.of(PruningSettings)
     if job.pattern:
         return []
-    plan, method = summary.model.plan, summary.settings.method
+    plan = summary.model.plan
+    method = summary.settings.method
     shapes = [linear.shape for block in plan.blocks for linear in block.linears]
     notes = []
     for who, shown, key, group in (
-        ("local-only and centralized", summary.local_sparsity, "local-comparison-group", job.local_group),
+        (
+            "local-only and centralized",
+            summary.local_sparsity,
+            "local-comparison-group",
+            job.local_group,
+        ),
         ("federated", summary.masked, "comparison-group", job.server_group),
     ):
-        share = sum(pruned_in_matrix(shape, job.sparsity, group) for shape in shapes) / plan.num_weights
+        share = (
+            sum(pruned_in_matrix(shape, job.sparsity, group) for shape in shapes) / plan.num_weights
+        )
         if shown is not None and f"{share:.2%}" == f"{shown:.2%}" != f"{job.sparsity:.2%}":
             notes.append(
-                f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses {job.sparsity:g} times its "
-                f"weights, rounded down ({method}.{key} = '{group}')"
+                f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses"
+                f" {job.sparsity:g} times its weights, rounded down ({method}.{key} = '{group}')"
             )
     return notes

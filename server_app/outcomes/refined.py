@@ -35,18 +35,29 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             if (bits := result.bits(client)) not in of_cuts:
                 of_cuts[bits] = self._figures_of(result, client)
         own = {client: of_cuts[result.bits(client)] for client in clients}
-        figures = {name: {str(client): found[name] for client, found in own.items()} for name in next(iter(own.values()))}
-        return {"scores" if self.tests.encoded else "perplexity": figures, "seconds": result.seconds}
+        figures = {
+            name: {str(client): found[name] for client, found in own.items()}
+            for name in next(iter(own.values()))
+        }
+        return {
+            "scores" if self.tests.encoded else "perplexity": figures,
+            "seconds": result.seconds,
+        }
 
     def _figures_of(self, result: RefinedResult, client: int) -> dict[str, float | None]:
         """Of one device's model."""
-        run, structure = self.run, result.structure_of(client)
+        run = self.run
+        structure = result.structure_of(client)
         model = OpenedModel(run.model.directory, structure)
         adapters = result.plan_for(client, run.settings.lora.largest_rank)
-        tensors = {key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()}
+        tensors = {
+            key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()
+        }
         if self.tests.encoded is None:
             edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
-            return perplexities(mean_losses(BlockStream(model, run.computing), self.tests.texts, edits))
+            return perplexities(
+                mean_losses(BlockStream(model, run.computing), self.tests.texts, edits)
+            )
         adapted = AdaptedModel.load(model, run.computing, run.settings, adapters)
         adapted.set(tensors)
         scores: dict[str, float | None] = finite_values(scores_of(run, adapted, self.tests))
@@ -54,16 +65,25 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
 
     def note_times(self, result: RefinedResult) -> None:
         """By the clock of the fleet that the run pretends to have, or as devices measured them."""
-        pretended = self.run.settings.of(FedSpineSettings).fleet_name(simulation=self.run.simulation) != ""
+        pretended = (
+            self.run.settings.of(FedSpineSettings).fleet_name(simulation=self.run.simulation) != ""
+        )
         self.summary.take_times(result.rounds, "virtual_seconds" if pretended else "seconds")
 
     def write(self, result: RefinedResult) -> None:
         """``adapter/``, of the whole model, ``structures/`` with a file per device, and ``refinements.json``."""
-        run, report = self.run, result.report()
+        run = self.run
+        report = result.report()
         self.summary.report = report
         job = run.settings.of(FedSpineSettings)
         target = run.folder.path / "adapter"
-        export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, report))
+        export_adapter(
+            run.model,
+            result.adapters,
+            result.tensors,
+            target,
+            adapter_card(run.settings, run.model, report),
+        )
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
         for client in sorted(self.summary.roster.seats):
             document: dict[str, Any] = {
@@ -75,21 +95,36 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             folder = run.folder.path / "structures"
             folder.mkdir(exist_ok=True)
             write_json(folder / f"client-{client:04d}.json", document)
-        write_json(run.folder.path / "refinements.json", {"rounds": [note.to_json() for note in result.rounds]})
+        write_json(
+            run.folder.path / "refinements.json",
+            {"rounds": [note.to_json() for note in result.rounds]},
+        )
         self._note_who_has_cut_less(result)
         models = where_models_are(run, kept=job.keep_models)
-        self.summary.where = f"the adapter is in {target}, what each client keeps of the model in structures/; {models}"
+        self.summary.where = (
+            f"the adapter is in {target}, what each client keeps of the model in structures/;"
+            f" {models}"
+        )
 
     def _note_who_has_cut_less(self, result: RefinedResult) -> None:
         """Nothing makes a bandit come to the share; who did not is told beside the figures."""
-        job, clients = self.run.settings.of(FedSpineSettings), [seat.client for seat in self.summary.roster.active()]
+        job = self.run.settings.of(FedSpineSettings)
+        clients = [seat.client for seat in self.summary.roster.active()]
         wanted = result.units.wanted(job)
-        behind = [client for client in clients if not result.units.reaches(result.cut_of(client), wanted, job)]
+        behind = [
+            client
+            for client in clients
+            if not result.units.reaches(result.cut_of(client), wanted, job)
+        ]
         if behind:
-            where = {"global": "", "block": " in every block", "kind": " of each kind in every block"}[job.selection]
+            where = {
+                "global": "",
+                "block": " in every block",
+                "kind": " of each kind in every block",
+            }[job.selection]
             steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
             others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
             self.summary.notes.append(
-                f"{len(behind)} of {count(len(clients), 'client')} did not come to fedspine.share = {job.share:g}{where}; "
-                f"raise federation.rounds{others}."
+                f"{len(behind)} of {count(len(clients), 'client')} did not come to fedspine.share ="
+                f" {job.share:g}{where}; raise federation.rounds{others}."
             )

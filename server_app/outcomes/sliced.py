@@ -24,13 +24,25 @@ class SlicedOutcome(Outcome[SlicedResult]):
 
     def write(self, result: SlicedResult) -> None:
         """Export the model with a card, and see that it reloads to the same logits."""
-        run, small = self.run, result.model
-        size = {"form": "compact", "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values())}
+        run = self.run
+        small = result.model
+        size = {
+            "form": "compact",
+            "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values()),
+        }
         self.summary.report = result.report() | size
         self.summary.sparsity = self._fewer(small)
-        export_sliced(small, self._target, smaller_card(run.settings, run.model, self.summary.report))
+        export_sliced(
+            small, self._target, smaller_card(run.settings, run.model, self.summary.report)
+        )
         windows = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_export(BlockStream(small, run.computing), dense, self._target, windows, run.settings.export_check)
+        check_export(
+            BlockStream(small, run.computing),
+            dense,
+            self._target,
+            windows,
+            run.settings.export_check,
+        )
         run.progress.note("exported", "exported     model/ reloads to the same logits")
         self.summary.where = f"the sliced model is in {self._target}"
 

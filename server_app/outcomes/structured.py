@@ -26,17 +26,28 @@ class StructuredOutcome(Outcome[SmallerResult]):
 
     def write(self, result: SmallerResult) -> None:
         """Export the model with a card, and see that it reloads to the same logits."""
-        run, target, small = self.run, self.run.folder.path / "model", result.model
+        run = self.run
+        target = self.run.folder.path / "model"
+        small = result.model
         chosen = run.settings.of(SmallerSettings).form
         form = best_form(small) if chosen == "auto" else chosen
-        size = {"form": form, "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values())}
+        size = {
+            "form": form,
+            "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values()),
+        }
         self.summary.report = result.report() | size
         self.summary.zeroed = form == "zero-filled"
         self.summary.sparsity = 1 - small.plan.num_weights / run.model.plan.num_weights
-        export_structured(small, dense, target, form, smaller_card(run.settings, run.model, self.summary.report))
+        export_structured(
+            small, dense, target, form, smaller_card(run.settings, run.model, self.summary.report)
+        )
         windows = next(iter(self.tests.texts.values()))[:A_FEW]
-        check_structured(BlockStream(small, run.computing), target, windows, form, run.settings.export_check)
-        run.progress.note("exported", f"exported     model/ ({form}) reloads to the same logits", form=form)
+        check_structured(
+            BlockStream(small, run.computing), target, windows, form, run.settings.export_check
+        )
+        run.progress.note(
+            "exported", f"exported     model/ ({form}) reloads to the same logits", form=form
+        )
         self.summary.where = f"the smaller model is in {target}"
 
     def measure(self, result: SmallerResult) -> None:
@@ -46,7 +57,9 @@ class StructuredOutcome(Outcome[SmallerResult]):
         if made is not None:
             models["centralized"] = made
             self.summary.sizes["centralized"] = Size(made.plan.num_parameters)
-            self.summary.centralized_sparsity = 1 - made.plan.num_weights / self.run.model.plan.num_weights
+            self.summary.centralized_sparsity = (
+                1 - made.plan.num_weights / self.run.model.plan.num_weights
+            )
         self.measure_texts(models)
 
     def _made(self, baseline: Any) -> OpenedModel:

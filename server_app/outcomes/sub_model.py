@@ -21,11 +21,16 @@ class SubModelOutcome(Outcome[SubModelResult]):
         self._plugged.measure(result.plugged())
         if not self.tests.texts:
             return
-        losses = mean_losses(BlockStream(result.model, self.run.computing), self.tests.texts, result.sub_edits)
-        self.summary.report["sub_model_perplexity"] = {name: perplexity(loss) for name, loss in losses.items()}
+        losses = mean_losses(
+            BlockStream(result.model, self.run.computing), self.tests.texts, result.sub_edits
+        )
+        self.summary.report["sub_model_perplexity"] = {
+            name: perplexity(loss) for name, loss in losses.items()
+        }
         self.summary.notes.append(
-            "Local-only is the sub-model with what a client trained on it by itself; dense, centralized and federated are the "
-            "full model. The sub-model with the federated adapter is under report.sub_model_perplexity in summary.json."
+            "Local-only is the sub-model with what a client trained on it by itself; dense,"
+            " centralized and federated are the full model. The sub-model with the federated"
+            " adapter is under report.sub_model_perplexity in summary.json."
         )
         text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
         self.run.progress.note("sub_model_evaluated", f"sub-model    {text}", losses=losses)

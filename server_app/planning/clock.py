@@ -6,8 +6,10 @@ What the server computes, starts of processes, reading and tokenising are not in
 
 from dataclasses import dataclass
 
-TERA, MEGA = 1e12, 1e6
-STATED_TERAFLOPS, STATED_MEGABITS = 0.05, 100.0
+TERA = 1e12
+MEGA = 1e6
+STATED_TERAFLOPS = 0.05
+STATED_MEGABITS = 100.0
 """Where nobody says anything: two cores of a laptop, a line of a household."""
 
 

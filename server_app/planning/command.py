@@ -31,10 +31,11 @@ def planned(settings: RunSettings, model: OpenedModel) -> Plan:
     for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items():
         if positions is not None and tokens > positions:
             raise Mistake(
-                f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its config.json); set it to "
-                f"{positions} or less"
+                f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in"
+                f" its config.json); set it to {positions} or less"
             )
-    if any((model.directory / name).exists() for name in TOKENIZER_FILES):  # some methods look at text beside the model
+    # Some methods look at text beside the model.
+    if any((model.directory / name).exists() for name in TOKENIZER_FILES):
         part(METHODS[settings.method].strategy).require_fit(settings, model, {})
     return Plan(settings, model)
 

@@ -35,10 +35,21 @@ class Disk:
     superlink: int
 
 
-def disk_of(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, parameters: int, *, simulation: bool) -> Disk:
+def disk_of(
+    settings: RunSettings,
+    model: OpenedModel,
+    traffic: RunTraffic,
+    parameters: int,
+    *,
+    simulation: bool,
+) -> Disk:
     """Of a run; a client's quantised base is kept for later runs. ``parameters``: of the model that the run leads to."""
     job = settings.job
-    own = parameters * Sizes(settings, model).stored if isinstance(job, PersonalModelSettings) and job.keep_models else 0
+    own = (
+        parameters * Sizes(settings, model).stored
+        if isinstance(job, PersonalModelSettings) and job.keep_models
+        else 0
+    )
     at_client = {} if simulation or not own else {OWN_MODEL: own}
     at_server = {"clients/": own * settings.num_clients} if simulation and own else {}
     return Disk(
@@ -48,14 +59,17 @@ def disk_of(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, para
     )
 
 
-def _client(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, client: int = 0) -> dict[str, int]:
+def _client(
+    settings: RunSettings, model: OpenedModel, traffic: RunTraffic, client: int = 0
+) -> dict[str, int]:
     rounds: dict[int, list[int]] = {}
     for one in traffic.exchanges(client):
         if one.kind in ("train", "fetch", "deliver"):
             rounds.setdefault(one.server_round, []).append(one.up + one.down)
     largest = sorted((sum(sizes) for sizes in rounds.values()), reverse=True)[:KEPT_ROUNDS]
     found = {"answers and deliveries": sum(largest)}
-    sizes, job = Sizes(settings, model), settings.job
+    sizes = Sizes(settings, model)
+    job = settings.job
     hidden = settings.data.windows * settings.data.window_tokens * sizes.width * sizes.computed
     if isinstance(job, FedPrLLMSettings) and job.strategy == "iterative":
         found["hidden states"] = KEPT_ROUNDS * hidden
@@ -71,8 +85,11 @@ def _client(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, clie
     return found
 
 
-def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, parameters: int) -> dict[str, int]:
-    sizes, clients = Sizes(settings, model), range(settings.num_clients)
+def _server(
+    settings: RunSettings, model: OpenedModel, traffic: RunTraffic, parameters: int
+) -> dict[str, int]:
+    sizes = Sizes(settings, model)
+    clients = range(settings.num_clients)
     exchanges = [one for client in clients for one in traffic.exchanges(client)]
     by_round: dict[int, int] = {}
     for one in exchanges:
@@ -80,7 +97,11 @@ def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, para
             by_round[one.server_round] = by_round.get(one.server_round, 0) + one.up
     inbox = max(by_round.values(), default=0)
     results = max(
-        (sum(one.up for one in traffic.exchanges(client) if one.kind in ("train", "fetch")) for client in clients), default=0
+        (
+            sum(one.up for one in traffic.exchanges(client) if one.kind in ("train", "fetch"))
+            for client in clients
+        ),
+        default=0,
     )
     whole = parameters * sizes.stored
     writes_model = not settings.tunes or settings.lora.merge

@@ -11,7 +11,16 @@ from espalier.settings.lineage import NO_LINEAGE
 from espalier.settings.run import RunSettings
 from espalier.wire.contract import BlockSpecs, Contract
 from espalier.wire.contracts import contract_for
-from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars, num_bytes, validate, write
+from espalier.wire.messages import (
+    SCHEMA_VERSION,
+    Header,
+    Kind,
+    Letter,
+    Scalars,
+    num_bytes,
+    validate,
+    write,
+)
 from espalier.wire.payload import packed_bytes
 from espalier.wire.plan import ModelPlan
 
@@ -48,7 +57,8 @@ class Traffic:
     def of(exchanges: Iterable[Exchange]) -> "Traffic":
         """All of some exchanges."""
         found = list(exchanges)
-        down, up = sum(one.down for one in found), sum(one.up for one in found)
+        down = sum(one.down for one in found)
+        up = sum(one.up for one in found)
         most = [max((size(one) for one in found), default=0) for size in (_largest, _down, _up)]
         return Traffic(down, up, len(found), *most)
 
@@ -74,10 +84,16 @@ class Correspondence:
     """
 
     def __init__(self, settings: RunSettings, plan: ModelPlan) -> None:
-        self.settings, self.plan = settings, plan
+        self.settings = settings
+        self.plan = plan
 
     def contract(
-        self, kind: Kind, server_round: int, scalars: Mapping[str, Any], blobs: Mapping[str, bytes], part: int
+        self,
+        kind: Kind,
+        server_round: int,
+        scalars: Mapping[str, Any],
+        blobs: Mapping[str, bytes],
+        part: int,
     ) -> Contract:
         """The contract of a request."""
         letter = Letter(self._header(kind, server_round, part), dict(scalars), dict(blobs))
@@ -106,7 +122,9 @@ class Correspondence:
         replied = reply_scalars(made.up.scalars, told or {})
         header = self._header(kind, server_round, part)
         down = letter_bytes(header, asked, specs)
-        up = letter_bytes(header, replied, made.up.specs(made.up.scalars.model_construct(**replied)))
+        up = letter_bytes(
+            header, replied, made.up.specs(made.up.scalars.model_construct(**replied))
+        )
         return Exchange(kind, server_round, down, up, max(down, up))
 
     def train(
@@ -126,7 +144,8 @@ class Correspondence:
         along : blobs that go along with each ``fetch``
         """
         first = self.contract("train", server_round, order.model_dump(), order_blobs or {}, 0)
-        keys, found = [self._num_blobs(first)], list[Exchange]()
+        keys = [self._num_blobs(first)]
+        found = list[Exchange]()
         for part in range(1, first.num_parts):
             asked = {**(part_order or {}), "blob_sha256": [HASH]}
             made = self.contract("fetch", server_round, asked, along or {}, part)
@@ -134,9 +153,14 @@ class Correspondence:
             scalars = made.down.scalars.model_validate({**asked, "blob_sha256": [HASH] * keys[-1]})
             found.append(self.exchange("fetch", server_round, scalars, along, part))
         hashes = {"blob_sha256": [HASH] * sum(keys)}
-        return [self.exchange("train", server_round, order, order_blobs, 0, {**hashes, **(told or {})}), *found]
+        return [
+            self.exchange("train", server_round, order, order_blobs, 0, {**hashes, **(told or {})}),
+            *found,
+        ]
 
-    def num_parts(self, server_round: int, order: Scalars, blobs: Mapping[str, bytes] | None = None) -> int:
+    def num_parts(
+        self, server_round: int, order: Scalars, blobs: Mapping[str, bytes] | None = None
+    ) -> int:
         """In how many parts the reply to a ``train`` travels."""
         return self.contract("train", server_round, order.model_dump(), blobs or {}, 0).num_parts
 
@@ -158,5 +182,7 @@ def letter_bytes(header: Header, scalars: Mapping[str, Any], specs: BlockSpecs) 
 
 def reply_scalars(kind: type[Scalars], told: Mapping[str, Any]) -> dict[str, Any]:
     """Scalars of a reply as large as its own will be: numbers, truth values, and what is given."""
-    zeros = {name: False if field.annotation is bool else 0 for name, field in kind.model_fields.items()}
+    zeros = {
+        name: False if field.annotation is bool else 0 for name, field in kind.model_fields.items()
+    }
     return {**zeros, **{name: value for name, value in told.items() if name in zeros}}

@@ -38,15 +38,26 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
     Mistake
         A setting is wrong, the model cannot be opened, or the work takes more than there is.
     """
-    node, settings = parse_node(node_config), parse(run_config)
+    node = parse_node(node_config)
+    settings = parse(run_config)
     if not settings.job.NEEDS_BASE_MODEL:
-        yield "memory     the model that the run's server brings decides; espalier plan says it there"
-        brought = {"models that runs bring, twice while one arrives": 2 * (node.most_bytes_of_models() or 0)}
+        yield (
+            "memory     the model that the run's server brings decides; espalier plan says it there"
+        )
+        brought = {
+            "models that runs bring, twice while one arrives": (
+                2 * (node.most_bytes_of_models() or 0)
+            )
+        }
         yield from on_disks(node, settings, brought)
         return
-    settings = settings.model_copy(update={name: getattr(node, name) for name in OWN if getattr(node, name)})
+    settings = settings.model_copy(
+        update={name: getattr(node, name) for name in OWN if getattr(node, name)}
+    )
     model = open_model(node.model_path or settings.model)
-    on_device = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    on_device = settings.device == "cuda" or (
+        settings.device == "auto" and torch.cuda.is_available()
+    )
     plan = Plan(settings, model, simulation=False)
     yield f"memory     {told(plan.client, on_device=on_device)}"
     yield from on_disks(node, settings, plan.disk.client)
@@ -64,23 +75,33 @@ def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]
     yield f"disk       {_on_disk('state-dir', root := node.state_root(), private)}"
     if node.models_dir and OWN_MODEL in parts:
         models = at_home(node.models_dir)
-        shared = sum(private.values()) if _there(models).stat().st_dev == _there(root).stat().st_dev else 0
+        shared = (
+            sum(private.values())
+            if _there(models).stat().st_dev == _there(root).stat().st_dev
+            else 0
+        )
         yield f"           {_on_disk('models-dir', models, {OWN_MODEL: parts[OWN_MODEL]}, shared)}"
 
 
 def _there(folder: Path) -> Path:
     """The folder, or the one above it that is there."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return next(
+        place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
+    )
 
 
 def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) -> str:
     """``others`` are bytes that will be taken of the same disk."""
-    needed, free = sum(parts.values()), max(0, shutil.disk_usage(_there(folder)).free - others)
-    what = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size) or "hardly anything"
+    needed = sum(parts.values())
+    free = max(0, shutil.disk_usage(_there(folder)).free - others)
+    what = (
+        ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
+        or "hardly anything"
+    )
     if needed > free:
         raise Mistake(
-            f"{key} = {str(folder)!r}: {as_size(free)} are free, and the run keeps about {as_size(needed)} there ({what}); "
-            "free it, or name another directory"
+            f"{key} = {str(folder)!r}: {as_size(free)} are free, and the run keeps about"
+            f" {as_size(needed)} there ({what}); free it, or name another directory"
         )
     return f"about {as_size(needed)} in {folder} ({what}), where {as_size(free)} are free"
 
@@ -93,18 +114,27 @@ def told(memory: Memory, *, on_device: bool) -> str:
     Mistake
         It is more than there is.
     """
-    libraries, (free, total) = (0, torch.cuda.mem_get_info()) if on_device else (memory.libraries, machine_memory()[::-1])
-    peak, where = libraries + memory.largest.num_bytes, "the device" if on_device else "this machine"
+    libraries, (free, total) = (
+        (0, torch.cuda.mem_get_info()) if on_device else (memory.libraries, machine_memory()[::-1])
+    )
+    peak = libraries + memory.largest.num_bytes
+    where = "the device" if on_device else "this machine"
     parts = {"libraries": libraries, **memory.largest.parts}
     largest = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
-    line = f"about {as_size(peak)} of {where} at the peak of the work ({memory.largest.name}: {largest})"
+    line = (
+        f"about {as_size(peak)} of {where} at the peak of the work ({memory.largest.name}:"
+        f" {largest})"
+    )
     if peak > total:
         raise Mistake(
-            f"memory: the work takes {line}; there are {as_size(total)}. Choose a larger machine, or a run with smaller "
-            "batches or shorter windows, training.base = 'nf4', or activations = 'disk'"
+            f"memory: the work takes {line}; there are {as_size(total)}. Choose a larger machine,"
+            " or a run with smaller batches or shorter windows, training.base = 'nf4', or"
+            " activations = 'disk'"
         )
     line += "; CUDA's own context comes on top" if on_device else ""
-    return line if peak <= free else f"{line}; that is more than the {as_size(free)} that are free now"
+    return (
+        line if peak <= free else f"{line}; that is more than the {as_size(free)} that are free now"
+    )
 
 
 def main(document: Mapping[str, Any]) -> int:
@@ -115,5 +145,8 @@ def main(document: Mapping[str, Any]) -> int:
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
-    print(f"\nThe node can take part in such a run (method {document['run'].get('method', DEFAULT_METHOD)}).")
+    print(
+        "\nThe node can take part in such a run (method"
+        f" {document['run'].get('method', DEFAULT_METHOD)})."
+    )
     return 0

@@ -43,7 +43,9 @@ class Plan:
     def work(self) -> Work:
         """What processes hold and compute."""
         kind: type[Work] = part(METHODS[self.settings.method].work)
-        return kind(self.settings, self.model, self.traffic.texts, self.traffic.total("most").largest)
+        return kind(
+            self.settings, self.model, self.traffic.texts, self.traffic.total("most").largest
+        )
 
     @cached_property
     def client(self) -> Memory:
@@ -58,7 +60,13 @@ class Plan:
     @cached_property
     def disk(self) -> Disk:
         """On all disks."""
-        return disk_of(self.settings, self.model, self.traffic, self.work.result_parameters(), simulation=self.simulation)
+        return disk_of(
+            self.settings,
+            self.model,
+            self.traffic,
+            self.work.result_parameters(),
+            simulation=self.simulation,
+        )
 
     def seconds_of_round(self, client: int, speeds: Speeds) -> float:
         """Of a client's round, with what it sends and gets in the busiest one."""
@@ -72,13 +80,20 @@ class Plan:
     def short(self, speeds: Speeds) -> list[str]:
         """Return a few lines, before a run starts; a simulation sends nothing over a line, so its messages take no time."""
         least, usual, most = map(self.traffic.total, CASES)
-        traffic, clients = self.traffic, range(self.settings.num_clients)
-        per_client = max(traffic.of_client(client).up + traffic.of_client(client).down for client in clients)
+        traffic = self.traffic
+        clients = range(self.settings.num_clients)
+        per_client = max(
+            traffic.of_client(client).up + traffic.of_client(client).down for client in clients
+        )
         total = f"{as_size(usual.up + usual.down)} in all"
         if self.traffic.open_questions:
             total += f" ({as_size(least.up + least.down)} to {as_size(most.up + most.down)})"
-        client, server = as_size(sum(self.disk.client.values())), as_size(sum(self.disk.server.values()))
-        memory = f"about {as_size(self.client.peak)} per client and {as_size(self.server.peak)} of the server"
+        client = as_size(sum(self.disk.client.values()))
+        server = as_size(sum(self.disk.server.values()))
+        memory = (
+            f"about {as_size(self.client.peak)} per client and {as_size(self.server.peak)} of the"
+            " server"
+        )
         largest = most.largest
         link = as_size(superlink(most, self.settings.num_clients).peak)
         flower = f"{link} of the SuperLink and {as_size(supernode(largest).peak)} of a SuperNode"
@@ -95,21 +110,35 @@ class Plan:
         speed = f"{speeds.teraflops:.3g} teraflops"
         if speeds.measured:
             computed = duration(self.work.operations() / (speeds.teraflops * TERA), tenths=True)
-            return f"a client's round {computed} of computing at {speed}, as measured on this machine"
+            return (
+                f"a client's round {computed} of computing at {speed}, as measured on this machine"
+            )
         found = duration(self.seconds_of_round(0, speeds), tenths=True)
         line = f"{speeds.megabits:g} megabits per second"
         return f"a client's round {found} at {speed} and {line} (espalier plan takes other speeds)"
 
     def long(self, speeds: Speeds) -> list[str]:
         """Everything."""
-        return [*self._head(), "", *self._bytes(), "", *self._memory(), "", *self._disk(), "", *self._time(speeds)]
+        return [
+            *self._head(),
+            "",
+            *self._bytes(),
+            "",
+            *self._memory(),
+            "",
+            *self._disk(),
+            "",
+            *self._time(speeds),
+        ]
 
     def _head(self) -> list[str]:
         plan = self.model.plan
         return [
             f"{self.settings.method}: {METHODS[self.settings.method].title}",
-            f"model of {plan.num_parameters:,} parameters in {count(len(plan.blocks), 'block')}; "
-            f"{count(self.settings.num_clients, 'client')}",
+            (
+                f"model of {plan.num_parameters:,} parameters in"
+                f" {count(len(plan.blocks), 'block')}; {count(self.settings.num_clients, 'client')}"
+            ),
         ]
 
     def _bytes(self) -> list[str]:
@@ -118,12 +147,13 @@ class Plan:
             rows.append((server_round, kind, as_size(one[0]), as_size(one[1]), str(one[2])))
         lines = ["Bytes of one client (client 0), by round", *_table(rows)]
         for case in CASES if self.traffic.open_questions else CASES[1:2]:
-            own, total = self.traffic.of_client(0, case), self.traffic.total(case)
+            own = self.traffic.of_client(0, case)
+            total = self.traffic.total(case)
             name = "" if not self.traffic.open_questions else f", {case}"
             lines.append(
-                f"in all{name}: {as_size(own.down)} down and {as_size(own.up)} up per client, {as_size(total.down)} and "
-                f"{as_size(total.up)} at the server in {count(total.messages, 'request')}; largest message "
-                f"{as_size(total.largest)}"
+                f"in all{name}: {as_size(own.down)} down and {as_size(own.up)} up per client,"
+                f" {as_size(total.down)} and {as_size(total.up)} at the server in"
+                f" {count(total.messages, 'request')}; largest message {as_size(total.largest)}"
             )
         if self.traffic.open_questions:
             lines.append(f"left open: {self.traffic.open_questions}")
@@ -134,30 +164,50 @@ class Plan:
         rounds: dict[int, list[tuple[str, int, int, int]]] = {}
         for (number, kind), one in self.traffic.by_kind(0).items():
             rounds.setdefault(number, []).append((kind, one.down, one.up, one.messages))
-        found, numbers, place = [], sorted(rounds), 0
+        found = []
+        numbers = sorted(rounds)
+        place = 0
         while place < len(numbers):
             last = place
-            while last + 1 < len(numbers) and _alike(rounds[numbers[last + 1]], rounds[numbers[place]]):
+            while last + 1 < len(numbers) and _alike(
+                rounds[numbers[last + 1]], rounds[numbers[place]]
+            ):
                 last += 1
-            name = str(numbers[place]) if last == place else f"{numbers[place]} to {numbers[last]}, each"
-            found += [((name, kind), (down, up, messages)) for kind, down, up, messages in rounds[numbers[place]]]
+            name = (
+                str(numbers[place])
+                if last == place
+                else f"{numbers[place]} to {numbers[last]}, each"
+            )
+            found += [
+                ((name, kind), (down, up, messages))
+                for kind, down, up, messages in rounds[numbers[place]]
+            ]
             place = last + 1
         return found
 
     def _memory(self) -> list[str]:
         traffic = self.traffic.total("most")
         known: list[tuple[str, Memory]] = [("a client", self.client), ("the server", self.server)]
-        known += [("the SuperLink", superlink(traffic, self.settings.num_clients)), ("a SuperNode", supernode(traffic.largest))]
-        lines = ["Memory, resident at its peak (libraries: measured constants; the rest: from shapes)"]
+        known += [
+            ("the SuperLink", superlink(traffic, self.settings.num_clients)),
+            ("a SuperNode", supernode(traffic.largest)),
+        ]
+        lines = [
+            "Memory, resident at its peak (libraries: measured constants; the rest: from shapes)"
+        ]
         for who, memory in known:
-            parts = ", ".join(f"{name} {as_size(size)}" for name, size in memory.largest.parts.items() if size)
+            parts = ", ".join(
+                f"{name} {as_size(size)}" for name, size in memory.largest.parts.items() if size
+            )
             lines.append(
-                f"  {who:<14} {as_size(memory.peak):>9}: libraries {as_size(memory.libraries)}; {memory.largest.name}: {parts}"
+                f"  {who:<14} {as_size(memory.peak):>9}: libraries {as_size(memory.libraries)};"
+                f" {memory.largest.name}: {parts}"
             )
         return lines
 
     def _disk(self) -> list[str]:
-        disk, lines = self.disk, ["Disk, at its fullest"]
+        disk = self.disk
+        lines = ["Disk, at its fullest"]
         for who, parts in (("a client", disk.client), ("the server", disk.server)):
             told = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
             lines.append(f"  {who:<14} {as_size(sum(parts.values())):>9}: {told}")
@@ -168,18 +218,35 @@ class Plan:
         found = self.seconds_of_round(0, speeds)
         how = "measured on this machine" if speeds.measured else "stated"
         rounds = self.traffic.cases["usual"].num_rounds
-        alone = rounds * self.work.operations() if any(one.kind == "alone" for one in self.traffic.exchanges(0)) else 0.0
+        alone = (
+            rounds * self.work.operations()
+            if any(one.kind == "alone" for one in self.traffic.exchanges(0))
+            else 0.0
+        )
         everything = self.traffic.of_client(0)
-        whole = seconds(rounds * self.work.operations() + alone, everything.down + everything.up, speeds)
+        whole = seconds(
+            rounds * self.work.operations() + alone, everything.down + everything.up, speeds
+        )
         return [
-            "Time, an estimate (operations by speed, bytes by line; without the server's work, starts and reading)",
-            f"  a client's round: {self.work.operations() / 1e12:.3g} T operations, {duration(found, tenths=True)} with "
-            f"{speeds.teraflops:.3g} teraflops ({how}) and {speeds.megabits:g} megabits per second",
-            f"  a client in {count(rounds, 'round')}{', and by itself' if alone else ''}: {duration(whole, tenths=True)}",
+            (
+                "Time, an estimate (operations by speed, bytes by line; without the server's work,"
+                " starts and reading)"
+            ),
+            (
+                f"  a client's round: {self.work.operations() / 1e12:.3g} T operations,"
+                f" {duration(found, tenths=True)} with {speeds.teraflops:.3g} teraflops ({how}) and"
+                f" {speeds.megabits:g} megabits per second"
+            ),
+            (
+                f"  a client in {count(rounds, 'round')}{', and by itself' if alone else ''}:"
+                f" {duration(whole, tenths=True)}"
+            ),
         ]
 
 
-def _alike(one: Sequence[tuple[str, int, int, int]], other: Sequence[tuple[str, int, int, int]]) -> bool:
+def _alike(
+    one: Sequence[tuple[str, int, int, int]], other: Sequence[tuple[str, int, int, int]]
+) -> bool:
     return list(one) == list(other)
 
 

@@ -60,7 +60,9 @@ class Sizes:
     @cached_property
     def largest_matrix(self) -> int:
         """Numbers of the largest matrix of a block."""
-        return max(linear.num_weights for block in self.model.plan.blocks for linear in block.linears)
+        return max(
+            linear.num_weights for block in self.model.plan.blocks for linear in block.linears
+        )
 
     @cached_property
     def embeddings(self) -> int:
@@ -84,7 +86,11 @@ class Sizes:
 
     def hidden_states(self, windows: int, tokens: int) -> int:
         """Bytes of hidden states of windows between two blocks, where they stay in memory."""
-        held = windows if self.settings.activations == "memory" else min(windows, windows_per_batch(tokens))
+        held = (
+            windows
+            if self.settings.activations == "memory"
+            else min(windows, windows_per_batch(tokens))
+        )
         return held * tokens * self.width * self.computed
 
     def loaded(self, numbers: int, largest: int) -> int:

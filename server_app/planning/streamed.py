@@ -5,11 +5,17 @@ from collections.abc import Mapping
 from server_app.planning.memory import Moment
 from server_app.planning.sizes import Sizes
 
-FLOAT32, FLOAT64 = 4, 8
+FLOAT32 = 4
+FLOAT64 = 8
 
 
 def walk(
-    sizes: Sizes, windows: int, tokens: int, watched: Mapping[str, int] | None = None, name: str = "", edited: int = 0
+    sizes: Sizes,
+    windows: int,
+    tokens: int,
+    watched: Mapping[str, int] | None = None,
+    name: str = "",
+    edited: int = 0,
 ) -> list[Moment]:
     """Moments of a walk up to the last block.
 
@@ -21,7 +27,10 @@ def walk(
     if not windows:
         return []
     hidden = {"hidden states": sizes.hidden_states(windows, tokens)}
-    start = Moment(f"{name} embeddings", {**hidden, "embeddings": sizes.loaded(sizes.embeddings, sizes.embeddings)})
+    start = Moment(
+        f"{name} embeddings",
+        {**hidden, "embeddings": sizes.loaded(sizes.embeddings, sizes.embeddings)},
+    )
     block = {"a block": sizes.largest_block * sizes.computed}
     read = sizes.largest_matrix * sizes.stored * sizes.is_converted + edited
     loading = Moment(f"{name} loading a block", {**hidden, **block, "a matrix as it is read": read})
@@ -30,12 +39,17 @@ def walk(
     return [start, loading, passing]
 
 
-def evaluation(sizes: Sizes, windows: int, tokens: int, name: str = "evaluating,", edited: int = 0) -> list[Moment]:
+def evaluation(
+    sizes: Sizes, windows: int, tokens: int, name: str = "evaluating,", edited: int = 0
+) -> list[Moment]:
     """Moments of a walk to the losses of all windows."""
     if not windows:
         return []
     hidden = {"hidden states": sizes.hidden_states(windows, tokens)}
     end = {"the head": sizes.loaded(sizes.head, sizes.head)}
     scoring = {"the head": sizes.head * sizes.computed, "logits": sizes.logits(windows, tokens)}
-    ends = [Moment(f"{name} the head", {**hidden, **end}), Moment(f"{name} logits", {**hidden, **scoring})]
+    ends = [
+        Moment(f"{name} the head", {**hidden, **end}),
+        Moment(f"{name} logits", {**hidden, **scoring}),
+    ]
     return walk(sizes, windows, tokens, name=name, edited=edited) + ends

@@ -7,7 +7,12 @@ from pathlib import Path
 from espalier.modeling.checkpoint import shard_header
 from espalier.modeling.model_files import beside
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised_folder import WEIGHTS, WRITTEN_ANEW, quantised_config, quantised_specs
+from espalier.modeling.quantised_folder import (
+    WEIGHTS,
+    WRITTEN_ANEW,
+    quantised_config,
+    quantised_specs,
+)
 from espalier.modeling.structured.export import config_of, specs_of
 from espalier.settings.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings
@@ -34,13 +39,20 @@ class SubModel:
 
 def sub_model(settings: RunSettings, base: OpenedModel) -> SubModel:
     """The sub-model of a run."""
-    job, blocks = settings.of(FedSodaSettings), len(base.plan.blocks)
+    job = settings.of(FedSodaSettings)
+    blocks = len(base.plan.blocks)
     emulator = job.emulator_of(blocks)
     gone = range(emulator[-1] + 1 - job.num_dropped, emulator[-1] + 1)
     kept = [index for index in range(blocks) if index not in gone]
-    model = OpenedModel(base.directory, Structure.whole(base.plan).with_blocks(kept)) if gone else base
+    model = (
+        OpenedModel(base.directory, Structure.whole(base.plan).with_blocks(kept)) if gone else base
+    )
     left = job.emulator_of(len(kept))
-    aligned = list(left) if job.aligned == "all" else list(left)[: job.groups if job.drop == "similar" else 0]
+    aligned = (
+        list(left)
+        if job.aligned == "all"
+        else list(left)[: job.groups if job.drop == "similar" else 0]
+    )
     return SubModel(model, _files(settings, model), aligned if job.aligns else [])
 
 
@@ -59,7 +71,9 @@ def _files(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
         config = config_of(model, "plain") if model.structure is not None else model.config
     sizes = {file.name: file.stat().st_size for file in beside(model.directory, WRITTEN_ANEW)}
     sizes |= {
-        name: len(shard_header(specs, {"format": "pt"})) + sum(size for _, _, size in specs.values())
+        name: (
+            len(shard_header(specs, {"format": "pt"})) + sum(size for _, _, size in specs.values())
+        )
         for name, specs in weights.items()
     }
     sizes["config.json"] = len(json.dumps(config, indent=2)) + 1

@@ -19,35 +19,59 @@ from server_app.public_tests import PublicTests
 from strategies.engine.roster import Seat
 
 
-def tell_plan(settings: RunSettings, model: OpenedModel, tests: PublicTests, computing: Computing, *, simulation: bool) -> None:
+def tell_plan(
+    settings: RunSettings,
+    model: OpenedModel,
+    tests: PublicTests,
+    computing: Computing,
+    *,
+    simulation: bool,
+) -> None:
     """Print it; whatever is wrong with a forecast, no run fails for it."""
     row = METHODS[settings.method]
     if not (row.messages and row.work):
         return
     try:
-        lines = Plan(settings, model, tests, simulation).short(_speeds(computing, simulation=simulation))
+        lines = Plan(settings, model, tests, simulation).short(
+            _speeds(computing, simulation=simulation)
+        )
     except Exception:
         logging.getLogger("espalier").debug("no plan", exc_info=True)
-        print("planned      nothing: the forecast failed, which is no matter of the run's", flush=True)
+        print(
+            "planned      nothing: the forecast failed, which is no matter of the run's", flush=True
+        )
         return
     print("\n".join(lines), flush=True)
 
 
-def tell_time_of_sites(settings: RunSettings, model: OpenedModel, tests: PublicTests, seats: Sequence[Seat]) -> None:
+def tell_time_of_sites(
+    settings: RunSettings, model: OpenedModel, tests: PublicTests, seats: Sequence[Seat]
+) -> None:
     """Print how long a round takes at the sites that measured their speed when they enrolled; nothing if none did."""
     row = METHODS[settings.method]
     if not (row.messages and row.work):
         return
     try:
         plan = Plan(settings, model, tests, simulation=False)
-        times = {seat.site: plan.seconds_of_round(seat.client, _speeds_of(seat)) for seat in seats if seat.measured}
+        times = {
+            seat.site: plan.seconds_of_round(seat.client, _speeds_of(seat))
+            for seat in seats
+            if seat.measured
+        }
     except Exception:
         logging.getLogger("espalier").debug("no plan", exc_info=True)
         return
     if times:
         slowest = max(times, key=times.__getitem__)
-        text = f"{duration(times[slowest], tenths=True)} at {slowest}, the slowest by the speeds that sites measured"
-        print(f"planned      time: a client's round {text}, and {STATED_MEGABITS:g} megabits per second", flush=True)
+        text = (
+            f"{duration(times[slowest], tenths=True)} at {slowest}, the slowest by the speeds that"
+            " sites measured"
+        )
+        print(
+            f"planned      time: a client's round {text}, and {STATED_MEGABITS:g} megabits per"
+            " second",
+            flush=True,
+        )
 
 
 def _speeds_of(seat: Seat) -> Speeds:

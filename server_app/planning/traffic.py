@@ -53,7 +53,10 @@ class RunTraffic:
     @cached_property
     def _of_all(self) -> Mapping[Case, Sequence[Sequence[Exchange]]]:
         clients = range(self.settings.num_clients)
-        found = {id(one): [list(one.of_client(client)) for client in clients] for one in self.cases.values()}
+        found = {
+            id(one): [list(one.of_client(client)) for client in clients]
+            for one in self.cases.values()
+        }
         return {case: found[id(one)] for case, one in self.cases.items()}
 
     def of_client(self, client: int, case: Case = "usual") -> Traffic:
@@ -62,7 +65,11 @@ class RunTraffic:
 
     def total(self, case: Case = "usual") -> Traffic:
         """Sums over all clients."""
-        return Traffic.of(one for client in range(self.settings.num_clients) for one in self.exchanges(client, case))
+        return Traffic.of(
+            one
+            for client in range(self.settings.num_clients)
+            for one in self.exchanges(client, case)
+        )
 
     def by_kind(self, client: int, case: Case = "usual") -> dict[tuple[int, Kind], Traffic]:
         """Sums of a client by round and kind of message, in order."""
@@ -75,7 +82,8 @@ class RunTraffic:
 def _kind_of(settings: RunSettings) -> type[Messages]:
     if not (where := METHODS[settings.method].messages):
         raise Mistake(
-            f"method = '{settings.method}': its row in the table of methods names no messages, so nothing can be planned"
+            f"method = '{settings.method}': its row in the table of methods names no messages, so"
+            " nothing can be planned"
         )
     found: type[Messages] = part(where)
     return found
@@ -83,16 +91,22 @@ def _kind_of(settings: RunSettings) -> type[Messages]:
 
 def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) -> Texts:
     """What clients are asked to evaluate: on these public tests, or where nobody has read them as the settings say."""
-    chosen, texts = settings.evaluation, dict[str, int]()
+    chosen = settings.evaluation
+    texts = dict[str, int]()
     on_text = settings.clients_evaluate and settings.task.name == TEXT
     if tests is not None:
         texts = {name: len(windows) for name, windows in tests.of_clients(settings).items()}
     elif on_text and not encoder:
         texts = dict.fromkeys(chosen.named_texts(), chosen.max_windows or USUAL_WINDOWS)
     asked = Texts(
-        names=list(texts), num_windows=list(texts.values()), window_tokens=chosen.window_tokens, own_text=chosen.own_text
+        names=list(texts),
+        num_windows=list(texts.values()),
+        window_tokens=chosen.window_tokens,
+        own_text=chosen.own_text,
     )
     if tests is not None and tests.encoded and settings.clients_evaluate:
-        asked.test_metrics, asked.test_items = list(tests.metrics), len(tests.encoded)
-        asked.test_requests, asked.test_tokens = len(tests.encoded.requests), len(to_arrays(tests.encoded)["tokens"])
+        asked.test_metrics = list(tests.metrics)
+        asked.test_items = len(tests.encoded)
+        asked.test_requests = len(tests.encoded.requests)
+        asked.test_tokens = len(to_arrays(tests.encoded)["tokens"])
     return asked

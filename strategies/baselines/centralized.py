@@ -26,7 +26,9 @@ def pooled_windows(run: Run) -> Tensor:
     """The calibration windows of all clients, (windows, tokens), int64."""
     nowhere = simulated_node()  # a simulated node has no data of its own beside the run's [data]
     clients = range(run.settings.num_clients)
-    windows = torch.cat([client_windows(run.settings, nowhere, run.model.encode, client) for client in clients])
+    windows = torch.cat(
+        [client_windows(run.settings, nowhere, run.model.encode, client) for client in clients]
+    )
     run.progress.begin("centralized", len(run.model.plan.blocks))
     return windows
 
@@ -45,17 +47,33 @@ def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
     hashes = []
     for index, masks in prune_by_block(stream, windows, pooled.prune_mask, watch_for(pooled)):
         hashes.append(store.put(pack_masks(masks)))
-        run.progress.step("centralized", f"block {index}, {count(len(windows), 'window')}", block=index)
-    return masked(lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index])))
+        run.progress.step(
+            "centralized", f"block {index}, {count(len(windows), 'window')}", block=index
+        )
+    return masked(
+        lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index]))
+    )
 
 
 def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
     """The same as a client of FedSpaLLM that samples every layer, at the final sparsity at once."""
     windows = pooled_windows(run)
-    job, plan = run.settings.of(FedSpaLLMSettings), run.model.plan
-    pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean)
+    job = run.settings.of(FedSpaLLMSettings)
+    plan = run.model.plan
+    pooled = LocalPruning(
+        job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean
+    )
     hashes = []
     for layer in prune_layers(stream, windows, pooled, range(len(plan.blocks))):
         hashes.append(store.put(pack_kept(layer.matrices)))
-        run.progress.step("centralized", f"block {layer.index}, {count(len(windows), 'window')}", block=layer.index)
-    return replaced(lambda i: {name: m.weight() for name, m in unpack_kept(plan.blocks[i], store.get(hashes[i])).items()})
+        run.progress.step(
+            "centralized",
+            f"block {layer.index}, {count(len(windows), 'window')}",
+            block=layer.index,
+        )
+    return replaced(
+        lambda i: {
+            name: m.weight()
+            for name, m in unpack_kept(plan.blocks[i], store.get(hashes[i])).items()
+        }
+    )

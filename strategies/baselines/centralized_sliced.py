@@ -13,10 +13,14 @@ from strategies.engine.run import Run
 
 def slicegpt_of_all(run: Run) -> OpenedModel:
     """SliceGPT by one party that has the windows of all clients."""
-    width, windows = run.settings.of(SliceGptSettings).width(dense_width(run.model.plan)), pooled_windows(run)
-    found, moments = [], mean_moments(BlockStream(run.model, run.computing), windows)
+    width = run.settings.of(SliceGptSettings).width(dense_width(run.model.plan))
+    windows = pooled_windows(run)
+    found = []
+    moments = mean_moments(BlockStream(run.model, run.computing), windows)
     for name, own in zip(places(run.model.plan), moments, strict=True):
         found.append(basis_of(own, width)[0])
         if name.endswith("-mlp"):
-            run.progress.step("centralized", f"{name.removesuffix('-mlp')}, {count(len(windows), 'window')}")
+            run.progress.step(
+                "centralized", f"{name.removesuffix('-mlp')}, {count(len(windows), 'window')}"
+            )
     return SlicedModel(run.model, found.__getitem__, width)

@@ -6,7 +6,12 @@ from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.flap import flap_cuts, watched_moments
 from espalier.modeling.structured.mask_tuning import tuned_by_one
 from espalier.modeling.structured.opened_cut import open_cut
-from espalier.modeling.structured.streamline import first_layer, likest, open_streamlined, stretch_cosines
+from espalier.modeling.structured.streamline import (
+    first_layer,
+    likest,
+    open_streamlined,
+    stretch_cosines,
+)
 from espalier.settings.flap import FlapSettings
 from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.settings.llm_streamline import LlmStreamlineSettings
@@ -19,26 +24,34 @@ from strategies.engine.run import Run
 
 def flap_of_all(run: Run) -> OpenedModel:
     """FLAP by one party that has the windows of all clients."""
-    stream, moments = BlockStream(run.model, run.computing), []
+    stream = BlockStream(run.model, run.computing)
+    moments = []
     windows = pooled_windows(run)
     for index, found in enumerate(watched_moments(stream, windows)):
         moments.append(found)
-        run.progress.step("centralized", f"block {index}, {count(len(windows), 'window')}", block=index)
+        run.progress.step(
+            "centralized", f"block {index}, {count(len(windows), 'window')}", block=index
+        )
     cuts = list(flap_cuts(run.model, moments.__getitem__, run.settings.of(FlapSettings)))
     return open_cut(run.model, cuts.__getitem__, biases(run.settings))
 
 
 def llm_pruner_of_all(run: Run) -> OpenedModel:
     """LLM-Pruner by one party that has the windows of all clients."""
-    job, windows = run.settings.of(LlmPrunerSettings), pooled_windows(run)
+    job = run.settings.of(LlmPrunerSettings)
+    windows = pooled_windows(run)
     blobs = tuned_by_one(run.model, run.computing, windows, job, run.settings.data.windows)
-    run.progress.step("centralized", f"{count(len(blobs), 'block')}, {count(len(windows), 'window')}")
+    run.progress.step(
+        "centralized", f"{count(len(blobs), 'block')}, {count(len(windows), 'window')}"
+    )
     return open_cut(run.model, blobs.__getitem__, ())
 
 
 def llm_streamline_of_all(run: Run) -> OpenedModel:
     """LLM-Streamline by one party that has the windows of all clients, in as many steps as theirs together."""
-    job, windows, stream = run.settings.of(LlmStreamlineSettings), pooled_windows(run), BlockStream(run.model, run.computing)
+    job = run.settings.of(LlmStreamlineSettings)
+    windows = pooled_windows(run)
+    stream = BlockStream(run.model, run.computing)
     span = job.span(len(run.model.plan.blocks))
     start = likest(stretch_cosines(stream, windows, span, after_norm=job.compares_after_norm))
     run.progress.step("centralized", f"{count(len(windows), 'window')} compared", block=start)

@@ -19,7 +19,9 @@ from strategies.engine.run import Run
 
 def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     """Train the run's adapters on everybody's sequences; the trained tensors by blob key and canonical name."""
-    settings, nowhere = run.settings, simulated_node()  # a simulated node has no data of its own beside the run's [data]
+    # A simulated node has no data of its own beside the run's [data].
+    settings = run.settings
+    nowhere = simulated_node()
     clients = range(settings.num_clients)
     adapters = trained(run.model.plan, settings)
     training = AdapterTraining(
@@ -36,5 +38,8 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     )
     run.progress.begin("centralized", 1)
     tensors, _ = training.run(initial_adapters(adapters, settings.seed), 0, training.total_steps)
-    run.progress.step("centralized", f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}")
+    run.progress.step(
+        "centralized",
+        f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}",
+    )
     return tensors

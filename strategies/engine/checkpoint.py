@@ -25,7 +25,9 @@ class CheckpointFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.blobs = BlobStore(root / "blobs", remedy="end the run and resume it, and it is told what remains")
+        self.blobs = BlobStore(
+            root / "blobs", remedy="end the run and resume it, and it is told what remains"
+        )
 
     @property
     def _last(self) -> Path:
@@ -53,10 +55,17 @@ class CheckpointFolder:
         state : the strategy's own state, JSON values only; large data are named by their blob hash
         blobs : hashes of all blobs that the state names
         """
-        document = {"version": VERSION, "round": server_round, "clients": clients, "identity": identity, "state": state}
+        document = {
+            "version": VERSION,
+            "round": server_round,
+            "clients": clients,
+            "identity": identity,
+            "state": state,
+        }
         with replacing(self._last) as file:
             file.write(sealed({**document, "blobs": sorted(set(blobs))}))
-            if self._last.exists() and self._round_of_last() != server_round:  # a round that is prepared has no new results
+            # A round that is prepared has no new results.
+            if self._last.exists() and self._round_of_last() != server_round:
                 write_bytes(self._previous, self._last.read_bytes())
 
     def _round_of_last(self) -> int | None:
@@ -99,7 +108,10 @@ class CheckpointFolder:
         named = ", ".join(file.name for file in files[:NAMED])
         named += f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
         of = f"of {len(document['blobs'])} blobs of the checkpoint after round {document['round']}"
-        return f"{self.blobs.root}: damaged or missing is {named}, {of}; the others are whole; {self._remedy(files[0])}"
+        return (
+            f"{self.blobs.root}: damaged or missing is {named}, {of}; the others are whole;"
+            f" {self._remedy(files[0])}"
+        )
 
     def _remedy(self, damaged: Path) -> str:
         """What remains, in words, and what to do."""
@@ -113,6 +125,6 @@ class CheckpointFolder:
         if self._damaged_blobs(before):
             return f"the checkpoint after round {before['round']} needs damaged blobs too: {anew}"
         return (
-            f"the checkpoint after round {before['round']} is whole: move {self._previous} to {self._last} and resume again, "
-            "and the run goes on from there to the same result"
+            f"the checkpoint after round {before['round']} is whole: move {self._previous} to"
+            f" {self._last} and resume again, and the run goes on from there to the same result"
         )

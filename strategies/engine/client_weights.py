@@ -55,8 +55,10 @@ def limited_weights(claimed: Mapping[int, float], most_ratio: float) -> dict[int
     falling = sorted((value for value in counted.values() if value > 0), reverse=True)
     if not falling or falling[0] <= most_ratio * (sum(falling) / len(falling)):
         return counted
-    most, number = falling[-1], len(falling)
-    sums = list(accumulate(reversed(falling)))[::-1]  # of each weight and all smaller ones, without cancellation
+    most = falling[-1]
+    number = len(falling)
+    # Of each weight and all smaller ones, without cancellation.
+    sums = list(accumulate(reversed(falling)))[::-1]
     for above, (value, rest) in enumerate(zip(falling, sums, strict=True)):
         # if the first ``above`` clients count ``limit`` each: limit = ratio * (above * limit + rest) / number
         if (room := number - most_ratio * above) <= 0:
@@ -81,8 +83,8 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
     measured = [seat.site for seat in seats if seat.measured]
     if measured and len(measured) < len(seats):
         raise Mistake(
-            f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
-            f"set it on every node or to 0 on every node, or set {otherwise}"
+            f"capability: {', '.join(measured)} measured its own, others state theirs, and the two"
+            f" cannot be compared; set it on every node or to 0 on every node, or set {otherwise}"
         )
     stated = {seat.client: seat.capability for seat in seats}
     counted = up_to_median(stated, rounds.settings.federation.max_capability_ratio)
@@ -90,7 +92,9 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
     return counted
 
 
-def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
+def count_claims(
+    rounds: Rounds, what: str, claimed: Mapping[int, float], most_ratio: float
+) -> dict[int, float]:
     """Return what counts of what each client claims; whose claim is limited is told, and noted on its seat for the summary.
 
     Parameters
@@ -105,14 +109,20 @@ def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float], most_r
     return counted
 
 
-def note_claims(rounds: Rounds, what: str, claimed: Mapping[int, float], counted: Mapping[int, float]) -> list[int]:
+def note_claims(
+    rounds: Rounds, what: str, claimed: Mapping[int, float], counted: Mapping[int, float]
+) -> list[int]:
     """Note on the seats whose claim counts less than it says, tell it where it is new, and return those clients."""
     limited = [client for client, value in claimed.items() if counted[client] != value]
     for client in limited:
         seat = rounds.roster.seats[client]
-        note, before = {"claimed": claimed[client], "counted": counted[client]}, seat.capped.get(what, {})
+        note = {"claimed": claimed[client], "counted": counted[client]}
+        before = seat.capped.get(what, {})
         seat.capped[what] = {**before, **note}
         if seat.capped[what] != before:
-            text = f"capped       {seat.site}: its {what} {note['claimed']:g} counts as {note['counted']:g}"
+            text = (
+                f"capped       {seat.site}: its {what} {note['claimed']:g} counts as"
+                f" {note['counted']:g}"
+            )
             rounds.progress.note("capped", text, client=client, site=seat.site, what=what, **note)
     return limited

@@ -6,7 +6,8 @@ import torch
 from espalier.settings.mistakes import Mistake
 from pruning_kernels.votes import VoteCounter
 
-WEIGHTS, VOTERS = 64, 9
+WEIGHTS = 64
+VOTERS = 9
 
 
 def require_counting(device: torch.device, asked: str) -> None:
@@ -31,9 +32,14 @@ def require_counting(device: torch.device, asked: str) -> None:
     except Exception as error:  # of Triton, of a compiler, or of the driver
         reason = f"{type(error).__name__}: {error}"
     else:
-        reason = "" if found == [VOTERS] + [0] * (WEIGHTS - 1) else "the votes that it counts are not those that were given"
+        reason = (
+            ""
+            if found == [VOTERS] + [0] * (WEIGHTS - 1)
+            else "the votes that it counts are not those that were given"
+        )
     if reason:
         raise Mistake(
-            f"device = '{asked}': votes cannot be counted on this machine's GPU ({reason}); Triton, which comes with torch for "
-            "CUDA, compiles the kernel with a C compiler: install gcc, or set device to 'cpu'"
+            f"device = '{asked}': votes cannot be counted on this machine's GPU ({reason}); Triton,"
+            " which comes with torch for CUDA, compiles the kernel with a C compiler: install gcc,"
+            " or set device to 'cpu'"
         )

@@ -70,22 +70,28 @@ class Enroller:
         RunFailed
             Fewer sites than the quorum came before ``enrol-seconds`` had passed without a new one that can have a seat.
         """
-        rounds, settings = self.rounds, self.rounds.settings
+        rounds = self.rounds
+        settings = self.rounds.settings
         wanted = settings.num_clients if clients is None else len(clients)
         end = rounds.clock.now() + settings.enrol_seconds
         rounds.progress.begin("enrolling", wanted)
         sites: dict[str, tuple[int, Enrolment]] = {}
-        told, told_at = -1, 0.0
+        told = -1
+        told_at = 0.0
         while True:
             for node_id, enrolment in self._newly_enrolled():
                 is_new = self._take(node_id, enrolment, sites)
-                if is_new and (len(sites) <= wanted if clients is None else enrolment.site in clients):
+                if is_new and (
+                    len(sites) <= wanted if clients is None else enrolment.site in clients
+                ):
                     end = rounds.clock.now() + settings.enrol_seconds
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
-            found, now = len(sites if clients is None else sites.keys() & clients.keys()), rounds.clock.now()
+            found = len(sites if clients is None else sites.keys() & clients.keys())
+            now = rounds.clock.now()
             if found != told or now - told_at >= TELL_SECONDS:
-                told, told_at = found, now
+                told = found
+                told_at = now
                 self._tell(found, wanted, end - now)
             if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
                 break
@@ -96,26 +102,40 @@ class Enroller:
             self._tell_who_was_left(clients, sites)
         elif not self.rounds.shared_workers:
             for site in sorted(sites.keys() - clients.keys()):
-                self._tell_node(sites[site][0], f"the run has its num-clients = {settings.num_clients} sites without it")
+                self._tell_node(
+                    sites[site][0],
+                    f"the run has its num-clients = {settings.num_clients} sites without it",
+                )
         self._await_told()
         self._seat(clients, sites)
-        rounds.look_for_nodes, rounds.reseat = self.look_for_nodes, self.reseat
+        rounds.look_for_nodes = self.look_for_nodes
+        rounds.reseat = self.reseat
         rounds.require_quorum(len(clients.keys() & sites.keys()), "enrolled")
 
-    def _tell_who_was_left(self, clients: Mapping[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
+    def _tell_who_was_left(
+        self, clients: Mapping[str, int], sites: Mapping[str, tuple[int, Enrolment]]
+    ) -> None:
         """Where somebody is missing: of nodes that have not said who they are, and of sites that a free seat is not for."""
         free = len(clients) < self.rounds.settings.num_clients
         for site in sorted(sites.keys() - clients.keys()) if free else ():
-            why = "the run was begun without it, and a resumed run keeps its clients; begin a new run"
+            why = (
+                "the run was begun without it, and a resumed run keeps its clients; begin a new run"
+            )
             self._refuse(site, why, sites[site][0])
         for node_id, _ in self._waiting.values():
             waited = self.rounds.settings.enrol_seconds
-            self._refuse(f"node {node_id}", f"connected, and had not answered {duration(waited)} later; raise enrol-seconds")
+            self._refuse(
+                f"node {node_id}",
+                f"connected, and had not answered {duration(waited)} later; raise enrol-seconds",
+            )
 
     def look_for_nodes(self) -> None:
         """Ask nodes that were not there before who they are, and remember those that say the name of a seat's site."""
         for node_id, enrolment in self._newly_enrolled():
-            if not self._refusal(enrolment) and self.rounds.roster.of_site(enrolment.site) is not None:
+            if (
+                not self._refusal(enrolment)
+                and self.rounds.roster.of_site(enrolment.site) is not None
+            ):
                 self._claims.setdefault(enrolment.site, []).append(node_id)
 
     def reseat(self, seat: Seat) -> None:
@@ -131,27 +151,38 @@ class Enroller:
         text = f"seated again {seat.site}: it answers from another node now"
         self.rounds.progress.note("seated_again", text, client=seat.client, site=seat.site)
 
-    def _take(self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]) -> bool:
+    def _take(
+        self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]
+    ) -> bool:
         """Note an enrolled site, unless it is refused or a connected node has its name already; returns whether it is new."""
-        site, is_new = enrolment.site, enrolment.site not in sites
+        site = enrolment.site
+        is_new = enrolment.site not in sites
         if reason := self._refusal(enrolment):
             self._refuse(site, reason, node_id)
             return False
         if not is_new and sites[site][0] in self.rounds.grid.get_node_ids():
             if site not in self._claims and self.rounds.roster.refuse(site, SECOND) is not None:
-                text = f"refused      a second node named {site} was turned away; give each node a site name of its own"
+                text = (
+                    f"refused      a second node named {site} was turned away; give each node a"
+                    " site name of its own"
+                )
                 self.rounds.progress.note("refused", text, who=site, reason=SECOND)
             self._tell_node(node_id, SECOND)
             self._claims.setdefault(site, []).append(node_id)
             return False
         sites[site] = (node_id, enrolment)
-        self.rounds.roster.refused.pop(site, None)  # what another node of its name said, or itself before
+        # What another node of its name said, or itself before.
+        self.rounds.roster.refused.pop(site, None)
         return is_new
 
     def _tell(self, found: int, wanted: int, left: float) -> None:
         """Say how many sites are connected, and how long others are waited for."""
         rest = f", waiting up to {duration(max(0.0, left))} for more" if found < wanted else ""
-        sites = f"{found} of {count(wanted, 'site')}" if found <= wanted else f"{count(found, 'site')}, {wanted} take part,"
+        sites = (
+            f"{found} of {count(wanted, 'site')}"
+            if found <= wanted
+            else f"{count(found, 'site')}, {wanted} take part,"
+        )
         text = f"enrolling    {sites} connected{rest}"
         self.rounds.progress.note("connected", text, sites=found, wanted=wanted)
 
@@ -160,9 +191,12 @@ class Enroller:
             seat = self.rounds.roster.seats[client] = Seat(client, site, 0)
             if site in sites:
                 seat.node_id, enrolment = sites[site]
-                seat.capability, seat.measured = enrolment.capability, enrolment.measured
+                seat.capability = enrolment.capability
+                seat.measured = enrolment.measured
                 seat.approval = enrolment.approval
-                self.rounds.progress.step("enrolled", f"{site} takes part as client {client}", site=site, client=client)
+                self.rounds.progress.step(
+                    "enrolled", f"{site} takes part as client {client}", site=site, client=client
+                )
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
         """Ask nodes that have not been asked, and yield those whose answers have arrived."""
@@ -196,7 +230,8 @@ class Enroller:
             if site and self.keys is not None:  # nothing is signed that says why it is not done
                 site, reason = "", f"says that it is {site}: {reason}"
         except Mistake as mistake:
-            site, reason = "", str(mistake)
+            site = ""
+            reason = str(mistake)
         self._refuse(site or f"node {node_id}", reason, told)
         return None
 
@@ -211,11 +246,18 @@ class Enroller:
         if self.keys is None:
             return validate(Enrolment, letter.scalars)
         signed = validate(SignedEnrolment, letter.scalars)
-        said, key = f"says that it is {signed.site}", self.keys.get(signed.site)
+        said = f"says that it is {signed.site}"
+        key = self.keys.get(signed.site)
         if key is None:
-            raise Mistake(f"{said}, of which site-keys has no key; put its {signed.site}{PUBLIC} there if it is to take part")
+            raise Mistake(
+                f"{said}, of which site-keys has no key; put its {signed.site}{PUBLIC} there if it"
+                " is to take part"
+            )
         if not signed.signature:
-            raise Mistake(f"{said}, and has not signed that; give the node its private key, with site-key in --node-config")
+            raise Mistake(
+                f"{said}, and has not signed that; give the node its private key, with site-key in"
+                " --node-config"
+            )
         text = statement(signed.told(), request.scalars["nonce"], request.header.lineage, node_id)
         if not is_signed(key, text, signed.signature):
             raise Mistake(f"{said}, and has not the key of {signed.site} that lies in site-keys")
@@ -224,7 +266,9 @@ class Enroller:
     def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:
         """Turn a site away; the node of a ``node_id`` hears why, and others know it, as they said so themselves."""
         if (shown := self.rounds.roster.refuse(who, reason)) is not None:
-            self.rounds.progress.note("refused", f"refused      {who}: {shown}", who=who, reason=shown)
+            self.rounds.progress.note(
+                "refused", f"refused      {who}: {shown}", who=who, reason=shown
+            )
             if node_id is not None:
                 self._tell_node(node_id, reason)
 
@@ -239,7 +283,8 @@ class Enroller:
 
     def _await_told(self) -> None:
         """Wait a little until refused nodes have heard why: a run that ends takes its messages along."""
-        clock, grid = self.rounds.clock, self.rounds.grid
+        clock = self.rounds.clock
+        grid = self.rounds.grid
         end = clock.now() + REFUSED_SECONDS
         while True:
             connected = set(grid.get_node_ids())
@@ -258,12 +303,17 @@ class Enroller:
         """Why a site cannot take part; None if it can."""
         if enrolment.code_sha256 != self.code_sha256:
             return (
-                f"runs another version of the program ({enrolment.code_sha256[:12]}, the server {self.code_sha256[:12]}); "
-                "install the same release on server and nodes, or stop a SuperLink that another copy of the project started"
+                f"runs another version of the program ({enrolment.code_sha256[:12]}, the server"
+                f" {self.code_sha256[:12]}); install the same release on server and nodes, or stop"
+                " a SuperLink that another copy of the project started"
             )
-        if self.rounds.settings.job.NEEDS_BASE_MODEL and enrolment.model_sha256 != self.model_sha256:
+        if (
+            self.rounds.settings.job.NEEDS_BASE_MODEL
+            and enrolment.model_sha256 != self.model_sha256
+        ):
             return (
-                f"has another base model ({enrolment.model_sha256[:12]}, the server {self.model_sha256[:12]}); "
-                "give the node the same model and tokenizer with model-path"
+                f"has another base model ({enrolment.model_sha256[:12]}, the server"
+                f" {self.model_sha256[:12]}); give the node the same model and tokenizer with"
+                " model-path"
             )
         return None

@@ -47,7 +47,10 @@ class ClientEvaluation:
     """
 
     def __init__(
-        self, run: Run, public_text: Mapping[str, torch.Tensor], tests: tuple[ScoredItems, Sequence[str]] | None = None
+        self,
+        run: Run,
+        public_text: Mapping[str, torch.Tensor],
+        tests: tuple[ScoredItems, Sequence[str]] | None = None,
     ) -> None:
         self.run = run
         self.public_text = public_text
@@ -63,12 +66,17 @@ class ClientEvaluation:
         """One request per client; the public text is sent along."""
         if not self.asked:
             return []
-        return [rounds.request("evaluate", seat, server_round, self._texts, self._blobs) for seat in rounds.roster.active()]
+        return [
+            rounds.request("evaluate", seat, server_round, self._texts, self._blobs)
+            for seat in rounds.roster.active()
+        ]
 
     def _packed(self) -> tuple[Texts, dict[str, bytes]]:
         """What is asked of every client, and the texts and items that are sent along."""
         chosen = self.run.settings.evaluation
-        windows = {name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()}
+        windows = {
+            name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()
+        }
         texts = Texts(
             names=list(windows),
             num_windows=[len(array) for array in windows.values()],
@@ -79,8 +87,10 @@ class ClientEvaluation:
         if self.tests is not None:
             items, metrics = self.tests
             arrays = to_arrays(items)
-            texts.test_metrics, texts.test_items = list(metrics), len(items)
-            texts.test_requests, texts.test_tokens = len(items.requests), len(arrays["tokens"])
+            texts.test_metrics = list(metrics)
+            texts.test_items = len(items)
+            texts.test_requests = len(items.requests)
+            texts.test_tokens = len(arrays["tokens"])
             blobs[TEST_BLOB] = pack_tensors(arrays)
         return texts, blobs
 

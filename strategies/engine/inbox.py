@@ -56,7 +56,11 @@ class Inbox:
 
     def complete_clients(self) -> list[int]:
         """Clients of which every part has arrived, ascending."""
-        return sorted(client for client, parts in self._arrived.items() if len(parts) == self._expected[client])
+        return sorted(
+            client
+            for client, parts in self._arrived.items()
+            if len(parts) == self._expected[client]
+        )
 
     def tensor(self, client: int, key: str, tensor: str) -> torch.Tensor:
         """One tensor of one client."""
@@ -67,9 +71,15 @@ class Inbox:
             opened.seek(offset)
             opened.readinto(data)
         dtype = INBOX_DTYPES[spec.dtype]
-        return torch.frombuffer(data, dtype=dtype).view(spec.shape) if data else torch.empty(spec.shape, dtype=dtype)
+        return (
+            torch.frombuffer(data, dtype=dtype).view(spec.shape)
+            if data
+            else torch.empty(spec.shape, dtype=dtype)
+        )
 
-    def words(self, key: str, tensor: str, clients: Sequence[int] | None = None) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    def words(
+        self, key: str, tensor: str, clients: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         """A flat U64 tensor of all complete clients, stretch by stretch, with a bounded number of bytes in memory.
 
         ``clients``: those that are read, by default all complete ones.
@@ -78,7 +88,10 @@ class Inbox:
         ------
         (first word, (clients, words) uint64), clients in order of client; the array is reused for the next stretch
         """
-        files = [self.root / f"{client:05d}" / key for client in (self.complete_clients() if clients is None else clients)]
+        files = [
+            self.root / f"{client:05d}" / key
+            for client in (self.complete_clients() if clients is None else clients)
+        ]
         places = [locate(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
         at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS

@@ -73,7 +73,9 @@ class Method(Strategy):
     # ----- what a method says -----------------------------------------------------------------------------------------
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse a run that cannot be done with this model, before anything is started; ``Mistake`` says why.
 
         ``capabilities`` are those of the clients by name, as far as they are known: all of a simulation, none of a deployment.
@@ -197,10 +199,14 @@ class Method(Strategy):
             run.folder.require_not_begun()
         else:
             run.folder.restore_ledger(saved["state"]["traffic"])
-        self.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
+        self.rounds = Rounds(
+            grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock
+        )
         self.rounds.shared_workers = run.simulation
         self.rounds.work = run.work()
-        Enroller(self.rounds, code_sha256(), run.model.sha256, run.site_keys).enrol(saved["clients"] if saved else None)
+        Enroller(self.rounds, code_sha256(), run.model.sha256, run.site_keys).enrol(
+            saved["clients"] if saved else None
+        )
         if saved:
             self._resume(saved)
         self.enrolled(self.rounds.roster.active())
@@ -217,7 +223,9 @@ class Method(Strategy):
         self._exchange_all(self.deliver(last))
         self._let_work_alone(last)
         self.rounds.begin()
-        replies = self.rounds.exchange(self.configure_evaluate(last, ArrayRecord(), ConfigRecord(), grid))
+        replies = self.rounds.exchange(
+            self.configure_evaluate(last, ArrayRecord(), ConfigRecord(), grid)
+        )
         metrics = self.aggregate_evaluate(last, replies)
         if metrics is not None:
             result.evaluate_metrics_clientapp[last] = metrics
@@ -231,14 +239,20 @@ class Method(Strategy):
         self.rounds.begin()
         self.rounds.lost, self._catching_up = {} if self.catches_up(server_round) else None, set()
         self._exchange_all(self.prepare(server_round))
-        self.rounds.require_quorum(len(self.rounds.roster.active()), f"left for round {server_round}")
-        replies = self.rounds.exchange(self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid), self.next_part)
+        self.rounds.require_quorum(
+            len(self.rounds.roster.active()), f"left for round {server_round}"
+        )
+        replies = self.rounds.exchange(
+            self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid), self.next_part
+        )
         _, metrics = self.aggregate_train(server_round, replies)
         self._look(server_round)
         self._save(server_round)
         self.note_saved(server_round)
         self.rounds.finished = server_round
-        self.run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
+        self.run.progress.note(
+            "checkpoint", f"checkpoint   after round {server_round}", round=server_round
+        )
         return metrics
 
     def _look(self, server_round: int) -> None:
@@ -247,17 +261,26 @@ class Method(Strategy):
         if self.look is not None and every and server_round % every == 0:
             clients = [seat.client for seat in self.rounds.roster.active()]
             self.looks.append({"round": server_round, **self.look(clients)})
-            self.run.progress.note("looked", f"measured     after round {server_round}", **self.looks[-1])
+            self.run.progress.note(
+                "looked", f"measured     after round {server_round}", **self.looks[-1]
+            )
 
     def _save(self, server_round: int) -> None:
-        run, roster = self.run, self.rounds.roster
+        run = self.run
+        roster = self.rounds.roster
         common = {
             "clients": roster.state(),
             "traffic": run.folder.ledger.state(),
             "prepared": self._prepared,
             "looks": self.looks,
         }
-        run.checkpoint.save(server_round, roster.clients(), run.identity(), {**self.state(), **common}, self.stored())
+        run.checkpoint.save(
+            server_round,
+            roster.clients(),
+            run.identity(),
+            {**self.state(), **common},
+            self.stored(),
+        )
         run.folder.save_times(Times(run.seconds(), roster.times()))
 
     def note_saved(self, server_round: int) -> None:
@@ -276,8 +299,14 @@ class Method(Strategy):
         self.rounds.roster.restore_times(self.run.folder.load_times().clients)
         for finished in range(1, saved["round"] + 1):
             self.note_saved(finished)
-        before = f", {duration(self.run.seconds_before)} before it was interrupted" if self.run.seconds_before else ""
-        self.run.progress.note("resumed", f"resumed      after round {saved['round']}{before}", round=saved["round"])
+        before = (
+            f", {duration(self.run.seconds_before)} before it was interrupted"
+            if self.run.seconds_before
+            else ""
+        )
+        self.run.progress.note(
+            "resumed", f"resumed      after round {saved['round']}{before}", round=saved["round"]
+        )
 
     def _exchange_all(self, parts: Iterable[Iterable[Message]]) -> None:
         """Bring clients something; what they answer is the method's business."""
@@ -286,12 +315,18 @@ class Method(Strategy):
                 self.note_delivered(read(reply.content))
 
     def bring(
-        self, server_round: int, parts: Iterable[tuple[Scalars, Mapping[str, bytes]]], clients: Collection[int] | None = None
+        self,
+        server_round: int,
+        parts: Iterable[tuple[Scalars, Mapping[str, bytes]]],
+        clients: Collection[int] | None = None,
     ) -> Iterator[list[Message]]:
         """Requests that bring scalars and blobs to clients that still take part, one part after the other; None: to all."""
         for part, (scalars, blobs) in enumerate(parts):
             seats = [seat for seat in self.receiving() if clients is None or seat.client in clients]
-            yield [self.rounds.request("deliver", seat, server_round, scalars, dict(blobs), part) for seat in seats]
+            yield [
+                self.rounds.request("deliver", seat, server_round, scalars, dict(blobs), part)
+                for seat in seats
+            ]
 
     def receiving(self) -> list[Seat]:
         """Clients that still take part, without those that lost what they were brought and do not catch up yet."""
@@ -304,24 +339,39 @@ class Method(Strategy):
 
     # ----- a round ----------------------------------------------------------------------------------------------------
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """The round's orders, to those of its clients that still take part."""
         active = {seat.client for seat in self.rounds.roster.active()}
         self._asked = [client for client in self.clients_of(server_round) if client in active]
-        return self._orders(server_round, [client for client in self._asked if client not in (self.rounds.lost or {})])
+        return self._orders(
+            server_round,
+            [client for client in self._asked if client not in (self.rounds.lost or {})],
+        )
 
     def _orders(self, server_round: int, clients: Iterable[int]) -> list[Message]:
-        orders = ((self.rounds.roster.seats[client], *self.order(server_round, client)) for client in clients)
-        return [self.rounds.request("train", seat, server_round, scalars, dict(blobs)) for seat, scalars, blobs in orders]
+        orders = (
+            (self.rounds.roster.seats[client], *self.order(server_round, client))
+            for client in clients
+        )
+        return [
+            self.rounds.request("train", seat, server_round, scalars, dict(blobs))
+            for seat, scalars, blobs in orders
+        ]
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[None, MetricRecord]:
         """Receive the replies as they come, and fold those that are whole and plausible."""
         self.run.progress.begin(self.STEPS[0], len(self._asked))
         inbox = Inbox(self.run.folder.inbox)
         for letter in inbox.receive(chain(replies, self._caught_up(server_round))):
             self._note_arrival(letter)
         self.received(server_round)
-        clients = [client for client in inbox.complete_clients() if self.is_plausible(inbox, client)]
+        clients = [
+            client for client in inbox.complete_clients() if self.is_plausible(inbox, client)
+        ]
         self.rounds.require_quorum(len(clients), f"sent their {self.SENT}", of=self.quorum_of())
         self.fold(server_round, inbox, clients)
         inbox.clear()
@@ -343,7 +393,8 @@ class Method(Strategy):
         header = letter.header
         if header.kind == "train":
             self._reports[header.client] = letter.scalars
-        cut, following = self.reply_parts(header.server_round, header.client), header.part + 1
+        cut = self.reply_parts(header.server_round, header.client)
+        following = header.part + 1
         if following == len(cut):
             return None
         keys = [key for part in cut for key in part]
@@ -377,16 +428,28 @@ class Method(Strategy):
         """Let clients make what the rounds do not leave; it may take as long as they."""
         if not self.lets_work_alone:
             return
-        orders = [(seat, order) for seat in self.rounds.roster.active() if (order := self.alone_order(seat)) is not None]
+        orders = [
+            (seat, order)
+            for seat in self.rounds.roster.active()
+            if (order := self.alone_order(seat)) is not None
+        ]
         self.run.progress.begin("alone", len(orders))
-        self.rounds.begin(least=max((self._patience(seat) for seat, _ in orders), default=0.0) * self.rounds.settings.attempts)
-        requests = [self.rounds.request("alone", seat, server_round, order) for seat, order in orders]
+        self.rounds.begin(
+            least=max((self._patience(seat) for seat, _ in orders), default=0.0)
+            * self.rounds.settings.attempts
+        )
+        requests = [
+            self.rounds.request("alone", seat, server_round, order) for seat, order in orders
+        ]
         for reply in self.rounds.exchange(requests, patience=self._patience):
             letter = read(reply.content)
-            seat, seconds = self.rounds.roster.seats[letter.header.client], letter.scalars["seconds"]
+            seat = self.rounds.roster.seats[letter.header.client]
+            seconds = letter.scalars["seconds"]
             seat.seconds += seconds
             self.run.progress.step(
-                "alone", f"{seat.site} by itself, {duration(seconds, tenths=True)} of work", client=seat.client
+                "alone",
+                f"{seat.site} by itself, {duration(seconds, tenths=True)} of work",
+                client=seat.client,
             )
 
     def _patience(self, seat: Seat) -> float:
@@ -397,13 +460,19 @@ class Method(Strategy):
         """
         most = self.rounds.settings.deadline_seconds * self.rounds.settings.attempts
         seats = self.rounds.roster.seats.values()
-        of_a_round = {one.client: min(one.seconds / one.rounds, most) for one in seats if one.rounds}
-        expected = of_a_round.get(seat.client, max(of_a_round.values(), default=0.0)) * self.num_rounds
+        of_a_round = {
+            one.client: min(one.seconds / one.rounds, most) for one in seats if one.rounds
+        }
+        expected = (
+            of_a_round.get(seat.client, max(of_a_round.values(), default=0.0)) * self.num_rounds
+        )
         return PATIENCE * expected
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Ask every client how well its own result predicts public text, which is sent along, and models its own text."""
         return self.evaluation.requests(self.rounds, server_round)
 

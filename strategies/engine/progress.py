@@ -24,13 +24,18 @@ SECONDS_OF_SILENCE = 60.0
 class Progress:
     """Reports steps of a piece of work whose size is known."""
 
-    def __init__(self, folder: RunFolder, clock: Clock, show: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, folder: RunFolder, clock: Clock, show: Callable[[str], None] = print
+    ) -> None:
         self._folder = folder
         self._clock = clock
         self._show = show
         self._beats = Pace(self._beaten, clock.now)
         self._waits = Pace(self._waited, clock.now, SECONDS_OF_SILENCE)
-        self._title, self._total, self._done, self._started = "", 0, 0, 0.0
+        self._title = ""
+        self._total = 0
+        self._done = 0
+        self._started = 0.0
 
     def begin(self, title: str, total: int) -> None:
         """Start a piece of work of ``total`` steps."""
@@ -46,7 +51,10 @@ class Progress:
         left = elapsed / self._done * max(0, self._total - self._done)
         filled = WIDTH * min(self._done, self._total) // max(1, self._total)
         bar = "█" * filled + "░" * (WIDTH - filled)
-        self._line(f"{self._title:<12} {bar} {self._done}/{self._total}  {text}  [{duration(elapsed)}, {duration(left)} left]")
+        self._line(
+            f"{self._title:<12} {bar} {self._done}/{self._total}  {text}  [{duration(elapsed)},"
+            f" {duration(left)} left]"
+        )
         self.event(event, done=self._done, total=self._total, text=text, **details)
 
     def note(self, event: str, text: str, **details: Any) -> None:
@@ -76,5 +84,8 @@ class Progress:
     def event(self, event: str, **details: Any) -> None:
         """Append an event to ``metrics.jsonl``; a number that is NaN or infinite is null there."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        told = {name: printable(value, MOST_CHARACTERS) if isinstance(value, str) else value for name, value in details.items()}
+        told = {
+            name: printable(value, MOST_CHARACTERS) if isinstance(value, str) else value
+            for name, value in details.items()
+        }
         self._folder.metrics.append({"time": now, "event": event, **finite_values(told)})

@@ -40,7 +40,11 @@ def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedMod
     path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
     what = f"{settings.method}.public-text"
     return evaluation_windows(
-        public_text(job.public_text, path, what), model.encode, job.public_window_tokens, job.public_windows, what
+        public_text(job.public_text, path, what),
+        model.encode,
+        job.public_window_tokens,
+        job.public_windows,
+        what,
     )
 
 
@@ -52,18 +56,24 @@ def require_public_text(settings: RunSettings, job: NamesPublicText, model: Open
     Mistake
         It names the key.
     """
-    method, chosen, texts = settings.method, job.public_text, settings.evaluation.named_texts()
+    method = settings.method
+    chosen = job.public_text
+    texts = settings.evaluation.named_texts()
     paths = {_file(path) for path in (*texts.values(), settings.task.test_path) if path}
-    if chosen in texts if chosen in BUILT_IN_TEXTS else any(_same(_file(chosen), path) for path in paths):
+    if (
+        chosen in texts
+        if chosen in BUILT_IN_TEXTS
+        else any(_same(_file(chosen), path) for path in paths)
+    ):
         raise Mistake(
-            f"{method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and would be made for what they "
-            "are tested on; name another text"
+            f"{method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and"
+            " would be made for what they are tested on; name another text"
         )
     positions = model.num_positions
     if positions is not None and job.public_window_tokens > positions:
         raise Mistake(
-            f"{method}.public-window-tokens = {job.public_window_tokens}: the model has {positions} positions "
-            f"({model.positions_key} in its config.json); set it to {positions} or less"
+            f"{method}.public-window-tokens = {job.public_window_tokens}: the model has {positions}"
+            f" positions ({model.positions_key} in its config.json); set it to {positions} or less"
         )
 
 

@@ -58,7 +58,10 @@ class Seat:
         return (
             of_round
             if self.rounds == 1
-            else f"{of_round}, {duration(self.seconds, tenths=True)} in {count(self.rounds, 'round')}"
+            else (
+                f"{of_round}, {duration(self.seconds, tenths=True)} in"
+                f" {count(self.rounds, 'round')}"
+            )
         )
 
     def limits_in_words(self) -> list[str]:
@@ -67,8 +70,8 @@ class Seat:
         for what, note in self.capped.items():
             if what == "distance":
                 found.append(
-                    f"left out of {count(int(note['times']), 'round')}: its update was "
-                    f"up to {note['factor']:.3g} times as far from the others' as the median client's"
+                    f"left out of {count(int(note['times']), 'round')}: its update was up to"
+                    f" {note['factor']:.3g} times as far from the others' as the median client's"
                 )
             elif "claimed" in note:
                 found.append(f"its {what} {note['claimed']:g} counted as {note['counted']:g}")
@@ -77,11 +80,13 @@ class Seat:
     def drop(self, reason: str) -> None:
         """The client's contribution is lost; the first reason stays."""
         if self.status != "dropped":
-            self.status, self.reason = "dropped", printable(reason)
+            self.status = "dropped"
+            self.reason = printable(reason)
 
     def leave_out(self, reason: str) -> None:
         """The client's contribution counts, but not its evaluation."""
-        self.silent, self.reason = True, printable(reason)
+        self.silent = True
+        self.reason = printable(reason)
 
 
 @dataclass
@@ -95,7 +100,11 @@ class Roster:
 
     def active(self) -> list[Seat]:
         """Seats whose client still takes part, by client."""
-        return [seat for _, seat in sorted(self.seats.items()) if seat.status == "completed" and not seat.silent]
+        return [
+            seat
+            for _, seat in sorted(self.seats.items())
+            if seat.status == "completed" and not seat.silent
+        ]
 
     def refuse(self, who: str, reason: str) -> str | None:
         """Note that a site, or node, was turned away; returns the reason as it is shown, None if there were too many."""
@@ -124,33 +133,47 @@ class Roster:
 
         A second node with the name of a seat's site is none of them.
         """
-        missing = [(seat.site, seat.reason) for _, seat in sorted(self.seats.items()) if seat.status == "dropped"]
+        missing = [
+            (seat.site, seat.reason)
+            for _, seat in sorted(self.seats.items())
+            if seat.status == "dropped"
+        ]
         free = max(0, asked - len(self.seats))
         if not free:
             return missing
-        refused = [(who, f"refused: {why}") for who, why in sorted(self.refused.items()) if self.of_site(who) is None]
+        refused = [
+            (who, f"refused: {why}")
+            for who, why in sorted(self.refused.items())
+            if self.of_site(who) is None
+        ]
         never = max(0, free - len(refused))
         return missing + refused + [("a client", "never connected")] * never
 
     def not_evaluated(self) -> list[tuple[str, str]]:
         """Who did its part and failed in the evaluation, and why."""
         seats = [seat for _, seat in sorted(self.seats.items())]
-        return [(seat.site, seat.reason) for seat in seats if seat.silent and seat.status == "completed"]
+        return [
+            (seat.site, seat.reason) for seat in seats if seat.silent and seat.status == "completed"
+        ]
 
     def times(self) -> dict[str, list[float]]:
         """Seconds and rounds of each client's work, for a resumption; they differ from run to run and are in no checkpoint."""
-        return {str(client): [seat.seconds, seat.rounds] for client, seat in sorted(self.seats.items())}
+        return {
+            str(client): [seat.seconds, seat.rounds] for client, seat in sorted(self.seats.items())
+        }
 
     def restore_times(self, times: dict[str, list[float]]) -> None:
         """Take over what ``times`` returned."""
         for client, seat in self.seats.items():
             seconds, rounds = times.get(str(client), (0.0, 0))
-            seat.seconds, seat.rounds = seconds, int(rounds)
+            seat.seconds = seconds
+            seat.rounds = int(rounds)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps of each client; no times, so that equal runs have equal checkpoints."""
         return [
-            {"client": client, **{name: getattr(seat, name) for name in KEPT}} for client, seat in sorted(self.seats.items())
+            {"client": client, **{name: getattr(seat, name) for name in KEPT}}
+            for client, seat in sorted(self.seats.items())
         ]
 
     def restore(self, state: list[dict[str, Any]]) -> None:

@@ -36,7 +36,8 @@ SELDOM_SECONDS = 0.5
 A_WHILE = 5.0
 LOOK_SECONDS = 5.0
 """How often new nodes are looked for while replies are awaited."""
-ROUND_SECONDS, ROUND_DEADLINES = DAY, 10
+ROUND_SECONDS = DAY
+ROUND_DEADLINES = 10
 """Limit of a round of real sites if ``round-seconds`` is 0: the larger of these seconds and this
 multiple of all attempts of one message."""
 SIMULATED_TTL = 30 * DAY
@@ -103,7 +104,13 @@ class Rounds:
     lists a node that is gone beside the one that came for it."""
 
     def request(
-        self, kind: Kind, seat: Seat, server_round: int, scalars: Scalars, blobs: dict[str, bytes] | None = None, part: int = 0
+        self,
+        kind: Kind,
+        seat: Seat,
+        server_round: int,
+        scalars: Scalars,
+        blobs: dict[str, bytes] | None = None,
+        part: int = 0,
     ) -> Message:
         """A first-attempt request to a client."""
         header = Header(
@@ -145,14 +152,21 @@ class Rounds:
         settings = self.settings
         if settings.round_seconds:
             return settings.round_seconds
-        return math.inf if self.shared_workers else max(ROUND_SECONDS, ROUND_DEADLINES * self._of_a_message())
+        return (
+            math.inf
+            if self.shared_workers
+            else max(ROUND_SECONDS, ROUND_DEADLINES * self._of_a_message())
+        )
 
     def _of_a_message(self) -> float:
         """Return how long all attempts of a message may take."""
         return self.settings.deadline_seconds * self.settings.attempts
 
     def exchange(
-        self, requests: Iterable[Message], follow_up: FollowUp = lambda _: None, patience: Patience = lambda _: 0.0
+        self,
+        requests: Iterable[Message],
+        follow_up: FollowUp = lambda _: None,
+        patience: Patience = lambda _: 0.0,
     ) -> Iterator[Message]:
         """Send requests and yield each reply that its contract allows, as it arrives; clients that fail are dropped.
 
@@ -188,14 +202,16 @@ class Rounds:
                     if entry.message_id is None or late:
                         self._send_again(entry, pending, _late(entry.seat), late=late)
                     continue
-                idle, last_reply = False, self.clock.now()
+                idle = False
+                last_reply = self.clock.now()
                 if self.shared_workers:
                     self._restart_deadlines(pending)
                 letter = self._accept(entry, reply, pending)
                 if letter is not None:
                     pending.remove(entry)
                     self._ask_ahead(letter, pending, last, follow_up)
-                    letter = None  # it shares the reply's blobs, of which one part at a time is in memory
+                    # It shares the reply's blobs, of which one part at a time is in memory.
+                    letter = None
                     yield reply
                 del reply
             if pending and idle:
@@ -204,7 +220,9 @@ class Rounds:
                 if self.clock.now() >= next_look:
                     self.look_for_nodes()
                     next_look = self.clock.now() + LOOK_SECONDS
-                self.clock.sleep(POLL_SECONDS if self.clock.now() < last_reply + A_WHILE else SELDOM_SECONDS)
+                self.clock.sleep(
+                    POLL_SECONDS if self.clock.now() < last_reply + A_WHILE else SELDOM_SECONDS
+                )
 
     def somebody_works(self) -> bool:
         """Whether a client is at work on this machine, for whose worker others may queue; shows what clients say of it."""
@@ -224,33 +242,51 @@ class Rounds:
         for entry in pending:
             entry.deadline = self.clock.now() + entry.seconds
 
-    def _ask_ahead(self, letter: Letter, pending: list[_Pending], last: dict[int, Letter], follow_up: FollowUp) -> None:
+    def _ask_ahead(
+        self, letter: Letter, pending: list[_Pending], last: dict[int, Letter], follow_up: FollowUp
+    ) -> None:
         """Send a client what comes next; it answers one request after the other, so a deadline counts from the one before.
 
         ``last`` holds the last request to each client that followed its first reply: parts may arrive in any order.
         """
         client = letter.header.client
         own = [entry for entry in pending if entry.seat.client == client]
-        while len(own) < REQUESTS_AHEAD and (following := follow_up(last.get(client, letter))) is not None:
+        while (
+            len(own) < REQUESTS_AHEAD
+            and (following := follow_up(last.get(client, letter))) is not None
+        ):
             last[client] = read(following.content)
             own.append(self._send(last[client]))
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):
-            if entry.request.header.part > letter.header.part:  # one that was overtaken may be lost, and waits no longer
+            # One that was overtaken may be lost, and waits no longer.
+            if entry.request.header.part > letter.header.part:
                 entry.deadline = self.clock.now() + place * entry.seconds
 
     def _send(self, letter: Letter, patience: Patience = lambda _: 0.0) -> _Pending:
         seat = self.roster.seats[letter.header.client]
         seconds = max(patience(seat), self.settings.deadline_seconds)
         message_id = self.push(letter, seat, seconds)
-        return _Pending(letter, seat, message_id, seconds, self.clock.now() + seconds, seat.node_id, self.clock.now())
+        return _Pending(
+            letter,
+            seat,
+            message_id,
+            seconds,
+            self.clock.now() + seconds,
+            seat.node_id,
+            self.clock.now(),
+        )
 
-    def _send_again(self, entry: _Pending, pending: list[_Pending], reason: str, *, late: bool) -> None:
+    def _send_again(
+        self, entry: _Pending, pending: list[_Pending], reason: str, *, late: bool
+    ) -> None:
         """Send a request again to wherever its site now is; after the last attempt the client is dropped.
 
         ``attempts`` are the holder's of a seat. Where another node of its name takes the seat, as many more follow at most.
         """
-        seat, header, attempts = entry.seat, entry.request.header, self.settings.attempts
+        seat = entry.seat
+        header = entry.request.header
+        attempts = self.settings.attempts
         gone = seat.node_id not in self.grid.get_node_ids()
         if entry.node_id == seat.node_id and (gone or (late and header.attempt >= attempts)):
             self.reseat(seat)
@@ -260,13 +296,29 @@ class Rounds:
                 entry.message_id = None
                 return
             reason = "its node is not connected"
-        elsewhere = entry.node_id != seat.node_id  # the seat has gone to another node, which was not asked yet
+        # The seat has gone to another node, which was not asked yet.
+        elsewhere = entry.node_id != seat.node_id
         if header.attempt >= (2 * attempts if elsewhere else attempts):
-            self._give_up(entry, pending, f"{reason} ({header.attempt} of {count(max(header.attempt, attempts), 'attempt')})")
+            self._give_up(
+                entry,
+                pending,
+                f"{reason} ({header.attempt} of {count(max(header.attempt, attempts), 'attempt')})",
+            )
             return
         text = f"sending again to {seat.site}: {reason}"
-        self.progress.note("sent_again", text, client=seat.client, kind=header.kind, attempt=header.attempt + 1, reason=reason)
-        again = Letter(header.model_copy(update={"attempt": header.attempt + 1}), entry.request.scalars, entry.request.blobs)
+        self.progress.note(
+            "sent_again",
+            text,
+            client=seat.client,
+            kind=header.kind,
+            attempt=header.attempt + 1,
+            reason=reason,
+        )
+        again = Letter(
+            header.model_copy(update={"attempt": header.attempt + 1}),
+            entry.request.scalars,
+            entry.request.blobs,
+        )
         following = self._send(again, lambda _: entry.seconds)
         following.since = entry.since
         pending[pending.index(entry)] = following
@@ -298,7 +350,10 @@ class Rounds:
         """Drop the clients that have not answered when the round is over."""
         while pending:
             self._give_up(
-                pending[0], pending, f"no whole answer when the round was over (round-seconds = {self.round_seconds():g})"
+                pending[0],
+                pending,
+                "no whole answer when the round was over (round-seconds ="
+                f" {self.round_seconds():g})",
             )
 
     def drop(self, kind: Kind, seat: Seat, why: str) -> None:
@@ -308,7 +363,13 @@ class Rounds:
             seat.leave_out(reason)
         else:
             seat.drop(reason)
-        self.progress.note("dropped", f"dropped      {seat.site}: {reason}", client=seat.client, site=seat.site, reason=reason)
+        self.progress.note(
+            "dropped",
+            f"dropped      {seat.site}: {reason}",
+            client=seat.client,
+            site=seat.site,
+            reason=reason,
+        )
 
     def checked(self, reply: Message, request: Letter, seat: Seat) -> Letter:
         """The letter in a reply, in the ledger with its tensors; of one that is refused the ledger gets the bytes alone.
@@ -327,21 +388,35 @@ class Rounds:
             raise
         except BaseException as error:
             self.folder.ledger.record_refused(seat.client, request.header, reply.content)
-            reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
+            reason = (
+                str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
+            )
             raise Mistake(reason) from None
         self.folder.ledger.record("up", seat.client, letter, reply.content)
         return letter
 
     def _is_to_catch_up(self, entry: _Pending, letter: Letter) -> bool:
         """Whether a client lost what was brought to it and can be brought it again; once in a round."""
-        seat, header, reason = entry.seat, entry.request.header, str(letter.scalars["reason"])
-        if self.lost is None or seat.client in self.lost or header.kind not in ("deliver", "train", "fetch"):
+        seat = entry.seat
+        header = entry.request.header
+        reason = str(letter.scalars["reason"])
+        if (
+            self.lost is None
+            or seat.client in self.lost
+            or header.kind not in ("deliver", "train", "fetch")
+        ):
             return False
         if not letter.scalars.get("lost"):
             return False
         client = seat.client
         self.lost[client] = reason
-        self.progress.note("lost", f"lost state   {seat.site}: {reason}", client=client, site=seat.site, reason=reason)
+        self.progress.note(
+            "lost",
+            f"lost state   {seat.site}: {reason}",
+            client=client,
+            site=seat.site,
+            reason=reason,
+        )
         return True
 
     def require_quorum(self, number: int, what: str, of: int | None = None) -> None:
@@ -356,14 +431,16 @@ class Rounds:
         needed = math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
         if number >= needed:
             return
-        reasons = [f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason]
+        reasons = [
+            f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason
+        ]
         reasons += [f"{who}: {why}" for who, why in self.roster.refused.items()]
         if (more := len(reasons) - TOLD_REASONS) > 0:
             reasons = [*reasons[:TOLD_REASONS], f"and {more} more; see summary.json"]
         lines = "".join(f"\n  {reason}" for reason in reasons)
         raise RunFailed(
-            f"{count(number, 'client')} {what}, the quorum is {needed} of {'num-clients =' if of is None else 'the'} "
-            f"{asked}{lines}"
+            f"{count(number, 'client')} {what}, the quorum is {needed} of"
+            f" {'num-clients =' if of is None else 'the'} {asked}{lines}"
         )
 
 
@@ -388,10 +465,16 @@ def _waited_for(pending: list[_Pending], now: float) -> str:
 def _with_approval(entry: _Pending, now: float) -> str:
     if not entry.seat.approval:
         return entry.seat.site
-    return f"{entry.seat.site} (asked {duration(now - entry.since)} ago; its replies leave when a person there approves them)"
+    return (
+        f"{entry.seat.site} (asked {duration(now - entry.since)} ago; its replies leave when a"
+        " person there approves them)"
+    )
 
 
 def _late(seat: Seat) -> str:
     if not seat.approval:
         return "no reply before the deadline"
-    return "no reply before the deadline, and a person there approves its replies (espalier release); raise deadline-seconds"
+    return (
+        "no reply before the deadline, and a person there approves its replies (espalier release);"
+        " raise deadline-seconds"
+    )

@@ -28,7 +28,9 @@ class Run:
     """Names the run to its clients, also after it was resumed: letters, digits and hyphens."""
     clock: Clock = field(default_factory=Clock)
     simulation: bool = False
-    computing: Computing = field(default_factory=lambda: Computing(torch.device("cpu"), torch.float32, 1))
+    computing: Computing = field(
+        default_factory=lambda: Computing(torch.device("cpu"), torch.float32, 1)
+    )
     """Device, dtype and threads of what the server computes."""
     site_keys: PublicKeys | None = None
     """Of the sites that may take part, where their names are bound to keys."""

@@ -52,7 +52,8 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(self.path, os.O_RDONLY)  # as long as it is open, no other directory is taken for this one
+        # As long as it is open, no other directory is taken for this one.
+        self._handle = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
         self.metrics = _Lines(self, "metrics.jsonl")
         self._written = _Lines(self, "ledger.jsonl")
@@ -83,10 +84,13 @@ class RunFolder:
         Mistake
             A round was finished here, so that a checkpoint was written, which is gone.
         """
-        if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(errors="replace"):
+        if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(
+            errors="replace"
+        ):
             raise Mistake(
-                f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} tells of finished rounds; bring it back "
-                "from a copy, or begin a new run (resume-from = '')"
+                f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} tells of"
+                " finished rounds; bring it back from a copy, or begin a new run (resume-from"
+                " = '')"
             )
 
     def restore_ledger(self, state: list[list[int]]) -> None:
@@ -124,10 +128,15 @@ class RunFolder:
             return Times()
         try:
             saved = read_json(path.read_text())
-            clients = {client: [float(seconds), float(rounds)] for client, (seconds, rounds) in saved["clients"].items()}
+            clients = {
+                client: [float(seconds), float(rounds)]
+                for client, (seconds, rounds) in saved["clients"].items()
+            }
             times = Times(float(saved["run"]), clients)
             if not all(0 <= number < math.inf for number in [times.run, *chain(*clients.values())]):
                 raise ValueError
             return times
         except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            raise Mistake(f"{path}: is damaged; remove it, nothing but how long run and clients took is in it") from None
+            raise Mistake(
+                f"{path}: is damaged; remove it, nothing but how long run and clients took is in it"
+            ) from None

@@ -41,7 +41,9 @@ class UpdateLimits:
     def note(self, client: int, place: Any, claimed: float, counted: float) -> None:
         """Remember that something of a client's counts less, or more, than it sent; ``place`` names what."""
         low, high = sorted((claimed, counted))
-        self._clipped.setdefault(client, {})[place] = min(high / low, LARGEST_TOLD) if low > 0 else LARGEST_TOLD
+        self._clipped.setdefault(client, {})[place] = (
+            min(high / low, LARGEST_TOLD) if low > 0 else LARGEST_TOLD
+        )
 
     def tell(self, rounds: Rounds, what: str = "update") -> None:
         """Note on the seats who was clipped in the round, how often and how much; a line of progress for each.
@@ -49,14 +51,20 @@ class UpdateLimits:
         ``what`` was: ``update``, ``moments`` and so on; ``distance`` of updates that are left out for theirs.
         """
         for client, places in sorted(self._clipped.items()):
-            seat, factor = rounds.roster.seats[client], max(places.values())
+            seat = rounds.roster.seats[client]
+            factor = max(places.values())
             before = seat.capped.get(what, {})
-            times, most = before.get("times", 0) + len(places), max(before.get("factor", 0.0), factor)
+            times = before.get("times", 0) + len(places)
+            most = max(before.get("factor", 0.0), factor)
             seat.capped[what] = {"factor": most, "times": times}
-            text = f"limited      {seat.site}: its {what} in {count(len(places), 'place')}, by a factor of up to {factor:.3g}"
+            text = (
+                f"limited      {seat.site}: its {what} in {count(len(places), 'place')}, by a"
+                f" factor of up to {factor:.3g}"
+            )
             if what == "distance":
                 text = (
-                    f"left out     {seat.site}: its update is {factor:.3g} times as far from the others' as the median client's"
+                    f"left out     {seat.site}: its update is {factor:.3g} times as far from the"
+                    " others' as the median client's"
                 )
             note = {"factor": factor, "places": len(places)}
             rounds.progress.note("limited", text, client=client, site=seat.site, what=what, **note)

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from espalier.settings.fleet import Conditions
 
-FROZEN, TRAINED = 4, 6
+FROZEN = 4
+TRAINED = 6
 """Operations per parameter and token of a step: 2 forward, 2 backward to the inputs, and 2 more to a trained parameter."""
 
 
-def computing_seconds(steps: int, tokens: int, kept: int, trained: int, conditions: Conditions) -> float:
+def computing_seconds(
+    steps: int, tokens: int, kept: int, trained: int, conditions: Conditions
+) -> float:
     """Seconds of local training, ``steps tokens (4 P_kept + 6 P_lora) / speed``.
 
     Parameters
@@ -29,7 +32,10 @@ def computing_seconds(steps: int, tokens: int, kept: int, trained: int, conditio
         A number is negative.
     """
     if min(steps, tokens, kept, trained) < 0:
-        raise ValueError(f"steps, tokens and parameters are at least 0, got {steps}, {tokens}, {kept} and {trained}")
+        raise ValueError(
+            f"steps, tokens and parameters are at least 0, got {steps}, {tokens}, {kept} and"
+            f" {trained}"
+        )
     return steps * tokens * (FROZEN * kept + TRAINED * trained) / conditions.operations_per_second
 
 

@@ -47,7 +47,8 @@ class Cell:
 
     def cut_at(self, u: float, v: float, thinnest: float) -> tuple["Cell", ...]:
         """The cells that vertical and horizontal cuts through a point make: 4, or fewer where a part would be thinner."""
-        columns, rows = _cut(self.left, u, self.right, thinnest), _cut(self.low, v, self.high, thinnest)
+        columns = _cut(self.left, u, self.right, thinnest)
+        rows = _cut(self.low, v, self.high, thinnest)
         return tuple(Cell(*column, *row) for column in columns for row in rows)
 
 
@@ -89,9 +90,14 @@ class Exploration:
         if not 0 < self.discount <= 1:
             raise Mistake(f"discount = {self.discount}: has to be above 0 and at most 1")
         if not (self.granularity > 0 and math.isfinite(self.granularity)):
-            raise Mistake(f"granularity = {self.granularity}: has to be a finite number above 0; 2 cuts nothing")
+            raise Mistake(
+                f"granularity = {self.granularity}: has to be a finite number above 0; 2 cuts"
+                " nothing"
+            )
         if not (self.exploration >= 0 and math.isfinite(self.exploration)):
-            raise Mistake(f"exploration = {self.exploration}: has to be a finite number of at least 0")
+            raise Mistake(
+                f"exploration = {self.exploration}: has to be a finite number of at least 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,9 @@ class Bandit:
     history: tuple[Pull, ...] = ()
     """Ascending by round."""
 
-    def draw(self, seed: int, device: int, server_round: int, least: float = 0.0) -> tuple[float, float]:
+    def draw(
+        self, seed: int, device: int, server_round: int, least: float = 0.0
+    ) -> tuple[float, float]:
         """Decide which point to play.
 
         Parameters
@@ -130,10 +138,14 @@ class Bandit:
         cells = self._playable(least)
         bounds = self.bounds(cells, server_round)
         largest = max(bounds)
-        generator = np.random.default_rng(derive_seed(seed, PURPOSE, client=device, server_round=server_round))
+        generator = np.random.default_rng(
+            derive_seed(seed, PURPOSE, client=device, server_round=server_round)
+        )
         best = [cell for cell, bound in zip(cells, bounds, strict=True) if bound == largest]
         chosen = best[int(generator.integers(len(best)))]
-        return _within(chosen.left, chosen.right, generator.random()), _within(chosen.low, chosen.high, generator.random())
+        return _within(chosen.left, chosen.right, generator.random()), _within(
+            chosen.low, chosen.high, generator.random()
+        )
 
     def learn(self, u: float, v: float, reward: float, server_round: int) -> "Bandit":
         """The same bandit after a point was played; a device that gave no answer teaches nothing, and is not learned from.
@@ -149,19 +161,34 @@ class Bandit:
         if not math.isfinite(reward):
             raise ValueError(f"a reward has to be a finite number, got {reward}")
         (place,) = (place for place, cell in enumerate(self.cells) if cell.holds(u, v))
-        cells, cell = self.cells, self.cells[place]
+        cells = self.cells
+        cell = self.cells[place]
         if cell.diameter > self.how.granularity:
             parts = cell.cut_at(u, v, SMALLEST_PART * self.how.granularity)
             cells = (*cells[:place], *parts, *cells[place + 1 :])
-        return replace(self, cells=cells, history=(*self.history, Pull(u, v, float(reward), server_round)))
+        return replace(
+            self, cells=cells, history=(*self.history, Pull(u, v, float(reward), server_round))
+        )
 
     def bounds(self, cells: Sequence[Cell], server_round: int) -> list[float]:
         """U_t of each cell (equations 4 to 6): infinite where no point lies in it, or where all are long forgotten."""
-        edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells]).T[:, :, None]
-        points = np.array([(pull.u, pull.v, pull.reward, pull.round) for pull in self.history]).reshape(-1, 4).T
-        inside = (edges[0] <= points[0]) & (points[0] < edges[1]) & (edges[2] <= points[1]) & (points[1] < edges[3])
+        edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells]).T[
+            :, :, None
+        ]
+        points = (
+            np.array([(pull.u, pull.v, pull.reward, pull.round) for pull in self.history])
+            .reshape(-1, 4)
+            .T
+        )
+        inside = (
+            (edges[0] <= points[0])
+            & (points[0] < edges[1])
+            & (edges[2] <= points[1])
+            & (points[1] < edges[3])
+        )
         counted = self.how.discount ** (server_round - points[3])
-        counts, sums = (np.where(inside, counted, 0).sum(axis=1), np.where(inside, counted * points[2], 0).sum(axis=1))
+        counts = np.where(inside, counted, 0).sum(axis=1)
+        sums = np.where(inside, counted * points[2], 0).sum(axis=1)
         spread = self.how.exploration * math.log1p(float(counts.sum()))
         return [
             math.inf if count == 0 else float(total / count) + math.sqrt(spread / count)
@@ -171,11 +198,16 @@ class Bandit:
     def _playable(self, least: float) -> list[Cell]:
         if least >= 1:
             return [cell for cell in self.cells if cell.right == 1]
-        return [replace(cell, left=max(cell.left, least)) for cell in self.cells if cell.right > least]
+        return [
+            replace(cell, left=max(cell.left, least)) for cell in self.cells if cell.right > least
+        ]
 
     def _require_later(self, server_round: int) -> None:
         if self.history and server_round <= self.history[-1].round:
-            raise ValueError(f"round {server_round} does not come after round {self.history[-1].round}, which was learned")
+            raise ValueError(
+                f"round {server_round} does not come after round {self.history[-1].round}, which"
+                " was learned"
+            )
 
     # ----- as text ----------------------------------------------------------------------------------------------------
 
@@ -199,21 +231,38 @@ class Bandit:
             It is something else: cells that do not tile the square, or rounds or rewards that cannot be.
         """
         try:
-            how = Exploration(*(float(document[key]) for key in ("discount", "granularity", "exploration")))
+            how = Exploration(
+                *(float(document[key]) for key in ("discount", "granularity", "exploration"))
+            )
             cells = tuple(Cell(*map(float, edges)) for edges in document["cells"])
-            history = tuple(Pull(float(u), float(v), float(reward), int(at)) for u, v, reward, at in document["history"])
+            history = tuple(
+                Pull(float(u), float(v), float(reward), int(at))
+                for u, v, reward, at in document["history"]
+            )
         except (KeyError, TypeError, ValueError):
-            raise Mistake("a bandit of the checkpoint is damaged; resume from another run directory") from None
+            raise Mistake(
+                "a bandit of the checkpoint is damaged; resume from another run directory"
+            ) from None
         rounds_rise = all(earlier.round < later.round for earlier, later in pairwise(history))
         lie_once = all(sum(cell.holds(pull.u, pull.v) for cell in cells) == 1 for pull in history)
-        if not (tile(cells) and rounds_rise and lie_once and all(math.isfinite(pull.reward) for pull in history)):
-            raise Mistake("a bandit of the checkpoint has impossible cells or points; resume from another run directory")
+        if not (
+            tile(cells)
+            and rounds_rise
+            and lie_once
+            and all(math.isfinite(pull.reward) for pull in history)
+        ):
+            raise Mistake(
+                "a bandit of the checkpoint has impossible cells or points; resume from another run"
+                " directory"
+            )
         return Bandit(how, cells, history)
 
 
 def tile(cells: Sequence[Cell]) -> bool:
     """Whether every point of the square lies in exactly one cell, by the cells' corners."""
-    if not all(0 <= cell.left < cell.right <= 1 and 0 <= cell.low < cell.high <= 1 for cell in cells):
+    if not all(
+        0 <= cell.left < cell.right <= 1 and 0 <= cell.low < cell.high <= 1 for cell in cells
+    ):
         return False
     us = sorted({edge for cell in cells for edge in (cell.left, cell.right)})
     vs = sorted({edge for cell in cells for edge in (cell.low, cell.high)})
@@ -221,7 +270,9 @@ def tile(cells: Sequence[Cell]) -> bool:
         return False
     covered = np.zeros((len(us), len(vs)), dtype=np.int64)
     for cell in cells:
-        covered[us.index(cell.left) : us.index(cell.right), vs.index(cell.low) : vs.index(cell.high)] += 1
+        covered[
+            us.index(cell.left) : us.index(cell.right), vs.index(cell.low) : vs.index(cell.high)
+        ] += 1
     return bool((covered[:-1, :-1] == 1).all())
 
 

@@ -23,15 +23,23 @@ def kept_map(units: CutUnits, cut: Cut, index: int, adapter: Adapter) -> Tensor:
     """
     name = adapter.linear.name
     kind, _ = kind_of(name)
-    return torch.from_numpy(~np.repeat(units.by_block(cut)[index][kind], unit_size(units.plan, name, kind)))
+    return torch.from_numpy(
+        ~np.repeat(units.by_block(cut)[index][kind], unit_size(units.plan, name, kind))
+    )
 
 
 def covered_mean(
-    adapter: Adapter, clients: Sequence[KeptFactors], weights: Sequence[float], divisor: Divisor, last: KeptFactors | None
+    adapter: Adapter,
+    clients: Sequence[KeptFactors],
+    weights: Sequence[float],
+    divisor: Divisor,
+    last: KeptFactors | None,
 ) -> Factors:
     """The mean of devices' updates of one matrix; see ``coverage_mean``."""
     _, side = kind_of(adapter.linear.name)
-    return coverage_mean(clients, weights, SIDES[side], adapter.rank, adapter.scaling, divisor, last)
+    return coverage_mean(
+        clients, weights, SIDES[side], adapter.rank, adapter.scaling, divisor, last
+    )
 
 
 def part_of(adapter: Adapter, b: Tensor, a: Tensor, keep: Tensor) -> KeptFactors | None:
@@ -39,5 +47,9 @@ def part_of(adapter: Adapter, b: Tensor, a: Tensor, keep: Tensor) -> KeptFactors
     _, side = kind_of(adapter.linear.name)
     if not (bool(b.any()) and bool(keep.any())):
         return None
-    own = Factors(b[keep], a, adapter.scaling) if side == 0 else Factors(b, a[:, keep], adapter.scaling)
+    own = (
+        Factors(b[keep], a, adapter.scaling)
+        if side == 0
+        else Factors(b, a[:, keep], adapter.scaling)
+    )
     return KeptFactors(own, keep)

@@ -49,7 +49,9 @@ class Cutting(Method):
         return range(len(plan.blocks))
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse an encoder, a share that cannot be cut, and a form in which the smaller model could not be written."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         try:
@@ -76,5 +78,7 @@ class Cutting(Method):
         places = {block_key(block.index): block.index for block in self.run.model.plan.blocks}
         specs = cut_specs(self.run.model.plan, self.result.biases, self.scaled(self.run.settings))
         parts = parts_of(specs, self.run.settings.part_bytes)
-        whole = ((NoScalars(), {key: self.result.blob(places[key]) for key in keys}) for keys in parts)
+        whole = (
+            (NoScalars(), {key: self.result.blob(places[key]) for key in keys}) for keys in parts
+        )
         yield from self.bring(server_round, whole)

@@ -16,5 +16,10 @@ def drawn(settings: RunSettings, server_round: int, seats: Sequence[S]) -> list[
     number = settings.federation.clients_of_round(len(seats))
     if number >= len(seats):
         return list(seats)
-    generator = np.random.default_rng(derive_seed(settings.seed, "clients", server_round=server_round))
-    return [seats[place] for place in sorted(generator.choice(len(seats), number, replace=False).tolist())]
+    generator = np.random.default_rng(
+        derive_seed(settings.seed, "clients", server_round=server_round)
+    )
+    return [
+        seats[place]
+        for place in sorted(generator.choice(len(seats), number, replace=False).tolist())
+    ]

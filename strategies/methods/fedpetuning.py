@@ -37,7 +37,13 @@ from strategies.engine.roster import Seat
 from strategies.engine.run import Run
 from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.drawn_clients import drawn
-from strategies.methods.fleet_time import bytes_of_round, fingerprint_of, fleet_of_run, require_fleet, virtual_seconds
+from strategies.methods.fleet_time import (
+    bytes_of_round,
+    fingerprint_of,
+    fleet_of_run,
+    require_fleet,
+    virtual_seconds,
+)
 from strategies.methods.plausible_update import Reach
 from strategies.results.adapters import AdapterResult
 from strategies.results.timed import DeviceTime, RoundTime
@@ -58,11 +64,14 @@ class FedPETuning(Method):
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
-        self.job, self.federation = run.settings.of(AdapterAveraging), run.settings.federation
+        self.job = run.settings.of(AdapterAveraging)
+        self.federation = run.settings.federation
         self.result = self.new_result()
         steps = run.settings.training.steps
         steps_before = (self.federation.rounds - 1) * steps if self.federation.keep_optimizer else 0
-        self.reach = Reach(run.settings.training, steps_before, differences=self.federation.sends_differences)
+        self.reach = Reach(
+            run.settings.training, steps_before, differences=self.federation.sends_differences
+        )
         self.fleet = fleet_of_run(run.settings, simulation=run.simulation)
         self._limits: dict[int, int] = {}
         """Largest rank that each client of the round was asked to train."""
@@ -83,7 +92,9 @@ class FedPETuning(Method):
         return self.result
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse adapters that the model cannot have, what cannot be quantised, and a fleet that is not there."""
         require_fleet(settings)
         trained(model.plan, settings)
@@ -97,22 +108,32 @@ class FedPETuning(Method):
 
     def summary(self) -> None:
         """Show what will be done."""
-        lora, training = self.run.settings.lora, self.run.settings.training
+        lora = self.run.settings.lora
+        training = self.run.settings.training
         averaged = "updates" if self.job.averages_updates else "factors"
-        adapters = f"rank {lora.rank} on {lora.targets}, {self.averaged.adapters.num_parameters:,} parameters"
-        text = f"{adapters}, {averaged} averaged, {count(training.steps, 'step')} a round, base {training.base}"
+        adapters = (
+            f"rank {lora.rank} on {lora.targets}, {self.averaged.adapters.num_parameters:,}"
+            " parameters"
+        )
+        text = (
+            f"{adapters}, {averaged} averaged, {count(training.steps, 'step')} a round, base"
+            f" {training.base}"
+        )
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
         """The global adapters, and how large what clients began with was."""
-        return self.result.state() | {"reach": self.reach.starts, "fleet": fingerprint_of(self.fleet)}
+        return self.result.state() | {
+            "reach": self.reach.starts,
+            "fleet": fingerprint_of(self.fleet),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned; ``Mistake`` where the fleet has changed meanwhile."""
         if state["fleet"] != fingerprint_of(self.fleet):
             raise Mistake(
-                f"{self.run.settings.method}.fleet: is not the fleet that the run began with; bring its file back, or begin a "
-                "new run (resume-from = '')"
+                f"{self.run.settings.method}.fleet: is not the fleet that the run began with; bring"
+                " its file back, or begin a new run (resume-from = '')"
             )
         self.result.restore(state)
         self.reach.starts = state["reach"]
@@ -160,17 +181,26 @@ class FedPETuning(Method):
             whole = {seat.client: largest for seat in self.rounds.roster.active()}
             yield from self.deliveries(whole, server_round + 1, omitted=0)
 
-    def deliveries(self, limits: Mapping[int, int], server_round: int, omitted: int) -> Iterator[list[Message]]:
+    def deliveries(
+        self, limits: Mapping[int, int], server_round: int, omitted: int
+    ) -> Iterator[list[Message]]:
         """The global adapters for clients with these rank limits, but for the last parts that are ``omitted``."""
-        cut = {client: self._parts(client, limit)[: -omitted or None] for client, limit in limits.items()}
+        cut = {
+            client: self._parts(client, limit)[: -omitted or None]
+            for client, limit in limits.items()
+        }
         for part in range(max(map(len, cut.values()), default=0)):
             receiving = [seat for seat in self.receiving() if part < len(cut.get(seat.client, ()))]
-            yield [self._delivery(seat, server_round, limits[seat.client], part) for seat in receiving]
+            yield [
+                self._delivery(seat, server_round, limits[seat.client], part) for seat in receiving
+            ]
 
     def _delivery(self, seat: Seat, server_round: int, limit: int, part: int) -> Message:
         blobs = self._blobs(server_round, seat.client, limit, part)
         number = part + self.first_delivery(server_round)
-        return self.rounds.request("deliver", seat, server_round, Order(rank_limit=limit), blobs, number)
+        return self.rounds.request(
+            "deliver", seat, server_round, Order(rank_limit=limit), blobs, number
+        )
 
     def first_delivery(self, server_round: int) -> int:
         """Number of the ``deliver`` that brings the first part of the global adapters."""
@@ -200,7 +230,9 @@ class FedPETuning(Method):
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """A drawn client trains; the first round begins with adapters that everybody makes from the seed."""
         limit = self._limits[client]
-        return Order(rank_limit=limit), self._blobs(server_round, client, limit, -1) if server_round > 1 else {}
+        return Order(rank_limit=limit), (
+            self._blobs(server_round, client, limit, -1) if server_round > 1 else {}
+        )
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
         """Whole blocks, and the head."""
@@ -208,7 +240,9 @@ class FedPETuning(Method):
 
     def part_order(self, client: int, hashes: list[str]) -> PartRequest:
         """The client's ranks say of which adapters."""
-        return PartOrder(blob_sha256=hashes, rank_limit=self._limits[client], rank=self._reports[client]["rank"])
+        return PartOrder(
+            blob_sha256=hashes, rank_limit=self._limits[client], rank=self._reports[client]["rank"]
+        )
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """The rank that it goes on with, steps that were left out, and with weights by samples how many it has."""
@@ -224,7 +258,9 @@ class FedPETuning(Method):
             for name, shape in shapes.items():
                 sent = self._sent(inbox, client, key, name, shape)
                 finite = bool(torch.isfinite(self._trained(sent, start, client, key, name)).all())
-                if not finite or (sent.numel() and sent.abs().max().item() > self.reach_of(name).limit(key, name)):
+                if not finite or (
+                    sent.numel() and sent.abs().max().item() > self.reach_of(name).limit(key, name)
+                ):
                     reason = f"reply refused: {key} {name}: {self.reach_of(name).reason}"
                     self.rounds.drop("train", self.rounds.roster.seats[client], reason)
                     return False
@@ -257,7 +293,9 @@ class FedPETuning(Method):
         self.settle(inbox, clients)
         self.note_round(server_round, clients)
         claimed = {client: self._claimed_weight(client) for client in clients}
-        self._weights = count_claims(self.rounds, "weight", claimed, self.federation.max_weight_ratio)
+        self._weights = count_claims(
+            self.rounds, "weight", claimed, self.federation.max_weight_ratio
+        )
         self.averaged.replace(self._folded(inbox, clients), self._limits_after(server_round))
         self.limits.tell(self.rounds)
 
@@ -273,15 +311,24 @@ class FedPETuning(Method):
         gram = torch.zeros(len(clients), len(clients), dtype=torch.float64)
         for key in self.averaged.adapters.shapes():
             start = self.averaged.tensors(key)
-            shapes = {client: self.adapters_for(client, self._limits[client]).shapes()[key] for client in clients}
+            shapes = {
+                client: self.adapters_for(client, self._limits[client]).shapes()[key]
+                for client in clients
+            }
             factors = self._clip_factors(inbox, key, shapes, start)
             for name, of_clients in factors.items():
                 rows = []
                 for client in clients:
                     shape = shapes[client][name]
-                    trained = self._clipped(inbox, client, key, name, shape, start, of_clients[client])
+                    trained = self._clipped(
+                        inbox, client, key, name, shape, start, of_clients[client]
+                    )
                     change = trained - self._begun(start, client, key, name, shape)
-                    rows.append(self.spread(client, key, name, change, start[name].shape).flatten().to(torch.float64))
+                    rows.append(
+                        self.spread(client, key, name, change, start[name].shape)
+                        .flatten()
+                        .to(torch.float64)
+                    )
                 changes = torch.stack(rows)
                 gram += changes @ changes.T
         distances = dict(zip(clients, distances_from_others(gram), strict=True))
@@ -293,7 +340,9 @@ class FedPETuning(Method):
         self.far.tell(self.rounds, "distance")
         return [client for client in clients if client not in far]
 
-    def spread(self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    def spread(
+        self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]
+    ) -> torch.Tensor:
         """A client's change of a tensor in the shape of the global one, zero where the client has no part of it."""
         whole = change.new_zeros(tuple(shape))
         whole[tuple(map(slice, change.shape))] = change
@@ -306,7 +355,10 @@ class FedPETuning(Method):
         """Note how long the round takes by the clock of the fleet that the run pretends to have, if it has one."""
         if self.fleet is not None:
             sent = {client: self.bytes_of(client, server_round) for client in clients}
-            times = {client: DeviceTime(self.seconds_of(client, server_round, size), size) for client, size in sent.items()}
+            times = {
+                client: DeviceTime(self.seconds_of(client, server_round, size), size)
+                for client, size in sent.items()
+            }
             note = RoundTime.of(server_round, times)
             self.averaged.rounds = [*self.averaged.rounds, note]
             self.run.progress.note("timed", f"timed        {note.in_words()}", **note.to_json())
@@ -317,17 +369,24 @@ class FedPETuning(Method):
             return
         for note in (note for note in self.averaged.rounds if note.round == server_round):
             for client, own in note.devices.items():
-                self.run.folder.ledger.record_round(self.rounds.lineage, note.round, client, own.seconds)
+                self.run.folder.ledger.record_round(
+                    self.rounds.lineage, note.round, client, own.seconds
+                )
 
     def bytes_of(self, client: int, server_round: int) -> int:
         """What a client of the round gets and sends, in numbers of adapters."""
-        return bytes_of_round(self.adapters_for(client, self._limits[client]), self.run.settings, server_round)
+        return bytes_of_round(
+            self.adapters_for(client, self._limits[client]), self.run.settings, server_round
+        )
 
     def seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
         """T_i of the round, by the fleet's clock."""
         assert self.fleet is not None
-        adapters, kept = self.adapters_for(client, self._limits[client]), self.parameters_of(client)
-        return virtual_seconds(self.fleet, self.run.settings, client, server_round, kept, adapters, num_bytes)
+        adapters = self.adapters_for(client, self._limits[client])
+        kept = self.parameters_of(client)
+        return virtual_seconds(
+            self.fleet, self.run.settings, client, server_round, kept, adapters, num_bytes
+        )
 
     def parameters_of(self, client: int) -> int:
         """Parameters of the frozen model that a client trains on."""
@@ -339,50 +398,73 @@ class FedPETuning(Method):
             return [self.run.settings.lora.largest_rank] if self.brings_result else []
         return [self.limit_of(seat) for seat in self.rounds.roster.active()]
 
-    def _folded(self, inbox: Inbox, clients: list[int]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    def _folded(
+        self, inbox: Inbox, clients: list[int]
+    ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
         """The mean of each block's adapters; one matrix's adapters of all clients are in memory at a time."""
         adapters = self.averaged.adapters
         keys = list(adapters.shapes())
         self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
         for key in keys:
-            index, tensors = block_of_key(key), dict[str, torch.Tensor]()
+            index = block_of_key(key)
+            tensors = dict[str, torch.Tensor]()
             for adapter in adapters.blocks.get(index, ()) if index is not None else ():
-                mean = self.mean_of(key, adapter, self._factors(inbox, key, adapter, clients), clients)
+                mean = self.mean_of(
+                    key, adapter, self._factors(inbox, key, adapter, clients), clients
+                )
                 tensors |= {adapter.name_a: mean.a, adapter.name_b: mean.b}
-            whole = {name: self._mean_of_whole(inbox, key, name, clients) for name in adapters.whole.get(key, {})}
+            whole = {
+                name: self._mean_of_whole(inbox, key, name, clients)
+                for name in adapters.whole.get(key, {})
+            }
             yield key, tensors | whole
             if index is not None:
-                self.run.progress.step("averaged", f"block {index} of {count(len(clients), 'client')}", block=index)
+                self.run.progress.step(
+                    "averaged", f"block {index} of {count(len(clients), 'client')}", block=index
+                )
 
     def _mean_of_whole(self, inbox: Inbox, key: str, name: str, clients: list[int]) -> torch.Tensor:
         """Mean of one tensor that is trained whole, float32; summed in float64, in order of client."""
-        shape, start, total = self.averaged.adapters.whole[key][name], self.averaged.tensors(key), 0.0
+        shape = self.averaged.adapters.whole[key][name]
+        start = self.averaged.tensors(key)
+        total = 0.0
         mean = torch.zeros(shape, dtype=torch.float64)
-        factors = self._clip_factors(inbox, key, {client: {name: shape} for client in clients}, start)[name]
+        factors = self._clip_factors(
+            inbox, key, {client: {name: shape} for client in clients}, start
+        )[name]
         for client in clients:
             trained = self._clipped(inbox, client, key, name, shape, start, factors[client])
             mean += trained.to(torch.float64) * self._weights[client]
             total += self._weights[client]
         return (mean / total).to(torch.float32)
 
-    def _factors(self, inbox: Inbox, key: str, adapter: Adapter, clients: list[int]) -> list[Factors]:
+    def _factors(
+        self, inbox: Inbox, key: str, adapter: Adapter, clients: list[int]
+    ) -> list[Factors]:
         """One matrix's adapters as the clients trained them, each factor's change up to a multiple of the median client's.
 
         All clients began the round with the same factors, so that a huge B beside a tiny A is far from them in both.
         """
-        found, start = [], self.averaged.tensors(key)
+        found = []
+        start = self.averaged.tensors(key)
         shapes = {client: self.adapter_for(client, key, adapter).shapes() for client in clients}
         factors = self._clip_factors(inbox, key, shapes, start)
         for client in clients:
             a, b = (
-                self._clipped(inbox, client, key, name, shapes[client][name], start, factors[name][client])
+                self._clipped(
+                    inbox, client, key, name, shapes[client][name], start, factors[name][client]
+                )
                 for name in (adapter.name_a, adapter.name_b)
             )
             found.append(Factors(b, a, adapter.scaling))
         return found
 
     def _clip_factors(
-        self, inbox: Inbox, key: str, shapes: Mapping[int, Mapping[str, Shape]], start: Mapping[str, torch.Tensor]
+        self,
+        inbox: Inbox,
+        key: str,
+        shapes: Mapping[int, Mapping[str, Shape]],
+        start: Mapping[str, torch.Tensor],
     ) -> dict[str, dict[int, float]]:
         """Return the factors on the clients' changes of tensors, by name and client.
 
@@ -392,24 +474,41 @@ class FedPETuning(Method):
         sizes: dict[str, dict[int, float]] = {}
         for client, of_client in shapes.items():
             for name, shape in of_client.items():
-                trained = self._trained(self._sent(inbox, client, key, name, shape), self._start(key), client, key, name)
+                trained = self._trained(
+                    self._sent(inbox, client, key, name, shape), self._start(key), client, key, name
+                )
                 change = trained - self._begun(start, client, key, name, shape)
                 sizes.setdefault(name, {})[client] = root_mean_square(change)
-        return {name: self.limits.factors((key, name), of_clients) for name, of_clients in sizes.items()}
+        return {
+            name: self.limits.factors((key, name), of_clients) for name, of_clients in sizes.items()
+        }
 
     def _clipped(
-        self, inbox: Inbox, client: int, key: str, name: str, shape: Shape, start: Mapping[str, torch.Tensor], factor: float
+        self,
+        inbox: Inbox,
+        client: int,
+        key: str,
+        name: str,
+        shape: Shape,
+        start: Mapping[str, torch.Tensor],
+        factor: float,
     ) -> torch.Tensor:
         """One tensor as a client trained it; only ``factor`` of the way from what it began with, where that is below 1."""
-        trained = self._trained(self._sent(inbox, client, key, name, shape), self._start(key), client, key, name)
+        trained = self._trained(
+            self._sent(inbox, client, key, name, shape), self._start(key), client, key, name
+        )
         if factor == 1.0:
             return trained
         begun = self._begun(start, client, key, name, shape)
         return begun + factor * (trained - begun)
 
-    def _sent(self, inbox: Inbox, client: int, key: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _sent(
+        self, inbox: Inbox, client: int, key: str, name: str, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         """One tensor as a client sent it, float32."""
-        return read_adapter(partial(inbox.tensor, client, key), name, shape, self.federation.payload)
+        return read_adapter(
+            partial(inbox.tensor, client, key), name, shape, self.federation.payload
+        )
 
     def _start(self, key: str) -> Mapping[str, torch.Tensor]:
         """What clients' differences are added to: the global adapters of the round; nothing where values are sent.
@@ -419,13 +518,24 @@ class FedPETuning(Method):
         """
         return self.averaged.tensors(key) if self.federation.sends_differences else {}
 
-    def _trained(self, sent: torch.Tensor, start: Mapping[str, torch.Tensor], client: int, key: str, name: str) -> torch.Tensor:
+    def _trained(
+        self,
+        sent: torch.Tensor,
+        start: Mapping[str, torch.Tensor],
+        client: int,
+        key: str,
+        name: str,
+    ) -> torch.Tensor:
         """One tensor as a client trained it; of ranks that it gave up, where it sent zeros, nothing is left."""
         if not start:
             return sent
-        return sums({name: self._begun(start, client, key, name, tuple(sent.shape))}, {name: sent})[name]
+        return sums({name: self._begun(start, client, key, name, tuple(sent.shape))}, {name: sent})[
+            name
+        ]
 
-    def _begun(self, start: Mapping[str, torch.Tensor], client: int, key: str, name: str, shape: Shape) -> torch.Tensor:
+    def _begun(
+        self, start: Mapping[str, torch.Tensor], client: int, key: str, name: str, shape: Shape
+    ) -> torch.Tensor:
         """Return a client's initial value of one tensor of ``start``; zeros for ranks that it gave up."""
         own = self.part_for(client, key, name, start[name])
         return cut_to_rank({name: own[tuple(map(slice, shape))]}, self._told[client].rank)[name]
@@ -434,7 +544,9 @@ class FedPETuning(Method):
         """What a client has of a tensor of the global adapters, at every rank."""
         return tensor
 
-    def mean_of(self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]) -> Factors:
+    def mean_of(
+        self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]
+    ) -> Factors:
         """The mean of one matrix's adapters."""
         weights = [self._weights[client] for client in clients]
         if self.job.averages_updates:
@@ -443,4 +555,8 @@ class FedPETuning(Method):
 
     def _claimed_weight(self, client: int) -> float:
         """Return the weight that a client claims; see ``limited_weights``."""
-        return float(self._told[client].samples) if self.federation.client_weights == "samples" else 1.0
+        return (
+            float(self._told[client].samples)
+            if self.federation.client_weights == "samples"
+            else 1.0
+        )

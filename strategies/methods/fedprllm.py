@@ -48,7 +48,9 @@ class FedPrLLM(Method):
         self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse a pattern that does not divide the rows of a matrix."""
         require_pattern_fits(model.plan, settings)
 
@@ -61,7 +63,10 @@ class FedPrLLM(Method):
         """Show what will be done."""
         job = self.settings
         amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
-        text = f"{job.strategy}, {job.local_metric} by {job.local_group}, votes by {job.server_group}, ties by {job.ties}"
+        text = (
+            f"{job.strategy}, {job.local_metric} by {job.local_group}, votes by {job.server_group},"
+            f" ties by {job.ties}"
+        )
         scaling = ", weight scaling" if job.weight_scaling else ""
         self.run.progress.note("method", f"fedprllm     {amount}, {text}{scaling}")
 
@@ -76,11 +81,17 @@ class FedPrLLM(Method):
         if self.settings.continue_behind == "masked":
             return NoScalars(), decided
         votes = {votes_key(before): self.result.votes_blob(before)}
-        return Decision(num_voters=[self.result.num_voters[before]], decided=server_round - 1), decided | votes
+        return (
+            Decision(num_voters=[self.result.num_voters[before]], decided=server_round - 1),
+            decided | votes,
+        )
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
         """Whole blocks' masks."""
-        return parts_of(mask_blobs(self.run.model.plan, self.settings, server_round), self.run.settings.part_bytes)
+        return parts_of(
+            mask_blobs(self.run.model.plan, self.settings, server_round),
+            self.run.settings.part_bytes,
+        )
 
     def catches_up(self, server_round: int) -> bool:
         """Whether a client goes on from the hidden states of an earlier round."""
@@ -96,7 +107,10 @@ class FedPrLLM(Method):
         self.run.progress.begin("voting", len(blocks))
         for index in blocks:
             block = self.run.model.plan.blocks[index]
-            counters = {linear.name: VoteCounter(linear.shape, len(clients), self.run.device) for linear in block.linears}
+            counters = {
+                linear.name: VoteCounter(linear.shape, len(clients), self.run.device)
+                for linear in block.linears
+            }
             for name, counter in counters.items():
                 for first, masks in inbox.words(block_key(index), mask_name(name), clients):
                     counter.count(masks, first)
@@ -116,4 +130,9 @@ class FedPrLLM(Method):
         for blocks in decided_parts(self.run.model.plan, self.run.settings, decided):
             blobs = {block_key(index): self.result.blob(index) for index in blocks}
             blobs |= {votes_key(index): self.result.votes_blob(index) for index in blocks if scaled}
-            yield Decision(num_voters=[self.result.num_voters[index] for index in blocks], decided=decided), blobs
+            yield (
+                Decision(
+                    num_voters=[self.result.num_voters[index] for index in blocks], decided=decided
+                ),
+                blobs,
+            )

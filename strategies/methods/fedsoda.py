@@ -64,8 +64,12 @@ class FedSoda(FedPETuning):
     def new_result(self) -> SubModelResult:
         """The sub-model that is to come."""
         run = self.run
-        self._held, self._lacking, self._drawn = {}, {}, (0, [])
-        return SubModelResult(run.settings, run.model, run.checkpoint.blobs, run.folder.path / "sub-model")
+        self._held = {}
+        self._lacking = {}
+        self._drawn = (0, [])
+        return SubModelResult(
+            run.settings, run.model, run.checkpoint.blobs, run.folder.path / "sub-model"
+        )
 
     @property
     def averaged(self) -> AdapterResult:
@@ -73,17 +77,26 @@ class FedSoda(FedPETuning):
         return self.result.adapter
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse an encoder, more blocks to drop than there are, text that is evaluated on, and what FedPETuning refuses."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
-        job, method = settings.of(FedSodaSettings), settings.method
+        job = settings.of(FedSodaSettings)
+        method = settings.method
         emulator = job.emulator_of(len(model.plan.blocks))
-        needed = job.groups * (job.group_layers + 1) if job.drop == "similar" else job.dropped_layers + 1
+        needed = (
+            job.groups * (job.group_layers + 1) if job.drop == "similar" else job.dropped_layers + 1
+        )
         if len(emulator) < needed:
             what = f"{method}.group-layers = {job.group_layers}, groups = {job.groups}"
-            what = what if job.drop == "similar" else f"{method}.dropped-layers = {job.dropped_layers}"
-            raise Mistake(f"{what}: take {needed} blocks, and the emulator has {len(emulator)}; lower them")
+            what = (
+                what if job.drop == "similar" else f"{method}.dropped-layers = {job.dropped_layers}"
+            )
+            raise Mistake(
+                f"{what}: take {needed} blocks, and the emulator has {len(emulator)}; lower them"
+            )
         if job.emulator == "nf4":
             require_quantisable(model.plan)
         require_sub_model(model, job.num_dropped)
@@ -114,17 +127,29 @@ class FedSoda(FedPETuning):
 
     def summary(self) -> None:
         """Show what will be done."""
-        job, blocks = self.job, len(self.run.model.plan.blocks)
+        job = self.job
+        blocks = len(self.run.model.plan.blocks)
         first = f"aligned before round 1 ({count(job.pre_align_steps, 'step')})"
         aligned = first if job.pre_align_steps else "not aligned before round 1"
-        again = f", every {count(job.realign_every, 'round')} ({count(job.realign_steps, 'step')})" if job.realign_every else ""
-        text = f"{job.num_dropped} of {count(blocks, 'block')} go ({job.drop}), the rest in {job.emulator}, {aligned}{again}"
+        again = (
+            f", every {count(job.realign_every, 'round')} ({count(job.realign_steps, 'step')})"
+            if job.realign_every
+            else ""
+        )
+        text = (
+            f"{job.num_dropped} of {count(blocks, 'block')} go ({job.drop}), the rest in"
+            f" {job.emulator}, {aligned}{again}"
+        )
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
         """The sub-model, all LoRA, what each client has of it, and which public text all of it rests on."""
         held = {str(client): aligned for client, aligned in sorted(self._held.items())}
-        return super().state() | {"held": held, "public": self._public_sha256(), "drawn": list(self._drawn)}
+        return super().state() | {
+            "held": held,
+            "public": self._public_sha256(),
+            "drawn": list(self._drawn),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
@@ -133,8 +158,8 @@ class FedSoda(FedPETuning):
         self._drawn = (state["drawn"][0], list(state["drawn"][1]))
         if state["public"] != self._public_sha256():
             raise Mistake(
-                f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the text that the run began with; "
-                "put that one back, or begin a new run"
+                f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the"
+                " text that the run began with; put that one back, or begin a new run"
             )
         if self.result.dropped is not None:
             self.rounds.plan = self.result.model.plan
@@ -146,16 +171,20 @@ class FedSoda(FedPETuning):
         job = self.job
         if server_round == 1:
             self._prune()
-        steps = (job.pre_align_steps if server_round == 1 else 0) or (job.realign_steps if job.realigns_in(server_round) else 0)
+        steps = (job.pre_align_steps if server_round == 1 else 0) or (
+            job.realign_steps if job.realigns_in(server_round) else 0
+        )
         if steps and self.result.emulator is not None:
             self._align(self.result.emulator, server_round, steps)
         return server_round == 1 or steps > 0
 
     def _prune(self) -> None:
         """Algorithm 1, or blocks at even distances."""
-        job, run = self.job, self.run
+        job = self.job
+        run = self.run
         emulator = job.emulator_of(len(run.model.plan.blocks))
-        starts, distances = list[int](), list[float]()
+        starts = list[int]()
+        distances = list[float]()
         if job.drop == "uniform":
             dropped = evenly_dropped(emulator, job.dropped_layers, job.uniform_rounding)
         else:
@@ -174,7 +203,9 @@ class FedSoda(FedPETuning):
 
     def _align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
         """Section 4.3, with the current adapter in both models, which the paper leaves open."""
-        job, run, result = self.job, self.run, self.result
+        job = self.job
+        run = self.run
+        result = self.result
         training = job.align_training(run.settings.training, steps)
         adapters = result.adapter.adapters.joined(emulator.adapters)
         student = AdaptedModel.load(result.model, run.computing, run.settings, adapters)
@@ -189,14 +220,23 @@ class FedSoda(FedPETuning):
             divergence=job.divergence_weight,
         )
         run.progress.begin("aligning", 1)
-        stream, edits = BlockStream(run.model, run.computing), result.plugged().edits
-        teacher = Teacher.walked(stream, alignment.windows, alignment.numbers(), alignment.places.of_full(), edits)
-        start, adapter = ({key: of.tensors(key) for key in of.blobs} for of in (emulator, result.adapter))
+        stream = BlockStream(run.model, run.computing)
+        edits = result.plugged().edits
+        teacher = Teacher.walked(
+            stream, alignment.windows, alignment.numbers(), alignment.places.of_full(), edits
+        )
+        start, adapter = (
+            {key: of.tensors(key) for key in of.blobs} for of in (emulator, result.adapter)
+        )
         tensors, outcome = alignment.run(teacher, start, adapter)
         emulator.replace(tensors.items(), [run.settings.lora.largest_rank])
         result.aligned = server_round
-        first, last = outcome.losses[0], outcome.losses[-1]
-        text = f"before round {server_round}: {count(steps, 'step')}, objective {first:.4f} to {last:.4f}"
+        first = outcome.losses[0]
+        last = outcome.losses[-1]
+        text = (
+            f"before round {server_round}: {count(steps, 'step')}, objective {first:.4f} to"
+            f" {last:.4f}"
+        )
         run.progress.step("aligned", text, round=server_round, losses=outcome.losses)
 
     # ----- what clients are brought -----------------------------------------------------------------------------------
@@ -205,9 +245,12 @@ class FedSoda(FedPETuning):
         """Draw the round's clients, and bring them what they lack: the sub-model, the alignment, the adapter's LoRA."""
         self._draw_once(server_round)
         held = len(self._held)
-        yield from self._files(server_round, [client for client in self._limits if client not in self._held])
+        yield from self._files(
+            server_round, [client for client in self._limits if client not in self._held]
+        )
         if len(self._held) > held:
-            self._save(self.rounds.finished)  # nobody was asked yet: a resumption does not bring the same files again
+            # Nobody was asked yet: a resumption does not bring the same files again.
+            self._save(self.rounds.finished)
         yield from self._sub_model(server_round, list(self._limits))
         if server_round > 1:
             yield from self.deliveries(self._limits, server_round, omitted=1)
@@ -236,19 +279,31 @@ class FedSoda(FedPETuning):
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the sub-model to clients that evaluate and were not drawn of late, and the result if they evaluate it."""
         if self.evaluation.asked:
-            yield from self._sub_model(server_round, [seat.client for seat in self.rounds.roster.active()])
+            yield from self._sub_model(
+                server_round, [seat.client for seat in self.rounds.roster.active()]
+            )
         yield from super().deliver(server_round)
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """A drawn client trains, on a sub-model that is named."""
         order, blobs = super().order(server_round, client)
-        named = SubModelOrder(**order.model_dump(), model_sha256=self.result.manifest.sha256, aligned=self.result.aligned)
+        named = SubModelOrder(
+            **order.model_dump(),
+            model_sha256=self.result.manifest.sha256,
+            aligned=self.result.aligned,
+        )
         return named, blobs
 
     def _sub_model(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
         """What clients lack of the sub-model's files, then of its emulator's LoRA."""
-        yield from self._files(server_round, [client for client in clients if client not in self._held])
-        stale = [client for client in clients if self._held.get(client, self.result.aligned) != self.result.aligned]
+        yield from self._files(
+            server_round, [client for client in clients if client not in self._held]
+        )
+        stale = [
+            client
+            for client in clients
+            if self._held.get(client, self.result.aligned) != self.result.aligned
+        ]
         if stale and (emulator := self.result.emulator) is not None:
             yield from self.bring(server_round, self._emulator_parts(emulator), stale)
             self._held |= dict.fromkeys(stale, self.result.aligned)
@@ -262,9 +317,13 @@ class FedSoda(FedPETuning):
         yield from self.bring(server_round, [(Offer.of(manifest), {})], clients)
         for index in range(len(manifest.piece_sha256)):
             if wanting := [client for client, pieces in self._lacking.items() if index in pieces]:
-                piece = Piece(model_sha256=manifest.sha256, index=index, size=manifest.piece_size(index))
+                piece = Piece(
+                    model_sha256=manifest.sha256, index=index, size=manifest.piece_size(index)
+                )
                 data = np.frombuffer(self.result.piece(index), dtype=np.uint8)
-                yield from self.bring(server_round, [(piece, {PIECE: pack_tensors({BYTES: data})})], wanting)
+                yield from self.bring(
+                    server_round, [(piece, {PIECE: pack_tensors({BYTES: data})})], wanting
+                )
         self._held |= dict.fromkeys(self._lacking, 0)
 
     def note_delivered(self, letter: Letter) -> None:
@@ -272,7 +331,9 @@ class FedSoda(FedPETuning):
         if "pieces" in letter.scalars:
             self._lacking[letter.header.client] = letter.scalars["pieces"]
 
-    def _emulator_parts(self, emulator: AdapterResult) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
+    def _emulator_parts(
+        self, emulator: AdapterResult
+    ) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
         limit = self.run.settings.lora.largest_rank
         told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=self.result.aligned)
         for keys in parts(emulator.adapters, self.run.settings):

@@ -70,20 +70,32 @@ class FedSpaLLM(Method):
         self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse a pattern that does not divide the rows of a matrix, and samples that together do not cover all layers."""
         require_pattern_fits(model.plan, settings)
         if capabilities:
-            job, names = settings.of(FedSpaLLMSettings), list(capabilities)
-            given = {place: job.capability_of(place) for place in range(len(names))} if job.capabilities else None
+            job = settings.of(FedSpaLLMSettings)
+            names = list(capabilities)
+            given = (
+                {place: job.capability_of(place) for place in range(len(names))}
+                if job.capabilities
+                else None
+            )
             numbers = given or dict(enumerate(capabilities.values()))
             places = layers_per_client(len(model.plan.blocks), job.sampled_layers, numbers)
-            require_places(job, len(model.plan.blocks), {names[place]: number for place, number in places.items()})
+            require_places(
+                job,
+                len(model.plan.blocks),
+                {names[place]: number for place, number in places.items()},
+            )
 
     @property
     def num_rounds(self) -> int:
         """The rounds of the settings, and one more as long as a layer is not pruned to the sparsity."""
-        finished, planned = self.rounds.finished, self.run.settings.federation.rounds
+        finished = self.rounds.finished
+        planned = self.run.settings.federation.rounds
         more = finished >= planned and self.result.unfinished()
         return max(planned, finished + 1 if more else finished)
 
@@ -92,7 +104,10 @@ class FedSpaLLM(Method):
         job = self.settings
         amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
         expansion = "mask expansion" if job.mask_expansion else "no mask expansion"
-        text = f"{job.local_method}, {job.aggregation} mean, {expansion}, {job.sampled_layers:.0%} of the layers sampled"
+        text = (
+            f"{job.local_method}, {job.aggregation} mean, {expansion}, {job.sampled_layers:.0%} of"
+            " the layers sampled"
+        )
         self.run.progress.note("method", f"fedspallm    {amount}, {text}")
 
     def state(self) -> dict[str, Any]:
@@ -113,13 +128,21 @@ class FedSpaLLM(Method):
 
         A resumption draws no others: clients answer a round once.
         """
-        everybody = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
+        everybody = layers_per_client(
+            len(self.plan.blocks), self.settings.sampled_layers, self._capabilities()
+        )
         places = {seat.client: everybody[seat.client] for seat in self.rounds.roster.active()}
         layers = self._to_sample(server_round)
         if server_round == 1:
             seats = self.rounds.roster.seats
-            require_places(self.settings, len(layers), {seats[client].site: number for client, number in places.items()})
-        self._samples = drawn_layers(self.run.settings.seed, server_round, layers, self.result.versions, places)
+            require_places(
+                self.settings,
+                len(layers),
+                {seats[client].site: number for client, number in places.items()},
+            )
+        self._samples = drawn_layers(
+            self.run.settings.seed, server_round, layers, self.result.versions, places
+        )
         return True
 
     def _to_sample(self, server_round: int) -> list[int]:
@@ -130,7 +153,10 @@ class FedSpaLLM(Method):
     def _capabilities(self) -> dict[int, float]:
         """What each client can compute, dropped ones included: as the settings say, else as the nodes do, within a ratio."""
         if self.settings.capabilities:
-            return {client: self.settings.capability_of(client) for client in sorted(self.rounds.roster.seats)}
+            return {
+                client: self.settings.capability_of(client)
+                for client in sorted(self.rounds.roster.seats)
+            }
         return counted_capabilities(self.rounds, "fedspallm.capabilities")
 
     # ----- the round --------------------------------------------------------------------------------------------------
@@ -143,7 +169,9 @@ class FedSpaLLM(Method):
     def clients_of(self, server_round: int) -> Sequence[int]:
         """Those for which layers were sampled (algorithm 1, lines 3 to 7)."""
         active = {seat.client for seat in self.rounds.roster.active()}
-        self._samples = {client: blocks for client, blocks in self._samples.items() if client in active}
+        self._samples = {
+            client: blocks for client, blocks in self._samples.items() if client in active
+        }
         sampled = {index for blocks in self._samples.values() for index in blocks}
         if left := sorted(set(self._to_sample(server_round)) - sampled):
             text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
@@ -157,7 +185,8 @@ class FedSpaLLM(Method):
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
         """Whole layers."""
         return parts_of(
-            sample_specs(self.plan, self.run.settings, server_round, self._samples[client]), self.run.settings.part_bytes
+            sample_specs(self.plan, self.run.settings, server_round, self._samples[client]),
+            self.run.settings.part_bytes,
         )
 
     def part_order(self, client: int, hashes: list[str]) -> PartRequest:
@@ -179,7 +208,9 @@ class FedSpaLLM(Method):
         """The damping that SparseGPT took, and with weights by samples how many windows there are."""
         weighed = self.run.settings.federation.client_weights == "samples"
         names = ("damping", *(["calibration_windows"] if weighed else []))
-        seat.metrics = {name: report[name] for name in names} | {"layers": self._samples[seat.client]}
+        seat.metrics = {name: report[name] for name in names} | {
+            "layers": self._samples[seat.client]
+        }
 
     def sent_text(self, seat: Seat) -> str:
         """How many layers."""
@@ -195,29 +226,49 @@ class FedSpaLLM(Method):
             for linear in block.linears:
                 kept = inbox.tensor(client, block_key(block.index), kept_name(linear.name))
                 if before:
-                    mask = inbox.tensor(client, block_key(block.index), mask_name(linear.name)).numpy()
-                    refused = not torch.equal(_bits(kept), _bits(before[linear.name][_kept_places(mask, linear.shape)]))
-                    reason = f"a kept weight is not that of the global layer, and {self.settings.local_method} changes none"
+                    mask = inbox.tensor(
+                        client, block_key(block.index), mask_name(linear.name)
+                    ).numpy()
+                    refused = not torch.equal(
+                        _bits(kept), _bits(before[linear.name][_kept_places(mask, linear.shape)])
+                    )
+                    reason = (
+                        "a kept weight is not that of the global layer, and"
+                        f" {self.settings.local_method} changes none"
+                    )
                 else:
-                    refused = bool(kept.numel()) and kept.abs().max().item() > LARGEST_KEPT * self._largest_dense(linear)
+                    refused = bool(
+                        kept.numel()
+                    ) and kept.abs().max().item() > LARGEST_KEPT * self._largest_dense(linear)
                     reason = f"a kept weight is over {LARGEST_KEPT} times the largest dense one"
                 if refused:
                     where = f"{block_key(block.index)} {linear.name}"
-                    self.rounds.drop("train", self.rounds.roster.seats[client], f"reply refused: {where}: {reason}")
+                    self.rounds.drop(
+                        "train",
+                        self.rounds.roster.seats[client],
+                        f"reply refused: {where}: {reason}",
+                    )
                     return False
         return True
 
     def _before(self, index: int) -> dict[str, Tensor]:
         """The matrices of a layer as the round's clients began with them, in the model's dtype, by canonical name."""
-        matrices, block = self.result.matrices(index), self.plan.blocks[index]
+        matrices = self.result.matrices(index)
+        block = self.plan.blocks[index]
         return {
-            linear.name: matrices[linear.name].weight() if matrices else self.run.model.checkpoint.read(linear.parameter)
+            linear.name: (
+                matrices[linear.name].weight()
+                if matrices
+                else self.run.model.checkpoint.read(linear.parameter)
+            )
             for linear in block.linears
         }
 
     def _largest_dense(self, linear: LinearPlan) -> float:
         if linear.parameter not in self._largest:
-            self._largest[linear.parameter] = self.run.model.checkpoint.read(linear.parameter).abs().max().item()
+            self._largest[linear.parameter] = (
+                self.run.model.checkpoint.read(linear.parameter).abs().max().item()
+            )
         return self._largest[linear.parameter]
 
     # ----- aggregation ------------------------------------------------------------------------------------------------
@@ -225,7 +276,9 @@ class FedSpaLLM(Method):
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Fold the sampled layers, one after the other (lines 15 to 18)."""
         claimed = {client: self._claimed_weight(client) for client in clients}
-        self._weights = count_claims(self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio)
+        self._weights = count_claims(
+            self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
+        )
         self.result.note_local_models([self._samples[client] for client in clients], server_round)
         sampled = sorted({index for client in clients for index in self._samples[client]})
         self.run.progress.begin("folding", len(sampled))
@@ -233,10 +286,17 @@ class FedSpaLLM(Method):
             senders = [client for client in clients if index in self._samples[client]]
             block = self.plan.blocks[index]
             self.result.decide(block, server_round, self._folded(inbox, block, senders))
-            self.run.progress.step("folded", f"layer {index} of {count(len(senders), 'client')}", block=index, clients=senders)
+            self.run.progress.step(
+                "folded",
+                f"layer {index} of {count(len(senders), 'client')}",
+                block=index,
+                clients=senders,
+            )
         self.limits.tell(self.rounds)
 
-    def _folded(self, inbox: Inbox, block: BlockPlan, clients: list[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
+    def _folded(
+        self, inbox: Inbox, block: BlockPlan, clients: list[int]
+    ) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
         """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of client."""
         key = block_key(block.index)
         changes = self.settings.local_method == "sparsegpt" and len(clients) >= LEAST_CLIENTS
@@ -244,19 +304,26 @@ class FedSpaLLM(Method):
         for linear in block.linears:
             mean = KeptMean(linear.shape, self.run.device)
             votes = VoteCounter(linear.shape, len(clients), self.run.device)
-            clipped = self._clipped(inbox, key, linear, clients, before[linear.name]) if changes else {}
+            clipped = (
+                self._clipped(inbox, key, linear, clients, before[linear.name]) if changes else {}
+            )
             for client in clients:
-                weight, own = self._weights[client], clipped.get(client)
+                weight = self._weights[client]
+                own = clipped.get(client)
                 mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
                 kept = inbox.tensor(client, key, kept_name(linear.name)).to(torch.float32)
                 if own is not None:
-                    kept = _towards(kept, before[linear.name], _kept_places(mask, linear.shape), own)
+                    kept = _towards(
+                        kept, before[linear.name], _kept_places(mask, linear.shape), own
+                    )
                 mean.add(mask, kept.numpy(), weight)
             for first, masks in inbox.words(key, mask_name(linear.name), clients):
                 votes.count(masks, first)
             yield linear, mean, votes
 
-    def _clipped(self, inbox: Inbox, key: str, linear: LinearPlan, clients: list[int], before: Tensor) -> dict[int, Tensor]:
+    def _clipped(
+        self, inbox: Inbox, key: str, linear: LinearPlan, clients: list[int], before: Tensor
+    ) -> dict[int, Tensor]:
         """Return the factors on the changes of rows, of clients with too large a row: (rows,) float64.
 
         SparseGPT changes kept weights so that they stand in for pruned ones, by much the same amount at every client. Rows are
@@ -268,11 +335,15 @@ class FedSpaLLM(Method):
             kept = inbox.tensor(client, key, kept_name(linear.name))
             sizes.append(_row_changes(kept, before, _kept_places(mask, linear.shape)))
         found = {}
-        for client, size, factors in zip(clients, sizes, clip_rows(sizes, self.limits.most_ratio), strict=True):
+        for client, size, factors in zip(
+            clients, sizes, clip_rows(sizes, self.limits.most_ratio), strict=True
+        ):
             if bool((factors < 1).any()):
                 found[client] = factors
                 row = int(factors.argmin())
-                self.limits.note(client, (key, linear.name), float(size[row]), float(size[row] * factors[row]))
+                self.limits.note(
+                    client, (key, linear.name), float(size[row]), float(size[row] * factors[row])
+                )
         return found
 
     def _claimed_weight(self, client: int) -> float:
@@ -297,7 +368,9 @@ class FedSpaLLM(Method):
 
 def _bits(numbers: Tensor) -> Tensor:
     """The numbers as integers, so that equal means bit by bit."""
-    return numbers.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[numbers.element_size()])
+    return numbers.contiguous().view(
+        {2: torch.int16, 4: torch.int32, 8: torch.int64}[numbers.element_size()]
+    )
 
 
 def _kept_places(mask: Words, shape: tuple[int, int]) -> Tensor:
@@ -315,5 +388,6 @@ def _row_changes(kept: Tensor, before: Tensor, places: Tensor) -> Tensor:
 def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> Tensor:
     """Kept weights of which each row's changes are multiplied by a factor; rows of factor 1 stay as they are: float32."""
     row_of = places.nonzero()[:, 0]
-    of_each, begun = factors.to(torch.float32)[row_of], before[places].to(torch.float32)
+    of_each = factors.to(torch.float32)[row_of]
+    begun = before[places].to(torch.float32)
     return torch.where(of_each < 1, begun + of_each * (kept - begun), kept)

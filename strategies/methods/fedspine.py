@@ -39,7 +39,12 @@ from strategies.methods.fedpetuning import FedPETuning
 from strategies.methods.fleet_time import bytes_of_bits
 from strategies.methods.refining_choice import Arm, Choices, arms_from_json, arms_to_json
 from strategies.methods.refining_reward import Outcome
-from strategies.methods.spine_fit import require_falls, require_measured, require_share, require_whole_nf4_blocks
+from strategies.methods.spine_fit import (
+    require_falls,
+    require_measured,
+    require_share,
+    require_whole_nf4_blocks,
+)
 from strategies.results.refined import DeviceRound, RefinedResult, RoundNote
 
 
@@ -77,7 +82,9 @@ class FedSpine(FedPETuning):
         return self.result
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse a model without units, units that no adapter measures, a share that cannot go, bandits that cannot learn, a
         fleet of too few devices."""
         require_falls(settings)
@@ -89,18 +96,28 @@ class FedSpine(FedPETuning):
 
     def summary(self) -> None:
         """Show what will be done."""
-        job, settings = self.job, self.run.settings
-        ranks = f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}" if job.adaptive_rank else "one rank"
+        job = self.job
+        settings = self.run.settings
+        ranks = (
+            f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}"
+            if job.adaptive_rank
+            else "one rank"
+        )
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
         steps = count(settings.training.steps, "step")
-        text = f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {steps}"
+        text = (
+            f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {steps}"
+        )
         fleet = job.fleet_name(simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 
     def state(self) -> dict[str, Any]:
         """The adapters, cuts and rounds, what the bandits know, and what was chosen for the round that is next."""
-        return super().state() | {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms)}
+        return super().state() | {
+            "choices": self.choices.to_json(),
+            "arms": arms_to_json(self._arms),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
@@ -114,7 +131,9 @@ class FedSpine(FedPETuning):
         """Choose a ratio and a rank for every device that still takes part and has measured its units."""
         if server_round == 1:
             return False
-        measured = [seat.client for seat in self.rounds.roster.active() if self.choices.knows(seat.client)]
+        measured = [
+            seat.client for seat in self.rounds.roster.active() if self.choices.knows(seat.client)
+        ]
         self._arms = {client: self.choices.arm(client, server_round) for client in measured}
         return True
 
@@ -127,7 +146,8 @@ class FedSpine(FedPETuning):
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Draw the round's devices, let each cut its model, and bring it the global adapters, all parts but the last."""
-        self._questioned, self._kept_their_cut = set(), set()
+        self._questioned = set()
+        self._kept_their_cut = set()
         self.draw(server_round)
         if server_round > 1:
             yield self._questions(server_round)
@@ -135,11 +155,19 @@ class FedSpine(FedPETuning):
 
     def _questions(self, server_round: int) -> list[Message]:
         """What to cut, to the devices that have not cut as much as they are asked for."""
-        asked = [seat for seat in self.receiving() if seat.client in self._limits and self._has_to_cut(seat.client)]
+        asked = [
+            seat
+            for seat in self.receiving()
+            if seat.client in self._limits and self._has_to_cut(seat.client)
+        ]
         self._questioned = {seat.client for seat in asked}
         return [
             self.rounds.request(
-                "deliver", seat, server_round, CutOrder(pruned=self._arms[seat.client].pruned), self._bits(seat.client)
+                "deliver",
+                seat,
+                server_round,
+                CutOrder(pruned=self._arms[seat.client].pruned),
+                self._bits(seat.client),
             )
             for seat in asked
         ]
@@ -147,7 +175,9 @@ class FedSpine(FedPETuning):
     def _has_to_cut(self, client: int) -> bool:
         """Whether a device is asked for more in the round than it has cut."""
         arm = self._arms.get(client)
-        return arm is not None and not self.units.reaches(self.refined.cut_of(client), arm.pruned, self.job)
+        return arm is not None and not self.units.reaches(
+            self.refined.cut_of(client), arm.pruned, self.job
+        )
 
     def note_delivered(self, letter: Letter) -> None:
         """Take a device's cut."""
@@ -157,8 +187,13 @@ class FedSpine(FedPETuning):
         if not self.refined.take_cut(client, letter.blobs[STRUCTURE]):
             self._kept_their_cut.add(client)
             seat = self.rounds.roster.seats[client]
-            text = f"kept its cut {seat.site}: nothing new was measured, or nothing more can go; it trains what it had"
-            self.run.progress.note("kept_cut", text, client=client, site=seat.site, round=letter.header.server_round)
+            text = (
+                f"kept its cut {seat.site}: nothing new was measured, or nothing more can go; it"
+                " trains what it had"
+            )
+            self.run.progress.note(
+                "kept_cut", text, client=client, site=seat.site, round=letter.header.server_round
+            )
 
     def first_delivery(self, server_round: int) -> int:
         """In a round the first message is the question what to cut."""
@@ -190,7 +225,9 @@ class FedSpine(FedPETuning):
         """Rows of B, or columns of A, of what a device keeps."""
         return self.refined.part_for(client, key, {name: tensor})[name]
 
-    def spread(self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    def spread(
+        self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]
+    ) -> torch.Tensor:
         """Rows, or columns, of what a device keeps, at their places in the whole matrix."""
         index = block_of_key(key)
         adapters = self.averaged.adapters.blocks.get(index, ()) if index is not None else ()
@@ -238,13 +275,18 @@ class FedSpine(FedPETuning):
         claimed = {client: self._report(client).taylor for client in clients}
         taylor = count_claims(self.rounds, "importance", claimed, self.federation.max_weight_ratio)
         self._importance = comparable(
-            {client: Terms(taylor[client], value) for client, value in self._spectral(inbox, clients)}
+            {
+                client: Terms(taylor[client], value)
+                for client, value in self._spectral(inbox, clients)
+            }
         )
 
     def note_round(self, server_round: int, clients: list[int]) -> None:
         """Say how long each device was at work, and teach the bandits."""
         sent = {client: self.bytes_of(client, server_round) for client in clients}
-        seconds = {client: self.seconds_of(client, server_round, sent[client]) for client in clients}
+        seconds = {
+            client: self.seconds_of(client, server_round, sent[client]) for client in clients
+        }
         outcomes = {client: self._outcome(client, seconds[client]) for client in clients}
         rewards = self.choices.learn(self._arms, outcomes, server_round)
         devices = {
@@ -264,8 +306,13 @@ class FedSpine(FedPETuning):
         self._show(note)
 
     def _show(self, note: RoundNote) -> None:
-        pruned, ranks = ([getattr(own, name) for own in note.devices.values()] for name in ("pruned", "rank"))
-        text = f"refined      {fmean(pruned):.1%} pruned and rank {fmean(ranks):.3g} on average, {note.in_words()}"
+        pruned, ranks = (
+            [getattr(own, name) for own in note.devices.values()] for name in ("pruned", "rank")
+        )
+        text = (
+            f"refined      {fmean(pruned):.1%} pruned and rank {fmean(ranks):.3g} on average,"
+            f" {note.in_words()}"
+        )
         self.run.progress.note("refined", text, **note.to_json())
 
     def _report(self, client: int) -> SpineReport:
@@ -277,29 +324,48 @@ class FedSpine(FedPETuning):
         """Second term of equation 14 of each device, from what it sent: nobody has to be believed."""
         sums: dict[int, list[float]] = {client: [] for client in clients}
         for index, adapter in self.averaged.adapters:
-            for client, factors in zip(clients, self._factors(inbox, block_key(index), adapter, clients), strict=True):
+            for client, factors in zip(
+                clients, self._factors(inbox, block_key(index), adapter, clients), strict=True
+            ):
                 sums[client].append(spectral_term([factors]))
         return [(client, fmean(values)) for client, values in sums.items()]
 
     def bytes_of(self, client: int, server_round: int) -> int:
         """Of numbers and of bits."""
-        adapters, asked = self.adapters_for(client, self._limits[client]), client in self._questioned
+        adapters = self.adapters_for(client, self._limits[client])
+        asked = client in self._questioned
         bits = bytes_of_bits(adapters, self.units, self.run.settings, server_round, asked=asked)
         return super().bytes_of(client, server_round) + bits
 
     def seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
         """By the fleet's clock, or as the device measured it."""
-        return self._report(client).seconds if self.fleet is None else super().seconds_of(client, server_round, num_bytes)
+        return (
+            self._report(client).seconds
+            if self.fleet is None
+            else super().seconds_of(client, server_round, num_bytes)
+        )
 
     def parameters_of(self, client: int) -> int:
         """What a device has not cut."""
-        return structured_plan(self.run.model.plan, self.refined.structure_of(client)).num_parameters
+        return structured_plan(
+            self.run.model.plan, self.refined.structure_of(client)
+        ).num_parameters
 
     def _outcome(self, client: int, seconds: float) -> Outcome:
-        told, arm, before = self._report(client), self._arms.get(client), self.choices.pruned.get(client, 0.0)
+        told = self._report(client)
+        arm = self._arms.get(client)
+        before = self.choices.pruned.get(client, 0.0)
         after = before if arm is None or client in self._kept_their_cut else arm.pruned
         arrived = self.units.reaches(self.refined.cut_of(client), self.choices.target, self.job)
-        return Outcome(told.loss_before, told.loss_after, before, after, self._importance[client], seconds, arrived)
+        return Outcome(
+            told.loss_before,
+            told.loss_after,
+            before,
+            after,
+            self._importance[client],
+            seconds,
+            arrived,
+        )
 
     # ----- stage 5: aggregation ---------------------------------------------------------------------------------------
 
@@ -309,20 +375,34 @@ class FedSpine(FedPETuning):
         self.refined.forget_plans()
 
     def _claimed_weight(self, client: int) -> float:
-        return self._importance[client] if self.federation.client_weights == "importance" else super()._claimed_weight(client)
+        return (
+            self._importance[client]
+            if self.federation.client_weights == "importance"
+            else super()._claimed_weight(client)
+        )
 
-    def mean_of(self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]) -> Factors:
+    def mean_of(
+        self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]
+    ) -> Factors:
         """The mean of one matrix's updates, over those that kept a row of it, or a column.
 
         What devices keep that have no part in it stays as it was, where nobody else kept it.
         """
-        maps = {seat.client: self._kept(seat.client, key, adapter) for seat in self.rounds.roster.active()}
-        kept = [KeptFactors(own, maps[client]) for client, own in zip(clients, factors, strict=True)]
-        others, tensors = [own for client, own in maps.items() if client not in clients], self.averaged.tensors(key)
+        maps = {
+            seat.client: self._kept(seat.client, key, adapter)
+            for seat in self.rounds.roster.active()
+        }
+        kept = [
+            KeptFactors(own, maps[client]) for client, own in zip(clients, factors, strict=True)
+        ]
+        others = [own for client, own in maps.items() if client not in clients]
+        tensors = self.averaged.tensors(key)
         elsewhere = torch.stack(others).any(dim=0) if others else torch.zeros_like(kept[0].keep)
         last = part_of(adapter, tensors[adapter.name_b], tensors[adapter.name_a], elsewhere)
         weights = [self._weights[client] for client in clients]
-        return covered_mean(adapter, kept, weights, "keepers" if self.job.aggregation == "coverage" else "all", last)
+        return covered_mean(
+            adapter, kept, weights, "keepers" if self.job.aggregation == "coverage" else "all", last
+        )
 
     def _kept(self, client: int, key: str, adapter: Adapter) -> torch.Tensor:
         index = block_of_key(key)

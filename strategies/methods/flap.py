@@ -42,7 +42,10 @@ class Flap(Cutting):
         """Show what will be done."""
         job = self.run.settings.of(FlapSettings)
         bias = ", with biases in their place" if job.bias_compensation else ""
-        text = f"{job.share:.0%} of the {job.share_of}' parameters, {job.metric}, {job.selection} comparison{bias}"
+        text = (
+            f"{job.share:.0%} of the {job.share_of}' parameters, {job.metric}, {job.selection}"
+            f" comparison{bias}"
+        )
         self.run.progress.note("method", f"flap         {text}")
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
@@ -54,7 +57,12 @@ class Flap(Cutting):
         most = self.run.settings.of(FlapSettings).max_client_ratio
         claimed = {client: int(self._reports[client]["tokens"]) for client in clients}
         sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
-        tokens = count_claims(self.rounds, "tokens", {client: float(number) for client, number in claimed.items()}, most)
+        tokens = count_claims(
+            self.rounds,
+            "tokens",
+            {client: float(number) for client, number in claimed.items()},
+            most,
+        )
         counted = count_claims(self.rounds, "inputs", sizes, most)
         factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
@@ -65,7 +73,9 @@ class Flap(Cutting):
             found = {}
             for name in ADDED_BIASES:
                 own = [
-                    _moments(inbox, client, index, name, claimed[client]).counted(int(tokens[client]), factor[client])
+                    _moments(inbox, client, index, name, claimed[client]).counted(
+                        int(tokens[client]), factor[client]
+                    )
                     for client in clients
                 ]
                 parts, excesses = limited_by_median(own, SINGLE_NUMBERS * most)
@@ -81,11 +91,16 @@ class Flap(Cutting):
     def _size(self, inbox: Inbox, client: int, tokens: int) -> float:
         """How large the inputs are that a client tells of: their root mean square, summed over matrices."""
         found = (
-            _moments(inbox, client, block.index, name, tokens) for block in self.run.model.plan.blocks for name in ADDED_BIASES
+            _moments(inbox, client, block.index, name, tokens)
+            for block in self.run.model.plan.blocks
+            for name in ADDED_BIASES
         )
         return sum(float((one.square_sum / one.count).mean().sqrt()) for one in found)
 
 
 def _moments(inbox: Inbox, client: int, index: int, name: str, tokens: int) -> Moments:
-    mean, squares = (inbox.tensor(client, block_key(index), of(name)).double() for of in (mean_name, squares_name))
+    mean, squares = (
+        inbox.tensor(client, block_key(index), of(name)).double()
+        for of in (mean_name, squares_name)
+    )
     return Moments(tokens, mean, squares)

@@ -71,11 +71,15 @@ def fingerprint_of(fleet: Fleet | None) -> str:
 
 def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: int) -> int:
     """Bytes of numbers that a device gets and sends in a round; in round 1 nothing comes down."""
-    up = sum(spec.num_bytes for blob in blob_specs(adapters, settings).values() for spec in blob.values())
+    up = sum(
+        spec.num_bytes for blob in blob_specs(adapters, settings).values() for spec in blob.values()
+    )
     return up if server_round == 1 else 2 * up
 
 
-def bytes_of_bits(adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int, *, asked: bool) -> int:
+def bytes_of_bits(
+    adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int, *, asked: bool
+) -> int:
     """Bytes of what a device has cut, in a round after the first: they come with every part of the adapters and with every
     request for one, the first aside, which is the order itself; and they go once each way where it is asked what to cut.
     """
@@ -84,14 +88,22 @@ def bytes_of_bits(adapters: AdapterPlan, units: CutUnits, settings: RunSettings,
 
 
 def virtual_seconds(
-    fleet: Fleet, settings: RunSettings, client: int, server_round: int, kept: int, adapters: AdapterPlan, num_bytes: int
+    fleet: Fleet,
+    settings: RunSettings,
+    client: int,
+    server_round: int,
+    kept: int,
+    adapters: AdapterPlan,
+    num_bytes: int,
 ) -> float:
     """Seconds of a device's round: its steps over full sequences, and its bytes.
 
     ``kept`` are the parameters of the frozen model that it still has.
     """
     training = settings.training
-    sequence = settings.data.window_tokens if settings.task.name == TEXT else settings.task.max_tokens
+    sequence = (
+        settings.data.window_tokens if settings.task.name == TEXT else settings.task.max_tokens
+    )
     tokens = training.batch_size * training.accumulation * sequence
     conditions = fleet.drawn(settings.seed, client, server_round)
     computing = computing_seconds(training.steps, tokens, kept, adapters.num_parameters, conditions)

@@ -43,7 +43,11 @@ class HeldLayers:
         return [index for index, version in enumerate(model.versions) if version != held[index]]
 
     def updates(
-        self, rounds: Rounds, server_round: int, model: Layers, ends: Mapping[int, int] | None = None
+        self,
+        rounds: Rounds,
+        server_round: int,
+        model: Layers,
+        ends: Mapping[int, int] | None = None,
     ) -> Iterator[list[Message]]:
         """Messages that bring every active client its stale layers of a model, part by part.
 
@@ -57,7 +61,9 @@ class HeldLayers:
         stale = {seat.client: self.stale(seat.client, model) for seat in rounds.roster.active()}
         if ends is not None:
             stale = {
-                client: [index for index in stale[client] if index < end] for client, end in ends.items() if client in stale
+                client: [index for index in stale[client] if index < end]
+                for client, end in ends.items()
+                if client in stale
             }
         parts = {client: self._cut(model, blocks) for client, blocks in stale.items() if blocks}
         for part in range(max(map(len, parts.values()), default=0)):
@@ -68,7 +74,8 @@ class HeldLayers:
         for client in parts:
             held = self._held(client)
             self._versions[client] = [
-                model.versions[index] if index in stale[client] else held[index] for index in range(len(held))
+                model.versions[index] if index in stale[client] else held[index]
+                for index in range(len(held))
             ]
 
     def _held(self, client: int) -> list[int]:
@@ -76,10 +83,18 @@ class HeldLayers:
 
     def _cut(self, model: Layers, blocks: list[int]) -> list[list[int]]:
         sizes = [self.result.num_bytes(index, model.num_kept[index]) for index in blocks]
-        return [[blocks[place] for place in part] for part in cut_into_parts(sizes, self.part_bytes)]
+        return [
+            [blocks[place] for place in part] for part in cut_into_parts(sizes, self.part_bytes)
+        ]
 
     def _messages(
-        self, rounds: Rounds, clients: set[int], server_round: int, model: Layers, blocks: list[int], part: int
+        self,
+        rounds: Rounds,
+        clients: set[int],
+        server_round: int,
+        model: Layers,
+        blocks: list[int],
+        part: int,
     ) -> list[Message]:
         update = Update(
             blocks=blocks,
@@ -88,4 +103,6 @@ class HeldLayers:
         )
         blobs = {block_key(index): self.result.store.get(model.blobs[index]) for index in blocks}
         seats = [seat for seat in rounds.roster.active() if seat.client in clients]
-        return [rounds.request("deliver", seat, server_round, update, blobs, part) for seat in seats]
+        return [
+            rounds.request("deliver", seat, server_round, update, blobs, part) for seat in seats
+        ]

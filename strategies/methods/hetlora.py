@@ -39,7 +39,11 @@ class HetLoRA(FedPETuning):
 
     def state(self) -> dict[str, Any]:
         """The global adapters, and every client's rank."""
-        ranks = {} if self._ranks is None else {"ranks": {str(client): rank for client, rank in self._ranks.items()}}
+        ranks = (
+            {}
+            if self._ranks is None
+            else {"ranks": {str(client): rank for client, rank in self._ranks.items()}}
+        )
         return super().state() | ranks
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -50,7 +54,9 @@ class HetLoRA(FedPETuning):
     def summary(self) -> None:
         """Show what will be done."""
         super().summary()
-        ranks = ", ".join(f"{seat.site} {self.limit_of(seat)}" for seat in self.rounds.roster.active())
+        ranks = ", ".join(
+            f"{seat.site} {self.limit_of(seat)}" for seat in self.rounds.roster.active()
+        )
         self.run.progress.note("ranks", f"ranks        {ranks}")
 
     # ----- the clients' ranks -----------------------------------------------------------------------------------------
@@ -76,19 +82,24 @@ class HetLoRA(FedPETuning):
         Mistake
             Some sites measured their capability, and some state it.
         """
-        seats, lora = self.rounds.roster.seats, self.run.settings.lora
+        seats = self.rounds.roster.seats
+        lora = self.run.settings.lora
         if self.hetlora.ranks:
             return {client: self.hetlora.rank_limit_of(client, lora) for client in seats}
         counted = counted_capabilities(self.rounds, "hetlora.ranks")
         most = max(counted.values())
-        return {client: max(1, round(lora.largest_rank * (value / most))) for client, value in counted.items()}
+        return {
+            client: max(1, round(lora.largest_rank * (value / most)))
+            for client, value in counted.items()
+        }
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Weigh the clients' updates, and take over the ranks that self-pruning left them."""
         if self.federation.client_weights == "norms":
             self._norms = self._norms_of(inbox, clients)
         for client in clients:
-            seat, left = self.rounds.roster.seats[client], self._told[client].rank
+            seat = self.rounds.roster.seats[client]
+            left = self._told[client].rank
             if left < self.limit_of(seat):
                 text = f"{seat.site} goes on with rank {left} of {self.limit_of(seat)}"
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=left)
@@ -111,4 +122,8 @@ class HetLoRA(FedPETuning):
         return norms if any(norms.values()) else dict.fromkeys(clients, 1.0)
 
     def _claimed_weight(self, client: int) -> float:
-        return self._norms[client] if self.federation.client_weights == "norms" else super()._claimed_weight(client)
+        return (
+            self._norms[client]
+            if self.federation.client_weights == "norms"
+            else super()._claimed_weight(client)
+        )

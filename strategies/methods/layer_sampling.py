@@ -15,7 +15,9 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 
 
-def layers_per_client(num_layers: int, share: float, capabilities: Mapping[int, float]) -> dict[int, int]:
+def layers_per_client(
+    num_layers: int, share: float, capabilities: Mapping[int, float]
+) -> dict[int, int]:
     """k_i of each client: the most capable client prunes ``share`` of all layers, the others in proportion, at least one.
 
     Parameters
@@ -30,7 +32,10 @@ def layers_per_client(num_layers: int, share: float, capabilities: Mapping[int, 
         client -> k_i, ``max(1, round(L * share * r_i / max r))``
     """
     most = max(capabilities.values())
-    return {client: max(1, round(num_layers * share * (value / most))) for client, value in capabilities.items()}
+    return {
+        client: max(1, round(num_layers * share * (value / most)))
+        for client, value in capabilities.items()
+    }
 
 
 def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str, int]) -> None:
@@ -45,13 +50,18 @@ def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str,
     if total < num_layers and job.coverage == "every-round":
         numbers = ", ".join(f"{site} {number}" for site, number in places.items())
         raise Mistake(
-            f"fedspallm.sampled-layers = {job.sampled_layers}: the clients together prune {count(total, 'layer')} in a "
-            f"round, the model has {num_layers} ({numbers}); raise it, or set fedspallm.coverage to 'over-rounds'"
+            f"fedspallm.sampled-layers = {job.sampled_layers}: the clients together prune"
+            f" {count(total, 'layer')} in a round, the model has {num_layers} ({numbers}); raise"
+            " it, or set fedspallm.coverage to 'over-rounds'"
         )
 
 
 def drawn_layers(
-    seed: int, server_round: int, layers: Sequence[int], versions: Sequence[int], places: Mapping[int, int]
+    seed: int,
+    server_round: int,
+    layers: Sequence[int],
+    versions: Sequence[int],
+    places: Mapping[int, int],
 ) -> dict[int, list[int]]:
     """The layers of every client in a round: of ``layers`` those pruned longest ago first, if not all can be covered.
 
@@ -67,7 +77,9 @@ def drawn_layers(
     return sample_layers(by_age, places, generator)
 
 
-def sample_layers(layers: Sequence[int], places: Mapping[int, int], generator: np.random.Generator) -> dict[int, list[int]]:
+def sample_layers(
+    layers: Sequence[int], places: Mapping[int, int], generator: np.random.Generator
+) -> dict[int, list[int]]:
     """Draw the layers of every client.
 
     Parameters

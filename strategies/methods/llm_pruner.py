@@ -63,7 +63,8 @@ class LlmPruner(Cutting):
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
-        self.job, self.plan = run.settings.of(LlmPrunerSettings), run.model.plan
+        self.job = run.settings.of(LlmPrunerSettings)
+        self.plan = run.model.plan
         self.limits = UpdateLimits(SINGLE_NUMBERS * self.job.max_score_ratio)
         self.num_rounds = self.job.num_rounds(run.settings.federation)
 
@@ -78,7 +79,9 @@ class LlmPruner(Cutting):
         return settings.of(LlmPrunerSettings).rescaled
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse also equations that fit into no message."""
         super().require_fit(settings, model, capabilities)
         try:
@@ -93,7 +96,8 @@ class LlmPruner(Cutting):
         refined = {"rearranged": job.rearrange, "rescaled": job.rescale}
         then = "".join(f", {kinds} {how}" for how, kinds in refined.items() if kinds != "off")
         text = (
-            f"{job.share:.0%} of the {job.share_of}' parameters, {job.element} sums, {job.selection} comparison, {spared}{then}"
+            f"{job.share:.0%} of the {job.share_of}' parameters, {job.element} sums,"
+            f" {job.selection} comparison, {spared}{then}"
         )
         self.run.progress.note("method", f"llm-pruner   {text}")
 
@@ -112,7 +116,11 @@ class LlmPruner(Cutting):
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
         """Whole blocks' scores, or the equations of whole kinds."""
         scoring = server_round == 1
-        specs = score_specs(self.plan, self.run.settings) if scoring else equation_specs(self.plan, self._cut(), self.job)
+        specs = (
+            score_specs(self.plan, self.run.settings)
+            if scoring
+            else equation_specs(self.plan, self._cut(), self.job)
+        )
         return parts_of(specs, self.run.settings.part_bytes)
 
     def sent_text(self, seat: Seat) -> str:
@@ -120,7 +128,9 @@ class LlmPruner(Cutting):
         return f"{'normal equations' if self.rounds.finished else self.SENT} of {seat.site}"
 
     def _cut(self) -> CutOfBlocks:
-        return cut_of_blocks(self.plan, [self.result.blob(block.index) for block in self.plan.blocks])
+        return cut_of_blocks(
+            self.plan, [self.result.blob(block.index) for block in self.plan.blocks]
+        )
 
     # ----- what came back ---------------------------------------------------------------------------------------------
 
@@ -129,7 +139,10 @@ class LlmPruner(Cutting):
         for place in equation_places(self._cut(), self.job) if self.rounds.finished else ():
             joint, _ = self._equations(inbox, client, place)
             if not is_positive(joint, max(self.job.rescale_damping, LEAST_DAMPING)):
-                reason = f"reply refused: {equation_key(*place)}: the numbers are no inner products of what units give"
+                reason = (
+                    f"reply refused: {equation_key(*place)}: the numbers are no inner products of"
+                    " what units give"
+                )
                 self.rounds.drop("train", self.rounds.roster.seats[client], reason)
                 return False
         return True
@@ -142,17 +155,27 @@ class LlmPruner(Cutting):
             self._rescale(inbox, clients)
 
     def _chosen(self, inbox: Inbox, clients: list[int]) -> Iterator[bytes]:
-        job, plan, blocks = self.job, self.plan, cut_blocks(self.plan, self.job)
+        job = self.job
+        plan = self.plan
+        blocks = cut_blocks(self.plan, self.job)
         names = [(index, kind) for index in blocks for kind in KINDS]
         sent = {
-            client: [inbox.tensor(client, block_key(index), score_name(kind)).double() for index, kind in names]
+            client: [
+                inbox.tensor(client, block_key(index), score_name(kind)).double()
+                for index, kind in names
+            ]
             for client in clients
         }
-        factor = self._counted("scores", {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()})
+        factor = self._counted(
+            "scores",
+            {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()},
+        )
         scores: list[dict[str, Tensor]] = [{} for _ in blocks]
         counted: dict[tuple[int, str], list[Tensor]] = {}
         for place, (index, kind) in enumerate(names):
-            of_all = self._limited({client: sent[client][place] * factor[client] for client in clients}, (index, kind))
+            of_all = self._limited(
+                {client: sent[client][place] * factor[client] for client in clients}, (index, kind)
+            )
             scores[index - job.spare_first][kind] = sum(of_all, start=torch.zeros(()))
             counted[index, kind] = of_all
         self.limits.tell(self.rounds, "scores of units")
@@ -160,22 +183,37 @@ class LlmPruner(Cutting):
         def fisher_of(place: int, kind: str) -> Tensor:
             """The factors of all clients below each other."""
             index = blocks[place]
-            units, windows = getattr(units_of(plan, plan.blocks[index]), kind), self.run.settings.data.windows
+            units = getattr(units_of(plan, plan.blocks[index]), kind)
+            windows = self.run.settings.data.windows
             flat = (inbox.tensor(client, block_key(index), fisher_name(kind)) for client in clients)
-            own = (read_factor(one, units, windows) * factor[c] ** 0.5 for c, one in zip(clients, flat, strict=True))
-            return torch.cat([_within_scores(one, most) for one, most in zip(own, counted[index, kind], strict=True)])
+            own = (
+                read_factor(one, units, windows) * factor[c] ** 0.5
+                for c, one in zip(clients, flat, strict=True)
+            )
+            return torch.cat(
+                [
+                    _within_scores(one, most)
+                    for one, most in zip(own, counted[index, kind], strict=True)
+                ]
+            )
 
         return taylor_cuts(self.run.model, scores, job, fisher_of)
 
     def _limited(self, scores: Mapping[int, Tensor], place: tuple[int, str]) -> list[Tensor]:
         """Scores of units of one kind in a block, each within a ratio of the median client's, by client."""
-        found, sizes = [], torch.stack([one.abs() for one in scores.values()])
+        found = []
+        sizes = torch.stack([one.abs() for one in scores.values()])
         for (client, own), size, limited in zip(
             scores.items(), sizes, within_ratio(sizes, self.limits.most_ratio), strict=True
         ):
             beyond = limited != size
             if bool(beyond.any()):
-                worst = int((torch.maximum(size, limited) / torch.minimum(size, limited).clamp(min=1e-300)).argmax())
+                worst = int(
+                    (
+                        torch.maximum(size, limited)
+                        / torch.minimum(size, limited).clamp(min=1e-300)
+                    ).argmax()
+                )
                 self.limits.note(client, place, float(size[worst]), float(limited[worst]))
                 own = torch.where(beyond, limited.copysign(own), own)
             found.append(own)
@@ -188,7 +226,9 @@ class LlmPruner(Cutting):
 
     # ----- scales -----------------------------------------------------------------------------------------------------
 
-    def _equations(self, inbox: Inbox, client: int, place: tuple[int, str]) -> tuple[Tensor, Tensor]:
+    def _equations(
+        self, inbox: Inbox, client: int, place: tuple[int, str]
+    ) -> tuple[Tensor, Tensor]:
         """Those of a client, float64."""
         key = equation_key(*place)
         aims = inbox.tensor(client, key, AIMS).double()
@@ -197,14 +237,20 @@ class LlmPruner(Cutting):
     def _rescale(self, inbox: Inbox, clients: list[int]) -> None:
         cut = self._cut()
         places = equation_places(cut, self.job)
-        factor = self._counted("equations", {client: self._size(inbox, client, places) for client in clients})
+        factor = self._counted(
+            "equations", {client: self._size(inbox, client, places) for client in clients}
+        )
         refused: list[tuple[int, str]] = []
         blobs = []
         self.run.progress.begin("rescaling", len(cut))
-        for index, (blob, scales) in enumerate(scaled_cuts(cut, self._scales(inbox, factor, refused), self.job)):
+        for index, (blob, scales) in enumerate(
+            scaled_cuts(cut, self._scales(inbox, factor, refused), self.job)
+        ):
             blobs.append(self.result.store.put(blob))
             kept = {kind: own[~cut[index][kind]] for kind, own in scales.items()}
-            told = ", ".join(f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items())
+            told = ", ".join(
+                f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items()
+            )
             self.run.progress.step("rescaled", f"block {index}: {told}", block=index)
         self.limits.tell(self.rounds, "equations of units")
         self.result.blobs = blobs
@@ -219,11 +265,13 @@ class LlmPruner(Cutting):
         """Solves the sum of the clients' equations of a place, in order of client, and notes where that is of no use."""
 
         def of(index: int, kind: str) -> Tensor | None:
-            joint, aims = torch.zeros(()), torch.zeros(())
+            joint = torch.zeros(())
+            aims = torch.zeros(())
             equations = self._limited_equations(inbox, list(factor), (index, kind))
             for client, counts in factor.items():
                 own_joint, own_aims = equations[client]
-                joint, aims = joint + own_joint * counts, aims + own_aims * counts
+                joint = joint + own_joint * counts
+                aims = aims + own_aims * counts
             found = scales_or_none((joint, aims), self.job.rescale_damping)
             if found is None:
                 refused.append((index, kind))
@@ -241,11 +289,17 @@ class LlmPruner(Cutting):
         """
         found = {client: self._equations(inbox, client, place) for client in clients}
         own = torch.stack([joint.diagonal().clamp(min=0) for joint, _ in found.values()])
-        shares = torch.stack([aims for _, aims in found.values()]) / own.where(own > 0, torch.ones(()).double())
-        most = self.limits.most_ratio**2  # products of two units' outputs over few tokens vary twice as much, in powers
-        within, near = within_ratio(own, most), within_band(shares, most)
+        shares = torch.stack([aims for _, aims in found.values()]) / own.where(
+            own > 0, torch.ones(()).double()
+        )
+        # Products of two units' outputs over few tokens vary twice as much, in powers.
+        most = self.limits.most_ratio**2
+        within = within_ratio(own, most)
+        near = within_band(shares, most)
         for row, client in enumerate(clients):
-            scales = torch.where(within[row] != own[row], (within[row] / own[row].clamp(min=1e-300)).sqrt(), 1.0)
+            scales = torch.where(
+                within[row] != own[row], (within[row] / own[row].clamp(min=1e-300)).sqrt(), 1.0
+            )
             if bool((scales != 1).any()) or bool((near[row] != shares[row]).any()):
                 joint, _ = found[client]
                 found[client] = joint * scales[:, None] * scales, near[row] * within[row]
@@ -268,4 +322,8 @@ def _within_scores(factor: Tensor, scores: Tensor) -> Tensor:
     """A factor of the Fisher information, (rows, units), of which no column's squares sum to more than the unit's score."""
     squares = factor.square().sum(dim=0)
     beyond = squares > scores * (1 + ROUNDING)
-    return torch.where(beyond, factor * (scores / squares.clamp(min=1e-300)).sqrt(), factor) if bool(beyond.any()) else factor
+    return (
+        torch.where(beyond, factor * (scores / squares.clamp(min=1e-300)).sqrt(), factor)
+        if bool(beyond.any())
+        else factor
+    )

@@ -56,7 +56,8 @@ class LlmStreamline(Method):
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
-        self.job, self.federation = run.settings.of(LlmStreamlineSettings), run.settings.federation
+        self.job = run.settings.of(LlmStreamlineSettings)
+        self.federation = run.settings.federation
         self.result = StreamlinedResult(run.settings, run.model, run.checkpoint.blobs)
         self.reach = Reach(self.job.training, differences=self.federation.sends_differences)
         self.num_rounds = self.job.num_rounds(self.federation)
@@ -64,10 +65,13 @@ class LlmStreamline(Method):
         self.limits = UpdateLimits(self.federation.max_update_ratio)
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse an encoder, a share that leaves no block, and a form in which the smaller model could not be written."""
         check_labels(model.family, None, str(model.directory / "config.json"))
-        job, blocks = settings.of(LlmStreamlineSettings), len(model.plan.blocks)
+        job = settings.of(LlmStreamlineSettings)
+        blocks = len(model.plan.blocks)
         try:
             for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
                 require_form(made, job.form)
@@ -76,9 +80,13 @@ class LlmStreamline(Method):
 
     def summary(self) -> None:
         """Show what will be done."""
-        blocks, place = len(self.run.model.plan.blocks), "nothing comes in their place"
+        blocks = len(self.run.model.plan.blocks)
+        place = "nothing comes in their place"
         if self.job.replacement == "layer":
-            place = f"one layer in their place, {count(self.federation.rounds, 'round')} of {count(self.job.steps, 'step')}"
+            place = (
+                f"one layer in their place, {count(self.federation.rounds, 'round')} of"
+                f" {count(self.job.steps, 'step')}"
+            )
         text = f"llm-streamline {self.result.span} of {blocks} neighbouring blocks go, {place}"
         self.run.progress.note("method", text)
 
@@ -102,7 +110,9 @@ class LlmStreamline(Method):
         """Compare blocks; then train the layer, at first from the base's own block."""
         if server_round == 1:
             return NoScalars(), {}
-        blobs = {key: self.result.blob(key) for key in self._parts()[-1]} if server_round > 2 else {}
+        blobs = (
+            {key: self.result.blob(key) for key in self._parts()[-1]} if server_round > 2 else {}
+        )
         return Replace(start=self.result.start), blobs
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
@@ -116,9 +126,14 @@ class LlmStreamline(Method):
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, so that they can evaluate it on their own text."""
         if self.run.settings.evaluation.own_text:
-            yield from self.bring(server_round + 1, self._layer(self._parts() if self.job.replacement == "layer" else [[]]))
+            yield from self.bring(
+                server_round + 1,
+                self._layer(self._parts() if self.job.replacement == "layer" else [[]]),
+            )
 
-    def _layer(self, parts: Sequence[Sequence[str]]) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
+    def _layer(
+        self, parts: Sequence[Sequence[str]]
+    ) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
         """Parts of the layer, and where it belongs."""
         for keys in parts:
             yield Replace(start=self.result.start), {key: self.result.blob(key) for key in keys}
@@ -132,7 +147,9 @@ class LlmStreamline(Method):
         """Steps that were left out, and with weights by samples how many windows it has."""
         if "skipped_steps" in report:
             told = self._told[seat.client] = validate(LayerReport, report)
-            samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
+            samples = (
+                {"samples": told.samples} if self.federation.client_weights == "samples" else {}
+            )
             skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
             seat.metrics = {**samples, "skipped_steps": skipped}
 
@@ -160,19 +177,27 @@ class LlmStreamline(Method):
         weights = count_claims(self.rounds, "weight", claimed, self.federation.max_weight_ratio)
         self.run.progress.begin("averaging", 1)
         begun = self.result.tensors()
-        self.result.replace((name, self._mean(inbox, name, weights, begun[name])) for name in self._shapes())
+        self.result.replace(
+            (name, self._mean(inbox, name, weights, begun[name])) for name in self._shapes()
+        )
         self.limits.tell(self.rounds)
         self.run.progress.step("averaged", f"the layer of {count(len(clients), 'client')}")
 
     def _choose(self, inbox: Inbox, clients: list[int]) -> None:
         claimed = {client: float(self._reports[client]["tokens"]) for client in clients}
         tokens = count_claims(self.rounds, "tokens", claimed, self.federation.max_weight_ratio)
-        found = torch.stack([inbox.tensor(client, SIMILARITY_KEY, COSINES).double() for client in clients])
+        found = torch.stack(
+            [inbox.tensor(client, SIMILARITY_KEY, COSINES).double() for client in clients]
+        )
         weights = torch.tensor([tokens[client] for client in clients], dtype=torch.float64)
         cosines = (self._limited(found, clients) * weights[:, None]).sum(dim=0) / weights.sum()
         self.result.cosines, self.result.start = cosines.tolist(), likest(cosines)
-        first, last = self.result.start, self.result.start + self.result.span - 1
-        text = f"blocks       {first} to {last} go: cosine {float(cosines.max()):.4f} between what goes in and what comes out"
+        first = self.result.start
+        last = self.result.start + self.result.span - 1
+        text = (
+            f"blocks       {first} to {last} go: cosine {float(cosines.max()):.4f} between what"
+            " goes in and what comes out"
+        )
         self.run.progress.note("chosen", text, first=first, last=last)
 
     def _limited(self, cosines: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
@@ -182,7 +207,9 @@ class LlmStreamline(Method):
         changed = limited != distances
         for row, client in enumerate(clients):
             for place in changed[row].nonzero().flatten().tolist():
-                self.limits.note(client, place, float(distances[row, place]), float(limited[row, place]))
+                self.limits.note(
+                    client, place, float(distances[row, place]), float(limited[row, place])
+                )
         self.limits.tell(self.rounds, "cosines")
         return torch.where(changed, 1 - limited, cosines)
 
@@ -191,14 +218,19 @@ class LlmStreamline(Method):
 
     def _sent(self, inbox: Inbox, client: int, name: str) -> torch.Tensor:
         """One tensor as a client sent it, float32."""
-        return read_adapter(partial(inbox.tensor, client, name), name, self._shapes()[name], self.federation.payload)
+        return read_adapter(
+            partial(inbox.tensor, client, name), name, self._shapes()[name], self.federation.payload
+        )
 
-    def _mean(self, inbox: Inbox, name: str, weights: Mapping[int, float], begun: torch.Tensor) -> torch.Tensor:
+    def _mean(
+        self, inbox: Inbox, name: str, weights: Mapping[int, float], begun: torch.Tensor
+    ) -> torch.Tensor:
         """The mean of one tensor, float32; summed in float64, in order of client, and added to what differences are from.
 
         Each client's change counts up to a multiple of the median client's; one client's tensor is in memory at a time.
         """
-        differ, start = self.federation.sends_differences, begun.to(torch.float64)
+        differ = self.federation.sends_differences
+        start = begun.to(torch.float64)
         sizes = {}
         for client in weights:
             sent = self._sent(inbox, client, name)
@@ -206,7 +238,8 @@ class LlmStreamline(Method):
         factors = self.limits.factors(name, sizes)
         mean = torch.zeros(self._shapes()[name], dtype=torch.float64)
         for client, weight in weights.items():
-            sent, factor = self._sent(inbox, client, name).to(torch.float64), factors[client]
+            sent = self._sent(inbox, client, name).to(torch.float64)
+            factor = factors[client]
             if factor < 1:
                 sent = sent * factor if differ else start + factor * (sent - start)
             mean += sent * weight

@@ -20,9 +20,12 @@ def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
         try:
             size = group_size(linear.shape, job.server_group)
         except ValueError as error:
-            raise Mistake(f"{settings.method}.pattern = '{job.pattern}': {linear.parameter}: {error}") from None
+            raise Mistake(
+                f"{settings.method}.pattern = '{job.pattern}': {linear.parameter}: {error}"
+            ) from None
         if job.pattern and job.columns_together % size:
             raise Mistake(
-                f"{settings.method}.pattern = '{job.pattern}': sparsegpt decides {job.columns_together} columns at a time, "
-                f"which {size} does not divide; choose another pattern or local-method"
+                f"{settings.method}.pattern = '{job.pattern}': sparsegpt decides"
+                f" {job.columns_together} columns at a time, which {size} does not divide; choose"
+                " another pattern or local-method"
             )

@@ -32,14 +32,17 @@ class Reach:
     differences : clients send what training changed, not what it led to
     """
 
-    def __init__(self, training: TrainingSettings, steps_before: int = 0, differences: bool = False) -> None:
+    def __init__(
+        self, training: TrainingSettings, steps_before: int = 0, differences: bool = False
+    ) -> None:
         growth, self.distance = _of_a_round(training, steps_before)
         self.factor = _change(training, growth) if differences else growth
         """Of the number that training began with."""
         self.starts: dict[str, float] = {}
         """Largest magnitude that clients began with, by ``<blob key>/<name>``; JSON values only."""
         self.reason = (
-            f"a number is larger than {training.steps} steps of training.learning-rate = {training.learning_rate} can make it"
+            f"a number is larger than {training.steps} steps of training.learning-rate ="
+            f" {training.learning_rate} can make it"
         )
 
     def note(self, key: str, tensors: Mapping[str, Tensor]) -> None:
@@ -62,11 +65,17 @@ def _of_a_round(training: TrainingSettings, steps_before: int) -> tuple[float, f
     and multiplies it by ``1 - learning_rate * weight_decay`` before. Moments that are kept may be of any number of steps so
     far, as a client need not have had a part in every round.
     """
-    growth, distance, rate = 1.0, 0.0, training.learning_rate
+    growth = 1.0
+    distance = 0.0
+    rate = training.learning_rate
     decay = max(1.0, rate * training.weight_decay - 1.0)
-    moves = [largest_step(training.beta1, training.beta2, step + 1) for step in range(steps_before + training.steps)]
+    moves = [
+        largest_step(training.beta1, training.beta2, step + 1)
+        for step in range(steps_before + training.steps)
+    ]
     for move in [max(moves)] * training.steps if steps_before else moves:
-        growth, distance = growth * decay, distance * decay + rate * move
+        growth = growth * decay
+        distance = distance * decay + rate * move
     return growth, distance
 
 

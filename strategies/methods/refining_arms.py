@@ -51,7 +51,8 @@ class ArmSpace:
             raise Mistake(f"largest step = {self.largest_step}: has to be above 0 and at most 1")
         if not 1 <= self.lowest_rank <= self.highest_rank:
             raise Mistake(
-                f"ranks from {self.lowest_rank} to {self.highest_rank}: at least 1, and the lowest not above the highest"
+                f"ranks from {self.lowest_rank} to {self.highest_rank}: at least 1, and the lowest"
+                " not above the highest"
             )
         if self.kind not in ("relative", "absolute"):
             raise Mistake(f"arm space = {self.kind!r}: choose relative or absolute")
@@ -71,11 +72,14 @@ class ArmSpace:
         ``relative``: ``p_t = min(p_{t-1} + u Delta_max, p*)`` and ``r = round(r_min (r_max / r_min)^v)``, which gives every
         doubling of the rank the same room. ``absolute``: ``p_t = u p*`` and ``r = round(r_min + v (r_max - r_min))``.
         """
-        low, high = self.lowest_rank, self.highest_rank
+        low = self.lowest_rank
+        high = self.highest_rank
         if self.kind == "relative":
-            wanted, rank = pruned + u * self.largest_step, low * (high / low) ** v
+            wanted = pruned + u * self.largest_step
+            rank = low * (high / low) ** v
         else:
-            wanted, rank = u * self.target, low + v * (high - low)
+            wanted = u * self.target
+            rank = low + v * (high - low)
         return Refinement(max(pruned, min(wanted, self.target)), min(max(round(rank), low), high))
 
 

@@ -67,9 +67,12 @@ class Choices:
     @property
     def space(self) -> ArmSpace:
         """What the points of the square mean."""
-        largest, job = self.settings.lora.largest_rank, self.job
+        largest = self.settings.lora.largest_rank
+        job = self.job
         lowest = min(job.rank_min, largest)
-        return ArmSpace(self.target, step_for(self.target, self.rounds), lowest, largest, job.arm_space)
+        return ArmSpace(
+            self.target, step_for(self.target, self.rounds), lowest, largest, job.arm_space
+        )
 
     def knows(self, client: int) -> bool:
         """Whether a device has trained in a round, and so has measured its units."""
@@ -77,46 +80,68 @@ class Choices:
 
     def arm(self, client: int, server_round: int) -> Arm:
         """What a device is asked for."""
-        job, before = self.job, self.pruned.get(client, 0.0)
+        job = self.job
+        before = self.pruned.get(client, 0.0)
         u, v = self._point(client, server_round, before)
-        chosen, usual = self.space.refinement(u, v, before), self._scheduled(before, server_round)
+        chosen = self.space.refinement(u, v, before)
+        usual = self._scheduled(before, server_round)
         ratio = chosen if job.allocation != "fixed" and job.adaptive_pruning else usual
         rank = chosen if job.allocation != "fixed" and job.adaptive_rank else usual
         return Arm(u, v, before, ratio.pruned, rank.rank)
 
     def _point(self, client: int, server_round: int, before: float) -> tuple[float, float]:
-        least, seed = self.space.least(before), self.settings.seed
+        least = self.space.least(before)
+        seed = self.settings.seed
         if self.job.allocation == "bandit":
             return self._bandit(client).draw(seed, client, server_round, least)
-        generator = np.random.default_rng(derive_seed(seed, "random-arm", client=client, server_round=server_round))
+        generator = np.random.default_rng(
+            derive_seed(seed, "random-arm", client=client, server_round=server_round)
+        )
         u, v = generator.random(2).tolist()
         return least + (1 - least) * u, v
 
     def _scheduled(self, before: float, server_round: int) -> Refinement:
         """The same step for all, ``p* / T``, from a round on, and one rank."""
-        pruned = before + self.target / self.rounds if server_round >= self.job.prune_from else before
-        return Refinement(self.target if pruned > self.target - ROUNDING else pruned, self.job.usual_rank(self.settings.lora))
+        pruned = (
+            before + self.target / self.rounds if server_round >= self.job.prune_from else before
+        )
+        return Refinement(
+            self.target if pruned > self.target - ROUNDING else pruned,
+            self.job.usual_rank(self.settings.lora),
+        )
 
     def _bandit(self, client: int) -> Bandit:
         job = self.job
-        return self.bandits.get(client, Bandit(Exploration(job.discount, job.granularity, job.exploration)))
+        return self.bandits.get(
+            client, Bandit(Exploration(job.discount, job.granularity, job.exploration))
+        )
 
     # ----- what came of it --------------------------------------------------------------------------------------------
 
-    def learn(self, arms: Mapping[int, Arm], outcomes: Mapping[int, Outcome], server_round: int) -> dict[int, float]:
+    def learn(
+        self, arms: Mapping[int, Arm], outcomes: Mapping[int, Outcome], server_round: int
+    ) -> dict[int, float]:
         """Take what a round came to, and return its rewards; a device that did not cut as it was asked teaches nothing."""
         self.usual = self.usual.and_of(outcomes)
         job = self.job
         if job.reward == "scaled":
             ranks_alone = job.chooses and not job.chooses_ratios
             largest = self.space.largest_step
-            rewards = scaled_rewards(outcomes, self.usual, self.target, largest, job.kappa, of_steps=not ranks_alone)
+            rewards = scaled_rewards(
+                outcomes, self.usual, self.target, largest, job.kappa, of_steps=not ranks_alone
+            )
         else:
             rewards = literal_rewards(outcomes)
         for client, outcome in outcomes.items():
             self.pruned[client] = outcome.pruned
-            if (arm := arms.get(client)) is not None and outcome.pruned == arm.pruned and job.allocation == "bandit":
-                self.bandits[client] = self._bandit(client).learn(arm.u, arm.v, rewards[client], server_round)
+            if (
+                (arm := arms.get(client)) is not None
+                and outcome.pruned == arm.pruned
+                and job.allocation == "bandit"
+            ):
+                self.bandits[client] = self._bandit(client).learn(
+                    arm.u, arm.v, rewards[client], server_round
+                )
         return rewards
 
     # ----- as text ----------------------------------------------------------------------------------------------------
@@ -124,7 +149,9 @@ class Choices:
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         return {
-            "bandits": {str(client): bandit.to_json() for client, bandit in sorted(self.bandits.items())},
+            "bandits": {
+                str(client): bandit.to_json() for client, bandit in sorted(self.bandits.items())
+            },
             "pruned": {str(client): pruned for client, pruned in sorted(self.pruned.items())},
             "usual": self.usual.to_json(),
         }
@@ -132,11 +159,18 @@ class Choices:
     def restore(self, document: Any) -> None:
         """Take over what ``to_json`` returned; ``Mistake`` where it is something else."""
         try:
-            self.bandits = {int(client): Bandit.from_json(bandit) for client, bandit in document["bandits"].items()}
-            self.pruned = {int(client): float(pruned) for client, pruned in document["pruned"].items()}
+            self.bandits = {
+                int(client): Bandit.from_json(bandit)
+                for client, bandit in document["bandits"].items()
+            }
+            self.pruned = {
+                int(client): float(pruned) for client, pruned in document["pruned"].items()
+            }
             self.usual = UsualGains.from_json(document["usual"])
         except (KeyError, TypeError, AttributeError):
-            raise Mistake("the choices in the checkpoint are damaged; resume from another run directory") from None
+            raise Mistake(
+                "the choices in the checkpoint are damaged; resume from another run directory"
+            ) from None
 
 
 def arms_to_json(arms: Mapping[int, Arm]) -> dict[str, Any]:
@@ -149,4 +183,6 @@ def arms_from_json(document: Mapping[str, Any]) -> dict[int, Arm]:
     try:
         return {int(client): Arm(**arm) for client, arm in document.items()}
     except (TypeError, ValueError, AttributeError):
-        raise Mistake("the choices in the checkpoint are damaged; resume from another run directory") from None
+        raise Mistake(
+            "the choices in the checkpoint are damaged; resume from another run directory"
+        ) from None

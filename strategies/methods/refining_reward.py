@@ -51,7 +51,10 @@ class UsualGains:
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 <= self.quantile <= 1:
-            raise Mistake(f"gains of {self.rounds} rounds, quantile {self.quantile}: at least 1 round, a quantile from 0 to 1")
+            raise Mistake(
+                f"gains of {self.rounds} rounds, quantile {self.quantile}: at least 1 round, a"
+                " quantile from 0 to 1"
+            )
 
     def and_of(self, outcomes: Mapping[int, Outcome]) -> "UsualGains":
         """With a further round; the earliest one is forgotten where there are too many."""
@@ -66,7 +69,11 @@ class UsualGains:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
-        return {"rounds": self.rounds, "quantile": self.quantile, "seen": [list(values) for values in self.seen]}
+        return {
+            "rounds": self.rounds,
+            "quantile": self.quantile,
+            "seen": [list(values) for values in self.seen],
+        }
 
     @staticmethod
     def from_json(document: Any) -> "UsualGains":
@@ -75,9 +82,14 @@ class UsualGains:
             seen = tuple(tuple(map(float, values)) for values in document["seen"])
             found = UsualGains(int(document["rounds"]), float(document["quantile"]), seen)
         except (KeyError, TypeError, ValueError):
-            raise Mistake("the gains in the checkpoint are damaged; resume from another run directory") from None
+            raise Mistake(
+                "the gains in the checkpoint are damaged; resume from another run directory"
+            ) from None
         if not all(0 <= value <= 1 for values in seen for value in values):
-            raise Mistake("the gains in the checkpoint are not between 0 and 1; resume from another run directory")
+            raise Mistake(
+                "the gains in the checkpoint are not between 0 and 1; resume from another run"
+                " directory"
+            )
         return found
 
 
@@ -86,7 +98,8 @@ def gain(outcome: Outcome) -> float:
 
     0 where the loss rose, where one of the two is not finite, and where the former was not above 0.
     """
-    before, after = outcome.loss_before, outcome.loss_after
+    before = outcome.loss_before
+    after = outcome.loss_after
     if not (math.isfinite(before) and math.isfinite(after) and before > 0):
         return 0.0
     return min(1.0, max(0.0, (before - after) / before))
@@ -125,19 +138,34 @@ def scaled_rewards(
     for name, value in (("tolerance", tolerance), ("largest step", largest_step)):
         if not (math.isfinite(value) and value > 0):
             raise Mistake(f"{name} = {value}: has to be a finite number above 0")
-    large, mean = usual.large, _mean_seconds(outcomes)
-    most = max((o.importance for o in outcomes.values() if math.isfinite(o.importance)), default=0.0)
+    large = usual.large
+    mean = _mean_seconds(outcomes)
+    most = max(
+        (o.importance for o in outcomes.values() if math.isfinite(o.importance)), default=0.0
+    )
     rewards = {}
     for device, outcome in outcomes.items():
         progress = min(1.0, gain(outcome) / large) if large > 0 else float(gain(outcome) > 0)
         step = (outcome.pruned - outcome.pruned_before) / largest_step
-        pruning = 1.0 if not of_steps or outcome.arrived or outcome.pruned >= target else _share(step, 1.0)
-        importance = _share(outcome.importance, most) if most > 0 else float(math.isfinite(outcome.importance))
-        rewards[device] = progress * pruning * importance * _timeliness(outcome.seconds, mean, tolerance)
+        pruning = (
+            1.0
+            if not of_steps or outcome.arrived or outcome.pruned >= target
+            else _share(step, 1.0)
+        )
+        importance = (
+            _share(outcome.importance, most)
+            if most > 0
+            else float(math.isfinite(outcome.importance))
+        )
+        rewards[device] = (
+            progress * pruning * importance * _timeliness(outcome.seconds, mean, tolerance)
+        )
     return rewards
 
 
-def literal_rewards(outcomes: Mapping[int, Outcome], smallest_gap: float = 1e-3) -> dict[int, float]:
+def literal_rewards(
+    outcomes: Mapping[int, Outcome], smallest_gap: float = 1e-3
+) -> dict[int, float]:
     """Equation 3 itself, ``Delta F Delta p I / |T_i - mean T|``, of the devices of a round.
 
     Negative where the loss rose, and 0 where nothing was pruned, also at the target: that is the equation. A gap below
@@ -150,20 +178,35 @@ def literal_rewards(outcomes: Mapping[int, Outcome], smallest_gap: float = 1e-3)
         ``smallest_gap`` is not above 0.
     """
     if not (math.isfinite(smallest_gap) and smallest_gap > 0):
-        raise Mistake(f"smallest gap = {smallest_gap}: has to be a finite number of seconds above 0")
-    mean, rewards = _mean_seconds(outcomes), {}
+        raise Mistake(
+            f"smallest gap = {smallest_gap}: has to be a finite number of seconds above 0"
+        )
+    mean = _mean_seconds(outcomes)
+    rewards = {}
     for device, outcome in outcomes.items():
-        fall, step = outcome.loss_before - outcome.loss_after, outcome.pruned - outcome.pruned_before
+        fall = outcome.loss_before - outcome.loss_after
+        step = outcome.pruned - outcome.pruned_before
         found = fall * step * outcome.importance / max(abs(outcome.seconds - mean), smallest_gap)
-        known = math.isfinite(outcome.seconds) and outcome.seconds >= 0 and not math.isnan(found) and math.isfinite(fall)
+        known = (
+            math.isfinite(outcome.seconds)
+            and outcome.seconds >= 0
+            and not math.isnan(found)
+            and math.isfinite(fall)
+        )
         known = known and math.isfinite(outcome.importance)
-        rewards[device] = max(-LARGEST_REWARD, min(LARGEST_REWARD, found)) if known and found else 0.0
+        rewards[device] = (
+            max(-LARGEST_REWARD, min(LARGEST_REWARD, found)) if known and found else 0.0
+        )
     return rewards
 
 
 def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
     """Of those that are times; in an order of their own, so that the last bit depends on nobody's place."""
-    known = [outcome.seconds for outcome in outcomes.values() if math.isfinite(outcome.seconds) and outcome.seconds >= 0]
+    known = [
+        outcome.seconds
+        for outcome in outcomes.values()
+        if math.isfinite(outcome.seconds) and outcome.seconds >= 0
+    ]
     return sum(sorted(value / len(known) for value in known))
 
 

@@ -36,9 +36,14 @@ class SftP(FedPETuning):
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
         settings = of_generator((), run.settings).settings(run.settings.training)
-        steps = settings.steps * (self.federation.rounds - 1) if self.federation.keep_optimizer else 0
-        self.reach_of_generator = Reach(settings, steps, differences=self.federation.sends_differences)
-        self.reach_of_generator.starts = self.reach.starts  # names differ, and a checkpoint has them together
+        steps = (
+            settings.steps * (self.federation.rounds - 1) if self.federation.keep_optimizer else 0
+        )
+        self.reach_of_generator = Reach(
+            settings, steps, differences=self.federation.sends_differences
+        )
+        # Names differ, and a checkpoint has them together.
+        self.reach_of_generator.starts = self.reach.starts
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
@@ -47,28 +52,42 @@ class SftP(FedPETuning):
 
     def new_result(self) -> AdapterResult:
         """Generator and LoRA, before any round."""
-        run, plan = self.run, self.run.model.plan
+        run = self.run
+        plan = self.run.model.plan
         first = first_shared(plan, run.settings)
-        return AdapterResult(run.settings, run.model, run.checkpoint.blobs, trained(plan, run.settings), first)
+        return AdapterResult(
+            run.settings, run.model, run.checkpoint.blobs, trained(plan, run.settings), first
+        )
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse a family without lanes, a share that cannot go, a rate that is too high, and what FedPETuning refuses."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
         model.require_units()
-        job, method = settings.of(SftPSettings), settings.method
+        job = settings.of(SftPSettings)
+        method = settings.method
         try:
             of_generator((), settings).settings(settings.training)
         except Mistake as mistake:
             raise Mistake(f"{method}.learning-rate, {method}.weight-decay: {mistake}") from None
         if not model.family.has_lanes:
             family = model.family.name
-            raise Mistake(f"method = '{method}': models of the family {family} have no lanes to cut; name one like LLaMA")
-        if model.structure is not None and model.structure.cuts_lanes and (job.norm == "read" or model.structure.norm_of_read):
             raise Mistake(
-                f"{method}.norm = '{job.norm}': lanes of the model were cut before, and norms that see only what is read "
-                "cannot be cut again, or mixed with others; set it to all, or name the model that nothing was cut from"
+                f"method = '{method}': models of the family {family} have no lanes to cut; name one"
+                " like LLaMA"
+            )
+        if (
+            model.structure is not None
+            and model.structure.cuts_lanes
+            and (job.norm == "read" or model.structure.norm_of_read)
+        ):
+            raise Mistake(
+                f"{method}.norm = '{job.norm}': lanes of the model were cut before, and norms that"
+                " see only what is read cannot be cut again, or mixed with others; set it to all,"
+                " or name the model that nothing was cut from"
             )
         for client in range(settings.num_clients):
             try:
@@ -78,7 +97,8 @@ class SftP(FedPETuning):
 
     def summary(self) -> None:
         """Show what will be done."""
-        job, settings = self.job, self.run.settings
+        job = self.job
+        settings = self.run.settings
         size = num_parameters(shape_of(settings).shapes(self.run.model.plan))
         lora = f"LoRA of rank {settings.lora.rank}" if job.adapters else "no LoRA"
         shares = job.shares or f"{job.share:g}"
@@ -93,7 +113,11 @@ class SftP(FedPETuning):
     def quorum_of(self) -> int | None:
         """The quorum is of those that are not late."""
         drawn = super().quorum_of()
-        return self.run.settings.num_clients - self.job.late_clients if drawn is None and self.job.late_clients else drawn
+        return (
+            self.run.settings.num_clients - self.job.late_clients
+            if drawn is None and self.job.late_clients
+            else drawn
+        )
 
     @property
     def lets_work_alone(self) -> bool:

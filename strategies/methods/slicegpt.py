@@ -21,7 +21,14 @@ from espalier.settings.run import RunSettings
 from espalier.settings.slicegpt import SliceGptSettings
 from espalier.wire.messages import NoScalars, Scalars, validate
 from espalier.wire.parts import parts_of
-from espalier.wire.slicegpt import MOMENTS, MomentsReport, basis_specs, dense_width, moment_parts, places
+from espalier.wire.slicegpt import (
+    MOMENTS,
+    MomentsReport,
+    basis_specs,
+    dense_width,
+    moment_parts,
+    places,
+)
 from pruning_kernels.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, limited_moments
 from pruning_kernels.slicing import unpacked
 from strategies.engine.client_weights import count_claims
@@ -47,12 +54,17 @@ class SliceGpt(Method):
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
-        self.job, self.plan = run.settings.of(SliceGptSettings), run.model.plan
+        self.job = run.settings.of(SliceGptSettings)
+        self.plan = run.model.plan
         self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
-        self.result = SlicedResult(run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan)))
+        self.result = SlicedResult(
+            run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan))
+        )
 
     @classmethod
-    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
         """Refuse a model that cannot be rotated, a width of nothing, and a public text that cannot be used."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         require_sliceable(model)
@@ -67,9 +79,14 @@ class SliceGpt(Method):
 
     def summary(self) -> None:
         """Show what will be done."""
-        whose = "all clients" if self.job.covariances == "clients" else f"public text ({self.job.public_text})"
+        whose = (
+            "all clients"
+            if self.job.covariances == "clients"
+            else f"public text ({self.job.public_text})"
+        )
         text = (
-            f"slicegpt     {self.result.width} of {dense_width(self.plan)} components of the residual stream stay, by {whose}"
+            f"slicegpt     {self.result.width} of {dense_width(self.plan)} components of the"
+            f" residual stream stay, by {whose}"
         )
         self.run.progress.note("method", text)
 
@@ -95,13 +112,16 @@ class SliceGpt(Method):
             return
         told = {client: validate(MomentsReport, self._reports[client]) for client in clients}
         claimed = {client: float(report.samples or 1) for client, report in told.items()}
-        weights = count_claims(self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio)
+        weights = count_claims(
+            self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
+        )
         self._find(self._pooled(inbox, place, weights) for place in places(self.plan))
         self.limits.tell(self.rounds, "moments")
 
     def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
         """The mean of all clients' moments at a place, (width, width), float64; each client's limited by the others'."""
-        width, total = dense_width(self.plan), sum(weights.values())
+        width = dense_width(self.plan)
+        total = sum(weights.values())
         mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)
         for client, weight in weights.items():
             mean += inbox.tensor(client, place, MOMENTS).to(torch.float64) * weight
@@ -122,7 +142,9 @@ class SliceGpt(Method):
         self.run.progress.begin("slicing", len(names))
         for name, found in zip(names, moments, strict=True):
             kept = self.result.take(found)
-            self.run.progress.step("sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept)
+            self.run.progress.step(
+                "sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept
+            )
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the bases to the clients, part by part, so that they can evaluate the sliced model on their own text."""
@@ -130,5 +152,8 @@ class SliceGpt(Method):
             return
         numbers = {place: number for number, place in enumerate(places(self.plan))}
         parts = parts_of(basis_specs(self.plan, self.run.settings), self.run.settings.part_bytes)
-        whole = ((NoScalars(), {place: self.result.blob(numbers[place]) for place in part}) for part in parts)
+        whole = (
+            (NoScalars(), {place: self.result.blob(numbers[place]) for place in part})
+            for part in parts
+        )
         yield from self.bring(server_round, whole)

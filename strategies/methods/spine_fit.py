@@ -16,8 +16,9 @@ def require_falls(settings: RunSettings) -> None:
     """Refuse a bandit that cannot learn: within a single step no loss falls, so that all its rewards would be 0."""
     if settings.of(FedSpineSettings).allocation == "bandit" and settings.training.steps < 2:
         raise Mistake(
-            f"training.steps = {settings.training.steps}: a bandit learns from how far the loss falls within a round; set it "
-            f"to 2 or more, or {settings.method}.allocation to fixed or random"
+            f"training.steps = {settings.training.steps}: a bandit learns from how far the loss"
+            f" falls within a round; set it to 2 or more, or {settings.method}.allocation to fixed"
+            " or random"
         )
 
 
@@ -31,7 +32,8 @@ def require_share(settings: RunSettings, plan: ModelPlan) -> None:
 
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
     """Refuse units that no adapter lies on: they are measured by the gradients of adapters, in every block."""
-    adapters, of_kind = trained(plan, settings), {kind: list[str]() for kind in KINDS}
+    adapters = trained(plan, settings)
+    of_kind = {kind: list[str]() for kind in KINDS}
     for linear in plan.blocks[0].linears:
         of_kind[kind_of(linear.name)[0]].append(linear.name)
     for block in plan.blocks:
@@ -39,9 +41,10 @@ def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
         for kind, names in of_kind.items():
             if not adapted & set(names):
                 raise Mistake(
-                    f"lora.targets = '{settings.lora.targets}', lora.layers = '{settings.lora.layers}': {settings.method} "
-                    f"measures {kind} by adapters that lie on them, and block {block.index} has none on {', '.join(names)}; "
-                    "set both to all"
+                    f"lora.targets = '{settings.lora.targets}', lora.layers ="
+                    f" '{settings.lora.layers}': {settings.method} measures {kind} by adapters that"
+                    f" lie on them, and block {block.index} has none on {', '.join(names)}; set"
+                    " both to all"
                 )
 
 
@@ -49,14 +52,16 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
     """Refuse cuts that leave a matrix whose rows are no whole blocks of NF4, where the base is held in it."""
     if settings.training.base != "nf4":
         return
-    multiple, group = settings.of(FedSpineSettings).channel_multiple, unit_size(plan, "attn.o", "groups")
+    multiple = settings.of(FedSpineSettings).channel_multiple
+    group = unit_size(plan, "attn.o", "groups")
     if multiple % BLOCK:
         raise Mistake(
-            f"{settings.method}.channel-multiple = {multiple}: with training.base = 'nf4' the channels that stay have to be a "
-            f"multiple of {BLOCK}; set it to {BLOCK}"
+            f"{settings.method}.channel-multiple = {multiple}: with training.base = 'nf4' the"
+            f" channels that stay have to be a multiple of {BLOCK}; set it to {BLOCK}"
         )
     if group % BLOCK:
         raise Mistake(
-            f"training.base = 'nf4': a group of attention has {group} features in attn.o, no multiple of {BLOCK}, so that "
-            "the matrix cannot be quantised without it; set training.base to 'bfloat16'"
+            f"training.base = 'nf4': a group of attention has {group} features in attn.o, no"
+            f" multiple of {BLOCK}, so that the matrix cannot be quantised without it; set"
+            " training.base to 'bfloat16'"
         )

@@ -91,7 +91,9 @@ class AdapterResult:
 
     def state(self) -> dict[str, Any]:
         """Hashes of everything, and what was noted of the rounds."""
-        return {name: getattr(self, name) for name in STATE} | {"rounds": [note.to_json() for note in self.rounds]}
+        return {name: getattr(self, name) for name in STATE} | {
+            "rounds": [note.to_json() for note in self.rounds]
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
@@ -108,7 +110,9 @@ class AdapterResult:
         """Global tensors of one blob: float32, by canonical name."""
         return load(self.store.get(self.blobs[key]))
 
-    def replace(self, folded: Iterable[tuple[str, Mapping[str, Tensor]]], rank_limits: Iterable[int]) -> None:
+    def replace(
+        self, folded: Iterable[tuple[str, Mapping[str, Tensor]]], rank_limits: Iterable[int]
+    ) -> None:
         """Take new global tensors, blob by blob, and make what is sent of them to clients of these rank limits.
 
         What was sent to clients of other limits, and what that lost, is forgotten.
@@ -123,9 +127,13 @@ class AdapterResult:
             for limit in limits:
                 self._pack(key, alive, first, limit)
 
-    def _pack(self, key: str, tensors: Mapping[str, Tensor], first: Mapping[str, Tensor], limit: int) -> None:
+    def _pack(
+        self, key: str, tensors: Mapping[str, Tensor], first: Mapping[str, Tensor], limit: int
+    ) -> None:
         """Make what is sent of one blob's tensors to clients of a rank limit; ``first`` are those that the run began with."""
-        federation, job, name = self.settings.federation, self.settings.of(AdapterAveraging), str(limit)
+        federation = self.settings.federation
+        job = self.settings.of(AdapterAveraging)
+        name = str(limit)
         feeds_back = job.feeds_back(federation)
         before = self.lost.get(name, {}).get(key) if feeds_back else None
         residuals = load(self.store.get(before)) if before else None
@@ -140,7 +148,10 @@ class AdapterResult:
     def _cut(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
         """What clients of a rank limit have of one blob's tensors."""
         shapes = self.adapters.limited(limit).shapes()[key]
-        return {name: tensors[name][tuple(slice(size) for size in shape)] for name, shape in shapes.items()}
+        return {
+            name: tensors[name][tuple(slice(size) for size in shape)]
+            for name, shape in shapes.items()
+        }
 
     def _first_tensors(self, key: str) -> dict[str, Tensor]:
         """What the run began with, of one blob: it is in memory for as long as its caller holds it."""
@@ -152,7 +163,8 @@ class AdapterResult:
 
     def received(self, key: str, limit: int) -> dict[str, Tensor]:
         """What clients of a rank limit have when ``blob`` has arrived: float32, by canonical name."""
-        federation, shapes = self.settings.federation, self.adapters.limited(limit).shapes()[key]
+        federation = self.settings.federation
+        shapes = self.adapters.limited(limit).shapes()[key]
         found = unpack_adapters(shapes, self.blob(key, limit), federation.payload)
         differ = self.settings.of(AdapterAveraging).delivers_differences(federation)
         return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
@@ -161,9 +173,10 @@ class AdapterResult:
         """What merges the global adapters into one block's dense weights."""
         blocks = [index] if index in self.adapters.blocks else []
         tensors = {number: self.tensors(block_key(number)) for number in blocks}
-        return merged(lambda number: factors_of(self.adapters, number, tensors.get(number, {})), self.adapters.keep_zeros)(
-            index
-        )
+        return merged(
+            lambda number: factors_of(self.adapters, number, tensors.get(number, {})),
+            self.adapters.keep_zeros,
+        )(index)
 
     @property
     def seconds(self) -> float:
@@ -185,7 +198,8 @@ def _alive(tensors: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[s
     """
     alive = dict(tensors)
     for name in [name for name in alive if name.endswith(".lora_a")]:
-        a, b = alive[name], alive[name.removesuffix("_a") + "_b"]
+        a = alive[name]
+        b = alive[name.removesuffix("_a") + "_b"]
         dead = ~(a != 0).any(dim=1) & ~(b != 0).any(dim=0)
         alive[name] = torch.where(dead[:, None], first[name], a)
     return alive

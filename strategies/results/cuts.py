@@ -52,13 +52,23 @@ class CutResult:
         """How much of the model stays, and which units of each block."""
         small = self.model
         assert small.structure is not None
-        blocks = [{"groups": block.units.groups, "channels": block.units.channels} for block in small.structure.blocks]
+        blocks = [
+            {"groups": block.units.groups, "channels": block.units.channels}
+            for block in small.structure.blocks
+        ]
         share = small.plan.num_parameters / self.base.plan.num_parameters
-        found = {"parameters": small.plan.num_parameters, "share_of_the_base": share, "units_of_blocks": blocks}
+        found = {
+            "parameters": small.plan.num_parameters,
+            "share_of_the_base": share,
+            "units_of_blocks": blocks,
+        }
         scales = [self._scales(block) for block in small.structure.blocks]
         return found | ({"scales_of_blocks": scales} if any(scales) else {})
 
     def _scales(self, block: BlockStructure) -> dict[str, list[float]]:
         """The least and the greatest scale of a block's units that stay, by kind."""
-        scales = {kind: own[list(block.kept(kind))] for kind, own in scales_of(self.blob(block.source)).items()}
+        scales = {
+            kind: own[list(block.kept(kind))]
+            for kind, own in scales_of(self.blob(block.source)).items()
+        }
         return {kind: [float(own.min()), float(own.max())] for kind, own in scales.items()}

@@ -94,12 +94,22 @@ class KeptResult:
 
     def unfinished(self) -> list[int]:
         """Layers that were not yet pruned to the run's sparsity."""
-        reached = [version > 0 and sparsity_of(self.run, version) == self.settings.sparsity for version in self.versions]
+        reached = [
+            version > 0 and sparsity_of(self.run, version) == self.settings.sparsity
+            for version in self.versions
+        ]
         return [index for index, done in enumerate(reached) if not done]
 
-    def decide(self, block: BlockPlan, server_round: int, folded: Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]) -> None:
+    def decide(
+        self,
+        block: BlockPlan,
+        server_round: int,
+        folded: Iterator[tuple[LinearPlan, KeptMean, VoteCounter]],
+    ) -> None:
         """Make one layer of the global model from what was folded of each of its matrices (equations 5 to 7)."""
-        matrices, unanimous, zeros = {}, 0, 0
+        matrices = {}
+        unanimous = 0
+        zeros = 0
         for linear, mean, votes in folded:
             weight = mean.mean(self.settings.aggregation)
             pruned_by_all = votes.unanimous()
@@ -108,13 +118,17 @@ class KeptResult:
             if self.settings.mask_expansion:
                 words = self._expanded(block, linear, server_round, weight, votes)
             prune_mask = torch.from_numpy(unpack(words, linear.shape))
-            matrix = PrunedMatrix.of(torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype])
+            matrix = PrunedMatrix.of(
+                torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype]
+            )
             dense = self.model.checkpoint.read(linear.parameter)[~prune_mask]
             zeros += int(((matrix.kept == 0) & (dense != 0)).sum())
             matrices[linear.name] = matrix
         self.blobs[block.index] = self.store.put(pack_kept(matrices))
         self.versions[block.index] = server_round
-        self.num_kept[block.index] = [matrices[linear.name].kept.numel() for linear in block.linears]
+        self.num_kept[block.index] = [
+            matrices[linear.name].kept.numel() for linear in block.linears
+        ]
         self.unanimous[block.index], self.kept_zeros[block.index] = unanimous, zeros
 
     def note_local_models(self, samples: Sequence[Sequence[int]], server_round: int) -> None:
@@ -123,14 +137,26 @@ class KeptResult:
         A client's own model is its own layers in the global model that the round began with (equation 9).
         """
         self.before = self.layers()
-        blocks, total = self.model.plan.blocks, self.model.plan.num_weights
+        blocks = self.model.plan.blocks
+        total = self.model.plan.num_weights
         own = [sum(num_kept(block, self.run, server_round).values()) for block in blocks]
-        before = [sum(kept) if kept else block.num_weights for block, kept in zip(blocks, self.num_kept, strict=True)]
-        kept = [sum(own[i] if i in sample else before[i] for i in range(len(blocks))) for sample in samples]
+        before = [
+            sum(kept) if kept else block.num_weights
+            for block, kept in zip(blocks, self.num_kept, strict=True)
+        ]
+        kept = [
+            sum(own[i] if i in sample else before[i] for i in range(len(blocks)))
+            for sample in samples
+        ]
         self.local_share = sum(1 - number / total for number in kept) / len(kept)
 
     def _expanded(
-        self, block: BlockPlan, linear: LinearPlan, server_round: int, weight: np.ndarray, votes: VoteCounter
+        self,
+        block: BlockPlan,
+        linear: LinearPlan,
+        server_round: int,
+        weight: np.ndarray,
+        votes: VoteCounter,
     ) -> Words:
         """The most pruned weights up to the round's sparsity, those that every client pruned first (equation 7).
 
@@ -140,9 +166,13 @@ class KeptResult:
         if self.settings.ties == "magnitude":
             sizes = magnitudes(torch.from_numpy(weight))
         elif self.settings.ties == "random":
-            seed = derive_seed(self.seed, f"ties/{linear.name}", server_round=server_round, block=block.index)
+            seed = derive_seed(
+                self.seed, f"ties/{linear.name}", server_round=server_round, block=block.index
+            )
             sizes = np.random.default_rng(seed).integers(0, 1 << 31, linear.shape, dtype=np.uint32)
-        return votes.most_voted(sparsity_of(self.run, server_round), self.settings.server_group, sizes)
+        return votes.most_voted(
+            sparsity_of(self.run, server_round), self.settings.server_group, sizes
+        )
 
     def blob(self, index: int) -> bytes:
         """One pruned layer as it travels."""
@@ -156,19 +186,30 @@ class KeptResult:
 
     def matrices(self, index: int) -> dict[str, PrunedMatrix]:
         """One layer by canonical linear name; empty if it is dense."""
-        return unpack_kept(self.model.plan.blocks[index], self.blob(index)) if self.versions[index] else {}
+        return (
+            unpack_kept(self.model.plan.blocks[index], self.blob(index))
+            if self.versions[index]
+            else {}
+        )
 
     def prune_masks(self, index: int) -> dict[str, Tensor]:
         """The prune masks of one layer: bool, by canonical linear name."""
-        block, matrices = self.model.plan.blocks[index], self.matrices(index)
+        block = self.model.plan.blocks[index]
+        matrices = self.matrices(index)
         return {
-            linear.name: matrices[linear.name].prune_mask if matrices else torch.zeros(linear.shape, dtype=torch.bool)
+            linear.name: (
+                matrices[linear.name].prune_mask
+                if matrices
+                else torch.zeros(linear.shape, dtype=torch.bool)
+            )
             for linear in block.linears
         }
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """What the method does to one layer's dense weights."""
-        return replaced(lambda index: {name: matrix.weight() for name, matrix in self.matrices(index).items()})(index)
+        return replaced(
+            lambda index: {name: matrix.weight() for name, matrix in self.matrices(index).items()}
+        )(index)
 
     def zeros_beyond_masks(self) -> int:
         """Kept weights that are zero: those that every client pruned beyond a group's share, and those of earlier rounds."""
@@ -180,9 +221,15 @@ class KeptResult:
 
     def centralized_sparsity(self) -> float:
         """Share of the weights that one party prunes which has all data: every layer, at the final sparsity."""
-        kept = sum(sum(num_kept(block, self.run, self.run.federation.rounds).values()) for block in self.model.plan.blocks)
+        kept = sum(
+            sum(num_kept(block, self.run, self.run.federation.rounds).values())
+            for block in self.model.plan.blocks
+        )
         return 1 - kept / self.model.plan.num_weights
 
     def report(self) -> dict[str, Any]:
         """What the summary says of this method alone."""
-        return {"layer_versions": self.versions, "sparsity_before_expansion": sum(self.unanimous) / self.model.plan.num_weights}
+        return {
+            "layer_versions": self.versions,
+            "sparsity_before_expansion": sum(self.unanimous) / self.model.plan.num_weights,
+        }

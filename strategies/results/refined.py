@@ -73,7 +73,11 @@ class RefinedResult(AdapterResult):
 
     def bits(self, client: int) -> bytes:
         """What a device has cut, as it travels."""
-        return self.store.get(self.cuts[client]) if client in self.cuts else self.units.pack(self.units.none)
+        return (
+            self.store.get(self.cuts[client])
+            if client in self.cuts
+            else self.units.pack(self.units.none)
+        )
 
     def cut_of(self, client: int) -> Cut:
         """The same: (units,), bool; not to be written to."""
@@ -125,5 +129,7 @@ class RefinedResult(AdapterResult):
 
     def report(self) -> dict[str, Any]:
         """What the summary says of this method alone."""
-        pruned = {str(client): self.units.share(self.cut_of(client)) for client in sorted(self.cuts)}
+        pruned = {
+            str(client): self.units.share(self.cut_of(client)) for client in sorted(self.cuts)
+        }
         return super().report() | {"pruned": pruned}

@@ -65,11 +65,14 @@ class StreamlinedResult:
 
     def replace(self, folded: Iterable[tuple[str, Tensor]]) -> None:
         """Take a new layer, tensor by tensor, and make what is sent of it."""
-        federation, first = self.settings.federation, first_layer(self.base, self.start)
+        federation = self.settings.federation
+        first = first_layer(self.base, self.start)
         layer: dict[str, str] = {}
         for name, value in folded:
             layer[name] = self.store.put(save({name: value}))
-            sent = differences({name: value}, first) if federation.sends_differences else {name: value}
+            sent = (
+                differences({name: value}, first) if federation.sends_differences else {name: value}
+            )
             self.sent[name] = self.store.put(pack_adapters(sent, federation.payload)[0])
         self.layer = layer
 
@@ -81,7 +84,11 @@ class StreamlinedResult:
         """The layer with which clients begin a round: float32, by canonical name."""
         first = first_layer(self.base, self.start)
         return (
-            read_layer({name: self.blob(name) for name in self.sent}, first, self.settings.federation) if self.sent else first
+            read_layer(
+                {name: self.blob(name) for name in self.sent}, first, self.settings.federation
+            )
+            if self.sent
+            else first
         )
 
     @property
@@ -94,7 +101,11 @@ class StreamlinedResult:
         """Which blocks went, and how like their input their output was."""
         small = self.model
         share = small.plan.num_parameters / self.base.plan.num_parameters
-        trained = sum(torch.Size(value.shape).numel() for value in self.tensors().values()) if self.layer else 0
+        trained = (
+            sum(torch.Size(value.shape).numel() for value in self.tensors().values())
+            if self.layer
+            else 0
+        )
         return {
             "parameters": small.plan.num_parameters,
             "share_of_the_base": share,

@@ -45,8 +45,13 @@ class SubModelResult:
     folder : where the sub-model is written
     """
 
-    def __init__(self, settings: RunSettings, base: OpenedModel, store: BlobStore, folder: Path) -> None:
-        self.settings, self.base, self.store, self.folder = settings, base, store, folder
+    def __init__(
+        self, settings: RunSettings, base: OpenedModel, store: BlobStore, folder: Path
+    ) -> None:
+        self.settings = settings
+        self.base = base
+        self.store = store
+        self.folder = folder
         self.job = settings.of(FedSodaSettings)
         self.dropped: list[int] | None = None
         """Blocks of the full model that go; None before that is decided."""
@@ -61,7 +66,9 @@ class SubModelResult:
 
     def decide(self, dropped: list[int], starts: list[int], distances: list[float]) -> None:
         """Make the sub-model without some blocks."""
-        self.dropped, self.starts, self.distances = dropped, starts, distances
+        self.dropped = dropped
+        self.starts = starts
+        self.distances = distances
         write_sub_model(
             self.base, self.kept, self.folder, self.settings
         )  # anew: what lies there may be of a run that was killed
@@ -81,7 +88,9 @@ class SubModelResult:
     def places(self) -> Places:
         """Which outputs of the sub-model are held against which of the full one."""
         between = {group.smaller: group.full + self.job.group_layers for group in self.groups}
-        return Places(between, (self._emulator[-1], self.job.emulator_of(len(self.base.plan.blocks))[-1]))
+        return Places(
+            between, (self._emulator[-1], self.job.emulator_of(len(self.base.plan.blocks))[-1])
+        )
 
     @property
     def _emulator(self) -> range:
@@ -90,7 +99,11 @@ class SubModelResult:
     @property
     def aligned_blocks(self) -> list[int]:
         """Blocks of the sub-model whose LoRA is aligned."""
-        return list(self._emulator) if self.job.aligned == "all" else [group.smaller for group in self.groups]
+        return (
+            list(self._emulator)
+            if self.job.aligned == "all"
+            else [group.smaller for group in self.groups]
+        )
 
     def _open(self) -> None:
         """Open the sub-model."""
@@ -105,7 +118,11 @@ class SubModelResult:
     def piece(self, index: int) -> bytes:
         """One piece of the sub-model's files."""
         start = index * self.manifest.piece_bytes
-        return b"".join(_bytes_between(self.folder, self.manifest, start, start + self.manifest.piece_size(index)))
+        return b"".join(
+            _bytes_between(
+                self.folder, self.manifest, start, start + self.manifest.piece_size(index)
+            )
+        )
 
     # ----- a checkpoint -----------------------------------------------------------------------------------------------
 
@@ -128,14 +145,16 @@ class SubModelResult:
         if state["dropped"] is None:
             return
         self.aligned = state["aligned"]
-        self.dropped, self.starts, self.distances = state["dropped"], state["starts"], state["distances"]
+        self.dropped = state["dropped"]
+        self.starts = state["starts"]
+        self.distances = state["distances"]
         if not self.folder.exists():
             write_sub_model(self.base, self.kept, self.folder, self.settings)
         self._open()
         if self.manifest.sha256 != state["sub-model"]:
             raise Mistake(
-                f"{self.folder}: is not the sub-model that the run began with; remove it, so that it is made again, with the "
-                "versions of the libraries that run.json names"
+                f"{self.folder}: is not the sub-model that the run began with; remove it, so that"
+                " it is made again, with the versions of the libraries that run.json names"
             )
         self.adapter.restore(state["adapter"])
         if self.emulator:
@@ -170,11 +189,17 @@ class Plugged:
     """Adapters of the sub-model under the full model's numbers: read as an ``AdapterResult`` is."""
 
     def __init__(
-        self, settings: RunSettings, base: OpenedModel, of: AdapterResult, kept: list[int], report: dict[str, Any]
+        self,
+        settings: RunSettings,
+        base: OpenedModel,
+        of: AdapterResult,
+        kept: list[int],
+        report: dict[str, Any],
     ) -> None:
         self.adapters: AdapterPlan = trained(base.plan, settings)
         self.rounds = of.rounds
-        self._of, self._report = of, report
+        self._of = of
+        self._report = report
         self._keys = {block_key(kept[index]): block_key(index) for index in of.adapters.blocks}
         self._places = {kept[index]: index for index in of.adapters.blocks}
 
@@ -196,9 +221,12 @@ class Plugged:
         return self._report
 
 
-def write_sub_model(base: OpenedModel, kept: list[int], target: Path, settings: RunSettings) -> None:
+def write_sub_model(
+    base: OpenedModel, kept: list[int], target: Path, settings: RunSettings
+) -> None:
     """Write some blocks of a base as a model of its own, in NF4 or as they are."""
-    job, whole = settings.of(FedSodaSettings), len(kept) == len(base.plan.blocks)
+    job = settings.of(FedSodaSettings)
+    whole = len(kept) == len(base.plan.blocks)
     model = base if whole else _without_others(base, kept)
     if job.emulator == "nf4":
         write_quantised(model, target, settings.training.double_quantisation)
@@ -217,7 +245,9 @@ def require_sub_model(base: OpenedModel, num_dropped: int) -> None:
         It says why.
     """
     if num_dropped:
-        require_form(_without_others(base, list(range(len(base.plan.blocks) - num_dropped))), "plain")
+        require_form(
+            _without_others(base, list(range(len(base.plan.blocks) - num_dropped))), "plain"
+        )
 
 
 def _without_others(base: OpenedModel, kept: list[int]) -> OpenedModel:
@@ -233,10 +263,13 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     starts = range(0, whole.num_bytes, piece_bytes)
     if len(starts) > MOST_BLOBS:
         raise Mistake(
-            f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at most {MOST_BLOBS} may; "
-            f"set it to {-(-whole.num_bytes // MOST_BLOBS)} or more"
+            f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at"
+            f" most {MOST_BLOBS} may; set it to {-(-whole.num_bytes // MOST_BLOBS)} or more"
         )
-    pieces = [_sha256(_bytes_between(folder, whole, start, min(start + piece_bytes, whole.num_bytes))) for start in starts]
+    pieces = [
+        _sha256(_bytes_between(folder, whole, start, min(start + piece_bytes, whole.num_bytes)))
+        for start in starts
+    ]
     return Manifest(whole.names, whole.sizes, whole.file_sha256, piece_bytes, tuple(pieces))
 
 
@@ -244,7 +277,8 @@ def _bytes_between(folder: Path, manifest: Manifest, start: int, stop: int) -> I
     """Bytes of the folder's files, one after the other, in chunks."""
     before = 0
     for name, size in zip(manifest.names, manifest.sizes, strict=True):
-        first, last = max(start - before, 0), min(stop - before, size)
+        first = max(start - before, 0)
+        last = min(stop - before, size)
         if first < last:
             with open(folder / name, "rb") as file:
                 file.seek(first)

@@ -40,11 +40,16 @@ class RoundTime:
 
     def in_words(self) -> str:
         """How long it was, for the progress."""
-        return f"{duration(self.seconds, tenths=True)} of a round, {duration(self.waiting_seconds, tenths=True)} of waiting"
+        return (
+            f"{duration(self.seconds, tenths=True)} of a round,"
+            f" {duration(self.waiting_seconds, tenths=True)} of waiting"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
-        return asdict(self) | {"devices": {str(client): asdict(own) for client, own in self.devices.items()}}
+        return asdict(self) | {
+            "devices": {str(client): asdict(own) for client, own in self.devices.items()}
+        }
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
@@ -56,10 +61,14 @@ class RoundTime:
             It is damaged.
         """
         try:
-            devices = {int(client): cls.DEVICE(**own) for client, own in document["devices"].items()}
+            devices = {
+                int(client): cls.DEVICE(**own) for client, own in document["devices"].items()
+            }
             return cls(document["round"], document["seconds"], document["waiting_seconds"], devices)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise Mistake("a round's note in the checkpoint is damaged; resume from another run directory") from None
+            raise Mistake(
+                "a round's note in the checkpoint is damaged; resume from another run directory"
+            ) from None
 
 
 def seconds_of_all(rounds: Sequence[RoundTime]) -> float:

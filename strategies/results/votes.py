@@ -69,9 +69,11 @@ class VoteResult:
     def decide(self, block: BlockPlan, counters: Mapping[str, VoteCounter]) -> None:
         """Decide the prune masks of the next block by its votes, and keep them and what else the result needs."""
         (voters,) = {counter.num_voters for counter in counters.values()}
-        masks, votes = {}, {}
+        masks = {}
+        votes = {}
         for linear in block.linears:
-            counter, job = counters[linear.name], self.settings
+            counter = counters[linear.name]
+            job = self.settings
             words = counter.most_voted(job.sparsity, job.server_group, self._sizes(block, linear))
             self.unanimous_survivors += count(counter.unanimous() & ~words)
             masks[mask_name(linear.name)] = words
@@ -128,5 +130,8 @@ class VoteResult:
     def local_sparsity(self) -> float:
         """Share of the prunable weights that one client alone masks, as its settings demand it."""
         shapes = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
-        pruned = sum(pruned_in_matrix(shape, self.settings.sparsity, self.settings.local_group) for shape in shapes)
+        pruned = sum(
+            pruned_in_matrix(shape, self.settings.sparsity, self.settings.local_group)
+            for shape in shapes
+        )
         return pruned / self.model.plan.num_weights

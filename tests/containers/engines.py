@@ -27,7 +27,9 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 COMPOSE_FILE = ROOT / "docker" / "compose.yaml"
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
-START_SECONDS, STOP_SECONDS, BUILD_SECONDS = 120.0, 60.0, 3600.0
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
+BUILD_SECONDS = 3600.0
 LABEL = "com.docker.compose"
 
 
@@ -56,7 +58,9 @@ class Engine:
         """The image that the compose file uses."""
         return self.project
 
-    def run(self, *words: str, seconds: float = 600.0, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, seconds: float = 600.0, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """Give a command to the engine."""
         return self._run([*self.command, *words], seconds, check)
 
@@ -65,15 +69,26 @@ class Engine:
         files = [word for file in self.files for word in ("-f", str(file))]
         return [*self.compose_command, "-p", self.project, *files, *words]
 
-    def compose(self, *words: str, seconds: float = 600.0, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def compose(
+        self, *words: str, seconds: float = 600.0, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """Give a command to compose."""
         return self._run(self.compose_words(*words), seconds, check)
 
-    def _run(self, command: list[str], seconds: float, check: bool) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, command: list[str], seconds: float, check: bool
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
         )
-        assert not check or done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     def container(self, service: str) -> str:
@@ -97,7 +112,16 @@ class Engine:
         base = self._base(given)
         began = time.monotonic()
         options = [*self.builds_with, "--build-arg", f"BASE={base}", *given]
-        self.run("build", *options, "--file", str(DOCKERFILE), "--tag", self.image, str(ROOT), seconds=BUILD_SECONDS)
+        self.run(
+            "build",
+            *options,
+            "--file",
+            str(DOCKERFILE),
+            "--tag",
+            self.image,
+            str(ROOT),
+            seconds=BUILD_SECONDS,
+        )
         return time.monotonic() - began
 
     def _base(self, given: list[str]) -> str:
@@ -111,7 +135,10 @@ class Engine:
         if self.run("image", "inspect", base, check=False).returncode != 0:
             done = self.run("pull", base, check=False)
             if done.returncode != 0:
-                pytest.skip(f"the base image {base} cannot be pulled ({_end(done.stderr)}); name a local one: see {__name__}")
+                pytest.skip(
+                    f"the base image {base} cannot be pulled ({_end(done.stderr)}); name a local"
+                    f" one: see {__name__}"
+                )
         return base
 
     def remove(self) -> None:
@@ -137,20 +164,27 @@ def engine() -> Iterator[Engine]:
 def _found(wanted: str) -> Iterator[Engine]:
     if wanted in ("", "docker") and _answers(["docker", "info"]):
         yield _docker(dict(os.environ))
-    elif wanted in ("", "podman") and _answers(["podman", "info"]) and shutil.which("podman-compose"):
+    elif (
+        wanted in ("", "podman") and _answers(["podman", "info"]) and shutil.which("podman-compose")
+    ):
         yield Engine(["podman"], ["podman-compose"], dict(os.environ), ["--network=host"])
     elif wanted in ("", "docker"):
         with _own_daemon() as address:
-            yield _docker({**os.environ, "DOCKER_HOST": address}, ["--network=host"])  # it has no bridge
+            # It has no bridge.
+            yield _docker({**os.environ, "DOCKER_HOST": address}, ["--network=host"])
     else:
-        pytest.skip(f"ESPALIER_CONTAINER_ENGINE={wanted}: no such engine and its compose answer here")
+        pytest.skip(
+            f"ESPALIER_CONTAINER_ENGINE={wanted}: no such engine and its compose answer here"
+        )
 
 
 def _docker(environment: dict[str, str], builds_with: list[str] | None = None) -> Engine:
     for compose in (["docker", "compose"], ["docker-compose"]):
         if _answers([*compose, "version"]):
             return Engine(["docker"], compose, environment, builds_with or [])
-    pytest.skip("Docker is here without compose: neither `docker compose` nor `docker-compose` answers")
+    pytest.skip(
+        "Docker is here without compose: neither `docker compose` nor `docker-compose` answers"
+    )
 
 
 @contextmanager
@@ -160,16 +194,30 @@ def _own_daemon() -> Iterator[str]:
         pytest.skip("no container engine answers, and only root can start one")
     if shutil.which("dockerd") is None:
         _install()
-    folder = Path(tempfile.mkdtemp(prefix="espalier-docker-", dir="/tmp"))  # a socket's path is short
+    # A socket's path is short.
+    folder = Path(tempfile.mkdtemp(prefix="espalier-docker-", dir="/tmp"))
     socket = f"unix://{folder}/docker.sock"
-    command = ["dockerd", "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
+    command = [
+        "dockerd",
+        "--data-root",
+        f"{folder}/data",
+        "--exec-root",
+        f"{folder}/exec",
+        "--pidfile",
+        f"{folder}/pid",
+    ]
     command += ["--host", socket, "--iptables=false", "--ip6tables=false", "--bridge=none"]
-    with open(folder / "log", "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as daemon:
+    with (
+        open(folder / "log", "wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as daemon,
+    ):
         try:
             end = time.monotonic() + START_SECONDS
             while not _answers(["docker", "--host", socket, "info"]):
                 if daemon.poll() is not None or time.monotonic() > end:
-                    pytest.skip(f"a Docker daemon does not start here: {_end((folder / 'log').read_text())}")
+                    pytest.skip(
+                        f"a Docker daemon does not start here: {_end((folder / 'log').read_text())}"
+                    )
                 time.sleep(0.5)
             yield socket
         finally:
@@ -184,26 +232,39 @@ def _own_daemon() -> Iterator[str]:
 def _unmount(folder: Path) -> None:
     """Unmount what is mounted below a folder, the innermost first; a daemon leaves its directory mounted on itself."""
     places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    for place in sorted((place for place in places if place.startswith(f"{folder}/")), key=len, reverse=True):
+    for place in sorted(
+        (place for place in places if place.startswith(f"{folder}/")), key=len, reverse=True
+    ):
         subprocess.run(["umount", place], check=False)
 
 
 def _install() -> None:
     """Install Docker with apt-get."""
     if os.environ.get("ESPALIER_INSTALL_ENGINE") == "0" or shutil.which("apt-get") is None:
-        pytest.skip("there is no container engine here, and none may be installed or could be with apt-get")
+        pytest.skip(
+            "there is no container engine here, and none may be installed or could be with apt-get"
+        )
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     packages = ["--no-install-recommends", "docker.io", "docker-compose", "iptables"]
     for words in (["update"], ["install", "--yes", *packages]):
-        done = subprocess.run(["apt-get", *words], env=quiet, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["apt-get", *words], env=quiet, capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
-            pytest.skip(f"apt-get {words[0]} could not install a container engine: {_end(done.stderr)}")
+            pytest.skip(
+                f"apt-get {words[0]} could not install a container engine: {_end(done.stderr)}"
+            )
 
 
 def _answers(command: list[str]) -> bool:
     if shutil.which(command[0]) is None:
         return False
-    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    return (
+        subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        ).returncode
+        == 0
+    )
 
 
 def _end(told: str) -> str:

@@ -23,7 +23,15 @@ LITTLE_MEMORY = "460m"
 """Enough for a SuperNode, too little for libraries and a model beside it."""
 ITERATIVE = ("fedprllm.strategy=iterative", "evaluation.max-windows=4")
 """Six rounds, so that there is something to interrupt."""
-RUN = ("espalier", "run", "two-sites", "num-clients=3", "enrol-seconds=180.0", "site-keys=/public/sites", *ITERATIVE)
+RUN = (
+    "espalier",
+    "run",
+    "two-sites",
+    "num-clients=3",
+    "enrol-seconds=180.0",
+    "site-keys=/public/sites",
+    *ITERATIVE,
+)
 WHERE = ("--superlink", "127.0.0.1:9093", "--root-certificates", "/public/ca.crt")
 
 KILL_ALL = """
@@ -51,7 +59,9 @@ def started() -> Iterator[Engine]:
     with engine() as found:
         seconds = found.build()
         size = int(found.inspect("image", found.image, "{{.Size}}"))
-        print(f"\n{shlex.join(found.command)}: image of {size / 1e9:.2f} GB, built in {seconds:.0f} s")
+        print(
+            f"\n{shlex.join(found.command)}: image of {size / 1e9:.2f} GB, built in {seconds:.0f} s"
+        )
         yield found
 
 
@@ -78,27 +88,37 @@ def test_the_documented_command_ends_with_the_run_s_code_and_shows_its_log(
     (run,) = results(started, tmp_path)
     assert statuses(run) == dict.fromkeys(SITES, "completed")
     assert (run / "model" / "model.safetensors").stat().st_size > 0
-    failed = started.compose("run", "--rm", "run", "espalier", "run", "no-such-preset", *WHERE, check=False)
+    failed = started.compose(
+        "run", "--rm", "run", "espalier", "run", "no-such-preset", *WHERE, check=False
+    )
     assert failed.returncode == 2
 
 
 def test_no_process_is_root_s(demo: tuple[Engine, subprocess.CompletedProcess[str]]) -> None:
     started, _ = demo
-    assert {service: started.python(service, USERS) for service in SERVICES} == dict.fromkeys(SERVICES, "1000")
+    assert {service: started.python(service, USERS) for service in SERVICES} == dict.fromkeys(
+        SERVICES, "1000"
+    )
     once = started.compose("run", "--rm", "run", "python", "-c", USERS)
     assert once.stdout.split()[-1] == "1000"
 
 
-def test_a_private_key_is_seen_by_its_owner_only(demo: tuple[Engine, subprocess.CompletedProcess[str]]) -> None:
+def test_a_private_key_is_seen_by_its_owner_only(
+    demo: tuple[Engine, subprocess.CompletedProcess[str]],
+) -> None:
     started, _ = demo
     for site in SITES:
         assert started.python(site, PRIVATE_KEYS).split() == [f"/site/keys/sites/{site}/{site}.key"]
     server = {Path(path).name for path in started.python("superlink", PRIVATE_KEYS).split()}
     assert server == {"ca.key", "server.key"}
-    assert ".key\n" not in started.compose("run", "--rm", "run", "python", "-c", PRIVATE_KEYS).stdout
+    assert (
+        ".key\n" not in started.compose("run", "--rm", "run", "python", "-c", PRIVATE_KEYS).stdout
+    )
 
 
-def test_a_run_survives_a_killed_site(demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_a_run_survives_a_killed_site(
+    demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     started, _ = demo
     victim = started.container("hospital-b")
     with running(started, tmp_path / "log", *RUN, *WHERE) as command:
@@ -120,7 +140,9 @@ def test_a_run_is_resumed_after_the_superlink_was_killed(
     told = (tmp_path / "log").read_text()
     resume = re.search(r"^ +(espalier run .*resume-from=\S+)", told, re.MULTILINE)
     assert resume is not None, told
-    done = started.compose("run", "--rm", "run", *shlex.split(resume[1]), seconds=RUN_SECONDS, check=False)
+    done = started.compose(
+        "run", "--rm", "run", *shlex.split(resume[1]), seconds=RUN_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checkpoint   after round 1\n" not in done.stdout  # it goes on after it
     assert statuses(results(started, tmp_path)[-1]) == dict.fromkeys(SITES, "completed")
@@ -135,7 +157,13 @@ def test_a_site_with_too_little_memory_is_reported_as_such(
     limited.write_text(f"services:\n  hospital-b: {{mem_limit: {LITTLE_MEMORY}}}\n")
     started.files.append(limited)
     started.compose("up", "--detach", "--no-deps", "hospital-b")
-    settings = ["seed=2", "quorum=0.5", "enrol-seconds=60.0", "evaluation.max-windows=4", "site-keys=/public/sites"]
+    settings = [
+        "seed=2",
+        "quorum=0.5",
+        "enrol-seconds=60.0",
+        "evaluation.max-windows=4",
+        "site-keys=/public/sites",
+    ]
     done = started.compose(
         "run",
         "--rm",
@@ -151,7 +179,10 @@ def test_a_site_with_too_little_memory_is_reported_as_such(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = started.run("logs", started.container("hospital-b"))
-    assert "espalier: memory was short at this node: the system killed the process" in told.stdout + told.stderr
+    assert (
+        "espalier: memory was short at this node: the system killed the process"
+        in told.stdout + told.stderr
+    )
     summary = json.loads((results(started, tmp_path)[-1] / "summary.json").read_text())
     assert "memory was short at this node" in json.dumps(summary)
 
@@ -162,7 +193,11 @@ def running(started: Engine, log: Path, *words: str) -> Iterator[subprocess.Pope
     with open(log, "wb") as output:
         command = started.compose_words("run", "--rm", "run", *words)
         process = subprocess.Popen(
-            command, env=started.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command,
+            env=started.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     try:
         yield process
@@ -193,4 +228,7 @@ def results(started: Engine, folder: Path) -> list[Path]:
 
 def statuses(run: Path) -> dict[str, str]:
     """Return how each site ended."""
-    return {client["site"]: client["status"] for client in json.loads((run / "summary.json").read_text())["clients"]}
+    return {
+        client["site"]: client["status"]
+        for client in json.loads((run / "summary.json").read_text())["clients"]
+    }

@@ -30,7 +30,9 @@ def shared_file(tmp_path: Path) -> str:
 def three_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documentation of three sources with 60 passages each."""
     monkeypatch.setattr(documentation, "SOURCES", ("a", "b", "c"))
-    monkeypatch.setattr(documentation, "texts", lambda source: [f"{source} {index}" for index in range(60)])
+    monkeypatch.setattr(
+        documentation, "texts", lambda source: [f"{source} {index}" for index in range(60)]
+    )
 
 
 def held_out(passages: list[str]) -> set[str]:
@@ -50,7 +52,9 @@ def test_dealing_out_a_file_is_a_partition(shared_file: str, clients: int) -> No
     assert all(shares)
 
 
-def test_who_receives_a_passage_depends_on_the_passage_alone(shared_file: str, tmp_path: Path) -> None:
+def test_who_receives_a_passage_depends_on_the_passage_alone(
+    shared_file: str, tmp_path: Path
+) -> None:
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(["new one", *PASSAGES[::-1]]))
     before = client_passages(DataSettings(source="text", path=shared_file), NODE, 1, 4)
@@ -63,7 +67,9 @@ def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"body": passage}) for passage in PASSAGES))
     data = DataSettings(source="jsonl", path=str(path), field="body")
     shares = [client_passages(data, NODE, client, 3) for client in range(3)]
-    assert sorted(passage for share in shares for passage in share) == sorted(set(PASSAGES) - held_out(PASSAGES))
+    assert sorted(passage for share in shares for passage in share) == sorted(
+        set(PASSAGES) - held_out(PASSAGES)
+    )
 
 
 # ----- a file per client ----------------------------------------------------------------------------------------------
@@ -71,7 +77,9 @@ def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
 
 def test_rank_in_the_path_stands_for_the_clients_rank(tmp_path: Path) -> None:
     for client in range(3):
-        (tmp_path / f"client-{client}.txt").write_text("\n\n".join(f"{passage} of {client}" for passage in PASSAGES[:30]))
+        (tmp_path / f"client-{client}.txt").write_text(
+            "\n\n".join(f"{passage} of {client}" for passage in PASSAGES[:30])
+        )
     data = DataSettings(source="text", path=str(tmp_path / "client-{client}.txt"))
     for client in range(3):
         own = {f"{passage} of {client}" for passage in PASSAGES[:30]}
@@ -94,7 +102,9 @@ def test_a_sites_own_file_comes_first_and_is_taken_whole(shared_file: str) -> No
 
 def test_a_sites_own_field_comes_before_the_runs(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text("\n".join(json.dumps({"text": "not this", "note": passage}) for passage in PASSAGES))
+    path.write_text(
+        "\n".join(json.dumps({"text": "not this", "note": passage}) for passage in PASSAGES)
+    )
     node = simulated_node(data_path=str(path), data_field="note")
     assert set(client_passages(DataSettings(), node, 0, 1)) == set(PASSAGES) - held_out(PASSAGES)
 
@@ -130,7 +140,13 @@ def letters(text: str) -> list[int]:
 
 def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file: str) -> None:
     settings = parse(
-        {"num-clients": 2, "data.source": "text", "data.path": shared_file, "data.windows": 3, "data.window-tokens": 40}
+        {
+            "num-clients": 2,
+            "data.source": "text",
+            "data.path": shared_file,
+            "data.windows": 3,
+            "data.window-tokens": 40,
+        }
     )
     windows = client_windows(settings, NODE, letters, 1)
     own = "\n\n".join(client_passages(settings.data, NODE, 1, 2))
@@ -138,10 +154,14 @@ def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file
     assert all(bytes(window).decode() in own for window in windows.tolist())
 
 
-def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(shared_file: str) -> None:
+def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(
+    shared_file: str,
+) -> None:
     def drawn(seed: int, client: int) -> list[list[int]]:
         settings = parse({"seed": seed, "data.windows": 4, "data.window-tokens": 32})
-        return client_windows(settings, simulated_node(data_path=shared_file), letters, client).tolist()
+        return client_windows(
+            settings, simulated_node(data_path=shared_file), letters, client
+        ).tolist()
 
     assert drawn(1, 0) == drawn(1, 0)
     assert drawn(1, 0) != drawn(2, 0)
@@ -152,7 +172,9 @@ def test_no_window_holds_a_held_out_passage(shared_file: str) -> None:
     settings = parse({"data.windows": 50, "data.window-tokens": 64})
     text = "".join(
         bytes(window).decode()
-        for window in client_windows(settings, simulated_node(data_path=shared_file), letters, 0).tolist()
+        for window in client_windows(
+            settings, simulated_node(data_path=shared_file), letters, 0
+        ).tolist()
     )
     assert held_out(PASSAGES)
     for passage in held_out(PASSAGES):
@@ -167,5 +189,7 @@ def test_a_record_that_is_no_valid_unicode_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_a_site_without_data_where_the_run_names_none_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match=r"data-path: this site names no file of its own, .* give the site one"):
+    with pytest.raises(
+        Mistake, match=r"data-path: this site names no file of its own, .* give the site one"
+    ):
         client_passages(DataSettings(source="jsonl"), NODE, 0, 2)

@@ -78,7 +78,9 @@ def by_hand(records: list[Record], deal: Partition, client: int) -> tuple[list[s
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_text_is_cut_as_when_it_is_in_memory_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: bytes) -> None:
+def test_text_is_cut_as_when_it_is_in_memory_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: bytes
+) -> None:
     path = tmp_path / "a.txt"
     for seed in range(300):
         text = strange_text(seed)
@@ -88,22 +90,35 @@ def test_text_is_cut_as_when_it_is_in_memory_whole(tmp_path: Path, monkeypatch: 
         assert [located.record.text for located in found] == list(passages(text))
         data = path.read_bytes()
         for located in found:
-            assert files.text_record(data[located.start : located.start + located.length]) == located.record
+            assert (
+                files.text_record(data[located.start : located.start + located.length])
+                == located.record
+            )
 
 
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
-def test_lines_are_those_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: bytes) -> None:
+def test_lines_are_those_of_the_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: bytes
+) -> None:
     path = tmp_path / "a.jsonl"
-    lines = [json.dumps({"text": strange_text(seed), "label": seed % 3}).encode() for seed in range(40)]
+    lines = [
+        json.dumps({"text": strange_text(seed), "label": seed % 3}).encode() for seed in range(40)
+    ]
     path.write_bytes(ending.join([*lines[:20], b"", b"  ", *lines[20:]]))
     monkeypatch.setattr(files, "BLOCK_BYTES", 5)
     found = list(json_records(str(path), "text", "label"))
-    assert [located.record for located in found] == [Record(strange_text(seed), str(seed % 3)) for seed in range(40)]
+    assert [located.record for located in found] == [
+        Record(strange_text(seed), str(seed % 3)) for seed in range(40)
+    ]
     data = path.read_bytes()
-    assert [data[located.start : located.start + located.length].strip() for located in found] == lines
+    assert [
+        data[located.start : located.start + located.length].strip() for located in found
+    ] == lines
 
 
-def test_a_byte_that_is_not_utf8_is_named_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_byte_that_is_not_utf8_is_named_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "BLOCK_BYTES", 4)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\ntwo\n\nth\xffree")
@@ -116,10 +131,16 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_place(tmp_path: Path, monkeypat
 def test_shares_of_a_json_lines_file(tmp_path: Path, kind: Any) -> None:
     """Records of several passages, repeated ones with other labels, and some without text."""
     generator = random.Random(1)
-    texts = ["", " \n", *(f"{seed}\n\n{strange_text(seed % 50)}\n\nshared {seed % 7}" for seed in range(150))]
+    texts = [
+        "",
+        " \n",
+        *(f"{seed}\n\n{strange_text(seed % 50)}\n\nshared {seed % 7}" for seed in range(150)),
+    ]
     records = [Record(generator.choice(texts), generator.choice("abcde")) for _ in range(200)]
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": one.text, "of": one.label}) + "\n" for one in records))
+    path.write_text(
+        "".join(json.dumps({"text": one.text, "of": one.label}) + "\n" for one in records)
+    )
     index = open_corpus(Source(str(path), "jsonl", "text", "of"), tmp_path / "state")
     for clients in (1, 2, 5):
         deal = Partition(kind, clients, 0.5, 3)
@@ -134,7 +155,8 @@ def test_shares_of_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
     for clients in (1, 3):
-        data, deal = DataSettings(source="text", path=str(path)), Partition("iid", clients, 0.5, 0)
+        data = DataSettings(source="text", path=str(path))
+        deal = Partition("iid", clients, 0.5, 0)
         for client in range(clients):
             expected = by_hand([Record(passage) for passage in passages(text)], deal, client)[0]
             assert client_passages(data, node(tmp_path), client, clients) == expected
@@ -144,12 +166,17 @@ def test_shares_of_a_text_file(tmp_path: Path) -> None:
 
 
 def large_text(path: Path, megabytes: int) -> None:
-    generator, written = random.Random(0), 0
-    words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(500)]
+    generator = random.Random(0)
+    written = 0
+    words = [
+        "".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(500)
+    ]
     lines = [" ".join(generator.choices(words, k=60)) for _ in range(500)]
     with open(path, "w") as file:
         while written < megabytes * 1_000_000:
-            written += file.write(f"{written} " + "\n".join(generator.choices(lines, k=12)) + "\n\n")
+            written += file.write(
+                f"{written} " + "\n".join(generator.choices(lines, k=12)) + "\n\n"
+            )
 
 
 def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_own(
@@ -177,7 +204,8 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
     assert peak < 3_000_000  # three blocks, a piece and its tokens, and the rows of a part
     assert first.shape == (8, 256)
 
-    monkeypatch.setattr("espalier.corpora.corpus_index.text_records", None)  # the file is not read through again
+    # The file is not read through again.
+    monkeypatch.setattr("espalier.corpora.corpus_index.text_records", None)
     counted[0] = 0
     second = client_windows(settings, node(tmp_path), words, 1)
     assert second.tolist() != first.tolist()
@@ -186,7 +214,11 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
 
 def words(text: str) -> list[int]:
     """A token for each newline, and for each word what its length and last letter are."""
-    return [len(word) * 128 + ord(word[-1]) if word else 10 for line in text.split("\n") for word in [*line.split(), ""]][:-1]
+    return [
+        len(word) * 128 + ord(word[-1]) if word else 10
+        for line in text.split("\n")
+        for word in [*line.split(), ""]
+    ][:-1]
 
 
 def config_of(path: Path, clients: int) -> dict[str, Any]:
@@ -194,11 +226,18 @@ def config_of(path: Path, clients: int) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("kept_on_disk")
-def test_windows_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_those_of_the_whole_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.txt"
     large_text(path, 1)
     settings = parse(
-        config_of(path, clients=2) | {"data.windows": 5, "data.window-tokens": 100, "evaluation.window-tokens": 100}
+        config_of(path, clients=2)
+        | {
+            "data.windows": 5,
+            "data.window-tokens": 100,
+            "evaluation.window-tokens": 100,
+        }
     )
     cut = (client_windows, training_windows, held_out_windows)
     whole = [one(settings, node(tmp_path), words, 1).tolist() for one in cut]
@@ -217,7 +256,9 @@ def large(tmp_path: Path, kept_on_disk: None) -> Source:
     return Source(str(path), "text")
 
 
-def test_only_its_owner_reads_what_is_kept_and_it_holds_no_text(tmp_path: Path, large: Source) -> None:
+def test_only_its_owner_reads_what_is_kept_and_it_holds_no_text(
+    tmp_path: Path, large: Source
+) -> None:
     open_corpus(large, tmp_path / "state")
     folder = kept(tmp_path)
     for path in (tmp_path / "state", folder.parent, folder):
@@ -235,12 +276,18 @@ def test_a_changed_file_is_read_again(tmp_path: Path, large: Source) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as large and as old as before
     after = list(open_corpus(large, tmp_path / "state").share()[0])
     assert after != before
-    assert set(after) | set(open_corpus(large, tmp_path / "state").share()[1]) == set(passages(path.read_text()))
+    assert set(after) | set(open_corpus(large, tmp_path / "state").share()[1]) == set(
+        passages(path.read_text())
+    )
 
 
 @pytest.mark.parametrize("name", ["rows", "index.json"])
-@pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:9] + b"?" + data[10:], lambda data: b""])
-def test_what_was_damaged_is_made_again(tmp_path: Path, large: Source, name: str, damage: Any) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-7], lambda data: data[:9] + b"?" + data[10:], lambda data: b""]
+)
+def test_what_was_damaged_is_made_again(
+    tmp_path: Path, large: Source, name: str, damage: Any
+) -> None:
     expected = [list(part) for part in open_corpus(large, tmp_path / "state").share()]
     path = kept(tmp_path) / name
     path.write_bytes(damage(path.read_bytes()))
@@ -257,9 +304,12 @@ def test_a_file_that_changes_under_a_client_is_told(tmp_path: Path, large: Sourc
 def test_an_untouched_index_is_used_and_two_at_once_make_one(
     tmp_path: Path, large: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, make = [], corpus_index._make
+    made = []
+    make = corpus_index._make
     monkeypatch.setattr(corpus_index, "_make", lambda *given: (made.append(given), make(*given)))
-    threads = [threading.Thread(target=open_corpus, args=(large, tmp_path / "state")) for _ in range(4)]
+    threads = [
+        threading.Thread(target=open_corpus, args=(large, tmp_path / "state")) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

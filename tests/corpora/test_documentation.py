@@ -34,11 +34,15 @@ def test_the_text_is_the_same_each_time() -> None:
 
 
 def test_an_unknown_source_is_met_with_the_known_ones() -> None:
-    with pytest.raises(Mistake, match=r"'poems' is unknown; choose one of .*language-types.*numbers"):
+    with pytest.raises(
+        Mistake, match=r"'poems' is unknown; choose one of .*language-types.*numbers"
+    ):
         list(documentation.texts("poems"))
 
 
-def test_docstrings_are_those_of_the_modules_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstrings_are_those_of_the_modules_that_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Docstrings of module, class, function and coroutine, and neither comments, nor other strings, nor tests."""
     package = tmp_path / "documented_by_the_test"
     (package / "tests").mkdir(parents=True)
@@ -61,11 +65,20 @@ def test_docstrings_are_those_of_the_modules_that_exist(tmp_path: Path, monkeypa
         ''')
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(documentation.MODULES, "numbers", ("documented_by_the_test", "no_such_module_anywhere"))
-    assert set(documentation.texts("numbers")) == {"the module", "the class", "the method\n\nindented", "the coroutine"}
+    monkeypatch.setitem(
+        documentation.MODULES, "numbers", ("documented_by_the_test", "no_such_module_anywhere")
+    )
+    assert set(documentation.texts("numbers")) == {
+        "the module",
+        "the class",
+        "the method\n\nindented",
+        "the coroutine",
+    }
 
 
-def test_the_files_are_read_and_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_are_read_and_never_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "explosive_module.py").write_text('"""calm"""\nraise SystemExit\n')
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(documentation.MODULES, "numbers", ("explosive_module",))
@@ -91,11 +104,15 @@ def test_topics_that_this_python_lacks_are_passed_over(monkeypatch: pytest.Monke
     assert list(documentation.texts("language-types")) == [topics["dict"]]
 
 
-@pytest.mark.parametrize("name", sorted({name for names in documentation.MODULES.values() for name in names}))
+@pytest.mark.parametrize(
+    "name", sorted({name for names in documentation.MODULES.values() for name in names})
+)
 def test_every_named_module_is_one_of_the_standard_library(name: str) -> None:
     assert name in sys.stdlib_module_names
 
 
 def test_docstrings_parse_on_this_python() -> None:
     """The files are those of the running interpreter, so its parser reads them."""
-    assert ast.get_docstring(ast.parse(Path(statistics.__file__).read_bytes())) in set(documentation.texts("numbers"))
+    assert ast.get_docstring(ast.parse(Path(statistics.__file__).read_bytes())) in set(
+        documentation.texts("numbers")
+    )

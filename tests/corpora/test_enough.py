@@ -30,7 +30,10 @@ def nothing_encoded() -> None:
 
 
 def settings(**changes: Any) -> RunSettings:
-    return parse({"data.windows": 4, "data.window-tokens": 16} | {key.replace("__", "."): changes[key] for key in changes})
+    return parse(
+        {"data.windows": 4, "data.window-tokens": 16}
+        | {key.replace("__", "."): changes[key] for key in changes}
+    )
 
 
 def site(path: Path, **keys: Any) -> NodeSettings:
@@ -55,7 +58,9 @@ def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_of_a_large_file_no_more_is_read_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_file_no_more_is_read_than_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """64 tokens are asked for; a record has 20 characters, and a passage in ten is held out."""
     (tmp_path / "a.txt").write_text("x")
     read = []
@@ -92,10 +97,15 @@ def test_the_site_s_own_number_of_windows_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bytes_of_a_large_file", [0, 10**6])
-def test_items_of_a_task_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int) -> None:
+def test_items_of_a_task_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int
+) -> None:
     monkeypatch.setattr(enough, "LARGE", bytes_of_a_large_file)
-    file, tuned = tmp_path / "a.jsonl", settings(method="fedpetuning", task__name="sst2")
-    file.write_text("".join(json.dumps({"sentence": f"fine {n}", "label": 1}) + "\n" for n in range(30)))
+    file = tmp_path / "a.jsonl"
+    tuned = settings(method="fedpetuning", task__name="sst2")
+    file.write_text(
+        "".join(json.dumps({"sentence": f"fine {n}", "label": 1}) + "\n" for n in range(30))
+    )
     require_enough(tuned, site(file, data_task="sst2"), letters)
     with pytest.raises(Mistake, match="data-task: this site's data-path holds text"):
         require_enough(tuned, site(file), letters)
@@ -104,7 +114,9 @@ def test_items_of_a_task_are_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
         require_enough(tuned, site(file, data_task="sst2"), letters)
 
 
-def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_depends_on_its_rank_is_not() -> None:
+def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_depends_on_its_rank_is_not() -> (
+    None
+):
     nowhere = NodeSettings(site="a", least_tokens=1)
     with pytest.raises(Mistake, match="data-path: this site names no file of its own"):
         require_enough(settings(data__source="text"), nowhere, letters)

@@ -20,7 +20,9 @@ from espalier.corpora.tasks.catalogue import TASKS
 from espalier.corpora.tasks.reading import read_items
 from espalier.settings.mistakes import Mistake
 
-TEXT = "".join(json.dumps({"text": f"Anna K., née à Gênes, {n}"}, ensure_ascii=False) + "\n" for n in range(40))
+TEXT = "".join(
+    json.dumps({"text": f"Anna K., née à Gênes, {n}"}, ensure_ascii=False) + "\n" for n in range(40)
+)
 
 READ: dict[str, Callable[[str], object]] = {
     "text": lambda path: list(text_records(path)),
@@ -53,10 +55,19 @@ FILES = {
     "zstd": (b"\x28\xb5\x2f\xfd\x04\x00" + bytes(40), r"the file is compressed \(zstd\)"),
     "zip": (zipped(), r"the file is compressed \(a zip archive"),
     "tar": (tarred(), r"the file is compressed \(a tar archive\)"),
-    "parquet": (b"PAR1\x15\x04\x15\x00" + bytes(40), "the file is a Parquet file, no text; write its records as JSON Lines"),
-    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid", "the file is a pointer of Git LFS"),
+    "parquet": (
+        b"PAR1\x15\x04\x15\x00" + bytes(40),
+        "the file is a Parquet file, no text; write its records as JSON Lines",
+    ),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid",
+        "the file is a pointer of Git LFS",
+    ),
     "utf-16": (TEXT.encode("utf-16"), "the file is UTF-16, not UTF-8; convert it"),
-    "utf-16-le": (TEXT.encode("utf-16-le"), "the file is UTF-16LE without a byte order mark, not UTF-8"),
+    "utf-16-le": (
+        TEXT.encode("utf-16-le"),
+        "the file is UTF-16LE without a byte order mark, not UTF-8",
+    ),
     "utf-16-be": (TEXT.encode("utf-16-be"), "the file is UTF-16BE without a byte order mark"),
     "utf-32": (TEXT.encode("utf-32"), "the file is UTF-32, not UTF-8"),
     "utf-32-le": (TEXT.encode("utf-32-le"), "the file is UTF-32LE without a byte order mark"),
@@ -81,14 +92,19 @@ def test_what_a_file_is_stands_in_the_error(kind: str, how: str, tmp_path: Path)
 
 @pytest.mark.parametrize("how", READ)
 def test_directories_and_pipes_are_no_files(how: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"cannot be read \(Is a directory\); check .*: it takes a file"):
+    with pytest.raises(
+        Mistake, match=r"cannot be read \(Is a directory\); check .*: it takes a file"
+    ):
         READ[how](str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(Mistake, match=r"cannot be read \(a pipe or device"):
         READ[how](str(tmp_path / "pipe"))
 
 
-@pytest.mark.parametrize("beginning", ["BZh", "ORC", "PAR1", "ARROW1", "Obj", "PK", "Rar!", "7z", "été", "\ufeffé", "漢字"])
+@pytest.mark.parametrize(
+    "beginning",
+    ["BZh", "ORC", "PAR1", "ARROW1", "Obj", "PK", "Rar!", "7z", "été", "\ufeffé", "漢字"],
+)
 def test_texts_that_begin_like_other_files_are_texts(beginning: str, tmp_path: Path) -> None:
     text = f"{beginning} is how this text begins, née à Gênes. " * 30
     for end in range(60):
@@ -100,7 +116,10 @@ def test_texts_that_begin_like_other_files_are_texts(beginning: str, tmp_path: P
 def test_a_file_that_ends_within_a_character_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("abcé".encode()[:-1])
     for how in ("text", "public"):
-        with pytest.raises(Mistake, match="byte 3 is not UTF-8: the text ends within a character; copy the file again"):
+        with pytest.raises(
+            Mistake,
+            match="byte 3 is not UTF-8: the text ends within a character; copy the file again",
+        ):
             READ[how](str(tmp_path / "a.txt"))
 
 

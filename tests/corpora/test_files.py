@@ -64,7 +64,9 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_a_mistake_that_names_the_key(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"missing.txt: no such file; check data.path or the node's data-path"):
+    with pytest.raises(
+        Mistake, match=r"missing.txt: no such file; check data.path or the node's data-path"
+    ):
         text_of(str(tmp_path / "missing.txt"))
 
 
@@ -84,7 +86,9 @@ def test_a_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_one_field_of_each_record_is_read(tmp_path: Path) -> None:
     records = [{"note": "one\ntwo", "id": 1}, {"id": 2, "note": "dreí \u2028"}]
-    path = lines_file(tmp_path, "\n".join(json.dumps(record, ensure_ascii=False) for record in records))
+    path = lines_file(
+        tmp_path, "\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    )
     assert texts_of(path, "note") == ["one\ntwo", "dreí \u2028"]
 
 
@@ -107,7 +111,9 @@ def test_blank_lines_windows_lines_and_a_byte_order_mark_are_passed_over(tmp_pat
         (json.dumps({"text": None}), "line 3, field 'text' is not a string"),
     ],
 )
-def test_a_wrong_line_is_named_by_its_number_and_not_quoted(tmp_path: Path, line: str | bytes, told: str) -> None:
+def test_a_wrong_line_is_named_by_its_number_and_not_quoted(
+    tmp_path: Path, line: str | bytes, told: str
+) -> None:
     bytes_of_line = line.encode() if isinstance(line, str) else line
     assert told in refused(lines_file(tmp_path, b'{"text": "fine"}\n\n' + bytes_of_line + b"\n"))
 
@@ -115,22 +121,49 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(tmp_path: Path, line
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"text": "Anna"},', "line 1 is not JSON: it ends with a comma, and JSON Lines has none between its lines"),
+        (
+            '{"text": "Anna"},',
+            "line 1 is not JSON: it ends with a comma, and JSON Lines has none between its lines",
+        ),
         ("[", "line 1 is not JSON: it begins an array that does not end on this line"),
-        ('[{"text": "Anna"},', "line 1 is not JSON: it begins an array that does not end on this line"),
-        ('[{"text": "Anna"}]', "line 1 is not a JSON object but a list; write one JSON object per line (jq -c '.[]'"),
+        (
+            '[{"text": "Anna"},',
+            "line 1 is not JSON: it begins an array that does not end on this line",
+        ),
+        (
+            '[{"text": "Anna"}]',
+            "line 1 is not a JSON object but a list; write one JSON object per line (jq -c '.[]'",
+        ),
         ("{", "line 1 is not JSON: it begins an object that does not end on this line (jq -c '.'"),
         ('{"text": "Anna', "line 1 is not JSON: the string in column 10 does not end on this line"),
-        ('{"text": "Anna\tK."}', "line 1 is not JSON: a control character in column 15 is not escaped"),
-        ('{"text": "Anna"}{"text": "K."}', "line 1 is not JSON: something follows its first value, in column 17"),
+        (
+            '{"text": "Anna\tK."}',
+            "line 1 is not JSON: a control character in column 15 is not escaped",
+        ),
+        (
+            '{"text": "Anna"}{"text": "K."}',
+            "line 1 is not JSON: something follows its first value, in column 17",
+        ),
         ('{"text": "Anna" "K."}', "line 1 is not JSON: Expecting ',' delimiter in column 17"),
-        ("{'text': 'Anna'}", "line 1 is not JSON: Expecting property name enclosed in double quotes in column 2"),
+        (
+            "{'text': 'Anna'}",
+            "line 1 is not JSON: Expecting property name enclosed in double quotes in column 2",
+        ),
         ('{"text": "\\A"}', "line 1 is not JSON: Invalid \\escape in column 11"),
-        ("id,text", "line 1 is not JSON: it does not begin with {, as plain text and the rows of a CSV table do not"),
+        (
+            "id,text",
+            (
+                "line 1 is not JSON: it does not begin with {, as plain text and the rows of a CSV"
+                " table do not"
+            ),
+        ),
         ('{"text": 1' + "0" * 5000 + "}", "a number has too many digits"),
         ("null", "line 1 is not a JSON object but null"),
         ("7", "line 1 is not a JSON object but a number"),
-        ('{"text": 7}', "line 1, field 'text' is not a string but a number; write it as one, or set data.field"),
+        (
+            '{"text": 7}',
+            "line 1, field 'text' is not a string but a number; write it as one, or set data.field",
+        ),
         ('{"text": null}', "line 1, field 'text' is not a string but null"),
         ('{"text": true}', "line 1, field 'text' is not a string but a truth value"),
         ('{"text": NaN}', "line 1, field 'text' is not a string but a number that is not finite"),
@@ -139,27 +172,47 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(tmp_path: Path, line
         ('{"text": "Anna \\ud83d"}', "line 1, field 'text' holds half of a surrogate pair"),
         (
             '{"message": {"content": "Anna"}, "id": 3, "born in 1961": 0}',
-            "line 1 has no field 'text', it has the fields message (an object), id (a number), 1 more; set data.field",
+            (
+                "line 1 has no field 'text', it has the fields message (an object), id (a number),"
+                " 1 more; set data.field"
+            ),
         ),
-        ('{"Anna K.": 1}', "has no field 'text', it has the fields 1 whose names are not shown here"),
+        (
+            '{"Anna K.": 1}',
+            "has no field 'text', it has the fields 1 whose names are not shown here",
+        ),
         ("{}", "line 1 has no field 'text', it has no fields"),
     ],
 )
-def test_the_reason_is_told_without_a_word_of_the_line(tmp_path: Path, line: str, told: str) -> None:
+def test_the_reason_is_told_without_a_word_of_the_line(
+    tmp_path: Path, line: str, told: str
+) -> None:
     assert told in refused(lines_file(tmp_path, line + "\n"))
 
 
 @pytest.mark.parametrize("label", [None, [1], {"a": 1}, float("nan"), float("inf")])
 def test_a_label_that_is_none_is_refused_by_its_kind(tmp_path: Path, label: object) -> None:
     path = lines_file(tmp_path, json.dumps({"text": "a", "ward": label}))
-    with pytest.raises(Mistake, match=r"line 1 has no label in field 'ward' but (null|a list|an object|a number that is no)"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            r"line 1 has no label in field 'ward' but (null|a list|an object|a number that is no)"
+        ),
+    ):
         list(json_records(path, "text", "ward"))
-    with pytest.raises(Mistake, match=r"line 1 has no label in field 'kind', it has the fields text \(a string\), ward"):
+    with pytest.raises(
+        Mistake,
+        match=r"line 1 has no label in field 'kind', it has the fields text \(a string\), ward",
+    ):
         list(json_records(path, "text", "kind"))
 
 
-@pytest.mark.parametrize(("label", "expected"), [("a", "a"), (3, "3"), (0.5, "0.5"), (True, "True"), ("", "")])
-def test_labels_are_strings_numbers_or_truth_values(tmp_path: Path, label: object, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("label", "expected"), [("a", "a"), (3, "3"), (0.5, "0.5"), (True, "True"), ("", "")]
+)
+def test_labels_are_strings_numbers_or_truth_values(
+    tmp_path: Path, label: object, expected: str
+) -> None:
     path = lines_file(tmp_path, json.dumps({"text": "a", "ward": label}))
     assert [located.record.label for located in json_records(path, "text", "ward")] == [expected]
 

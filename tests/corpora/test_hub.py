@@ -28,27 +28,39 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_texts_and_labels_are_read(dataset: str) -> None:
     records = list(read_dataset(dataset, "", "train", "note", "ward"))
-    assert [record.text for record in records] == [f"note {number} of the ward" for number in range(40)]
+    assert [record.text for record in records] == [
+        f"note {number} of the ward" for number in range(40)
+    ]
     assert [record.label for record in records] == [str(number % 2) for number in range(40)]
 
 
 def test_it_is_dealt_out_like_a_file(dataset: str) -> None:
-    data = DataSettings(source="hub", path=dataset, field="note", partition="by-field", partition_field="ward")
+    data = DataSettings(
+        source="hub", path=dataset, field="note", partition="by-field", partition_field="ward"
+    )
     for client in range(2):
         own = [f"note {number} of the ward" for number in range(40) if number % 2 == client]
-        assert client_passages(data, simulated_node(), client, 2) == [text for text in own if not is_held_out(text)]
+        assert client_passages(data, simulated_node(), client, 2) == [
+            text for text in own if not is_held_out(text)
+        ]
 
 
 def test_the_split_is_train_unless_the_run_names_one(dataset: str) -> None:
     for split, expected in (("", 40), ("train[:30]", 30)):
         data = DataSettings(source="hub", path=dataset, field="note", hub_split=split)
         every = {f"note {number} of the ward" for number in range(expected)}
-        dealt = {text for client in range(2) for text in client_passages(data, simulated_node(), client, 2)}
+        dealt = {
+            text
+            for client in range(2)
+            for text in client_passages(data, simulated_node(), client, 2)
+        }
         assert dealt == {text for text in every if not is_held_out(text)}
 
 
 def test_a_field_that_is_not_there_is_a_mistake(dataset: str) -> None:
-    with pytest.raises(Mistake, match=r"data.field = 'text': the dataset has the fields note, ward"):
+    with pytest.raises(
+        Mistake, match=r"data.field = 'text': the dataset has the fields note, ward"
+    ):
         list(read_dataset(dataset, "", "train", "text", ""))
 
 
@@ -61,8 +73,9 @@ def test_a_dataset_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
 def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> None:
     with pytest.raises(Mistake) as caught:
         list(read_dataset(dataset, "", split, "note", ""))
-    assert str(caught.value) == (
-        f"data.hub-split: the dataset {dataset!r} has no split 'dev', it has 'train'; "
+    assert (
+        str(caught.value)
+        == f"data.hub-split: the dataset {dataset!r} has no split 'dev', it has 'train'; "
         "set it to one of these, or to several joined by +"
     )
 
@@ -70,21 +83,28 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ([{"role": "user", "content": "Anna K."}], "a list, which is not a string; name a column of text, or make one"),
+        (
+            [{"role": "user", "content": "Anna K."}],
+            "a list, which is not a string; name a column of text, or make one",
+        ),
         ({"content": "Anna K."}, "an object, which is not a string; name a column of text"),
         (None, "null, which is not a string; remove the rows without text"),
         (7, "a number, which is not a string"),
         (True, "a truth value, which is not a string"),
     ],
 )
-def test_nothing_is_made_text_that_is_none(value: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_made_text_that_is_none(
+    value: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"note": "birch", "ward": "a"}, {"note": value, "ward": "a"}]
     made = datasets.Dataset.from_list(rows if value is None else rows[1:])
     monkeypatch.setattr("espalier.corpora.hub.load_split", lambda *given: made)
     with pytest.raises(Mistake) as caught:
         list(read_dataset("trees", "", "train", "note", "ward"))
     row = 1 if value is None else 0
-    expected = f"data.field = 'note': the dataset 'trees' (train), row {row} counted from 0, holds {told}"
+    expected = (
+        f"data.field = 'note': the dataset 'trees' (train), row {row} counted from 0, holds {told}"
+    )
     assert str(caught.value).startswith(expected)
     assert "Anna" not in str(caught.value)
 
@@ -93,6 +113,9 @@ def test_nothing_is_made_text_that_is_none(value: Any, told: str, monkeypatch: p
 def test_nothing_is_made_a_label_that_is_none(label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = datasets.Dataset.from_list([{"note": "birch", "ward": label}])
     monkeypatch.setattr("espalier.corpora.hub.load_split", lambda *given: made)
-    with pytest.raises(Mistake, match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .*, holds "):
+    with pytest.raises(
+        Mistake,
+        match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .*, holds ",
+    ):
         list(read_dataset("trees", "", "train", "note", "ward"))
     assert [record.label for record in read_dataset("trees", "", "train", "note", "")] == [""]

@@ -20,7 +20,22 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 
-PIECES = ("a", "bb", "ä", "€", " ", "  ", "\t", "\n", "\n", "\n \n", "\n\n", "\x0c", "\u2028", "cccccccccccc")
+PIECES = (
+    "a",
+    "bb",
+    "ä",
+    "€",
+    " ",
+    "  ",
+    "\t",
+    "\n",
+    "\n",
+    "\n \n",
+    "\n\n",
+    "\x0c",
+    "\u2028",
+    "cccccccccccc",
+)
 
 
 def strange_text(seed: int) -> str:
@@ -37,7 +52,8 @@ def by_blank_lines(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("passage", "expected"),
     [
-        ("aa bb\ncc\ndd ee", ["aa bb\ncc", "dd ee"]),  # at the last newline among the first ten bytes
+        # At the last newline among the first ten bytes.
+        ("aa bb\ncc\ndd ee", ["aa bb\ncc", "dd ee"]),
         ("aa bb cc dd ee", ["aa bb cc", "dd ee"]),
         ("aa bb cc dd\nee", ["aa bb cc", "dd\nee"]),
         ("aaaaaaaaaabbbb", ["aaaaaaaaaa", "bbbb"]),
@@ -49,12 +65,16 @@ def by_blank_lines(text: str) -> list[str]:
         ("aa bb cccc dd", ["aa bb cccc", "dd"]),
     ],
 )
-def test_where_a_long_passage_is_cut(monkeypatch: pytest.MonkeyPatch, passage: str, expected: list[str]) -> None:
+def test_where_a_long_passage_is_cut(
+    monkeypatch: pytest.MonkeyPatch, passage: str, expected: list[str]
+) -> None:
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 10)
     assert [part.strip() for part in passages(passage)] == expected
 
 
-def test_a_file_is_cut_as_text_in_memory_whatever_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_cut_as_text_in_memory_whatever_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.txt"
     for seed in range(300):
         text = strange_text(seed)
@@ -63,11 +83,17 @@ def test_a_file_is_cut_as_text_in_memory_whatever_the_blocks(tmp_path: Path, mon
         monkeypatch.setattr(files, "BLOCK_BYTES", 1 + seed % 9)
         found = list(text_records(str(path)))
         assert [located.record.text for located in found] == list(passages(text))
-        assert all(len(located.record.text.encode()) <= long_passages.LONGEST_PASSAGE for located in found)
+        assert all(
+            len(located.record.text.encode()) <= long_passages.LONGEST_PASSAGE for located in found
+        )
         data = path.read_bytes()
         for located in found:
-            assert text_record(data[located.start : located.start + located.length]) == located.record
-        assert "".join("".join(located.record.text for located in found).split()) == "".join(text.split())
+            assert (
+                text_record(data[located.start : located.start + located.length]) == located.record
+            )
+        assert "".join("".join(located.record.text for located in found).split()) == "".join(
+            text.split()
+        )
 
 
 def test_passages_that_are_not_long_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +104,9 @@ def test_passages_that_are_not_long_stay_as_they_were(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("form", ["text", "jsonl"])
-def test_parts_are_a_client_s_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_parts_are_a_client_s_passages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
     """As text in memory is split; rows name each part by the bytes where it stands, or by its place in the record."""
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 40)
     text = "\n".join(f"line {number} of a text without a blank one" for number in range(200))
@@ -108,15 +136,30 @@ def test_a_tokenizer_never_gets_much_of_a_text_of_single_lines(
     monkeypatch.setattr(token_pieces, "PIECE_CHARACTERS", 2000)
     path = tmp_path / "a.txt"
     path.write_text(between.join(f"line {number} of many" for number in range(3000)) + "\n")
-    given: dict[str, Any] = {"num-clients": 1, "data.source": "text", "data.path": str(path), "data.window-tokens": 16}
-    settings = parse(given | {"evaluation.texts": f"a={path}", "evaluation.window-tokens": 16, "evaluation.max-windows": 0})
-    encode, heard = Words(), list[str]()
+    given: dict[str, Any] = {
+        "num-clients": 1,
+        "data.source": "text",
+        "data.path": str(path),
+        "data.window-tokens": 16,
+    }
+    settings = parse(
+        given
+        | {
+            "evaluation.texts": f"a={path}",
+            "evaluation.window-tokens": 16,
+            "evaluation.max-windows": 0,
+        }
+    )
+    encode = Words()
+    heard = list[str]()
     monkeypatch.setattr(files, "BLOCK_BYTES", path.stat().st_size // 4 + 1)
     with heard_by(heard.append):
         client_windows(settings, simulated_node(state_dir=str(tmp_path / "state")), encode, 0)
         public = public_windows(settings.evaluation, encode)["a"]
     said = [line.split(",")[0] for line in heard]
-    assert [line for line in said if line.startswith("reading")] == [f"reading a.txt: {n}%" for n in (25, 50, 75, 100)] * 2
+    assert [line for line in said if line.startswith("reading")] == [
+        f"reading a.txt: {n}%" for n in (25, 50, 75, 100)
+    ] * 2
     assert sum(line.startswith("tokenising") for line in said) > 20
     assert encode.longest < 2000 + 500 + token_pieces.LONGEST_CONTEXT
     whole = Words()(path.read_text())
@@ -127,7 +170,9 @@ def test_a_tokenizer_never_gets_much_of_a_text_of_single_lines(
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_stretches_of_a_file_are_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: bytes) -> None:
+def test_stretches_of_a_file_are_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: bytes
+) -> None:
     path = tmp_path / "a.txt"
     for seed in range(200):
         text = strange_text(seed) + ("\r\n" if seed % 2 else "")
@@ -138,7 +183,11 @@ def test_stretches_of_a_file_are_its_text(tmp_path: Path, monkeypatch: pytest.Mo
         stretches = list(found)
         assert "".join(stretches) == text
         assert all(len(one.encode()) <= long_passages.LONGEST_PASSAGE + 1 for one in stretches)
-        assert (len(found), found[-1], found[1:3]) == (len(stretches), stretches[-1], stretches[1:3])
+        assert (len(found), found[-1], found[1:3]) == (
+            len(stretches),
+            stretches[-1],
+            stretches[1:3],
+        )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +200,9 @@ def test_stretches_of_a_file_are_its_text(tmp_path: Path, monkeypatch: pytest.Mo
         (b"\x80" * 40, "byte 0 is not UTF-8"),
     ],
 )
-def test_a_text_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, told: str) -> None:
+def test_a_text_that_cannot_be_used_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, told: str
+) -> None:
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 10)
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(Mistake, match=rf"a\.txt: {told}"):

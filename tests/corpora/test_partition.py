@@ -26,8 +26,15 @@ def shares(kind: Kind, clients: int, alpha: float = 0.5, seed: int = 0) -> list[
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from(KINDS), st.integers(1, 12), st.sampled_from([0.01, 0.5, 100.0]), st.integers(0, 5))
-def test_shares_are_disjoint_and_complete(kind: Kind, clients: int, alpha: float, seed: int) -> None:
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 12),
+    st.sampled_from([0.01, 0.5, 100.0]),
+    st.integers(0, 5),
+)
+def test_shares_are_disjoint_and_complete(
+    kind: Kind, clients: int, alpha: float, seed: int
+) -> None:
     dealt = [record for share in shares(kind, clients, alpha, seed) for record in share]
     assert Counter(dealt) == Counter(RECORDS)
 
@@ -53,8 +60,12 @@ def unevenness(kind: Kind, alpha: float) -> float:
     """Mean over labels and five seeds of the largest client's share of a label."""
     largest = []
     for seed in range(5):
-        counts = [Counter(record.label for record in share) for share in shares(kind, 5, alpha, seed)]
-        largest += [max(count[label] for count in counts) / 300 for label in ("ward-0", "ward-1", "ward-2")]
+        counts = [
+            Counter(record.label for record in share) for share in shares(kind, 5, alpha, seed)
+        ]
+        largest += [
+            max(count[label] for count in counts) / 300 for label in ("ward-0", "ward-1", "ward-2")
+        ]
     return sum(largest) / len(largest)
 
 
@@ -70,7 +81,9 @@ def test_dirichlet_skews_labels_and_quantity_skews_sizes_alone() -> None:
     mix = Counter(record.label for record in large)
     assert max(mix.values()) < 1.5 * min(mix.values())
     labels = [Counter(record.label for record in share) for share in shares("dirichlet", 3, 0.1, 3)]
-    assert any(max(count.values()) > 5 * min(count[f"ward-{n}"] for n in range(5)) for count in labels)
+    assert any(
+        max(count.values()) > 5 * min(count[f"ward-{n}"] for n in range(5)) for count in labels
+    )
 
 
 def test_shares_differ_between_seeds() -> None:
@@ -79,19 +92,30 @@ def test_shares_differ_between_seeds() -> None:
 
 def test_records_of_a_file_are_dealt_out_by_their_field(tmp_path: Path) -> None:
     file = tmp_path / "notes.jsonl"
-    file.write_text("\n".join(json.dumps({"note": record.text, "ward": number % 2}) for number, record in enumerate(RECORDS)))
-    data = DataSettings(source="jsonl", path=str(file), field="note", partition="by-field", partition_field="ward")
+    file.write_text(
+        "\n".join(
+            json.dumps({"note": record.text, "ward": number % 2})
+            for number, record in enumerate(RECORDS)
+        )
+    )
+    data = DataSettings(
+        source="jsonl", path=str(file), field="note", partition="by-field", partition_field="ward"
+    )
     for client in range(2):
         own = set(client_passages(data, simulated_node(), client, 2))
         assert own == {
-            record.text for number, record in enumerate(RECORDS) if number % 2 == client and not is_held_out(record.text)
+            record.text
+            for number, record in enumerate(RECORDS)
+            if number % 2 == client and not is_held_out(record.text)
         }
 
 
 def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "notes.jsonl"
     file.write_text('{"text": "hawthorn", "ward": 1}\n{"text": "hazel"}\n')
-    data = DataSettings(source="jsonl", path=str(file), partition="dirichlet", partition_field="ward")
+    data = DataSettings(
+        source="jsonl", path=str(file), partition="dirichlet", partition_field="ward"
+    )
     with pytest.raises(Mistake, match="line 2 has no label in field 'ward'") as refused:
         client_passages(data, simulated_node(), 0, 2)
     assert "hazel" not in str(refused.value)
@@ -99,7 +123,9 @@ def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Pat
 
 def test_by_file_gives_each_client_a_file_of_the_directory(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {number}" for number in range(30)))
+        (tmp_path / f"{name}.txt").write_text(
+            "\n\n".join(f"{name} {number}" for number in range(30))
+        )
     data = DataSettings(source="text", path=str(tmp_path), partition="by-file")
     first = client_passages(data, simulated_node(), 0, 3)
     assert first

@@ -81,7 +81,9 @@ def test_a_passage_falls_on_the_same_side_wherever_it_occurs() -> None:
     calibration, held_out = split(texts)
     assert split(reversed(texts)) == (calibration[::-1], held_out[::-1])
     assert split(["\n\n".join(texts)]) == (calibration, held_out)
-    assert split([text.replace(" ", "\n   ") for text in texts])[1] == [text.replace(" ", "\n   ") for text in held_out]
+    assert split([text.replace(" ", "\n   ") for text in texts])[1] == [
+        text.replace(" ", "\n   ") for text in held_out
+    ]
 
 
 def test_a_repeated_passage_counts_once_where_it_comes_first() -> None:

@@ -30,7 +30,9 @@ def test_each_of_twelve_sources_has_text_of_its_own() -> None:
         assert sum(map(len, code_of(source))) > 200_000
 
 
-@pytest.mark.parametrize("name", sorted({name for names in source_code.MODULES.values() for name in names}))
+@pytest.mark.parametrize(
+    "name", sorted({name for names in source_code.MODULES.values() for name in names})
+)
 def test_every_named_module_is_one_of_the_standard_library(name: str) -> None:
     assert name in sys.stdlib_module_names or (sys.version_info < (3, 12) and name == "_pydatetime")
 
@@ -90,7 +92,11 @@ def test_docstrings_are_all_that_goes_from_the_librarys_files() -> None:
     compared = 0
     for file in module_files(source_code.MODULES["numbers"], "the test"):
         tree = ast.parse(file.read_bytes())
-        documented = [node for node in ast.walk(tree) if isinstance(node, documentation.DOCUMENTED) and ast.get_docstring(node)]
+        documented = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, documentation.DOCUMENTED) and ast.get_docstring(node)
+        ]
         for node in documented:
             del node.body[0]
         if all(node.body for node in documented):
@@ -136,16 +142,26 @@ def test_an_unknown_source_is_met_with_the_known_ones() -> None:
         list(source_code.texts("poems"))
 
 
-def test_the_files_are_read_and_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "explosive_module.py").write_bytes(b'# -*- coding: latin-1 -*-\r\n"""calm"""\r\nraise SystemExit("\xe9")\r\n')
+def test_the_files_are_read_and_never_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "explosive_module.py").write_bytes(
+        b'# -*- coding: latin-1 -*-\r\n"""calm"""\r\nraise SystemExit("\xe9")\r\n'
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(source_code.MODULES, "numbers", ("explosive_module", "no_such_module_anywhere"))
-    assert list(source_code.texts("numbers")) == ['# -*- coding: latin-1 -*-\nraise SystemExit("é")\n']
+    monkeypatch.setitem(
+        source_code.MODULES, "numbers", ("explosive_module", "no_such_module_anywhere")
+    )
+    assert list(source_code.texts("numbers")) == [
+        '# -*- coding: latin-1 -*-\nraise SystemExit("é")\n'
+    ]
 
 
 def test_an_installation_without_source_files_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(source_code.MODULES, "numbers", ("sys", "no_such_module_anywhere"))
-    with pytest.raises(Mistake, match=r"code source 'numbers'.* no source files for sys, no_such_module_anywhere"):
+    with pytest.raises(
+        Mistake, match=r"code source 'numbers'.* no source files for sys, no_such_module_anywhere"
+    ):
         list(source_code.texts("numbers"))
 
 

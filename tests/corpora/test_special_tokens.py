@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adding_tokenizer import END, KINDS, START, raw_tokenizer, save_tokenizer_adding, split_slowly, tokenizer_adding
+from adding_tokenizer import (
+    END,
+    KINDS,
+    START,
+    raw_tokenizer,
+    save_tokenizer_adding,
+    split_slowly,
+    tokenizer_adding,
+)
 from task_records import RECORDS
 from tiny_model import save_tiny_llama
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -30,8 +38,11 @@ def item_of(task: str) -> Item:
 @pytest.mark.parametrize("task", sorted(RECORDS))
 def test_options_are_split_as_by_a_slow_reference(task: str, kind: tuple[bool, bool, bool]) -> None:
     start, _, prefix_space = kind
-    settings = parse({"method": "fedpetuning", "task.name": task, "data.source": "jsonl", "data.path": "unused"})
-    item, made = item_of(task), raw_tokenizer(prefix_space)
+    settings = parse(
+        {"method": "fedpetuning", "task.name": task, "data.source": "jsonl", "data.path": "unused"}
+    )
+    item = item_of(task)
+    made = raw_tokenizer(prefix_space)
     found = as_tests(settings, [item], tokenizer_adding(*kind), classes=False, positions=None)
     assert len(found.requests) == len(item.options)
     for one, (context, continuation) in zip(found.requests, item.requests, strict=True):
@@ -48,30 +59,44 @@ def test_there_is_a_record_of_every_task() -> None:
 
 @pytest.mark.parametrize(("start", "end", "prefix_space"), KINDS)
 def test_a_prompt_keeps_what_stands_before_it(start: bool, end: bool, prefix_space: bool) -> None:
-    tokenizer, made = tokenizer_adding(start, end, prefix_space), raw_tokenizer(prefix_space)
+    tokenizer = tokenizer_adding(start, end, prefix_space)
+    made = raw_tokenizer(prefix_space)
     assert added_behind(tokenizer) == ((END,) if end else ())
     encode = prompt_encoder(tokenizer)
     for text in ("the quiet harbour", "", " ", "ends in </s>", "</s>", "<s>", "a"):
-        assert list(encode(text)) == [START] * start + made.encode(text, add_special_tokens=False).ids
+        assert (
+            list(encode(text)) == [START] * start + made.encode(text, add_special_tokens=False).ids
+        )
 
 
 def test_a_tokenizer_whose_start_is_its_end() -> None:
     made = raw_tokenizer(False)
-    made.post_processor = processors.TemplateProcessing("</s> $A </s> </s>", special_tokens=[("</s>", END)])
+    made.post_processor = processors.TemplateProcessing(
+        "</s> $A </s> </s>", special_tokens=[("</s>", END)]
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
     assert added_behind(tokenizer) == (END, END)
-    assert list(prompt_encoder(tokenizer)("a")) == [END, *made.encode("a", add_special_tokens=False).ids]
+    assert list(prompt_encoder(tokenizer)("a")) == [
+        END,
+        *made.encode("a", add_special_tokens=False).ids,
+    ]
 
 
 def test_a_vocabulary_without_the_usual_letters() -> None:
     """Letters that it does not know leave nothing, or the token that also ends a text."""
     for unknown in (None, "</s>"):
-        made = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "oak": 2}, unk_token=unknown or "none"))
+        made = Tokenizer(
+            models.WordLevel({"<s>": 0, "</s>": 1, "oak": 2}, unk_token=unknown or "none")
+        )
         if unknown is None:
             made = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "k": 2}, []))
         made.pre_tokenizer = pre_tokenizers.Whitespace()
-        made.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", END)])
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+        made.post_processor = processors.TemplateProcessing(
+            "$A </s>", special_tokens=[("</s>", END)]
+        )
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=made, bos_token="<s>", eos_token="</s>"
+        )
         assert added_behind(tokenizer) == (END,)
 
 
@@ -92,12 +117,17 @@ def test_a_tokenizer_that_hides_what_it_adds_is_refused() -> None:
         added_behind(Mixing())
 
 
-def test_the_model_remembers_the_texts_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_remembers_the_texts_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_tokenizer_adding(save_tiny_llama(tmp_path), True, True, False)
     model = OpenedModel(tmp_path)
-    encode, asked = prompt_encoder(model.tokenizer, model.encode), list[Any]()
+    encode = prompt_encoder(model.tokenizer, model.encode)
+    asked = list[Any]()
     once = list(encode("quiet harbour"))
-    monkeypatch.setattr(model.tokenizer, "_encode_plus", lambda *given, **named: asked.append(given))
+    monkeypatch.setattr(
+        model.tokenizer, "_encode_plus", lambda *given, **named: asked.append(given)
+    )
     assert (list(encode("quiet harbour")), asked) == (once, [])
 
 
@@ -109,7 +139,8 @@ def test_plain_text_gets_what_is_added_once_however_it_is_cut(
     passages = [f"the quiet harbour {number}\n of a copper engine: ten's" for number in range(60)]
     whole = raw_tokenizer(prefix_space).encode("\n\n".join(passages), add_special_tokens=False).ids
     expected = [START] * start + whole + [END] * end
-    tokenizer, longest = tokenizer_adding(*kind), [0]
+    tokenizer = tokenizer_adding(*kind)
+    longest = [0]
 
     def encode(text: str) -> list[int]:
         longest[0] = max(longest[0], len(text))
@@ -120,5 +151,8 @@ def test_plain_text_gets_what_is_added_once_however_it_is_cut(
         longest[0] = 0
         found = TokenPieces(passages, encode)
         assert found.all().tolist() == expected
-        assert found.spans([len(expected) - 9, 100], 9).tolist() == [expected[-9:], expected[100:109]]
+        assert found.spans([len(expected) - 9, 100], 9).tolist() == [
+            expected[-9:],
+            expected[100:109],
+        ]
         assert longest[0] < 2 * size + 500  # it was cut

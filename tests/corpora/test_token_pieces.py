@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from espalier.corpora import long_passages, token_pieces
 from espalier.corpora.file_text import FileText
@@ -31,7 +40,10 @@ WORDS = [
     "\u00a0",
     "\u3000",
 ]
-LLAMA_3 = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_3 = (
+    r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def passage() -> str:
@@ -39,7 +51,11 @@ def passage() -> str:
     lines = []
     for _ in range(GENERATOR.randint(1, 6)):
         line = " ".join(GENERATOR.choices(WORDS, k=GENERATOR.randint(1, 12)))
-        lines.append(GENERATOR.choice(["", "", "  ", "\t"]) + line + GENERATOR.choice(["", ".", ":", ")", " ", "  "]))
+        lines.append(
+            GENERATOR.choice(["", "", "  ", "\t"])
+            + line
+            + GENERATOR.choice(["", ".", ":", ")", " ", "  "])
+        )
     return ("\n".join(lines)).rstrip() + GENERATOR.choice(["", ".", "}", "!"]) or "."
 
 
@@ -55,7 +71,9 @@ def tokenizer(kind: str) -> Tokenizer:
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     elif kind == "llama-3":
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), byte_level])
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), byte_level]
+        )
     elif kind == "metaspace":
         made.pre_tokenizer = pre_tokenizers.Metaspace()
         alphabet = []
@@ -63,32 +81,51 @@ def tokenizer(kind: str) -> Tokenizer:
         made = Tokenizer(models.WordPiece(unk_token="<unk>"))
         made.normalizer = normalizers.BertNormalizer(lowercase=True)
         made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer: Any = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["<s>", "</s>", "<unk>"], show_progress=False)
+        trainer: Any = trainers.WordPieceTrainer(
+            vocab_size=300, special_tokens=["<s>", "</s>", "<unk>"], show_progress=False
+        )
         made.train_from_iterator([WHOLE], trainer)
-        made.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+        made.post_processor = processors.TemplateProcessing(
+            "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
         return made
     else:  # as SentencePiece's models come: a text is one word, and a newline joins nothing
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        made.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
         alphabet = []
     texts = WHOLE.split("\n") if kind in ("llama-2", "metaspace") else [WHOLE]
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))] if kind == "llama-2" else ["<s>", "</s>"]
-    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    special = (
+        ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        if kind == "llama-2"
+        else ["<s>", "</s>"]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
     pieces = (
         piece
         for text in texts
-        for piece in ([text[i : i + 60] for i in range(0, len(text), 60)] if kind == "llama-2" else [text])
+        for piece in (
+            [text[i : i + 60] for i in range(0, len(text), 60)] if kind == "llama-2" else [text]
+        )
     )
     made.train_from_iterator(pieces, trainer)
     made.decoder = decoders.ByteLevel()
-    start, end = made.token_to_id("<s>"), made.token_to_id("</s>")
+    start = made.token_to_id("<s>")
+    end = made.token_to_id("</s>")
     template = "<s> $A </s>" if kind == "roberta" else "<s> $A"
     if kind != "gpt-2":
-        made.post_processor = processors.TemplateProcessing(template, special_tokens=[("<s>", start), ("</s>", end)])
+        made.post_processor = processors.TemplateProcessing(
+            template, special_tokens=[("<s>", start), ("</s>", end)]
+        )
     return made
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "roberta", "llama-3", "llama-2", "metaspace", "words"])
-def test_pieces_have_the_tokens_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pieces_have_the_tokens_of_the_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made = tokenizer(kind)
     longest = [0]
 
@@ -110,7 +147,9 @@ def test_pieces_have_the_tokens_of_the_whole(kind: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 300)
     (tmp_path / "a.txt").write_text(WHOLE)
     longest[0] = 0
-    windows = evaluation_windows(FileText(str(tmp_path / "a.txt"), "evaluation.texts"), encode, 50, 0, "a.txt")
+    windows = evaluation_windows(
+        FileText(str(tmp_path / "a.txt"), "evaluation.texts"), encode, 50, 0, "a.txt"
+    )
     assert windows.flatten().tolist() == expected[: windows.numel()]
     assert windows.numel() > len(expected) - 50
     assert longest[0] < 4000
@@ -121,7 +160,9 @@ def test_small_pieces_by_character(size: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(token_pieces, "PIECE_CHARACTERS", size)
     monkeypatch.setattr(token_pieces, "CONTEXT_CHARACTERS", 3)
     passages = ["a", "bc", "", "d" * 300, "e"]
-    assert TokenPieces(passages, lambda text: list(map(ord, text))).all().tolist() == list(map(ord, "\n\n".join(passages)))
+    assert TokenPieces(passages, lambda text: list(map(ord, text))).all().tolist() == list(
+        map(ord, "\n\n".join(passages))
+    )
 
 
 def by_length(text: str) -> list[int]:
@@ -131,7 +172,10 @@ def by_length(text: str) -> list[int]:
 
 def joins_newlines(text: str) -> list[int]:
     """What stands on both sides of a blank line is one token."""
-    return [sum(map(ord, text[:40])), *(hash_of(text[place - 5 : place + 5]) for place in range(len(text)))]
+    return [
+        sum(map(ord, text[:40])),
+        *(hash_of(text[place - 5 : place + 5]) for place in range(len(text))),
+    ]
 
 
 def hash_of(text: str) -> int:
@@ -139,7 +183,9 @@ def hash_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("encode", [by_length, joins_newlines])
-def test_a_text_that_cannot_be_cut_is_encoded_whole(encode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_cannot_be_cut_is_encoded_whole(
+    encode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(token_pieces, "PIECE_CHARACTERS", 200)
     passages = PASSAGES[:30]
     assert TokenPieces(passages, encode).all().tolist() == encode("\n\n".join(passages))
@@ -183,9 +229,14 @@ class Model:
         return list(map(ord, text))
 
 
-def test_a_second_time_only_the_pieces_are_encoded_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_time_only_the_pieces_are_encoded_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(token_pieces, "PIECE_CHARACTERS", 1000)
-    passages, first, second, other = Remembers(PASSAGES), Model("a"), Model("a"), Model("b")
+    passages = Remembers(PASSAGES)
+    first = Model("a")
+    second = Model("a")
+    other = Model("b")
     assert len(TokenPieces(passages, first.encode)) == len(WHOLE)
     assert first.characters >= len(WHOLE)
     again = TokenPieces(passages, second.encode)

@@ -22,7 +22,9 @@ def numbered(text: str) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**62))
-def test_calibration_windows_are_whole_and_do_not_overlap(tokens: int, length: int, number: int, seed: int) -> None:
+def test_calibration_windows_are_whole_and_do_not_overlap(
+    tokens: int, length: int, number: int, seed: int
+) -> None:
     if tokens // length < number:
         return
     windows = calibration_windows([str(tokens)], numbered, number, length, seed).tolist()
@@ -44,7 +46,11 @@ def test_the_seed_alone_decides() -> None:
 
 def test_every_token_can_be_drawn() -> None:
     """Also the last ones, which no window would reach if all windows began at multiples of their length."""
-    drawn = {token for seed in range(60) for token in calibration_windows(["10"], numbered, 1, 4, seed).flatten().tolist()}
+    drawn = {
+        token
+        for seed in range(60)
+        for token in calibration_windows(["10"], numbered, 1, 4, seed).flatten().tolist()
+    }
     assert drawn == set(range(10))
 
 
@@ -60,8 +66,12 @@ def test_passages_are_joined_by_a_blank_line() -> None:
 
 
 @pytest.mark.parametrize("passages", [[], [SECRET]])
-def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(passages: list[str]) -> None:
-    with pytest.raises(Mistake, match=r"gives \d windows of 7 tokens, data.windows = 9 are needed") as caught:
+def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(
+    passages: list[str],
+) -> None:
+    with pytest.raises(
+        Mistake, match=r"gives \d windows of 7 tokens, data.windows = 9 are needed"
+    ) as caught:
         calibration_windows(passages, lambda text: list(text.encode()), 9, 7, 0)
     assert "Anna" not in str(caught.value)
 
@@ -78,7 +88,9 @@ def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(passages
         (24, 3, 1, [0]),
     ],
 )
-def test_evaluation_windows_on_paper(tokens: int, length: int, most: int, starts: list[int]) -> None:
+def test_evaluation_windows_on_paper(
+    tokens: int, length: int, most: int, starts: list[int]
+) -> None:
     windows = evaluation_windows(str(tokens), numbered, length, most, "wiki")
     assert windows.dtype == torch.int64
     assert windows.tolist() == [list(range(start, start + length)) for start in starts]
@@ -98,6 +110,8 @@ def test_the_hash_is_of_little_endian_64_bit_token_ids() -> None:
 
 def test_a_text_that_is_too_short_is_told_what_counts_once() -> None:
     """A long file of one passage over and over holds little."""
-    with pytest.raises(Mistake, match="passages that are equal count once; give the client more text") as caught:
+    with pytest.raises(
+        Mistake, match="passages that are equal count once; give the client more text"
+    ) as caught:
         calibration_windows(["oak"], lambda text: list(text.encode()), 2, 8, 0)
     assert "passages that are equal count once" in caught.value.outward

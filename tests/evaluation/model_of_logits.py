@@ -19,11 +19,14 @@ class ModelOfLogits(nn.Module):
 
     def __init__(self, vocabulary: int, logits: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.made, self.head = logits, nn.Linear(vocabulary, vocabulary, bias=False)
+        self.made = logits
+        self.head = nn.Linear(vocabulary, vocabulary, bias=False)
         self.head.weight.data = torch.eye(vocabulary)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool = True) -> Any:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool = True
+    ) -> Any:
         return SimpleNamespace(logits=self.head(self.made(input_ids)))

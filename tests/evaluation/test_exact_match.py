@@ -18,10 +18,16 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 
 @pytest.fixture(scope="module")
-def model_and_tokenizer(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> tuple[Any, Any]:
+def model_and_tokenizer(
+    tmp_path_factory: pytest.TempPathFactory, device: torch.device
+) -> tuple[Any, Any]:
     folder = save_tiny_llama(tmp_path_factory.mktemp("model"), dtype=torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
-    return model.to(device), AutoTokenizer.from_pretrained(folder, local_files_only=True, eos_token="<s>")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32
+    ).eval()
+    return model.to(device), AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, eos_token="<s>"
+    )
 
 
 @torch.no_grad()
@@ -48,14 +54,17 @@ def test_texts_equal_those_of_a_slow_loop_up_to_the_stop_string(
     assert stop
     assert len({text.split(stop)[0] for text in whole}) > 1
     how = Generation((stop,), NUMBERS.patterns, NUMBERS.ignored, 12)
-    assert generate(model, tokenizer, PROMPTS, how, 22, batch_size, device) == [text.split(stop)[0] for text in whole]
+    assert generate(model, tokenizer, PROMPTS, how, 22, batch_size, device) == [
+        text.split(stop)[0] for text in whole
+    ]
 
 
 def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[Any, Any]) -> None:
     """One token more, as many as there is room for, and one less."""
     _, tokenizer = model_and_tokenizer
     prompt = "birch cedar elder fir gorse"
-    tokens, how = len(tokenizer.encode(prompt)), Generation(("x",), NUMBERS.patterns, NUMBERS.ignored, 12)
+    tokens = len(tokenizer.encode(prompt))
+    how = Generation(("x",), NUMBERS.patterns, NUMBERS.ignored, 12)
     lost = [shortened(tokenizer, ["oak", prompt], how, 12 + tokens + room) for room in (-1, 0, 1)]
     assert lost == [{1}, set(), set()]
     with pytest.raises(Mistake, match="leaves none for the prompt"):
@@ -63,18 +72,26 @@ def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[A
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_do_not_end_in_what_the_tokenizer_adds(kind: tuple[bool, bool, bool], device: torch.device) -> None:
+def test_prompts_do_not_end_in_what_the_tokenizer_adds(
+    kind: tuple[bool, bool, bool], device: torch.device
+) -> None:
     """Beside a loop that encodes prompts without special tokens, and puts the first one there by hand."""
     start, _, prefix_space = kind
-    tokenizer, made = tokenizer_adding(*kind), raw_tokenizer(prefix_space)
+    tokenizer = tokenizer_adding(*kind)
+    made = raw_tokenizer(prefix_space)
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
     )
     model = LlamaForCausalLM(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    expected, lengths = [], []
+    expected = []
+    lengths = []
     for prompt in PROMPTS:
         tokens = [START] * start + made.encode(prompt, add_special_tokens=False).ids
         lengths.append(len(tokens))
@@ -82,7 +99,9 @@ def test_prompts_do_not_end_in_what_the_tokenizer_adds(kind: tuple[bool, bool, b
             tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
             if tokens[-1] == END:
                 break
-        expected.append(tokenizer.decode(tokens[lengths[-1] :], skip_special_tokens=True).split("\x00")[0])
+        expected.append(
+            tokenizer.decode(tokens[lengths[-1] :], skip_special_tokens=True).split("\x00")[0]
+        )
     how = Generation(("\x00",), NUMBERS.patterns, NUMBERS.ignored, 8)
     assert generate(model.to(device), tokenizer, PROMPTS, how, 60, 2, device) == expected
     longest = max(lengths)
@@ -92,8 +111,12 @@ def test_prompts_do_not_end_in_what_the_tokenizer_adds(kind: tuple[bool, bool, b
     }
 
 
-def test_a_model_without_room_for_an_answer_is_a_mistake(model_and_tokenizer: tuple[Any, Any]) -> None:
-    with pytest.raises(Mistake, match=r"takes 256 tokens, and an answer may have 256, .* lower task.answer-tokens"):
+def test_a_model_without_room_for_an_answer_is_a_mistake(
+    model_and_tokenizer: tuple[Any, Any],
+) -> None:
+    with pytest.raises(
+        Mistake, match=r"takes 256 tokens, and an answer may have 256, .* lower task.answer-tokens"
+    ):
         generate(*model_and_tokenizer, PROMPTS, NUMBERS, 256)
 
 
@@ -110,7 +133,10 @@ def test_a_model_without_room_for_an_answer_is_a_mistake(model_and_tokenizer: tu
     ],
 )
 def test_answers_are_found_by_the_harness_patterns(text: str, strict: str, flexible: str) -> None:
-    assert found_answers([text], NUMBERS) == {"strict-match": [strict], "flexible-extract": [flexible]}
+    assert found_answers([text], NUMBERS) == {
+        "strict-match": [strict],
+        "flexible-extract": [flexible],
+    }
 
 
 def test_answers_are_compared_without_commas_dollars_and_a_last_full_stop() -> None:

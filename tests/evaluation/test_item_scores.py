@@ -36,7 +36,8 @@ def counted(input_ids: Tensor) -> Tensor:
 
 
 COUNTING = ModelOfLogits(VOCABULARY, counted)
-RIGHT, WRONG = math.log(2), math.log(2 * (VOCABULARY - 1))
+RIGHT = math.log(2)
+WRONG = math.log(2 * (VOCABULARY - 1))
 
 
 def written(*encoded: Encoded) -> ScoredItems:
@@ -51,32 +52,51 @@ def test_every_token_of_an_answer_counts_as_much(batch_size: int, device: torch.
     twice = Encoded((3, 0), 1)
     items = written(Encoded((1, 5, 6, 7), 2), twice, Encoded((2, 3, 4, 5, 0, 1), 4), twice)
     found = score(COUNTING, items, False, batch_size, device)
-    assert found == {"loss": pytest.approx((2 * RIGHT + WRONG + 3 * RIGHT + WRONG + WRONG) / 8, rel=1e-6)}
+    assert found == {
+        "loss": pytest.approx((2 * RIGHT + WRONG + 3 * RIGHT + WRONG + WRONG) / 8, rel=1e-6)
+    }
 
 
-def test_with_the_whole_text_as_answer_every_token_but_the_first_counts(device: torch.device) -> None:
-    found = score(COUNTING, written(Encoded((1, 5, 6, 7), 3), Encoded((0, 1), 1)), False, 16, device)
+def test_with_the_whole_text_as_answer_every_token_but_the_first_counts(
+    device: torch.device,
+) -> None:
+    found = score(
+        COUNTING, written(Encoded((1, 5, 6, 7), 3), Encoded((0, 1), 1)), False, 16, device
+    )
     assert found["loss"] == pytest.approx((WRONG + 3 * RIGHT) / 4, rel=1e-6)
 
 
 def test_of_a_choice_the_right_option_has_the_loss(device: torch.device) -> None:
-    items = ScoredItems((Encoded((1, 2), 1), Encoded((1, 5, 6), 2), Encoded((6, 7, 0), 2)), (2, 1), (1, 0), (1, 1, 1))
-    assert score(COUNTING, items, False, 4, device)["loss"] == pytest.approx((WRONG + 3 * RIGHT) / 4, rel=1e-6)
+    items = ScoredItems(
+        (Encoded((1, 2), 1), Encoded((1, 5, 6), 2), Encoded((6, 7, 0), 2)),
+        (2, 1),
+        (1, 0),
+        (1, 1, 1),
+    )
+    assert score(COUNTING, items, False, 4, device)["loss"] == pytest.approx(
+        (WRONG + 3 * RIGHT) / 4, rel=1e-6
+    )
 
 
 # ----- options --------------------------------------------------------------------------------------------------------
 
 
-def of_two(values: list[float], characters: tuple[int, int], answer: int) -> tuple[Any, ScoredItems]:
+def of_two(
+    values: list[float], characters: tuple[int, int], answer: int
+) -> tuple[Any, ScoredItems]:
     """A model that gives two options, single words, these log-likelihoods, but for what both have in common."""
     always = ModelOfLogits(2, lambda input_ids: torch.tensor(values).expand(*input_ids.shape, -1))
-    return always, ScoredItems((Encoded((0, 0), 1), Encoded((0, 1), 1)), (2,), (answer,), characters)
+    return always, ScoredItems(
+        (Encoded((0, 0), 1), Encoded((0, 1), 1)), (2,), (answer,), characters
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 2.0, -1e30])
 def test_of_equal_options_the_first_is_chosen(value: float, device: torch.device) -> None:
     """Also of two that are all but impossible."""
-    always = ModelOfLogits(3, lambda input_ids: torch.tensor([value, value, 0.0]).expand(*input_ids.shape, -1))
+    always = ModelOfLogits(
+        3, lambda input_ids: torch.tensor([value, value, 0.0]).expand(*input_ids.shape, -1)
+    )
     for answer, right in ((0, 1.0), (1, 0.0)):
         items = ScoredItems((Encoded((0, 0), 1), Encoded((0, 1), 1)), (2,), (answer,), (1, 1))
         found = score(always, items, False, 2, device)
@@ -85,11 +105,17 @@ def test_of_equal_options_the_first_is_chosen(value: float, device: torch.device
 
 def test_an_impossible_option_is_a_wrong_one_and_no_missing_number(device: torch.device) -> None:
     """Two tokens of -3e38 nats give minus infinity in float32."""
-    always = ModelOfLogits(2, lambda input_ids: torch.tensor([-3e38, 0.0]).expand(*input_ids.shape, -1))
+    always = ModelOfLogits(
+        2, lambda input_ids: torch.tensor([-3e38, 0.0]).expand(*input_ids.shape, -1)
+    )
     for answer in (0, 1):
         items = ScoredItems((Encoded((0, 0, 0), 2), Encoded((0, 1), 1)), (2,), (answer,), (2, 1))
         found = score(always, items, False, 2, device)
-        assert found == {"loss": 0.0 if answer else math.inf, "acc": float(answer), "acc_norm": float(answer)}
+        assert found == {
+            "loss": 0.0 if answer else math.inf,
+            "acc": float(answer),
+            "acc_norm": float(answer),
+        }
 
 
 def test_accuracy_per_option_and_per_character(device: torch.device) -> None:
@@ -114,7 +140,10 @@ def test_a_model_without_numbers_is_never_right(answer: int, device: torch.devic
 
 def test_the_share_of_items_that_are_right(device: torch.device) -> None:
     """The counting model's choice is the option that goes on counting."""
-    requests = tuple(Encoded((first, second), 1) for first, second in ((1, 2), (1, 3), (4, 0), (4, 5), (6, 7), (6, 2)))
+    requests = tuple(
+        Encoded((first, second), 1)
+        for first, second in ((1, 2), (1, 3), (4, 0), (4, 5), (6, 7), (6, 2))
+    )
     items = ScoredItems(requests, (2, 2, 2), (0, 1, 1), (1,) * 6)
     assert score(COUNTING, items, False, 4, device)["acc"] == pytest.approx(2 / 3)
 
@@ -132,18 +161,27 @@ class Measuring:
     config = SimpleNamespace(pad_token_id=0)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=torch.stack([torch.full((len(input_ids),), 6.0), attention_mask.sum(1)], dim=1))
+        return SimpleNamespace(
+            logits=torch.stack([torch.full((len(input_ids),), 6.0), attention_mask.sum(1)], dim=1)
+        )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_the_share_of_items_whose_class_is_named(batch_size: int, tmp_path: Path, device: torch.device) -> None:
+def test_the_share_of_items_whose_class_is_named(
+    batch_size: int, tmp_path: Path, device: torch.device
+) -> None:
     """Of equal classes the first counts; at five tokens every text is short."""
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, pad_token="<s>")
-    items = [text_item("x" * length, answer) for length, answer in ((3, 0), (20, 1), (4, 1), (9, 0), (6, 0))]
+    items = [
+        text_item("x" * length, answer)
+        for length, answer in ((3, 0), (20, 1), (4, 1), (9, 0), (6, 0))
+    ]
 
     def accuracy(few: list[Item], max_tokens: int) -> float:
-        return score(Measuring(), class_items(few, tokenizer, max_tokens), True, batch_size, device)["acc"]
+        return score(
+            Measuring(), class_items(few, tokenizer, max_tokens), True, batch_size, device
+        )["acc"]
 
     assert accuracy(items, 32) == 3 / 5
     assert accuracy(items, 5) == 3 / 5
@@ -159,7 +197,12 @@ def test_an_encoder_without_numbers_is_never_right(tmp_path: Path, device: torch
 
     broken.config = SimpleNamespace(pad_token_id=0)  # type: ignore[attr-defined]
     for answer in (0, 1):
-        assert score(broken, class_items([text_item("x", answer)], tokenizer, 8), True, 4, device)["acc"] == 0.0
+        assert (
+            score(broken, class_items([text_item("x", answer)], tokenizer, 8), True, 4, device)[
+                "acc"
+            ]
+            == 0.0
+        )
 
 
 # ----- a model that has learnt nothing --------------------------------------------------------------------------------
@@ -169,32 +212,44 @@ def test_an_encoder_without_numbers_is_never_right(tmp_path: Path, device: torch
 def blank(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> tuple[Any, Any]:
     """A language model to which all tokens are equally likely."""
     folder = save_tiny_llama(tmp_path_factory.mktemp("model"), dtype=torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32
+    ).eval()
     with torch.no_grad():
         model.model.norm.weight.zero_()
-    return model.to(device), AutoTokenizer.from_pretrained(folder, local_files_only=True, eos_token="<s>")
+    return model.to(device), AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, eos_token="<s>"
+    )
 
 
 def items_of(task: str, *records: dict[str, Any]) -> list[Item]:
     return [TASKS[task].item(Fields(record, "here")) for record in records]
 
 
-def scores_of(blank: tuple[Any, Any], task: str, items: list[Item], device: torch.device) -> dict[str, float]:
+def scores_of(
+    blank: tuple[Any, Any], task: str, items: list[Item], device: torch.device
+) -> dict[str, float]:
     model, tokenizer = blank
     return score(model, scored_items(TASKS[task], items, tokenizer.encode, 61), False, 4, device)
 
 
-def test_its_accuracy_is_that_of_the_first_of_equal_options(blank: tuple[Any, Any], device: torch.device) -> None:
+def test_its_accuracy_is_that_of_the_first_of_equal_options(
+    blank: tuple[Any, Any], device: torch.device
+) -> None:
     reviews = items_of("sst2", *({"sentence": "oak", "label": label} for label in (0, 1, 1, 1)))
     shorter = min((0, 1), key=lambda place: len(blank[1].encode(reviews[0].options[place])))
     found = scores_of(blank, "sst2", reviews, device)["acc"]
     assert (found, majority_share(reviews)) == ([1, 3][shorter] / 4, 0.75)
-    goals = items_of("piqa", *({"goal": "oak", "sol1": "x", "sol2": "y", "label": label} for label in (0, 1)))
+    goals = items_of(
+        "piqa", *({"goal": "oak", "sol1": "x", "sol2": "y", "label": label} for label in (0, 1))
+    )
     scores = scores_of(blank, "piqa", goals, device)
     assert (scores["acc"], scores["acc_norm"], chance_of_options(goals)) == (0.5, 0.5, 0.5)
 
 
-def test_its_loss_is_that_of_equal_likelihoods(blank: tuple[Any, Any], device: torch.device) -> None:
+def test_its_loss_is_that_of_equal_likelihoods(
+    blank: tuple[Any, Any], device: torch.device
+) -> None:
     trees = items_of("alpaca", {"instruction": "Name a tree.", "input": "", "output": "oak fir"})
     found = scores_of(blank, "alpaca", trees, device)
     assert found == {"loss": pytest.approx(uniform_loss(blank[0].config.vocab_size), rel=1e-6)}
@@ -203,7 +258,10 @@ def test_its_loss_is_that_of_equal_likelihoods(blank: tuple[Any, Any], device: t
 
 def test_it_writes_nothing(blank: tuple[Any, Any], device: torch.device) -> None:
     """Always the token of number 0, which ends the text."""
-    pears, how = items_of("gsm8k", {"question": "Two and two?", "answer": "#### 4"}), TASKS["gsm8k"].generation
+    pears, how = (
+        items_of("gsm8k", {"question": "Two and two?", "answer": "#### 4"}),
+        TASKS["gsm8k"].generation,
+    )
     assert how is not None
     texts = generate(*blank, [pears[0].prompt], how, 400, 4, device)
     assert texts == [""]

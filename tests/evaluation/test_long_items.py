@@ -28,19 +28,30 @@ POSITIONS = 600
 def boolq(words: int) -> Item:
     """A question behind a long passage."""
     passage = " ".join(random.Random(words).choices(WORDS, k=words))
-    return task_named("boolq").item(Fields({"passage": passage, "question": "is the oak a tree", "answer": True}, "here"))
+    return task_named("boolq").item(
+        Fields({"passage": passage, "question": "is the oak a tree", "answer": True}, "here")
+    )
 
 
 def settings_of(model: Path, **task: Any) -> RunSettings:
     changes = {f"task.{key.replace('_', '-')}": value for key, value in task.items()}
     return parse(
-        {"method": "fedpetuning", "model": str(model), "task.name": "boolq", "data.path": "x", "data.source": "jsonl"} | changes
+        {
+            "method": "fedpetuning",
+            "model": str(model),
+            "task.name": "boolq",
+            "data.path": "x",
+            "data.source": "jsonl",
+        }
+        | changes
     )
 
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
-    return OpenedModel(save_tiny_llama(tmp_path_factory.mktemp("long"), dtype=torch.float32, positions=POSITIONS))
+    return OpenedModel(
+        save_tiny_llama(tmp_path_factory.mktemp("long"), dtype=torch.float32, positions=POSITIONS)
+    )
 
 
 def plainly(model: Any, tokens: list[int], first: int) -> float:
@@ -55,7 +66,9 @@ def plainly(model: Any, tokens: list[int], first: int) -> float:
 
 def test_log_likelihoods_of_long_items_are_those_of_the_whole_prompt(long: OpenedModel) -> None:
     items = [boolq(words) for words in (5, 80, 130)]
-    tests = as_tests(settings_of(long.directory, max_tokens=64), items, long.tokenizer, False, long.num_positions)
+    tests = as_tests(
+        settings_of(long.directory, max_tokens=64), items, long.tokenizer, False, long.num_positions
+    )
     assert tests.cut == ()
     assert max(len(one.token_ids) for one in tests.requests) > 256
     model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
@@ -64,7 +77,9 @@ def test_log_likelihoods_of_long_items_are_those_of_the_whole_prompt(long: Opene
     for one, (context, answer) in zip(tests.requests, requests, strict=True):
         tokens = long.tokenizer.encode(context + answer)
         assert list(one.token_ids) == tokens
-        assert found[one] == pytest.approx(plainly(model, tokens, len(long.tokenizer.encode(context))), abs=1e-3)
+        assert found[one] == pytest.approx(
+            plainly(model, tokens, len(long.tokenizer.encode(context))), abs=1e-3
+        )
 
 
 def test_what_the_model_does_not_take_is_cut_and_counted(long: OpenedModel) -> None:
@@ -78,22 +93,40 @@ def test_what_the_model_does_not_take_is_cut_and_counted(long: OpenedModel) -> N
 
 
 def test_a_shorter_limit_may_be_set_and_no_longer_one(long: OpenedModel) -> None:
-    tests = as_tests(settings_of(long.directory, max_test_tokens=100), [boolq(5), boolq(80)], long.tokenizer, False, POSITIONS)
+    tests = as_tests(
+        settings_of(long.directory, max_test_tokens=100),
+        [boolq(5), boolq(80)],
+        long.tokenizer,
+        False,
+        POSITIONS,
+    )
     assert (max(len(one.token_ids) for one in tests.requests), tests.cut) == (100, (1,))
     with pytest.raises(Mistake, match=r"task\.max-test-tokens = 601: the model has 600 positions"):
         require_within_limits(settings_of(long.directory, max_test_tokens=601), long)
     with pytest.raises(Mistake, match=r"raise task\.max-test-tokens"):
-        as_tests(settings_of(long.directory, max_test_tokens=1), [boolq(5)], long.tokenizer, False, POSITIONS)
+        as_tests(
+            settings_of(long.directory, max_test_tokens=1),
+            [boolq(5)],
+            long.tokenizer,
+            False,
+            POSITIONS,
+        )
 
 
-def test_items_whose_prompt_is_shortened_to_leave_room_for_an_answer_count_as_cut(long: OpenedModel) -> None:
+def test_items_whose_prompt_is_shortened_to_leave_room_for_an_answer_count_as_cut(
+    long: OpenedModel,
+) -> None:
     """Prompts of three lengths, with room for an answer of 500 tokens, of 3, and of none that is as short as the right one."""
     words = random.Random(0).choices(WORDS, k=700)
-    records = [{"question": " ".join(words[:number]), "answer": "#### 4"} for number in (2, 60, 700)]
+    records = [
+        {"question": " ".join(words[:number]), "answer": "#### 4"} for number in (2, 60, 700)
+    ]
     items = [task_named("gsm8k").item(Fields(record, "here")) for record in records]
     for answer_tokens, expected in ((3, 1), (500, 2)):
         settings = settings_of(long.directory, name="gsm8k", answer_tokens=answer_tokens)
-        tests = PublicTests({}, items, as_tests(settings, items, long.tokenizer, False, long.num_positions))
+        tests = PublicTests(
+            {}, items, as_tests(settings, items, long.tokenizer, False, long.num_positions)
+        )
         assert tests.encoded is not None
         assert tests.encoded.cut == (2,)
         assert num_cut(settings, long, tests) == expected
@@ -102,7 +135,13 @@ def test_items_whose_prompt_is_shortened_to_leave_room_for_an_answer_count_as_cu
 def test_an_encoder_reads_as_much_as_it_has_positions_for(tmp_path: Path) -> None:
     model = OpenedModel(save_tiny_roberta(tmp_path / "encoder"))
     items = [boolq(20), boolq(200)]
-    tests = as_tests(settings_of(model.directory, max_tokens=16), items, model.tokenizer, True, model.num_positions)
+    tests = as_tests(
+        settings_of(model.directory, max_tokens=16),
+        items,
+        model.tokenizer,
+        True,
+        model.num_positions,
+    )
     whole = [len(model.tokenizer(*item.texts)["input_ids"]) for item in items]
     assert model.num_positions is not None
     assert 16 < whole[0] < model.num_positions < whole[1]
@@ -117,7 +156,9 @@ def test_tokens_of_a_pass_are_bounded(long: OpenedModel, monkeypatch: pytest.Mon
     model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
     expected = log_likelihoods(model, tests.requests, 16, "cpu")
     seen = list[tuple[int, int]]()
-    model.register_forward_pre_hook(lambda _, given, named: seen.append(tuple(named["input_ids"].shape)), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda _, given, named: seen.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
     monkeypatch.setattr(options, "TOKENS_IN_A_PASS", 500)
     found = log_likelihoods(model, tests.requests, 16, "cpu")
     assert found == pytest.approx(expected, abs=1e-3)

@@ -21,7 +21,14 @@ from espalier.wire.messages import Header, Letter
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
-HEADER = {"schema_version": 1, "kind": "evaluate", "method": "m", "lineage": BY_HAND, "server_round": 1, "client": 0}
+HEADER = {
+    "schema_version": 1,
+    "kind": "evaluate",
+    "method": "m",
+    "lineage": BY_HAND,
+    "server_round": 1,
+    "client": 0,
+}
 
 
 class Always:
@@ -44,20 +51,25 @@ def of_classes(*answers: int) -> ScoredItems:
 @pytest.mark.parametrize("huge", [1e6, 3e38, math.inf, math.nan])
 def test_an_item_of_a_class_counts_at_most_the_limit(huge: float, device: torch.device) -> None:
     found = score(Always([0.0, huge]), of_classes(0, 0, 1, 1, 1), True, 2, device, 20.0)["loss"]
-    wrong = 5 if math.isnan(huge) or math.isinf(huge) else 2  # what is no number counts as the limit
+    # What is no number counts as the limit.
+    wrong = 5 if math.isnan(huge) or math.isinf(huge) else 2
     assert found == pytest.approx(wrong * 20.0 / 5)
 
 
 def test_a_token_of_an_answer_counts_at_most_the_limit(device: torch.device) -> None:
     """Items end in 1 0 and 1 2: both tokens are scored, of logits 0, 0 and 1e6, where 2 costs nothing."""
     written = ScoredItems((Encoded((0, 1, 0), 2), Encoded((0, 1, 2), 2)), (1, 1), (0, 0), (1, 1))
-    always = ModelOfLogits(3, lambda input_ids: torch.tensor([0.0, 0.0, 1e6]).to(device).expand(*input_ids.shape, -1))
+    always = ModelOfLogits(
+        3, lambda input_ids: torch.tensor([0.0, 0.0, 1e6]).to(device).expand(*input_ids.shape, -1)
+    )
     found = score(always, written, False, 2, device, 20.0)["loss"]
     assert found == pytest.approx((20.0 + 20.0 + 20.0 + 0.0) / 4)
 
 
 def test_without_a_limit_losses_are_what_they_are(device: torch.device) -> None:
-    assert score(Always([0.0, 1e6]), of_classes(0, 1), True, 2, device)["loss"] == pytest.approx(5e5)
+    assert score(Always([0.0, 1e6]), of_classes(0, 1), True, 2, device)["loss"] == pytest.approx(
+        5e5
+    )
     losses = torch.tensor([1.0, 2e6])
     assert torch.equal(bounded(losses, None), losses)
 
@@ -69,4 +81,7 @@ def test_the_contract_lets_no_other_loss_through(loss: float) -> None:
     report = {"losses": [], "own_losses": [1.0, 2.0, loss], "test_scores": [], "seconds": 1.0}
     with pytest.raises(Mistake, match=r"own_losses are not between 0 and 20"):
         check(Letter(header, report), contract("m", texts, True).up)
-    check(Letter(header, report | {"own_losses": [1.0, 2.0, OWN_LOSS_LIMIT]}), contract("m", texts, True).up)
+    check(
+        Letter(header, report | {"own_losses": [1.0, 2.0, OWN_LOSS_LIMIT]}),
+        contract("m", texts, True).up,
+    )

@@ -33,16 +33,21 @@ def by_character(text: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def model_and_tokenizer(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> tuple[Any, Any]:
+def model_and_tokenizer(
+    tmp_path_factory: pytest.TempPathFactory, device: torch.device
+) -> tuple[Any, Any]:
     folder: Path = save_tiny_llama(tmp_path_factory.mktemp("model"), dtype=torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32
+    ).eval()
     return model.to(device), AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 @torch.no_grad()
 def slowly(model: Any, tokenizer: Any, context: str, continuation: str, max_tokens: int) -> float:
     """Of the continuation behind the last ``max_tokens`` tokens that are seen at most."""
-    whole, given = tokenizer.encode(context + continuation), tokenizer.encode(context.rstrip())
+    whole = tokenizer.encode(context + continuation)
+    given = tokenizer.encode(context.rstrip())
     total = 0.0
     for place in range(len(given), len(whole)):
         seen = whole[max(0, len(whole) - 1 - max_tokens) : place]
@@ -66,7 +71,9 @@ def test_log_likelihoods_equal_those_of_a_slow_loop(
         assert [found[one] for one in options] == pytest.approx(expected, abs=1e-4)
 
 
-def test_options_that_differ_in_their_last_token_go_through_the_model_once(device: torch.device) -> None:
+def test_options_that_differ_in_their_last_token_go_through_the_model_once(
+    device: torch.device,
+) -> None:
     rows = 0
 
     def zeros(input_ids: Tensor) -> Tensor:
@@ -84,5 +91,7 @@ def test_options_that_differ_in_their_last_token_go_through_the_model_once(devic
 
 
 def test_an_option_longer_than_the_model_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match=r"an answer has 6 tokens, and 5 fit .* raise task\.max-test-tokens"):
+    with pytest.raises(
+        Mistake, match=r"an answer has 6 tokens, and 5 fit .* raise task\.max-test-tokens"
+    ):
         scored_items(CHOICE, [Item(("ab",), ("yyyyy",), 0)], by_character, 6)

@@ -49,13 +49,17 @@ def stream(directory: Path, device: torch.device) -> BlockStream:
 
 
 def windows(number: int, tokens: int, seed: int) -> Tensor:
-    return torch.randint(VOCABULARY, (number, tokens), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        VOCABULARY, (number, tokens), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @torch.no_grad()
 def loss_by_transformers(directory: Path, text: Tensor, prune: str = "") -> float:
     """Mean over windows of the loss that the whole model reports for each; ``prune`` names a matrix to set to zero."""
-    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, local_files_only=True, dtype=torch.float32
+    ).eval()
     if prune:
         model.get_parameter(prune).zero_()
     losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in text]
@@ -63,12 +67,18 @@ def loss_by_transformers(directory: Path, text: Tensor, prune: str = "") -> floa
 
 
 @pytest.mark.parametrize("number", [1, 3, 8, 11])
-def test_the_loss_is_that_of_transformers(stream: BlockStream, directory: Path, number: int) -> None:
+def test_the_loss_is_that_of_transformers(
+    stream: BlockStream, directory: Path, number: int
+) -> None:
     text = windows(number, 12, 1)
-    assert mean_losses(stream, {"a": text}) == {"a": pytest.approx(loss_by_transformers(directory, text), rel=1e-5)}
+    assert mean_losses(stream, {"a": text}) == {
+        "a": pytest.approx(loss_by_transformers(directory, text), rel=1e-5)
+    }
 
 
-def test_several_texts_keep_their_own_losses_across_batches(stream: BlockStream, directory: Path) -> None:
+def test_several_texts_keep_their_own_losses_across_batches(
+    stream: BlockStream, directory: Path
+) -> None:
     """Five and seven windows: the second batch of eight holds the end of the second text alone."""
     texts = {"b": windows(5, 10, 1), "a": windows(7, 10, 2)}
     found = mean_losses(stream, texts)
@@ -77,19 +87,27 @@ def test_several_texts_keep_their_own_losses_across_batches(stream: BlockStream,
         assert found[name] == pytest.approx(loss_by_transformers(directory, text), rel=1e-5)
 
 
-def test_the_masked_models_loss_is_that_of_transformers_with_zeros(stream: BlockStream, directory: Path) -> None:
+def test_the_masked_models_loss_is_that_of_transformers_with_zeros(
+    stream: BlockStream, directory: Path
+) -> None:
     text = windows(3, 12, 1)
     found = mean_losses(
-        stream, {"a": text}, masked(lambda index: {"mlp.up": torch.ones(40, 32, dtype=torch.bool)} if index else {})
+        stream,
+        {"a": text},
+        masked(lambda index: {"mlp.up": torch.ones(40, 32, dtype=torch.bool)} if index else {}),
     )
     expected = loss_by_transformers(directory, text, "model.layers.1.mlp.up_proj.weight")
     assert found["a"] == pytest.approx(expected, rel=1e-5)
     assert found["a"] != pytest.approx(mean_losses(stream, {"a": text})["a"], rel=1e-3)
 
 
-def test_a_model_that_knows_nothing_has_the_loss_of_guessing(tmp_path: Path, device: torch.device) -> None:
+def test_a_model_that_knows_nothing_has_the_loss_of_guessing(
+    tmp_path: Path, device: torch.device
+) -> None:
     """With a head of zeros each of 64 words has the same probability."""
-    stream = BlockStream(OpenedModel(save_model(tmp_path, blank_head=True)), Computing(device, torch.float32, 1))
+    stream = BlockStream(
+        OpenedModel(save_model(tmp_path, blank_head=True)), Computing(device, torch.float32, 1)
+    )
     loss = mean_losses(stream, {"a": windows(2, 9, 1)})["a"]
     assert loss == pytest.approx(math.log(64), rel=1e-6)
     assert perplexity(loss) == pytest.approx(64, rel=1e-5)
@@ -97,10 +115,14 @@ def test_a_model_that_knows_nothing_has_the_loss_of_guessing(tmp_path: Path, dev
 
 def test_a_window_of_two_tokens_has_one_prediction(stream: BlockStream, directory: Path) -> None:
     text = windows(2, 2, 4)
-    assert mean_losses(stream, {"a": text})["a"] == pytest.approx(loss_by_transformers(directory, text), rel=1e-5)
+    assert mean_losses(stream, {"a": text})["a"] == pytest.approx(
+        loss_by_transformers(directory, text), rel=1e-5
+    )
 
 
-@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (1.0, math.e), (math.log(20), 20.0), (800.0, math.inf)])
+@pytest.mark.parametrize(
+    ("loss", "expected"), [(0.0, 1.0), (1.0, math.e), (math.log(20), 20.0), (800.0, math.inf)]
+)
 def test_perplexity_is_the_exponential(loss: float, expected: float) -> None:
     assert perplexity(loss) == pytest.approx(expected)
 

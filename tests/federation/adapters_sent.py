@@ -28,7 +28,11 @@ def letters(grid: InProcessGrid, server_round: int, kind: str) -> dict[int, list
     found: dict[int, list[Letter]] = {}
     for _, reply in grid.received:
         letter = read(reply.content)
-        if (letter.header.kind, letter.header.server_round, letter.header.status) == (kind, server_round, "ok"):
+        if (letter.header.kind, letter.header.server_round, letter.header.status) == (
+            kind,
+            server_round,
+            "ok",
+        ):
             found.setdefault(letter.header.client, []).append(letter)
     return found
 
@@ -39,7 +43,9 @@ def sent_adapters(grid: InProcessGrid, server_round: int) -> Sent:
     for kind in ("train", "fetch"):
         for client, replies in letters(grid, server_round, kind).items():
             for letter in replies:
-                found.setdefault(client, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+                found.setdefault(client, {}).update(
+                    {key: load(blob) for key, blob in letter.blobs.items()}
+                )
     return found
 
 
@@ -62,40 +68,60 @@ def _nf4(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     values = [LEVELS[code] * absmax[place // 64] for place, code in enumerate(codes)]
     features = SIDES[name.removesuffix(".lora_a").removesuffix(".lora_b")][name.endswith("lora_a")]
     rank = len(values) // features
-    return torch.tensor(values, dtype=torch.float64).reshape((rank, features) if name.endswith("lora_a") else (features, rank))
+    return torch.tensor(values, dtype=torch.float64).reshape(
+        (rank, features) if name.endswith("lora_a") else (features, rank)
+    )
 
 
 def factors(sent: Sent, client: int, block: int, matrix: str) -> tuple[Matrix, Matrix]:
     """B and A of one client, float64."""
     tensors = sent[client][f"block-{block:04d}"]
-    return tensors[f"{matrix}.lora_b"].double().numpy(), tensors[f"{matrix}.lora_a"].double().numpy()
+    return (
+        tensors[f"{matrix}.lora_b"].double().numpy(),
+        tensors[f"{matrix}.lora_a"].double().numpy(),
+    )
 
 
 def norm_weights(sent: Sent) -> dict[int, float]:
     """Frobenius norm of each client's updates of all matrices together, from the dense updates."""
     weights = {}
     for client, blobs in sent.items():
-        dense = [np.matmul(*factors(sent, client, block, matrix)) for block in range(len(blobs)) for matrix in PATHS]
+        dense = [
+            np.matmul(*factors(sent, client, block, matrix))
+            for block in range(len(blobs))
+            for matrix in PATHS
+        ]
         weights[client] = float(np.sqrt(sum((update**2).sum() for update in dense)))
     return weights
 
 
-def padded_mean(sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int) -> tuple[Matrix, Matrix]:
+def padded_mean(
+    sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int
+) -> tuple[Matrix, Matrix]:
     """Mean of B and mean of A, entry by entry; what a client lacks is zero."""
     pairs = {client: factors(sent, client, block, matrix) for client in sorted(sent)}
     some_b, some_a = next(iter(pairs.values()))
-    b, a = np.zeros((some_b.shape[0], lora_rank)), np.zeros((lora_rank, some_a.shape[1]))
+    b = np.zeros((some_b.shape[0], lora_rank))
+    a = np.zeros((lora_rank, some_a.shape[1]))
     for client, (client_b, client_a) in pairs.items():
         for column in range(client_b.shape[1]):
             b[:, column] += weights[client] * client_b[:, column]
             a[column] += weights[client] * client_a[column]
-    return b / sum(weights[client] for client in pairs), a / sum(weights[client] for client in pairs)
+    return b / sum(weights[client] for client in pairs), a / sum(
+        weights[client] for client in pairs
+    )
 
 
-def svd_mean(sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int) -> Matrix:
+def svd_mean(
+    sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int
+) -> Matrix:
     """The best approximation of the mean of the dense products B A, by their singular value decomposition."""
-    total = sum(weights[client] * np.matmul(*factors(sent, client, block, matrix)) for client in sent)
-    u, values, vh = torch.linalg.svd(torch.from_numpy(total / sum(weights[client] for client in sent)), full_matrices=False)
+    total = sum(
+        weights[client] * np.matmul(*factors(sent, client, block, matrix)) for client in sent
+    )
+    u, values, vh = torch.linalg.svd(
+        torch.from_numpy(total / sum(weights[client] for client in sent)), full_matrices=False
+    )
     return ((u[:, :lora_rank] * values[:lora_rank]) @ vh[:lora_rank]).numpy()
 
 
@@ -103,12 +129,17 @@ def written(folder: Path, block: int, matrix: str) -> tuple[Matrix, Matrix]:
     """B and A of the exported adapter, float64."""
     tensors = load_file(folder / "adapter" / "adapter_model.safetensors")
     path = f"base_model.model.model.layers.{block}.{PATHS[matrix]}"
-    return tensors[f"{path}.lora_B.weight"].double().numpy(), tensors[f"{path}.lora_A.weight"].double().numpy()
+    return (
+        tensors[f"{path}.lora_B.weight"].double().numpy(),
+        tensors[f"{path}.lora_A.weight"].double().numpy(),
+    )
 
 
 def updates(folder: Path) -> Matrix:
     """The final updates B A of all matrices, in one vector."""
-    return np.concatenate([np.matmul(*written(folder, block, matrix)).ravel() for block in (0, 1) for matrix in PATHS])
+    return np.concatenate(
+        [np.matmul(*written(folder, block, matrix)).ravel() for block in (0, 1) for matrix in PATHS]
+    )
 
 
 def num_data_bytes(blob: bytes) -> int:
@@ -124,7 +155,10 @@ def added_to_b(number: float) -> Callable[[Message, Message], Message]:
         if letter.header.kind != "train" or letter.header.status != "ok":
             return reply
         for key, blob in letter.blobs.items():
-            spoilt = {name: value + number if name.endswith("lora_b") else value for name, value in load(blob).items()}
+            spoilt = {
+                name: value + number if name.endswith("lora_b") else value
+                for name, value in load(blob).items()
+            }
             letter.blobs[key] = save(spoilt)
         letter.scalars["blob_sha256"] = [sha256(blob) for _, blob in sorted(letter.blobs.items())]
         return Message(write(letter), reply_to=request)

@@ -32,7 +32,8 @@ def sentences(language: str, seed: str, passages: int) -> str:
     """Passages in which each word is followed by one of a few; which these are, a language says."""
     follows = random.Random(f"language {language}")
     after = {word: follows.sample(WORDS, FOLLOWERS) for word in WORDS}
-    chance, found = random.Random(f"text {seed}"), []
+    chance = random.Random(f"text {seed}")
+    found = []
     for _ in range(passages):
         words = [chance.choice(WORDS)]
         while len(words) < 24:
@@ -43,9 +44,13 @@ def sentences(language: str, seed: str, passages: int) -> str:
 
 def save_trained_llama(folder: Path, language: str, steps: int = 150) -> Path:
     """Save a tiny LLaMA that has learned a language: four blocks, float32."""
-    path = save_tiny_llama(folder, blocks=4, hidden=32, feed_forward=64, std=0.05, dtype=torch.float32)
+    path = save_tiny_llama(
+        folder, blocks=4, hidden=32, feed_forward=64, std=0.05, dtype=torch.float32
+    )
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    tokens = torch.tensor(AutoTokenizer.from_pretrained(path)(sentences(language, "pretraining", 400))["input_ids"])
+    tokens = torch.tensor(
+        AutoTokenizer.from_pretrained(path)(sentences(language, "pretraining", 400))["input_ids"]
+    )
     windows = tokens[: len(tokens) // 32 * 32].view(-1, 32)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -73,17 +78,24 @@ class BadClient:
     """
 
     def __init__(self, change: "Change", settings: RunSettings, model: Path) -> None:
-        self.change, self.model = change, OpenedModel(model)
+        self.change = change
+        self.model = OpenedModel(model)
         self.begun: dict[str, Tensors] = {}
         """What the client was brought last; in round 1 of adapters of the base model what the seed makes."""
         if settings.method == "sft-p":
-            self.begun = {key: dict(own) for key, own in first_shared(self.model.plan, settings).items()}
+            self.begun = {
+                key: dict(own) for key, own in first_shared(self.model.plan, settings).items()
+            }
         elif settings.tunes and settings.method != "fedsoda":
             adapters = trained(self.model.plan, settings)
-            self.begun = {key: dict(own) for key, own in initial_values(self.model, adapters, settings.seed).items()}
+            self.begun = {
+                key: dict(own)
+                for key, own in initial_values(self.model, adapters, settings.seed).items()
+            }
 
     def __call__(self, request: Message, reply: Message) -> Message:
-        asked, letter = read(request.content), read(reply.content)
+        asked = read(request.content)
+        letter = read(reply.content)
         if asked.header.kind in ("train", "deliver") and asked.header.server_round > 1:
             self.begun |= {key: load(blob) for key, blob in asked.blobs.items()}
         if letter.header.kind not in ("train", "fetch") or letter.header.status != "ok":
@@ -91,7 +103,9 @@ class BadClient:
         before = {sha256(blob): key for key, blob in letter.blobs.items()}
         self.change(self, letter)
         named = letter.scalars["blob_sha256"]
-        letter.scalars["blob_sha256"] = [sha256(letter.blobs[before[one]]) if one in before else one for one in named]
+        letter.scalars["blob_sha256"] = [
+            sha256(letter.blobs[before[one]]) if one in before else one for one in named
+        ]
         return Message(write(letter), reply_to=request)
 
 
@@ -102,7 +116,9 @@ def claims(**scalars: Any) -> Change:
     """Claim these numbers, where the report has them and they tell something."""
 
     def change(_: BadClient, letter: Letter) -> None:
-        letter.scalars |= {name: value for name, value in scalars.items() if letter.scalars.get(name)}
+        letter.scalars |= {
+            name: value for name, value in scalars.items() if letter.scalars.get(name)
+        }
 
     return change
 
@@ -112,7 +128,9 @@ def tensors(of: Callable[[str, torch.Tensor], torch.Tensor]) -> Change:
 
     def change(_: BadClient, letter: Letter) -> None:
         for key, blob in letter.blobs.items():
-            letter.blobs[key] = save({name: of(name, value).contiguous() for name, value in load(blob).items()})
+            letter.blobs[key] = save(
+                {name: of(name, value).contiguous() for name, value in load(blob).items()}
+            )
 
     return change
 
@@ -126,9 +144,11 @@ def updates(of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], only: str 
             begun = self.begun.get(key, {})
             letter.blobs[key] = save(
                 {
-                    name: of(value, begun[name][tuple(map(slice, value.shape))]).contiguous()
-                    if name in begun and name.endswith(only)
-                    else value
+                    name: (
+                        of(value, begun[name][tuple(map(slice, value.shape))]).contiguous()
+                        if name in begun and name.endswith(only)
+                        else value
+                    )
                     for name, value in sent.items()
                 }
             )
@@ -160,13 +180,21 @@ OF_UPDATES: Named = {
     "times -8": both(turned(8.0), BILLION),
     "a thousand times": both(updates(lambda value, begun: begun + 1000 * (value - begun)), BILLION),
     "at the limit of training": both(
-        updates(lambda value, begun: begun - 0.9 * (value - begun).abs().max() * torch.sign(value - begun)), BILLION
+        updates(
+            lambda value, begun: (
+                begun - 0.9 * (value - begun).abs().max() * torch.sign(value - begun)
+            )
+        ),
+        BILLION,
     ),
     "noise": both(
         updates(
             lambda value, begun: (
                 begun
-                + 2 * (value - begun).norm() / value.numel() ** 0.5 * torch.randn(value.shape, generator=torch.manual_seed(3))
+                + 2
+                * (value - begun).norm()
+                / value.numel() ** 0.5
+                * torch.randn(value.shape, generator=torch.manual_seed(3))
             )
         ),
         BILLION,
@@ -180,8 +208,11 @@ def other_masks(self: BadClient, letter: Letter) -> None:
     for key, blob in letter.blobs.items():
         sent = load(blob)
         for name in [name for name in sent if name.endswith("prune_mask")]:
-            linear = self.model.plan.blocks[block_of_key(key) or 0].linear(name.removesuffix(".prune_mask"))
-            keep = torch.from_numpy(unpack(sent[name].numpy(), linear.shape))  # what was pruned is kept now
+            linear = self.model.plan.blocks[block_of_key(key) or 0].linear(
+                name.removesuffix(".prune_mask")
+            )
+            # What was pruned is kept now.
+            keep = torch.from_numpy(unpack(sent[name].numpy(), linear.shape))
             assert keep.sum() == (~keep).sum()  # half of the weights
             sent[name] = torch.from_numpy(pack((~keep).numpy()))
             if (kept := f"{linear.name}.kept") in sent:
@@ -197,6 +228,8 @@ def least_of_all(_: BadClient, letter: Letter) -> None:
             width = int((2 * triangle.numel()) ** 0.5)
             moments = unpacked(triangle.double(), width)
             weakest = torch.linalg.eigh(moments).eigenvectors[:, : width // 4]
-            found = weakest @ weakest.T * (0.99 * moments.trace() / (width // 4)) + 1e-6 * torch.eye(width)
+            found = weakest @ weakest.T * (
+                0.99 * moments.trace() / (width // 4)
+            ) + 1e-6 * torch.eye(width)
             sent[name] = packed(found).float()
         letter.blobs[key] = save(sent)

@@ -17,7 +17,8 @@ class FullDisk:
         self._monkeypatch = monkeypatch
 
     def __enter__(self) -> "FullDisk":
-        make, write = tempfile.mkstemp, os.write
+        make = tempfile.mkstemp
+        write = os.write
 
         def mkstemp(*arguments: Any, **named: Any) -> Any:
             self._require_space(str(named["dir"]))

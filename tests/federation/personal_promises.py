@@ -17,7 +17,9 @@ from espalier.wire.messages import read
 def perplexity_of(model: Any, windows: torch.Tensor) -> float:
     """Of transformers' own losses."""
     with torch.no_grad():
-        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+        losses = [
+            model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+        ]
     return math.exp(sum(losses) / len(losses))
 
 
@@ -43,32 +45,56 @@ class PersonalPromises(Promises):
         """A run with all figures whose state directories are left as they are."""
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-            return cls._uninterrupted(tmp_path_factory.mktemp("kept"), home, ALL_FIGURES | cls.in_kept_run)
+            return cls._uninterrupted(
+                tmp_path_factory.mktemp("kept"), home, ALL_FIGURES | cls.in_kept_run
+            )
 
-    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
+    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(
+        self, bench: Bench
+    ) -> None:
         """A client makes its own model of the result, so that it is brought where public text is evaluated on, and not else."""
 
         def delivered(**changes: Any) -> list[int]:
             grid = bench.grid(**changes)
             bench.run(grid, **changes)
             replies = [read(reply.content) for _, reply in grid.received]
-            assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
-            return [reply.header.server_round for reply in replies if reply.header.kind == "deliver"]
+            assert all(
+                reply.scalars["own_losses"] == []
+                for reply in replies
+                if reply.header.kind == "evaluate"
+            )
+            return [
+                reply.header.server_round for reply in replies if reply.header.kind == "deliver"
+            ]
 
         assert self.result_round in delivered(evaluation__local_only=True)
         assert self.result_round not in delivered()
 
-    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, kept: Uninterrupted) -> None:
+    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(
+        self, kept: Uninterrupted
+    ) -> None:
         """Each client's figure is that of its own model."""
         windows = windows_of(kept.bench, kept.bench.public.read_text())
-        found = [perplexity_of(self.masked_model(kept, client), windows) for client in range(kept.bench.num_clients)]
-        told = [client["metrics"]["perplexity/public/federated"] for client in summary(kept.folder)["clients"]]
+        found = [
+            perplexity_of(self.masked_model(kept, client), windows)
+            for client in range(kept.bench.num_clients)
+        ]
+        told = [
+            client["metrics"]["perplexity/public/federated"]
+            for client in summary(kept.folder)["clients"]
+        ]
         assert told == pytest.approx(found, rel=1e-3)
         metric, _ = summary(kept.folder)["metrics"]
         assert metric["values"]["federated"] == pytest.approx(np.mean(found), rel=1e-3)
 
     def test_figures_on_own_text_are_those_of_plain_transformers(self, kept: Uninterrupted) -> None:
         for client, document in enumerate(summary(kept.folder)["clients"]):
-            passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
-            expected = perplexity_of(self.masked_model(kept, client), windows_of(kept.bench, "\n\n".join(passages)))
-            assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(expected, rel=1e-3)
+            passages = [
+                passage for passage in private_text(client).split("\n\n") if held_out(passage)
+            ]
+            expected = perplexity_of(
+                self.masked_model(kept, client), windows_of(kept.bench, "\n\n".join(passages))
+            )
+            assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(
+                expected, rel=1e-3
+            )

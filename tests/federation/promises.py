@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench import EVALUATED, Bench, Home, Killed, events, home, model_files, private_text, results, summary
+from bench import (
+    EVALUATED,
+    Bench,
+    Home,
+    Killed,
+    events,
+    home,
+    model_files,
+    private_text,
+    results,
+    summary,
+)
 from flwr.app import Array, Message
 from full_disk import FullDisk
 from in_process import InProcessGrid
@@ -91,7 +102,14 @@ def ledger_sums(folder: Path) -> dict[int, dict[tuple[int, str], tuple[int, int]
 
 def third_order_of(server_round: int) -> Callable[[Header], bool]:
     """When two clients of a round were asked to train, and the third is to be: for ``Bench.killed``."""
-    return lambda header: (header.kind, header.server_round, header.client) == ("train", server_round, 2)
+    return lambda header: (
+        (header.kind, header.server_round, header.client)
+        == (
+            "train",
+            server_round,
+            2,
+        )
+    )
 
 
 ALL_FIGURES = EVALUATED | {"evaluation.max-windows": 0}
@@ -118,9 +136,13 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
     """A run's figures on the clients' own text: held-out passages, found here by their hash, and models as transformers loads
     them."""
     models = {"dense": bench.model, "federated": folder / "model"}
-    loaded = {name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for name, path in models.items()}
+    loaded = {
+        name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for name, path in models.items()
+    }
     tokenizer = AutoTokenizer.from_pretrained(bench.model)
-    document, expected = summary(folder), {name: list[float]() for name in models}
+    document = summary(folder)
+    expected = {name: list[float]() for name in models}
     for client in range(bench.num_clients):
         passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
         tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
@@ -129,9 +151,14 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
         assert len(windows) > 0
         for name, model in loaded.items():
             with torch.no_grad():
-                losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+                losses = [
+                    model(input_ids=window[None], labels=window[None]).loss.item()
+                    for window in windows
+                ]
             expected[name].append(float(np.exp(np.mean(losses))))
-            assert metrics[f"perplexity/own-text/{name}"] == pytest.approx(expected[name][-1], rel=1e-3)
+            assert metrics[f"perplexity/own-text/{name}"] == pytest.approx(
+                expected[name][-1], rel=1e-3
+            )
     (own,) = [metric for metric in document["metrics"] if metric["dataset"] == "own-text"]
     assert own["values"]["centralized"] is None
     for name, values in expected.items():
@@ -140,15 +167,22 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
 
 def assert_planned(bench: Bench, folder: Path, *, exactly: bool = False, **changes: Any) -> None:
     """The plan of a run has its bytes: exactly, or where something is left open as bounds."""
-    settings, model = parse(bench.config(**changes)), OpenedModel(bench.model)
-    planned = RunTraffic(settings, model, asked_of(settings, public_tests(settings, model), encoder=False))
+    settings = parse(bench.config(**changes))
+    model = OpenedModel(bench.model)
+    planned = RunTraffic(
+        settings, model, asked_of(settings, public_tests(settings, model), encoder=False)
+    )
     measured = ledger_sums(folder)
     for client in range(bench.num_clients):
-        least, most = planned.by_kind(client, "least"), planned.by_kind(client, "most")
+        least = planned.by_kind(client, "least")
+        most = planned.by_kind(client, "most")
         if exactly or not planned.open_questions:
             assert measured[client] == {key: (one.down, one.up) for key, one in most.items()}
         for direction in (0, 1):
-            sums = [sum((one.down, one.up)[direction] for one in case.values()) for case in (least, most)]
+            sums = [
+                sum((one.down, one.up)[direction] for one in case.values())
+                for case in (least, most)
+            ]
             assert sums[0] <= sum(pair[direction] for pair in measured[client].values()) <= sums[1]
 
 
@@ -177,7 +211,8 @@ class Federations:
     @pytest.fixture
     def bench(self, tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-        monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
+        # The texts of the bench are short.
+        monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
         return Bench(tmp_path, self.method, self.settings, home=home)
 
     @pytest.fixture
@@ -204,16 +239,21 @@ class Federations:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def without_client_2(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> "Uninterrupted":
+    def without_client_2(
+        cls, home: Home, tmp_path_factory: pytest.TempPathFactory
+    ) -> "Uninterrupted":
         """A run whose third client says nothing after it was enrolled."""
         return cls._uninterrupted(tmp_path_factory.mktemp("without"), home, {}, silent=2)
 
     @classmethod
-    def _uninterrupted(cls, folder: Path, home: Home, changes: dict[str, Any], silent: int | None = None) -> "Uninterrupted":
+    def _uninterrupted(
+        cls, folder: Path, home: Home, changes: dict[str, Any], silent: int | None = None
+    ) -> "Uninterrupted":
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
             monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
-            bench, requests = Bench(folder, cls.method, cls.settings | changes, home=home), list[Message]()
+            bench = Bench(folder, cls.method, cls.settings | changes, home=home)
+            requests = list[Message]()
             grid = bench.grid()
             grid.before_push = requests.append
             if silent is not None:
@@ -233,7 +273,8 @@ class Promises(Federations):
     # ----- contract ---------------------------------------------------------------------------------------------------
 
     def test_every_message_matches_its_contract_both_ways(self, whole: Uninterrupted) -> None:
-        settings, plan = parse(whole.bench.config()), OpenedModel(self.model_of_clients(whole)).plan
+        settings = parse(whole.bench.config())
+        plan = OpenedModel(self.model_of_clients(whole)).plan
         assert len(whole.requests) == len(whole.received) > whole.bench.num_clients
         for request, (_, reply) in zip(whole.requests, whole.received, strict=True):
             asked = read(request.content)
@@ -246,9 +287,17 @@ class Promises(Federations):
 
     def test_every_reply_is_in_the_egress_log(self, whole: Uninterrupted) -> None:
         for client in range(whole.bench.num_clients):
-            log = (whole.folder / "egress" / f"egress-node-{client:05d}.jsonl").read_text().splitlines()
-            replies = [read(reply.content) for partition, reply in whole.received if partition == client]
-            assert [json.loads(line)["kind"] for line in log] == [reply.header.kind for reply in replies]
+            log = (
+                (whole.folder / "egress" / f"egress-node-{client:05d}.jsonl")
+                .read_text()
+                .splitlines()
+            )
+            replies = [
+                read(reply.content) for partition, reply in whole.received if partition == client
+            ]
+            assert [json.loads(line)["kind"] for line in log] == [
+                reply.header.kind for reply in replies
+            ]
             for line, reply in zip(log, replies, strict=True):
                 assert [blob["bytes"] for blob in json.loads(line)["blobs"]] == [
                     len(reply.blobs[k]) for k in sorted(reply.blobs)
@@ -261,13 +310,22 @@ class Promises(Federations):
             assert (checked.fault, checked.entries) == ("", len(received))
             assert checked.num_bytes == sum(num_bytes(reply.content) for reply in received)
 
-    def test_what_a_site_is_told_beforehand_is_what_it_then_sends(self, whole: Uninterrupted) -> None:
+    def test_what_a_site_is_told_beforehand_is_what_it_then_sends(
+        self, whole: Uninterrupted
+    ) -> None:
         """Tensor by tensor, as the egress logs have them; where the server chooses sizes, no more, and the largest occurs."""
-        settings, plan = parse(whole.bench.config()), OpenedModel(self.model_of_clients(whole)).plan
-        expected, reached, sent = outlook(plan, settings), set[bool](), {"fetch": "train"}
+        settings = parse(whole.bench.config())
+        plan = OpenedModel(self.model_of_clients(whole)).plan
+        expected = outlook(plan, settings)
+        reached = set[bool]()
+        sent = {"fetch": "train"}
         answers = {(answer.kind, answer.server_round): answer for answer in expected.answers}
         for client in range(whole.bench.num_clients):
-            log = (whole.folder / "egress" / f"egress-node-{client:05d}.jsonl").read_text().splitlines()
+            log = (
+                (whole.folder / "egress" / f"egress-node-{client:05d}.jsonl")
+                .read_text()
+                .splitlines()
+            )
             found: dict[Any, dict[str, Any]] = {}
             for entry in map(json.loads, log):
                 answer = answers.get((sent.get(entry["kind"], entry["kind"]), entry["round"]))
@@ -276,11 +334,22 @@ class Promises(Federations):
                     continue
                 if entry["kind"] != "fetch" and entry["scalars"]:
                     assert entry["scalars"] == sorted(answer.scalars)
-                tensors = {(blob["name"], name): spec for blob in entry["blobs"] for name, spec in blob["tensors"].items()}
+                tensors = {
+                    (blob["name"], name): spec
+                    for blob in entry["blobs"]
+                    for name, spec in blob["tensors"].items()
+                }
                 found.setdefault((answer.kind, answer.server_round), {}).update(tensors)
             for place, answer in answers.items():
-                specs = {(key, name): spec for key, blob in (answer.specs or {}).items() for name, spec in blob.items()}
-                logged = {key: TensorSpec(spec["dtype"], tuple(spec["shape"])) for key, spec in found.get(place, {}).items()}
+                specs = {
+                    (key, name): spec
+                    for key, blob in (answer.specs or {}).items()
+                    for name, spec in blob.items()
+                }
+                logged = {
+                    key: TensorSpec(spec["dtype"], tuple(spec["shape"]))
+                    for key, spec in found.get(place, {}).items()
+                }
                 if not expected.varies:
                     assert logged == specs
                 assert logged.keys() <= specs.keys()
@@ -308,8 +377,13 @@ class Promises(Federations):
 
     # ----- what the model cannot take ---------------------------------------------------------------------------------
 
-    def test_windows_that_are_too_long_are_refused_before_anything_starts(self, bench: Bench) -> None:
-        with pytest.raises(Mistake, match=r"data.window-tokens = 65: the model has 64 positions .*; set it to 64 or less"):
+    def test_windows_that_are_too_long_are_refused_before_anything_starts(
+        self, bench: Bench
+    ) -> None:
+        with pytest.raises(
+            Mistake,
+            match=r"data.window-tokens = 65: the model has 64 positions .*; set it to 64 or less",
+        ):
             bench.run(data__window_tokens=65)
         assert not (bench.folder / "runs").exists()
 
@@ -319,14 +393,24 @@ class Promises(Federations):
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
         (other / "config.json").write_text(json.dumps(config))
         grid = bench.grid()
-        (site,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 2]
+        (site,) = [
+            context
+            for context in grid.contexts.values()
+            if context.node_config["partition-id"] == 2
+        ]
         site.node_config["model-path"] = str(other)
         document = summary(bench.run(grid))
-        assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00001", "node-00003"]
+        assert [client["site"] for client in document["clients"]] == [
+            "node-00000",
+            "node-00001",
+            "node-00003",
+        ]
         (reason,) = document["refused"].values()
         assert "data.window-tokens = 16: the model has 15 positions" in reason
 
-    def test_an_unexpected_error_tells_its_type_alone(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unexpected_error_tells_its_type_alone(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def fail(*_: object, **__: object) -> None:
             raise IndexError(private_text(0)[:200])
 
@@ -335,9 +419,15 @@ class Promises(Federations):
         with pytest.raises(RunFailed, match="unexpected IndexError"):
             bench.run(grid)
         for partition, reply in grid.received:
-            assert_nothing_private(outgoing_bytes(reply), private_text(partition), AutoTokenizer.from_pretrained(bench.model))
+            assert_nothing_private(
+                outgoing_bytes(reply),
+                private_text(partition),
+                AutoTokenizer.from_pretrained(bench.model),
+            )
 
-    def test_what_a_handler_should_not_send_is_held_back(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_a_handler_should_not_send_is_held_back(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from client_app.app import job_of
 
         honest = job_of(self.method).train
@@ -351,11 +441,13 @@ class Promises(Federations):
         grid = bench.grid()
         with pytest.raises(RunFailed, match="egress"):
             bench.run(grid)
-        assert not any(private_text(0)[:30].encode() in outgoing_bytes(reply) for _, reply in grid.received)
+        assert not any(
+            private_text(0)[:30].encode() in outgoing_bytes(reply) for _, reply in grid.received
+        )
 
     # ----- repeatability ----------------------------------------------------------------------------------------------
 
-    def test_same_seed_same_bytes_whatever_the_order_of_arrival_and_whatever_is_kept_in_memory(
+    def test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache(
         self, bench: Bench, plain: Uninterrupted
     ) -> None:
         """Activations between blocks lie on the disk or in memory, and a model is loaded for each message or kept."""
@@ -367,7 +459,9 @@ class Promises(Federations):
         assert results(again) == results(plain.folder)
         assert summary(again) == summary(plain.folder)
 
-    def test_killed_and_resumed_equals_never_killed(self, evaluated: Bench, whole: Uninterrupted) -> None:
+    def test_killed_and_resumed_equals_never_killed(
+        self, evaluated: Bench, whole: Uninterrupted
+    ) -> None:
         """With all figures, whatever the order in which answers arrive."""
         folder = evaluated.killed(
             lambda header: header.server_round >= self.last_round + (header.kind != "evaluate"),
@@ -380,7 +474,9 @@ class Promises(Federations):
         assert results(resumed) == results(whole.folder)
         assert summary(resumed) == summary(whole.folder)
 
-    def test_killed_before_the_first_checkpoint_a_run_keeps_its_settings(self, bench: Bench, plain: Uninterrupted) -> None:
+    def test_killed_before_the_first_checkpoint_a_run_keeps_its_settings(
+        self, bench: Bench, plain: Uninterrupted
+    ) -> None:
         """Clients have kept results of the old settings by then; a resumption with others must not mix them."""
         folder = bench.killed(lambda header: (header.kind, header.client) == ("train", 2))
         with pytest.raises(Mistake, match="seed was 0, is 7"):
@@ -389,7 +485,9 @@ class Promises(Federations):
         resumed = bench.run(bench.grid(), resume_from=str(folder))
         assert results(resumed) == results(plain.folder)
 
-    def test_a_run_that_is_killed_outright_is_interrupted(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_run_that_is_killed_outright_is_interrupted(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def vanish(*_: object, **__: object) -> None:
             raise Killed
 
@@ -415,18 +513,24 @@ class Promises(Federations):
                 save(folder, server_round, *state)
 
             monkeypatch.setattr(CheckpointFolder, "save", save_on_full_disk)
-            with pytest.raises(Mistake, match=r"cannot write .*checkpoint/state.json: No space left on device"):
+            with pytest.raises(
+                Mistake, match=r"cannot write .*checkpoint/state.json: No space left on device"
+            ):
                 bench.run()
         monkeypatch.setattr(CheckpointFolder, "save", save)
         (folder,) = (bench.folder / "runs").iterdir()
         assert run_status(folder)[0] == "interrupted"  # the disk had no room for another word
         finished = folder / "checkpoint" / "state.json"
-        assert (json.loads(finished.read_text())["round"] if finished.exists() else 0) == self.last_round - 1
+        assert (
+            json.loads(finished.read_text())["round"] if finished.exists() else 0
+        ) == self.last_round - 1
         resumed = bench.run(bench.grid(), resume_from=str(folder))
         assert results(resumed) == results(plain.folder)
         assert summary(resumed) == summary(plain.folder)
 
-    def test_a_server_s_full_disk_is_blamed_on_no_client(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_s_full_disk_is_blamed_on_no_client(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         grid = bench.grid()
         with FullDisk("/runs/", monkeypatch) as disk:
 
@@ -439,11 +543,18 @@ class Promises(Federations):
         (folder,) = (bench.folder / "runs").iterdir()
         assert not [event for event in events(folder) if event["event"] == "dropped"]
 
-    def test_a_site_s_full_disk_costs_its_own_contribution(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_site_s_full_disk_costs_its_own_contribution(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with FullDisk("/node-00002/", monkeypatch) as disk:
             disk.full = True
             clients = summary(bench.run())["clients"]
-        assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "completed",
+            "dropped",
+            "completed",
+        ]
         assert "No space left on device" in clients[2]["reason"]
 
     # ----- failures ---------------------------------------------------------------------------------------------------
@@ -451,11 +562,17 @@ class Promises(Federations):
     def test_one_client_dead_the_round_still_ends(self, without_client_2: Uninterrupted) -> None:
         document = summary(without_client_2.folder)
         assert document["status"] == "completed"
-        assert [client["status"] for client in document["clients"]] == ["completed", "completed", "dropped", "completed"]
+        assert [client["status"] for client in document["clients"]] == [
+            "completed",
+            "completed",
+            "dropped",
+            "completed",
+        ]
         assert "no reply before the deadline (2 of 2 attempts)" in document["clients"][2]["reason"]
 
     def test_a_lost_message_is_sent_again(self, bench: Bench, plain: Uninterrupted) -> None:
-        grid, lost = bench.grid(), []
+        grid = bench.grid()
+        lost = []
 
         def lose_the_first(request: Message, reply: Message) -> Message | None:
             if read(request.content).header.kind == "train" and not lost:
@@ -469,16 +586,24 @@ class Promises(Federations):
 
     @pytest.mark.parametrize("spoil", sorted(SPOILS))
     def test_a_malformed_reply_is_refused(self, plain: Uninterrupted, spoil: str) -> None:
-        settings, model = parse(plain.bench.config()), OpenedModel(self.model_of_clients(plain))
+        settings = parse(plain.bench.config())
+        model = OpenedModel(self.model_of_clients(plain))
         pairs = zip(plain.requests, plain.received, strict=True)
-        request, reply = next((r, a) for r, (client, a) in pairs if client == 2 and read(r.content).header.kind == "train")
-        asked, copied = read(request.content), Message(write(read(reply.content)), reply_to=request)
+        request, reply = next(
+            (r, a)
+            for r, (client, a) in pairs
+            if client == 2 and read(r.content).header.kind == "train"
+        )
+        asked = read(request.content)
+        copied = Message(write(read(reply.content)), reply_to=request)
         contract = contract_for(asked, lambda: model.plan, settings)
         check_reply(read(copied.content), asked, contract)
         with pytest.raises(Mistake):
             check_reply(read(SPOILS[spoil](copied).content), asked, contract)
 
-    def test_a_malformed_reply_costs_its_sender_alone(self, bench: Bench, without_client_2: Uninterrupted) -> None:
+    def test_a_malformed_reply_costs_its_sender_alone(
+        self, bench: Bench, without_client_2: Uninterrupted
+    ) -> None:
         grid = bench.grid()
         grid.tamper[2] = spoiled(SPOILS["garbage"])
         folder = bench.run(grid)
@@ -500,10 +625,15 @@ class Promises(Federations):
 
     # ----- orders that are not expected -------------------------------------------------------------------------------
 
-    def test_an_order_that_is_not_expected_is_answered_in_words(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_order_that_is_not_expected_is_answered_in_words(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Before each request of a client, those that lack something; on copies of its state, and where it has none."""
         changes = {"evaluation__local_only": True}
-        grid, seen, wrong, copies = bench.grid(**changes), dict[tuple[Any, ...], Letter](), list[str](), bench.folder / "copies"
+        grid = bench.grid(**changes)
+        seen = dict[tuple[Any, ...], Letter]()
+        wrong = list[str]()
+        copies = bench.folder / "copies"
         state = bench.folder / "state"
 
         def ask(name: str, letter: Letter, kept: bool) -> None:
@@ -511,12 +641,14 @@ class Promises(Federations):
                 patched.setenv("ESPALIER_STATE_DIR", str(copies))
                 if kept:
                     shutil.copytree(state, copies)
-                (node, context) = next(iter(grid.contexts.items()))
+                node, context = next(iter(grid.contexts.items()))
                 reply = read(grid.answer(address(letter, node, 60.0), context).content)
                 shutil.rmtree(copies, ignore_errors=True)
             reason = str(reply.scalars.get("reason", ""))
             if "unexpected" in reason:
-                wrong.append(f"{letter.header.kind} of round {letter.header.server_round} {name}: {reason}")
+                wrong.append(
+                    f"{letter.header.kind} of round {letter.header.server_round} {name}: {reason}"
+                )
 
         def before(message: Message) -> None:
             letter = read(message.content)
@@ -541,12 +673,17 @@ class Promises(Federations):
         if not order.blobs:
             return []
         found = {key: unpack_tensors(blob) for key, blob in order.blobs.items()}
-        turned = {key: pack_tensors({n: v[::-1].copy() for n, v in arrays.items()}) for key, arrays in found.items()}
+        turned = {
+            key: pack_tensors({n: v[::-1].copy() for n, v in arrays.items()})
+            for key, arrays in found.items()
+        }
         return [Letter(order.header, order.scalars, turned)]
 
     def test_a_round_is_answered_once(self, bench: Bench) -> None:
         """The same order again is answered; another one is not, nor one of a round whose reply was let go."""
-        grid, orders, later = bench.grid(evaluation__local_only=True), dict[int, Letter](), list[Letter]()
+        grid = bench.grid(evaluation__local_only=True)
+        orders = dict[int, Letter]()
+        later = list[Letter]()
 
         def note(message: Message) -> None:
             letter = read(message.content)
@@ -560,57 +697,96 @@ class Promises(Federations):
         with pytest.raises(Killed):
             bench.run(grid, evaluation__local_only=True)
         replies = [read(reply.content) for partition, reply in grid.received if partition == 0]
-        first = {reply.header.server_round: reply for reply in replies if reply.header.kind == "train"}
+        first = {
+            reply.header.server_round: reply for reply in replies if reply.header.kind == "train"
+        }
 
         def ask(order: Letter, **header: Any) -> Letter:
             letter = Letter(order.header.model_copy(update=header), order.scalars, order.blobs)
-            (node, context) = next(iter(grid.contexts.items()))
+            node, context = next(iter(grid.contexts.items()))
             return read(grid.answer(address(letter, node, 60.0), context).content)
 
         last = max(orders)
         again = ask(orders[last], attempt=2)
         assert (again.scalars, again.blobs) == (first[last].scalars, first[last].blobs)
         for order in (other for number in orders for other in self.other_orders(orders[number])):
-            words = "another order of round" if order.header.server_round == last else f"answered round {last}; round"
+            words = (
+                "another order of round"
+                if order.header.server_round == last
+                else f"answered round {last}; round"
+            )
             assert words in ask(order).scalars["reason"]
         for number in set(orders) - {last}:
             if number == last - 1:  # of the last two rounds the replies are kept
                 assert ask(orders[number]).blobs == first[number].blobs
-                shutil.rmtree(bench.folder / "state" / orders[number].header.lineage / "node-00000" / f"r{number:03d}")
-            assert ask(orders[number]).scalars["reason"].endswith(f"round {number} is over; begin a new run")
-        shutil.rmtree(bench.folder / "state" / orders[last].header.lineage / "node-00000" / f"r{last:03d}")
-        anew = ask(orders[last])  # whether or not it can be worked on again, nothing else is told, or asked for
+                shutil.rmtree(
+                    bench.folder
+                    / "state"
+                    / orders[number].header.lineage
+                    / "node-00000"
+                    / f"r{number:03d}"
+                )
+            assert (
+                ask(orders[number])
+                .scalars["reason"]
+                .endswith(f"round {number} is over; begin a new run")
+            )
+        shutil.rmtree(
+            bench.folder / "state" / orders[last].header.lineage / "node-00000" / f"r{last:03d}"
+        )
+        # Whether or not it can be worked on again, nothing else is told, or asked for.
+        anew = ask(orders[last])
         assert anew.blobs in (first[last].blobs, {})
         assert not anew.scalars.get("lost")
         for letter in (orders[last], *later):
             assert (
-                "of round 5000 does not exist, the run ends with" in ask(letter, server_round=5000, client=0).scalars["reason"]
+                "of round 5000 does not exist, the run ends with"
+                in ask(letter, server_round=5000, client=0).scalars["reason"]
             )
 
     # ----- result -----------------------------------------------------------------------------------------------------
 
-    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, whole: Uninterrupted) -> None:
-        text, folder = whole.bench.public, whole.folder
+    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(
+        self, whole: Uninterrupted
+    ) -> None:
+        text = whole.bench.public
+        folder = whole.folder
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-        tokens = torch.tensor(AutoTokenizer.from_pretrained(folder / "model")(text.read_text())["input_ids"])
+        tokens = torch.tensor(
+            AutoTokenizer.from_pretrained(folder / "model")(text.read_text())["input_ids"]
+        )
         windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
         with torch.no_grad():
-            losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+            losses = [
+                model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+            ]
         metric, _ = summary(folder)["metrics"]
-        assert metric["values"]["federated"] == pytest.approx(float(np.exp(np.mean(losses))), rel=1e-4)
+        assert metric["values"]["federated"] == pytest.approx(
+            float(np.exp(np.mean(losses))), rel=1e-4
+        )
 
-    def test_figures_on_own_text_are_those_of_plain_transformers(self, whole: Uninterrupted) -> None:
+    def test_figures_on_own_text_are_those_of_plain_transformers(
+        self, whole: Uninterrupted
+    ) -> None:
         assert_own_figures(whole.folder, whole.bench)
 
-    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
+    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(
+        self, bench: Bench
+    ) -> None:
         grid = bench.grid(evaluation__local_only=True)
         folder = bench.run(grid, evaluation__local_only=True)
         replies = [read(reply.content) for _, reply in grid.received]
         kinds = [reply.header.kind for reply in replies]
-        after = replies[len(kinds) - kinds[::-1].index("train") :]  # between rounds a method may need a deliver
+        # Between rounds a method may need a deliver.
+        after = replies[len(kinds) - kinds[::-1].index("train") :]
         brought = [reply.header.server_round for reply in after if reply.header.kind == "deliver"]
-        assert all(server_round < self.result_round for server_round in brought)  # what belongs to a client's own result
-        assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
+        # What belongs to a client's own result.
+        assert all(server_round < self.result_round for server_round in brought)
+        assert all(
+            reply.scalars["own_losses"] == []
+            for reply in replies
+            if reply.header.kind == "evaluate"
+        )
         assert [metric["dataset"] for metric in summary(folder)["metrics"]] == ["public"]
 
     def test_too_little_own_text_is_told_before_the_work(self, on_own_text: Bench) -> None:
@@ -618,17 +794,27 @@ class Promises(Federations):
         (on_own_text.folder / "text-1.txt").write_text("\n\n".join(held_back))
         client = summary(on_own_text.run())["clients"][1]
         assert client["status"] == "dropped"
-        assert client["reason"].startswith("train: evaluation.own-text: the client's held-out text has fewer than")
+        assert client["reason"].startswith(
+            "train: evaluation.own-text: the client's held-out text has fewer than"
+        )
 
-    def test_a_mean_over_few_words_never_leaves(self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_mean_over_few_words_never_leaves(
+        self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 1000)
-        with pytest.raises(RunFailed, match="gives fewer than 1000 predictions, and a mean over them says too much"):
+        with pytest.raises(
+            RunFailed, match="gives fewer than 1000 predictions, and a mean over them says too much"
+        ):
             on_own_text.run()
 
     def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
         grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
-            context.node_config |= {"site": f"site-{client}", "own-text": client != 1, "least-tokens": 30}
+            context.node_config |= {
+                "site": f"site-{client}",
+                "own-text": client != 1,
+                "least-tokens": 30,
+            }
             context.node_config["model-path"] = str(on_own_text.model)
         grid.simulated = False
         document = summary(on_own_text.run(grid))
@@ -636,21 +822,31 @@ class Promises(Federations):
         clients = {client["site"]: client["status"] for client in document["clients"]}
         assert clients == {f"site-{client}": "completed" for client in (0, 2, 3)}
 
-    def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(self, on_own_text: Bench) -> None:
+    def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(
+        self, on_own_text: Bench
+    ) -> None:
         def refuse(request: Message, reply: Message) -> Message | None:
             header = read(request.content).header
-            return None if header.kind == "deliver" and header.server_round >= self.result_round else reply
+            return (
+                None
+                if header.kind == "deliver" and header.server_round >= self.result_round
+                else reply
+            )
 
         grid = on_own_text.grid()
         grid.tamper[2] = refuse
         document = summary(on_own_text.run(grid))
         assert document["status"] == "completed"
-        given = ["perplexity/own-text/federated" in client["metrics"] for client in document["clients"]]
+        given = [
+            "perplexity/own-text/federated" in client["metrics"] for client in document["clients"]
+        ]
         assert given == [True, True, False, True]
         assert document["clients"][2]["reason"].startswith("deliver: no reply before the deadline")
         assert document["clients"][2]["status"] == "completed"  # its votes are in the model
 
-    def test_a_state_directory_of_a_finished_simulation_is_removed(self, whole: Uninterrupted) -> None:
+    def test_a_state_directory_of_a_finished_simulation_is_removed(
+        self, whole: Uninterrupted
+    ) -> None:
         lineage = json.loads((whole.folder / "run.json").read_text())["lineage"]
         assert not list((whole.bench.folder / "state").rglob(f"*{lineage}*"))
 
@@ -665,12 +861,17 @@ class PruningPromises(Promises):
         raise NotImplementedError
 
     def test_exact_sparsity(self, plain: Uninterrupted) -> None:
-        folder, bench = plain.folder, plain.bench
+        folder = plain.folder
+        bench = plain.bench
         expected = self.expected_sparsity(OpenedModel(bench.model))
         assert summary(folder)["sparsity"]["achieved"] == pytest.approx(expected, abs=1e-12)
-        written, dense = (AutoModelForCausalLM.from_pretrained(path) for path in (folder / "model", bench.model))
+        written, dense = (
+            AutoModelForCausalLM.from_pretrained(path) for path in (folder / "model", bench.model)
+        )
         zeros = sum(count_zeros(written, dense).values())
-        assert zeros / OpenedModel(bench.model).plan.num_weights == pytest.approx(expected, abs=1e-12)
+        assert zeros / OpenedModel(bench.model).plan.num_weights == pytest.approx(
+            expected, abs=1e-12
+        )
 
 
 __all__ = ["InProcessGrid", "Promises", "PruningPromises"]

@@ -11,10 +11,14 @@ from espalier.wire.payload import STYPE
 
 def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:
     """Spoil the reply to ``train`` and leave the others as they are."""
-    return lambda request, reply: spoil(reply) if read(request.content).header.kind == "train" else reply
+    return lambda request, reply: (
+        spoil(reply) if read(request.content).header.kind == "train" else reply
+    )
 
 
-def _with_blob(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Message], Message]:
+def _with_blob(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+) -> Callable[[Message], Message]:
     from safetensors.torch import load, save
 
     def spoil(reply: Message) -> Message:
@@ -41,7 +45,10 @@ def _dtype(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every bit is set: every weight is pruned, or is NaN."""
-    return {name: torch.full_like(value.view(torch.uint8), 255).view(value.dtype) for name, value in tensors.items()}
+    return {
+        name: torch.full_like(value.view(torch.uint8), 255).view(value.dtype)
+        for name, value in tensors.items()
+    }
 
 
 def _text(reply: Message) -> Message:

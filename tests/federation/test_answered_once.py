@@ -18,15 +18,21 @@ from espalier.wire.parts import Report
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return Site(parse({}), parse_node({"partition-id": 0, "state-dir": str(tmp_path)}, simulated=True))
+    return Site(
+        parse({}), parse_node({"partition-id": 0, "state-dir": str(tmp_path)}, simulated=True)
+    )
 
 
 def order(number: int, **scalars: Any) -> Letter:
-    header = UNREAD.model_copy(update={"kind": "train", "method": "fedprllm", "server_round": number, "client": 0})
+    header = UNREAD.model_copy(
+        update={"kind": "train", "method": "fedprllm", "server_round": number, "client": 0}
+    )
     return Letter(header, scalars)
 
 
-def work(do: Callable[[PrivateState], None], ready: Callable[[PrivateState], None] = lambda _: None) -> Work[Report]:
+def work(
+    do: Callable[[PrivateState], None], ready: Callable[[PrivateState], None] = lambda _: None
+) -> Work[Report]:
     def report(state: PrivateState) -> Report:
         do(state)
         return Report(seconds=1.0, blob_sha256=[])
@@ -42,7 +48,9 @@ def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
     """Else a failure that depends on a client's text could be provoked by one order after the other."""
     with pytest.raises(Mistake, match="no finite score"):
         answer_once(site, order(1, layers=[0]), work(fails))
-    with pytest.raises(Mistake, match="this client answered another order of round 1; begin a new run"):
+    with pytest.raises(
+        Mistake, match="this client answered another order of round 1; begin a new run"
+    ):
         answer_once(site, order(1, layers=[1]), work(lambda _: None))
     assert answer_once(site, order(1, layers=[0]), work(lambda _: None)).scalars["seconds"] == 1.0
     answer_once(site, order(2, layers=[1]), work(lambda _: None))

@@ -37,8 +37,13 @@ def asked(grid: InProcessGrid) -> list[object]:
     return sent
 
 
-@pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"])
-def test_a_weight_that_is_no_number_ends_a_run_before_anybody_is_asked(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["model.norm.weight", "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"],
+)
+def test_a_weight_that_is_no_number_ends_a_run_before_anybody_is_asked(
+    tmp_path: Path, name: str
+) -> None:
     bench = Bench(tmp_path, "fedprllm", PRUNED, num_clients=2)
     spoil(bench, name, math.nan)
     grid = bench.grid()
@@ -50,16 +55,29 @@ def test_a_weight_that_is_no_number_ends_a_run_before_anybody_is_asked(tmp_path:
 
 
 def test_float16_that_overflows_ends_a_run_before_anybody_is_asked(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "fedprllm", {"fedprllm.local-metric": "magnitude", "dtype": "float16"}, num_clients=2)
+    bench = Bench(
+        tmp_path,
+        "fedprllm",
+        {"fedprllm.local-metric": "magnitude", "dtype": "float16"},
+        num_clients=2,
+    )
     spoil(bench, "model.layers.1.mlp.down_proj.weight", 1e6)
-    with pytest.raises(Mistake, match=r"dtype = 'float16': .*float16 overflows beyond 65504; set dtype to 'bfloat16'"):
+    with pytest.raises(
+        Mistake,
+        match=r"dtype = 'float16': .*float16 overflows beyond 65504; set dtype to 'bfloat16'",
+    ):
         bench.run()
 
 
 @pytest.mark.parametrize("check", ["transformers", "streamed"])
 def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path, check: str) -> None:
     """The dense figure is plain transformers' of the directory, and the result's that of what was written."""
-    bench = Bench(tmp_path, "fedprllm", PRUNED | {"export-check": check, "evaluation.max-windows": 1000}, num_clients=2)
+    bench = Bench(
+        tmp_path,
+        "fedprllm",
+        PRUNED | {"export-check": check, "evaluation.max-windows": 1000},
+        num_clients=2,
+    )
     path = bench.model / "model.safetensors"
     tensors = load_file(path)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
@@ -67,7 +85,9 @@ def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path, check:
     folder = bench.run()
     (metric,) = summary(folder)["metrics"]
     for column, directory in (("dense", bench.model), ("federated", folder / "model")):
-        assert metric["values"][column] == pytest.approx(perplexity(directory, bench.public), rel=1e-3)
+        assert metric["values"][column] == pytest.approx(
+            perplexity(directory, bench.public), rel=1e-3
+        )
 
 
 def perplexity(directory: Path, text: Path) -> float:
@@ -76,11 +96,15 @@ def perplexity(directory: Path, text: Path) -> float:
     tokens = torch.tensor(AutoTokenizer.from_pretrained(directory)(text.read_text())["input_ids"])
     windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
     with torch.no_grad():
-        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+        losses = [
+            model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+        ]
     return math.exp(sum(losses) / len(losses))
 
 
-def test_an_evaluation_that_is_no_number_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_is_no_number_leaves_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a resumed run that ends well leaves nothing else."""
     bench = Bench(tmp_path, "fedprllm", PRUNED, num_clients=2)
     measure = Outcome.losses_of

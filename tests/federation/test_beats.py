@@ -15,7 +15,13 @@ from espalier.storage.at_work import AtWork
 from espalier.wire.messages import read
 
 METHODS: dict[str, dict[str, Any]] = {
-    "fedpetuning": {"federation.rounds": 1, "training.steps": 3, "training.batch-size": 2, "lora.rank": 2, "lora.merge": True},
+    "fedpetuning": {
+        "federation.rounds": 1,
+        "training.steps": 3,
+        "training.batch-size": 2,
+        "lora.rank": 2,
+        "lora.merge": True,
+    },
     "fedprllm": {},
     "fedprllm iterative": {"fedprllm.strategy": "iterative"},
     "fedspallm": {},
@@ -25,23 +31,47 @@ SAID: dict[str, dict[str, set[str]]] = {
         "train": {"loading module", "training step 1 of 3", "training step 3 of 3"},
         "alone": {"training step 1 of 3", "training step 3 of 3"},
         "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
-        "server": {"training step 6 of 6", "passing block 2 of 2", "scoring", "writing tensor", "checking tensor"},
+        "server": {
+            "training step 6 of 6",
+            "passing block 2 of 2",
+            "scoring",
+            "writing tensor",
+            "checking tensor",
+        },
     },
     "fedprllm": {
         "train": {"pruning block 1 of 2", "pruning block 2 of 2"},
         "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
-        "server": {"pruning block 2 of 2", "passing block 2 of 2", "scoring", "writing tensor", "checking tensor"},
+        "server": {
+            "pruning block 2 of 2",
+            "passing block 2 of 2",
+            "scoring",
+            "writing tensor",
+            "checking tensor",
+        },
     },
     "fedprllm iterative": {
         "train": {"pruning block 1 of 2", "passing block 1 of 2", "pruning block 2 of 2"},
         "alone": {"pruning block 1 of 2", "pruning block 2 of 2"},
         "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
-        "server": {"pruning block 2 of 2", "passing block 2 of 2", "scoring", "writing tensor", "checking tensor"},
+        "server": {
+            "pruning block 2 of 2",
+            "passing block 2 of 2",
+            "scoring",
+            "writing tensor",
+            "checking tensor",
+        },
     },
     "fedspallm": {
         "train": {"pruning block 1 of 2", "pruning block 2 of 2"},
         "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
-        "server": {"pruning block 2 of 2", "passing block 2 of 2", "scoring", "writing tensor", "checking tensor"},
+        "server": {
+            "pruning block 2 of 2",
+            "passing block 2 of 2",
+            "scoring",
+            "writing tensor",
+            "checking tensor",
+        },
     },
 }
 """What is said in the course of each kind of message, and by the server, among others."""
@@ -51,7 +81,9 @@ SAID: dict[str, dict[str, set[str]]] = {
 def every_beat_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """However soon it follows the one before."""
     for module in ("client_app.at_work", "strategies.engine.progress"):
-        monkeypatch.setattr(f"{module}.Pace", lambda say, now=lambda: 0.0, every=0.0: Pace(say, now, 0.0))
+        monkeypatch.setattr(
+            f"{module}.Pace", lambda say, now=lambda: 0.0, every=0.0: Pace(say, now, 0.0)
+        )
 
 
 @pytest.fixture
@@ -74,7 +106,9 @@ def with_its_numbers_left_out(line: str) -> set[str]:
 
 
 @pytest.mark.usefixtures("every_beat_is_a_line")
-@pytest.mark.parametrize(("bench", "name"), [(name, name) for name in sorted(METHODS)], indirect=["bench"])
+@pytest.mark.parametrize(
+    ("bench", "name"), [(name, name) for name in sorted(METHODS)], indirect=["bench"]
+)
 def test_every_block_and_step_is_told_by_whoever_works(bench: Bench, name: str) -> None:
     grid = a_reply_at_a_time(bench.grid())
     for context in grid.contexts.values():
@@ -84,16 +118,26 @@ def test_every_block_and_step_is_told_by_whoever_works(bench: Bench, name: str) 
     lines = [event["text"] for event in told if event["event"] == "at_work"]
     for kind, expected in SAID[name].items():
         if kind == "server":
-            found = [re.fullmatch(r".{12} (.*)  \[\d+ s\]", event["text"]) for event in told if event["event"] == "beat"]
-            assert expected <= {words for match in found if match for words in with_its_numbers_left_out(match[1])}
+            found = [
+                re.fullmatch(r".{12} (.*)  \[\d+ s\]", event["text"])
+                for event in told
+                if event["event"] == "beat"
+            ]
+            assert expected <= {
+                words for match in found if match for words in with_its_numbers_left_out(match[1])
+            }
             continue
         for site in ("node-00000", "node-00001"):
             found = [re.fullmatch(rf"{site} + {kind}: (.*)  \[\d+ s\]", line) for line in lines]
-            assert expected <= {words for match in found if match for words in with_its_numbers_left_out(match[1])}, kind
+            assert expected <= {
+                words for match in found if match for words in with_its_numbers_left_out(match[1])
+            }, kind
 
 
 @pytest.mark.usefixtures("every_beat_is_a_line")
-def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
     grid = a_reply_at_a_time(bench.grid())
     grid.simulated = False
     for client, context in enumerate(grid.contexts.values()):
@@ -110,22 +154,28 @@ def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(bench: Bench, capf
 
 
 def test_without_long_work_no_line_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client_app.at_work.Pace", lambda say: Pace(say, now=lambda: 0.0))  # no time passes
+    # No time passes.
+    monkeypatch.setattr("client_app.at_work.Pace", lambda say: Pace(say, now=lambda: 0.0))
     folder = bench.run(a_reply_at_a_time(bench.grid()))
-    assert not [event for event in events(folder) if event["event"] in ("at_work", "beat", "waiting")]
+    assert not [
+        event for event in events(folder) if event["event"] in ("at_work", "beat", "waiting")
+    ]
 
 
 def test_a_simulated_client_counts_as_at_work_while_it_works_and_no_longer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, list[bool]] = {"during": [], "after": []}
-    grid, lineage = bench.grid(), list[str]()
+    grid = bench.grid()
+    lineage = list[str]()
 
     def work(when: str) -> None:
         seen[when].append(AtWork(bench.folder / "state", lineage[-1]).anybody())
 
     real = client_app.fedprllm._prune_alone
-    monkeypatch.setattr(client_app.fedprllm, "_prune_alone", lambda *given: (work("during"), real(*given))[1])
+    monkeypatch.setattr(
+        client_app.fedprllm, "_prune_alone", lambda *given: (work("during"), real(*given))[1]
+    )
 
     def look(request: Message, reply: Message) -> Message:
         work("after")
@@ -153,4 +203,6 @@ def test_sums_over_rounds_say_so(bench: Bench, capsys: pytest.CaptureFixture[str
     assert "bytes per client, 2 rounds" in header
     assert "time, whole run" in header
     bench.run()
-    assert "rounds" not in next(line for line in capsys.readouterr().out.splitlines() if "bytes per client" in line)
+    assert "rounds" not in next(
+        line for line in capsys.readouterr().out.splitlines() if "bytes per client" in line
+    )

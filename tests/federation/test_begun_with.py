@@ -18,18 +18,25 @@ from espalier.wire.tuning import blob_specs, trained
 def test_parts_of_another_cut_are_named(method: str) -> None:
     """As they are where a part was delivered with one structure and the order comes with another, or with none."""
     settings = parse({"method": method, "lora.rank": 2})
-    adapters, site = trained(PLAN, settings), SimpleNamespace(settings=settings)
+    adapters = trained(PLAN, settings)
+    site = SimpleNamespace(settings=settings)
     specs: Any = blob_specs(adapters, settings)
     blobs = {
-        key: pack_tensors({name: np.zeros(spec.shape, NUMPY_DTYPES[spec.dtype]) for name, spec in of_blob.items()})
+        key: pack_tensors(
+            {name: np.zeros(spec.shape, NUMPY_DTYPES[spec.dtype]) for name, spec in of_blob.items()}
+        )
         for key, of_blob in specs.items()
     }
     first = sorted(blobs)[0]
     lacking = {key: blob for key, blob in blobs.items() if key != first}
     with pytest.raises(Mistake, match=f"{first} were not brought to this client"):
         begins_with(site, adapters, lacking)  # type: ignore[arg-type]
-    fewer = {name: np.zeros(spec.shape, np.float32) for name, spec in list(specs[first].items())[1:]}
-    smaller = {name: np.zeros((1, *spec.shape[1:]), np.float32) for name, spec in specs[first].items()}
+    fewer = {
+        name: np.zeros(spec.shape, np.float32) for name, spec in list(specs[first].items())[1:]
+    }
+    smaller = {
+        name: np.zeros((1, *spec.shape[1:]), np.float32) for name, spec in specs[first].items()
+    }
     for tensors in (fewer, smaller, {}):
         with pytest.raises(Mistake, match=f"{first} are those of another model"):
             begins_with(site, adapters, blobs | {first: pack_tensors(tensors)})  # type: ignore[arg-type]

@@ -37,14 +37,29 @@ def key_of(bench: Bench, site: str) -> str:
     return str(bench.folder / "keys" / "sites" / site / f"{site}.key")
 
 
-def grid_of(bench: Bench, *nodes: dict[str, Any], state: str = "state", **changes: Any) -> InProcessGrid:
+def grid_of(
+    bench: Bench, *nodes: dict[str, Any], state: str = "state", **changes: Any
+) -> InProcessGrid:
     """Real nodes: those of both sites with their keys, but for what is given of each, and any more."""
     made = []
     for number, more in enumerate([*nodes, *({} for _ in SITES[len(nodes) :])]):
         site = SITES[number % len(SITES)]
-        own = {"data-path": str(bench.folder / f"text-{number % len(SITES)}.txt"), "model-path": str(bench.model)}
-        key = {"site": site, "site-key": key_of(bench, site), "state-dir": str(bench.folder / state)}
-        made.append({key: value for key, value in ({**own, **key, "least-tokens": 1} | more).items() if value is not None})
+        own = {
+            "data-path": str(bench.folder / f"text-{number % len(SITES)}.txt"),
+            "model-path": str(bench.model),
+        }
+        key = {
+            "site": site,
+            "site-key": key_of(bench, site),
+            "state-dir": str(bench.folder / state),
+        }
+        made.append(
+            {
+                key: value
+                for key, value in ({**own, **key, "least-tokens": 1} | more).items()
+                if value is not None
+            }
+        )
     grid = InProcessGrid(bench.grid().app, made, bench.config(**changes))
     grid.simulated = False
     return grid
@@ -52,7 +67,9 @@ def grid_of(bench: Bench, *nodes: dict[str, Any], state: str = "state", **change
 
 def ledger(folder: Path) -> list[dict[str, Any]]:
     entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in entry.items() if name != "lineage"} for entry in entries]
+    return [
+        {name: value for name, value in entry.items() if name != "lineage"} for entry in entries
+    ]
 
 
 # ----- runs -----------------------------------------------------------------------------------------------------------
@@ -69,7 +86,9 @@ def test_keys_change_no_byte_of_a_result(bench: Bench) -> None:
 def test_sites_say_their_names_again_to_a_resumed_server(bench: Bench) -> None:
     """Whose directory of keys lies elsewhere now; somebody else who enrols first does not go on as hospital-b."""
     whole = bench.run(grid_of(bench, state="others"))
-    killed = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2), grid_of(bench))
+    killed = bench.killed(
+        lambda header: (header.kind, header.server_round) == ("train", 2), grid_of(bench)
+    )
     moved = str(shutil.move(bench.folder / "keys" / "server" / "sites", bench.folder / "moved"))
     changes = {"resume_from": str(killed), "site_keys": moved}
     impostor = {"site": SITES[1], "site-key": key_of(bench, SITES[0])}
@@ -77,14 +96,29 @@ def test_sites_say_their_names_again_to_a_resumed_server(bench: Bench) -> None:
     assert results(resumed) == results(whole)
     ((who, why),) = summary(resumed)["refused"].items()
     assert who.startswith("node ")
-    assert why == "says that it is hospital-b, and has not the key of hospital-b that lies in site-keys"
+    assert (
+        why
+        == "says that it is hospital-b, and has not the key of hospital-b that lies in site-keys"
+    )
 
 
 @pytest.mark.parametrize(
     ("node", "words"),
     [
-        ({"site-key": None}, "says that it is hospital-b: site-key: sites of this run say their names with their keys"),
-        ({"site": "hospital-c"}, "says that it is hospital-c, of which site-keys has no key; put its hospital-c.key.pub there"),
+        (
+            {"site-key": None},
+            (
+                "says that it is hospital-b: site-key: sites of this run say their names with their"
+                " keys"
+            ),
+        ),
+        (
+            {"site": "hospital-c"},
+            (
+                "says that it is hospital-c, of which site-keys has no key; put its"
+                " hospital-c.key.pub there"
+            ),
+        ),
         (
             {"site-key": "/no/such"},
             "says that it is hospital-b: the node's configuration is wrong: site-key = '/no/such'",
@@ -103,7 +137,8 @@ def test_a_site_that_does_not_say_its_name_costs_its_own_contribution(
 
 
 def test_a_directory_that_is_none_ends_the_run_before_anything(bench: Bench) -> None:
-    grid, sent = grid_of(bench), list[Any]()
+    grid = grid_of(bench)
+    sent = list[Any]()
     grid.before_push = sent.append
     with pytest.raises(Mistake, match="site-keys = '/no/such': cannot be read"):
         bench.run(grid, site_keys="/no/such")
@@ -122,8 +157,17 @@ def test_in_simulation_there_are_no_keys(bench: Bench, monkeypatch: pytest.Monke
 def ask(bench: Bench, scalars: dict[str, Any], **changes: Any) -> Letter:
     """What hospital-a says to a request to enrol."""
     grid = grid_of(bench, **changes)
-    common = {"schema_version": SCHEMA_VERSION, "client": -1, "attempt": 1, "part": 0, "num_parts": 1, "server_round": 0}
-    header = Header.model_validate(common | {"kind": "enrol", "method": "fedprllm", "lineage": BY_HAND})
+    common = {
+        "schema_version": SCHEMA_VERSION,
+        "client": -1,
+        "attempt": 1,
+        "part": 0,
+        "num_parts": 1,
+        "server_round": 0,
+    }
+    header = Header.model_validate(
+        common | {"kind": "enrol", "method": "fedprllm", "lineage": BY_HAND}
+    )
     (node_id, context), *_ = grid.contexts.items()
     return read(grid.answer(address(Letter(header, scalars), node_id, 60.0), context).content)
 
@@ -136,7 +180,11 @@ def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> No
     text = b"espalier: a site says its name (1)\n" + json.dumps(document, sort_keys=True).encode()
     key = load_ssh_public_key(Path(f"{key_of(bench, SITES[0])}.pub").read_bytes())
     assert isinstance(key, ec.EllipticCurvePublicKey)
-    key.verify(encode_dss_signature(int(signature[:96], 16), int(signature[96:], 16)), text, ec.ECDSA(SHA384()))
+    key.verify(
+        encode_dss_signature(int(signature[:96], 16), int(signature[96:], 16)),
+        text,
+        ec.ECDSA(SHA384()),
+    )
     assert told["site"] == "hospital-a"
 
 
@@ -151,9 +199,13 @@ def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> No
         ({"nonce": NONCE}, ""),
     ],
 )
-def test_it_signs_nothing_else(bench: Bench, monkeypatch: pytest.MonkeyPatch, scalars: dict[str, Any], site_keys: str) -> None:
+def test_it_signs_nothing_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, scalars: dict[str, Any], site_keys: str
+) -> None:
     """Not even where a run without keys brings a number."""
-    monkeypatch.setattr("client_app.own_name.private_key", lambda path: pytest.fail("the key was read"))
+    monkeypatch.setattr(
+        "client_app.own_name.private_key", lambda path: pytest.fail("the key was read")
+    )
     reply = ask(bench, scalars, site_keys=site_keys)
     assert reply.header.status == "failed"
     assert reply.scalars.keys() == {"reason", "lost"}
@@ -177,13 +229,18 @@ def test_of_what_leaves_the_log_has_the_names_alone(bench: Bench) -> None:
 
 
 def test_check_node_looks_at_the_key(bench: Bench) -> None:
-    (context, *_) = grid_of(bench).contexts.values()
-    run, node = bench.config(), dict(context.node_config)
+    context, *_ = grid_of(bench).contexts.values()
+    run = bench.config()
+    node = dict(context.node_config)
     (line,) = [line for line in look(node, run) if line.startswith("site-key")]
     assert line.startswith(f"site-key   {node['site-key']}: SHA256:")
-    assert [line for line in look(node, run | {"site-keys": ""}) if line.startswith("site-key")] == [line]
+    assert [
+        line for line in look(node, run | {"site-keys": ""}) if line.startswith("site-key")
+    ] == [line]
     del node["site-key"]
-    with pytest.raises(Mistake, match="site-key: sites of this run say their names with their keys"):
+    with pytest.raises(
+        Mistake, match="site-key: sites of this run say their names with their keys"
+    ):
         list(look(node, run))
     assert not [line for line in look(node, run | {"site-keys": ""}) if line.startswith("site-key")]
     Path(key_of(bench, SITES[0])).chmod(0o640)

@@ -38,20 +38,35 @@ def test_masks_and_kept_weights_are_fetched_and_delivered_without_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
-    bench, answered = Bench(tmp_path, method, EVALUATED | {f"{method}.sparsity": 0.5}, num_clients=2), set[str]()
+    # The texts of the bench are short.
+    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+    bench = Bench(tmp_path, method, EVALUATED | {f"{method}.sparsity": 0.5}, num_clients=2)
+    answered = set[str]()
     bench.model = save_tiny_llama(tmp_path / "deep", blocks=8)
     grid = bench.grid()
-    node = next(dict(context.node_config) for context in grid.contexts.values() if context.node_config["partition-id"] == 0)
+    node = next(
+        dict(context.node_config)
+        for context in grid.contexts.values()
+        if context.node_config["partition-id"] == 0
+    )
 
     def answer_anew(message: Message, reply: Message) -> Message:
         request = read(message.content)
         if (kind := request.header.kind) in ("fetch", "deliver") and kind not in answered:
             asked = tmp_path / "asked"
             asked.write_bytes(
-                pickle.dumps({"request": request, "reply": read(reply.content), "node": node, "run": bench.config()})
+                pickle.dumps(
+                    {
+                        "request": request,
+                        "reply": read(reply.content),
+                        "node": node,
+                        "run": bench.config(),
+                    }
+                )
             )
-            done = subprocess.run([sys.executable, "-c", ANSWER, str(asked)], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", ANSWER, str(asked)], capture_output=True, text=True
+            )
             assert done.returncode == 0, done.stderr
             answered.add(kind)
         return reply

@@ -10,15 +10,25 @@ from espalier.storage.private import PrivateState
 
 
 def left(state: PrivateState, document: str, server_round: int) -> dict[str, float]:
-    return {key: block["x"].item() for key, block in carried.before(state, document, server_round).items()}
+    return {
+        key: block["x"].item()
+        for key, block in carried.before(state, document, server_round).items()
+    }
 
 
-def test_a_round_begins_with_what_the_one_before_left_however_often_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_round_begins_with_what_the_one_before_left_however_often_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
     state = PrivateState(tmp_path, "run", "site", {"number": 0})
     assert left(state, FEEDBACK, 1) == {}
     for server_round in (1, 2, 2, 5, 5):  # of 3 and 4 the client had no part
         for document, shift in ((FEEDBACK, 0.0), (MOMENTS, 10.0)):
-            carried.keep(state, document, server_round, {"block": {"x": torch.tensor(server_round + shift)}})
-        assert left(state, FEEDBACK, server_round) == {1: {}, 2: {"block": 1.0}, 5: {"block": 2.0}}[server_round]
+            carried.keep(
+                state, document, server_round, {"block": {"x": torch.tensor(server_round + shift)}}
+            )
+        assert (
+            left(state, FEEDBACK, server_round)
+            == {1: {}, 2: {"block": 1.0}, 5: {"block": 2.0}}[server_round]
+        )
         assert left(state, MOMENTS, server_round + 1) == {"block": server_round + 10.0}
     assert len(list(state.lasting().root.glob("*.blob"))) == 4

@@ -50,7 +50,9 @@ def test_a_billion_sequences_count_as_twice_those_of_the_median_client(
     second = sorted(samples.values())[1]
     weights = samples | {1: 2 * second}
     for found, mean in zip(
-        written(made, 0, "attn.q"), padded_mean(sent_adapters(grid, 1), weights, 0, "attn.q", 2), strict=True
+        written(made, 0, "attn.q"),
+        padded_mean(sent_adapters(grid, 1), weights, 0, "attn.q", 2),
+        strict=True,
     ):
         np.testing.assert_allclose(found, mean, rtol=1e-6, atol=1e-9)
     note = {"weight": {"claimed": 1e9, "counted": 2 * second, "times": 1}}
@@ -58,11 +60,20 @@ def test_a_billion_sequences_count_as_twice_those_of_the_median_client(
     assert f"node-00001: its weight 1e+09 counted as {2 * second:g}" in capsys.readouterr().out
 
 
-def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_ranks(folder: Path) -> None:
-    more = {"federation.rounds": 1, "hetlora.self-pruning": False, "federation.max-weight-ratio": 1.0, "lora.rank": 8}
+def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_ranks(
+    folder: Path,
+) -> None:
+    more = {
+        "federation.rounds": 1,
+        "hetlora.self-pruning": False,
+        "federation.max-weight-ratio": 1.0,
+        "lora.rank": 8,
+    }
     bench = Bench(folder, "hetlora", TUNING | more)
     grid = bench.grid()
-    (greedy,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 3]
+    (greedy,) = [
+        context for context in grid.contexts.values() if context.node_config["partition-id"] == 3
+    ]
     greedy.node_config["capability"] = 1e9
     made = bench.run(grid)
     clients = summary(made)["clients"]
@@ -70,9 +81,12 @@ def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_rank
     assert clients[3]["capped"]["capability"] == {"claimed": 1e9, "counted": 4.0}
     sent = sent_adapters(grid, 1)
     norms = norm_weights(sent)
-    weights = dict.fromkeys(norms, 1.0)  # at most once the median and once the mean: all weigh alike
+    # At most once the median and once the mean: all weigh alike.
+    weights = dict.fromkeys(norms, 1.0)
     assert sum("weight" in client["capped"] for client in clients) == 3
-    for found, mean in zip(written(made, 1, "attn.v"), padded_mean(sent, weights, 1, "attn.v", 8), strict=True):
+    for found, mean in zip(
+        written(made, 1, "attn.v"), padded_mean(sent, weights, 1, "attn.v", 8), strict=True
+    ):
         np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-8)
 
 

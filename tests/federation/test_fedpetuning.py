@@ -10,7 +10,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from adapters_sent import PATHS, added_to_b, letters, num_data_bytes, padded_mean, sent_adapters, svd_mean, updates, written
+from adapters_sent import (
+    PATHS,
+    added_to_b,
+    letters,
+    num_data_bytes,
+    padded_mean,
+    sent_adapters,
+    svd_mean,
+    updates,
+    written,
+)
 from bench import Bench, Killed, model_files, private_text, results, summary
 from flwr.app import Message
 from in_process import InProcessGrid
@@ -49,15 +59,24 @@ def block_bytes(payload: str, lora_rank: int) -> int:
 def first_adapters(bench: Bench, lora_rank: int = 2) -> dict[str, dict[str, torch.Tensor]]:
     """What every run of the bench begins with: B zero, A as the server and every client make it."""
     opened = open_model(str(bench.model))
-    return initial_adapters(adapter_plan(opened.plan, LoraSettings(rank=lora_rank, alpha=2.0 * lora_rank)), 0)
+    return initial_adapters(
+        adapter_plan(opened.plan, LoraSettings(rank=lora_rank, alpha=2.0 * lora_rank)), 0
+    )
 
 
-def brought(requests: list[Message], server_round: int) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+def brought(
+    requests: list[Message], server_round: int
+) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
     """What went down to each client before a round: tensors by blob key and name."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for letter in (read(request.content) for request in requests):
-        if letter.header.kind in ("deliver", "train") and letter.header.server_round == server_round:
-            found.setdefault(letter.header.client, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+        if (
+            letter.header.kind in ("deliver", "train")
+            and letter.header.server_round == server_round
+        ):
+            found.setdefault(letter.header.client, {}).update(
+                {key: load(blob) for key, blob in letter.blobs.items()}
+            )
     return found
 
 
@@ -83,7 +102,8 @@ class TestFedPETuning(Promises):
     @pytest.fixture
     def uneven(self, bench: Bench) -> dict[int, float]:
         """Gives the clients texts of different lengths; how many training windows each has, counted here."""
-        windows, tokenizer = {}, AutoTokenizer.from_pretrained(bench.model)
+        windows = {}
+        tokenizer = AutoTokenizer.from_pretrained(bench.model)
         for client in range(bench.num_clients):
             passages = private_text(client).split("\n\n")[: 60 - 12 * client]
             (bench.folder / f"text-{client}.txt").write_text("\n\n".join(passages))
@@ -97,16 +117,22 @@ class TestFedPETuning(Promises):
         folder = bench.run(grid, **changes)
         sent = sent_adapters(grid, 1)
         assert len(set(uneven.values())) > 2
-        assert {client["client"]: client["metrics"]["samples"] for client in summary(folder)["clients"]} == uneven
+        assert {
+            client["client"]: client["metrics"]["samples"] for client in summary(folder)["clients"]
+        } == uneven
         for block in (0, 1):
             for matrix in PATHS:
                 for found, mean in zip(
-                    written(folder, block, matrix), padded_mean(sent, uneven, block, matrix, 2), strict=True
+                    written(folder, block, matrix),
+                    padded_mean(sent, uneven, block, matrix, 2),
+                    strict=True,
                 ):
                     np.testing.assert_allclose(found, mean, rtol=1e-6, atol=1e-9)
 
     @pytest.mark.parametrize("weights", ["samples", "equal"])
-    def test_updates_are_averaged_and_approximated(self, bench: Bench, uneven: dict[int, float], weights: str) -> None:
+    def test_updates_are_averaged_and_approximated(
+        self, bench: Bench, uneven: dict[int, float], weights: str
+    ) -> None:
         changes = {
             "federation__rounds": 1,
             "fedpetuning__aggregation": "svd",
@@ -119,12 +145,17 @@ class TestFedPETuning(Promises):
             for matrix in PATHS:
                 expected = svd_mean(sent_adapters(grid, 1), weight_of, block, matrix, 2)
                 assert np.abs(expected).max() > 1e-4
-                np.testing.assert_allclose(np.matmul(*written(folder, block, matrix)), expected, rtol=1e-4, atol=1e-8)
+                np.testing.assert_allclose(
+                    np.matmul(*written(folder, block, matrix)), expected, rtol=1e-4, atol=1e-8
+                )
 
-    def test_equal_clients_give_what_each_of_them_trained(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_equal_clients_give_what_each_of_them_trained(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
-        monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)  # each goes through its text in one order
+        # Each goes through its text in one order.
+        monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)
         changes = {"federation__rounds": 1}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -162,14 +193,22 @@ class TestFedPETuning(Promises):
 
         def lose_a_delivery(request: Message, reply: Message) -> Message | None:
             header = read(request.content).header
-            if header.kind == "deliver" and header.server_round == 2 and (not lost or header.client in lost):
+            if (
+                header.kind == "deliver"
+                and header.server_round == 2
+                and (not lost or header.client in lost)
+            ):
                 return lost.append(header.client)
             return reply
 
         grid.tamper = dict.fromkeys(range(4), lose_a_delivery)
         folder = bench.run(grid, **changes)
         assert len(letters(grid, 2, "train")) == 1
-        dropped = [client["client"] for client in summary(folder)["clients"] if client["status"] == "dropped"]
+        dropped = [
+            client["client"]
+            for client in summary(folder)["clients"]
+            if client["status"] == "dropped"
+        ]
         assert dropped == [lost[0]]
 
     def test_a_site_whose_model_takes_less_trains_nothing_alone_either(self, bench: Bench) -> None:
@@ -179,7 +218,11 @@ class TestFedPETuning(Promises):
         (other / "config.json").write_text(json.dumps(config))
         changes = self.SAMPLED | {"federation__rounds": 1, "evaluation__local_only": True}
         grid = bench.grid(**changes)
-        (site,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 2]
+        (site,) = [
+            context
+            for context in grid.contexts.values()
+            if context.node_config["partition-id"] == 2
+        ]
 
         def change_after_enrolment(message: Message) -> None:
             if read(message.content).header.kind != "enrol":
@@ -189,17 +232,26 @@ class TestFedPETuning(Promises):
         clients = summary(bench.run(grid, **changes))["clients"]
         assert 2 not in letters(grid, 1, "train")
         assert [bool(client["reason"]) for client in clients] == [False, False, True, False]
-        assert "alone: evaluation.window-tokens = 16: the model has 15 positions" in clients[2]["reason"]
+        assert (
+            "alone: evaluation.window-tokens = 16: the model has 15 positions"
+            in clients[2]["reason"]
+        )
 
     # ----- numbers that no training makes -----------------------------------------------------------------------------
 
     @pytest.mark.parametrize("aggregation", ["factors", "svd"])
-    def test_clients_with_numbers_that_no_training_makes_lose_their_contributions(self, bench: Bench, aggregation: str) -> None:
+    def test_clients_with_numbers_that_no_training_makes_lose_their_contributions(
+        self, bench: Bench, aggregation: str
+    ) -> None:
         changes = {"fedpetuning__aggregation": aggregation, "part_bytes": 1 << 20, "quorum": 0.25}
         grid = bench.grid(**changes)
-        grid.tamper = {client: added_to_b(added) for client, added in ((1, 0.3), (2, 1e10), (3, 3e37))}
+        grid.tamper = {
+            client: added_to_b(added) for client, added in ((1, 0.3), (2, 1e10), (3, 3e37))
+        }
         document = summary(folder := bench.run(grid, **changes))
-        assert [client["status"] for client in document["clients"]] == ["completed"] + ["dropped"] * 3
+        assert [client["status"] for client in document["clients"]] == ["completed"] + [
+            "dropped"
+        ] * 3
         assert {client["reason"] for client in document["clients"][1:]} == {
             "train: reply refused: block-0000 attn.q.lora_b: a number is larger than 2 steps of "
             "training.learning-rate = 0.01 can make it"
@@ -211,7 +263,9 @@ class TestFedPETuning(Promises):
     @pytest.mark.parametrize("aggregation", ["factors", "svd"])
     @pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
     @pytest.mark.parametrize("rate", [1e-6, 0.1])
-    def test_honest_clients_stay_below_the_limit(self, bench: Bench, aggregation: str, payload: str, rate: float) -> None:
+    def test_honest_clients_stay_below_the_limit(
+        self, bench: Bench, aggregation: str, payload: str, rate: float
+    ) -> None:
         """Also where balanced factors make A much smaller, and what NF4 lost of the larger one is added to it."""
         changes = {
             "fedpetuning__aggregation": aggregation,
@@ -228,17 +282,30 @@ class TestFedPETuning(Promises):
     # ----- payloads ---------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
-    def test_bytes_of_blobs_are_those_of_the_formulas_and_feedback_matters(self, bench: Bench, payload: str) -> None:
+    def test_bytes_of_blobs_are_those_of_the_formulas_and_feedback_matters(
+        self, bench: Bench, payload: str
+    ) -> None:
         models = []
         for feedback in (True, False):
             changes = {"federation__payload": payload, "federation__error_feedback": feedback}
             changes |= {"num_clients": 2}
-            grid, requests = bench.grid(**changes), []
+            grid = bench.grid(**changes)
+            requests = []
             grid.before_push = requests.append
             models.append(model_files(bench.run(grid, **changes)))
-            up = [blob for number in (1, 2) for kind in ("train", "fetch") for blob in self._blobs(grid, number, kind)]
+            up = [
+                blob
+                for number in (1, 2)
+                for kind in ("train", "fetch")
+                for blob in self._blobs(grid, number, kind)
+            ]
             asked = [read(request.content) for request in requests]
-            down = [blob for letter in asked if letter.header.kind in ("train", "deliver") for blob in letter.blobs.values()]
+            down = [
+                blob
+                for letter in asked
+                if letter.header.kind in ("train", "deliver")
+                for blob in letter.blobs.values()
+            ]
             assert len(up) == 2 * 2 * 2  # blocks, rounds, clients
             assert len(down) == 2 * 2  # blocks of the second round, clients
             assert {num_data_bytes(blob) for blob in up + down} == {block_bytes(payload, 2)}
@@ -246,15 +313,24 @@ class TestFedPETuning(Promises):
 
     def _blobs(self, grid: Any, server_round: int, kind: str) -> list[bytes]:
         replies = letters(grid, server_round, kind)
-        return [blob for client in replies for letter in replies[client] for blob in letter.blobs.values()]
+        return [
+            blob
+            for client in replies
+            for letter in replies[client]
+            for blob in letter.blobs.values()
+        ]
 
     @pytest.mark.parametrize("rounding", ["differences", "values"])
-    def test_the_first_round_s_blobs_are_what_was_trained_rounded(self, bench: Bench, rounding: str) -> None:
+    def test_the_first_round_s_blobs_are_what_was_trained_rounded(
+        self, bench: Bench, rounding: str
+    ) -> None:
         changes = {"federation__payload": "bfloat16", "federation__rounding": rounding}
-        exact, rounded = bench.grid(), bench.grid(**changes)
+        exact = bench.grid()
+        rounded = bench.grid(**changes)
         bench.run(exact, federation__rounds=1)
         bench.run(rounded, **changes, federation__rounds=1)
-        trained, found = sent_adapters(exact, 1), sent_adapters(rounded, 1)
+        trained = sent_adapters(exact, 1)
+        found = sent_adapters(rounded, 1)
         start = first_adapters(bench)
         for client, blobs in trained.items():
             for key, tensors in blobs.items():
@@ -263,38 +339,57 @@ class TestFedPETuning(Promises):
                     meant = tensor - start[key][name] if rounding == "differences" else tensor
                     assert torch.equal(found[client][key][name], meant.to(torch.bfloat16))
 
-    def test_differences_are_added_to_the_global_adapters_before_they_were_rounded(self, bench: Bench) -> None:
+    def test_differences_are_added_to_the_global_adapters_before_they_were_rounded(
+        self, bench: Bench
+    ) -> None:
         """Up a difference from those that the round began with, down from the first ones; two rounds, by loops."""
         changes = {"federation__payload": "bfloat16", "federation__error_feedback": False}
-        grid, requests = bench.grid(**changes), list[Message]()
+        grid = bench.grid(**changes)
+        requests = list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, **changes)
         first = first_adapters(bench)
-        samples = {client["client"]: client["metrics"]["samples"] for client in summary(folder)["clients"]}
+        samples = {
+            client["client"]: client["metrics"]["samples"] for client in summary(folder)["clients"]
+        }
         kept: dict[str, dict[str, np.ndarray]] = {
-            key: {name: tensor.double().numpy() for name, tensor in block.items()} for key, block in first.items()
+            key: {name: tensor.double().numpy() for name, tensor in block.items()}
+            for key, block in first.items()
         }
         for server_round in (1, 2):
             changed = sent_adapters(grid, server_round)
             for key, block in kept.items():
                 for name in block:
-                    total = sum(samples[client] * changed[client][key][name].double().numpy() for client in samples)
+                    total = sum(
+                        samples[client] * changed[client][key][name].double().numpy()
+                        for client in samples
+                    )
                     block[name] = block[name] + total / sum(samples.values())
             if server_round == 1:
                 for client, blobs in brought(requests, 2).items():
                     assert set(blobs) == set(kept), client
                     for key, tensors in blobs.items():
                         for name, tensor in tensors.items():
-                            moved = torch.from_numpy(kept[key][name] - first[key][name].double().numpy())
-                            torch.testing.assert_close(tensor.double(), moved, rtol=2**-8, atol=1e-8)
+                            moved = torch.from_numpy(
+                                kept[key][name] - first[key][name].double().numpy()
+                            )
+                            torch.testing.assert_close(
+                                tensor.double(), moved, rtol=2**-8, atol=1e-8
+                            )
         for block_number in (0, 1):
             for matrix in PATHS:
                 b, a = written(folder, block_number, matrix)
-                np.testing.assert_allclose(b, kept[f"block-{block_number:04d}"][f"{matrix}.lora_b"], rtol=1e-6, atol=1e-8)
-                np.testing.assert_allclose(a, kept[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-6, atol=1e-8)
+                np.testing.assert_allclose(
+                    b, kept[f"block-{block_number:04d}"][f"{matrix}.lora_b"], rtol=1e-6, atol=1e-8
+                )
+                np.testing.assert_allclose(
+                    a, kept[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-6, atol=1e-8
+                )
 
     @pytest.mark.parametrize("aggregation", ["factors", "svd"])
-    def test_rounded_differences_end_nearer_to_float32_than_rounded_values(self, bench: Bench, aggregation: str) -> None:
+    def test_rounded_differences_end_nearer_to_float32_than_rounded_values(
+        self, bench: Bench, aggregation: str
+    ) -> None:
         """Share of its norm by which the final update of three rounds over NF4 differs from float32's, at the same bytes."""
         common: dict[str, Any] = {
             "num_clients": 2,
@@ -305,30 +400,49 @@ class TestFedPETuning(Promises):
             "lora__rank": 8,
         }
         common["fedpetuning__aggregation"] = aggregation
-        exact, errors, sizes = updates(bench.run(**common)), {}, set()
+        exact = updates(bench.run(**common))
+        errors = {}
+        sizes = set()
         ways = [("differences", True), ("values", True), ("values", False)]
-        for rounding, feedback in ways if aggregation == "factors" else ways[:2]:  # error feedback is not read with the SVD
+        # Error feedback is not read with the SVD.
+        for rounding, feedback in ways if aggregation == "factors" else ways[:2]:
             changes = {
                 **common,
                 "federation__payload": "nf4",
                 "federation__rounding": rounding,
                 "federation__error_feedback": feedback,
             }
-            grid, requests = bench.grid(**changes), list[Message]()
+            grid = bench.grid(**changes)
+            requests = list[Message]()
             grid.before_push = requests.append
             found = updates(bench.run(grid, **changes))
-            errors[rounding, feedback] = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
-            up = [blob for number in (1, 2, 3) for kind in ("train", "fetch") for blob in self._blobs(grid, number, kind)]
+            errors[rounding, feedback] = float(
+                np.linalg.norm(found - exact) / np.linalg.norm(exact)
+            )
+            up = [
+                blob
+                for number in (1, 2, 3)
+                for kind in ("train", "fetch")
+                for blob in self._blobs(grid, number, kind)
+            ]
             down = [blob for request in requests for blob in read(request.content).blobs.values()]
-            sizes.add((tuple(map(num_data_bytes, up)), tuple(map(num_data_bytes, [b for b in down if len(b) > 1024]))))
+            sizes.add(
+                (
+                    tuple(map(num_data_bytes, up)),
+                    tuple(map(num_data_bytes, [b for b in down if len(b) > 1024])),
+                )
+            )
         best = min(error for (rounding, _), error in errors.items() if rounding == "values")
         assert errors["differences", True] < 0.5 * best, errors
         assert len(sizes) == 1
 
-    def test_a_client_that_lost_its_private_state_goes_on_with_what_the_server_sends(self, bench: Bench) -> None:
+    def test_a_client_that_lost_its_private_state_goes_on_with_what_the_server_sends(
+        self, bench: Bench
+    ) -> None:
         changes = {"federation__payload": "nf4", "federation__rounds": 3, "part_bytes": 1 << 20}
         state = bench.folder / "state"
-        grid, removed = bench.grid(**changes), list[Path]()
+        grid = bench.grid(**changes)
+        removed = list[Path]()
         for context in grid.contexts.values():
             context.node_config["state-dir"] = str(state)
 
@@ -377,7 +491,10 @@ class TestFedPETuning(Promises):
     def test_only_the_layers_that_were_chosen_change(self, bench: Bench) -> None:
         folder = bench.run(lora__layers="1")
         paths = (bench.model, folder / "model")
-        base, merged = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict() for path in paths)
+        base, merged = (
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
+            for path in paths
+        )
         changed = {name for name, value in base.items() if not torch.equal(value, merged[name])}
         assert changed == {f"model.layers.1.self_attn.{matrix}_proj.weight" for matrix in "qv"}
 
@@ -387,7 +504,11 @@ class TestFedPETuning(Promises):
         "changes",
         [
             {"federation__payload": "nf4", "fedpetuning__aggregation": "svd"},
-            {"federation__payload": "nf4", "federation__keep_optimizer": True, "fedpetuning__fleet": "low"},
+            {
+                "federation__payload": "nf4",
+                "federation__keep_optimizer": True,
+                "fedpetuning__fleet": "low",
+            },
         ],
         ids=["svd", "carried"],
     )
@@ -395,15 +516,19 @@ class TestFedPETuning(Promises):
         self, bench: Bench, changes: dict[str, Any]
     ) -> None:
         changes = {"federation__rounds": 3, **changes}
-        uninterrupted, folder = bench.run(**changes), bench.killed(third_order_of(2), **changes)
+        uninterrupted = bench.run(**changes)
+        folder = bench.killed(third_order_of(2), **changes)
         resumed = bench.run(resume_from=str(folder), **changes)
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 
-    def test_gone_back_a_round_after_a_kill_in_the_middle_of_one_equals_never_killed(self, bench: Bench) -> None:
+    def test_gone_back_a_round_after_a_kill_in_the_middle_of_one_equals_never_killed(
+        self, bench: Bench
+    ) -> None:
         """What is said to do where the last checkpoint is damaged: a client that was further gives its kept answers again."""
         changes = {"federation__rounds": 3}
-        uninterrupted, folder = bench.run(**changes), bench.killed(third_order_of(3), **changes)
+        uninterrupted = bench.run(**changes)
+        folder = bench.killed(third_order_of(3), **changes)
         (folder / "checkpoint" / "previous.json").replace(folder / "checkpoint" / "state.json")
         resumed = bench.run(resume_from=str(folder), **changes)
         assert {client["status"] for client in summary(resumed)["clients"]} == {"completed"}
@@ -412,7 +537,11 @@ class TestFedPETuning(Promises):
     @pytest.mark.parametrize(
         ("fleet", "clients", "reason"),
         [
-            ("none.toml", 4, "fedpetuning.fleet = 'none.toml': there is no none.toml; conf/devices has some"),
+            (
+                "none.toml",
+                4,
+                "fedpetuning.fleet = 'none.toml': there is no none.toml; conf/devices has some",
+            ),
             ("a\0b", 4, r"fedpetuning.fleet = 'a\x00b': '.*' cannot be read: embedded null byte"),
             ("low", 11, r"fedpetuning.fleet = 'low': num-clients = 11: the fleet has 10 devices"),
         ],
@@ -426,14 +555,26 @@ class TestFedPETuning(Promises):
 
     @pytest.mark.parametrize(
         ("place", "name", "entries", "seen"),
-        [(CheckpointFolder, "save", 4, [1]), (FedPETuning, "note_saved", 4, [1]), (Ledger, "record_round", 6, [1])],
+        [
+            (CheckpointFolder, "save", 4, [1]),
+            (FedPETuning, "note_saved", 4, [1]),
+            (Ledger, "record_round", 6, [1]),
+        ],
         ids=["before its checkpoint", "behind it", "among its times"],
     )
     def test_a_round_s_times_are_told_once_whenever_the_server_is_killed(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, place: type, name: str, entries: int, seen: list[int]
+        self,
+        bench: Bench,
+        monkeypatch: pytest.MonkeyPatch,
+        place: type,
+        name: str,
+        entries: int,
+        seen: list[int],
     ) -> None:
         """In round 2: before its checkpoint, so that the round comes again; behind it; and among the ledger's entries."""
-        changes, usual, calls = {"federation__rounds": 3, "fedpetuning__fleet": "low"}, getattr(place, name), list[int]()
+        changes = {"federation__rounds": 3, "fedpetuning__fleet": "low"}
+        usual = getattr(place, name)
+        calls = list[int]()
 
         def fail(self: Any, first: Any, *rest: Any) -> None:
             calls.append(1)
@@ -447,10 +588,16 @@ class TestFedPETuning(Promises):
                 bench.run(**changes)
         (killed,) = bench.runs()
         assert len(self._told(killed)) == entries
-        assert [one["round"] for one in summary(killed)["clients"][0]["rounds"]] == seen, "of finished rounds alone"
+        assert [one["round"] for one in summary(killed)["clients"][0]["rounds"]] == seen, (
+            "of finished rounds alone"
+        )
         folder = bench.run(resume_from=str(killed), **changes)
-        assert self._told(folder) == [(number, client) for number in (1, 2, 3) for client in range(4)]
-        rounds = [[one["round"] for one in client["rounds"]] for client in summary(folder)["clients"]]
+        assert self._told(folder) == [
+            (number, client) for number in (1, 2, 3) for client in range(4)
+        ]
+        rounds = [
+            [one["round"] for one in client["rounds"]] for client in summary(folder)["clients"]
+        ]
         assert rounds == 4 * [[1, 2, 3]]
 
     def _told(self, folder: Path) -> list[tuple[int, int]]:
@@ -467,7 +614,11 @@ class TestFedPETuning(Promises):
         last = max(place for place, line in enumerate(lines) if '"kind": "round"' in line)
         ledger.write_text("".join(lines[:last]) + lines[last][:-20])
         resumed = bench.run(resume_from=str(folder), **changes)
-        readable = [line for line in (resumed / "ledger.jsonl").read_text().splitlines() if line.endswith("}")]
+        readable = [
+            line
+            for line in (resumed / "ledger.jsonl").read_text().splitlines()
+            if line.endswith("}")
+        ]
         told = [entry["round"] for entry in map(json.loads, readable) if entry["kind"] == "round"]
         assert Counter(told) == {1: 4, 2: 4}
 
@@ -481,7 +632,13 @@ class TestFedPETuning(Promises):
 
     # ----- what a site refuses ----------------------------------------------------------------------------------------
 
-    def _train(self, grid: InProcessGrid, server_round: int, blobs: dict[str, bytes] | None = None, limit: int = 2) -> Letter:
+    def _train(
+        self,
+        grid: InProcessGrid,
+        server_round: int,
+        blobs: dict[str, bytes] | None = None,
+        limit: int = 2,
+    ) -> Letter:
         """The reply of the first client to an order."""
         header = Header.model_validate(
             {
@@ -516,17 +673,23 @@ class TestFedPETuning(Promises):
             assert not reply.blobs
 
     @pytest.mark.parametrize(("least", "status"), [(64, "ok"), (65, "failed")])
-    def test_a_site_refuses_a_round_of_few_tokens(self, bench: Bench, least: int, status: str) -> None:
+    def test_a_site_refuses_a_round_of_few_tokens(
+        self, bench: Bench, least: int, status: str
+    ) -> None:
         """Two steps of two sequences of 16 tokens."""
         grid = bench.grid()
         next(iter(grid.contexts.values())).node_config["least-tokens"] = least
         reply = self._train(grid, 1)
         assert reply.header.status == status
-        assert status == "ok" or reply.scalars["reason"].startswith("least-tokens = 65: an answer would rest on fewer")
+        assert status == "ok" or reply.scalars["reason"].startswith(
+            "least-tokens = 65: an answer would rest on fewer"
+        )
 
     # ----- the adapter ------------------------------------------------------------------------------------------------
 
-    def test_an_export_that_fails_its_check_costs_no_figures(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_export_that_fails_its_check_costs_no_figures(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def differ(*_: object) -> None:
             raise ExportError("adapter: logits of the reloaded model differ by 7")
 
@@ -537,19 +700,31 @@ class TestFedPETuning(Promises):
         document = summary(folder)
         assert document["status"] == "failed"
         assert "differ by 7" in document["reason"]
-        assert document["metrics"][0]["values"]["federated"] < document["metrics"][0]["values"]["dense"]
+        assert (
+            document["metrics"][0]["values"]["federated"]
+            < document["metrics"][0]["values"]["dense"]
+        )
         assert (folder / "failed-adapter" / "adapter_model.safetensors").exists()
         assert not (folder / "adapter").exists()
 
-    def test_plain_peft_loads_the_adapter_to_the_logits_of_the_merged_model(self, plain: Uninterrupted) -> None:
-        folder, bench = plain.folder, plain.bench
+    def test_plain_peft_loads_the_adapter_to_the_logits_of_the_merged_model(
+        self, plain: Uninterrupted
+    ) -> None:
+        folder = plain.folder
+        bench = plain.bench
         tokens = torch.arange(40).view(2, 20) + 60
         base, merged = (
-            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (bench.model, folder / "model")
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+            for path in (bench.model, folder / "model")
         )
         with torch.no_grad():
             before = base(input_ids=tokens).logits
-            tuned = PeftModel.from_pretrained(base, str(folder / "adapter")).eval()(input_ids=tokens).logits
+            tuned = (
+                PeftModel.from_pretrained(base, str(folder / "adapter"))
+                .eval()(input_ids=tokens)
+                .logits
+            )
             whole = merged(input_ids=tokens).logits
         assert (tuned - before).abs().max() > 0.01
-        torch.testing.assert_close(tuned, whole, rtol=0.05, atol=0.05)  # the merged weights are rounded to bfloat16
+        # The merged weights are rounded to bfloat16.
+        torch.testing.assert_close(tuned, whole, rtol=0.05, atol=0.05)

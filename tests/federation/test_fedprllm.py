@@ -33,20 +33,30 @@ class TestFedPrLLM(PruningPromises):
 
     def expected_sparsity(self, model: OpenedModel) -> float:
         shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
-        return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(rows * columns for rows, columns in shapes)
+        return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(
+            rows * columns for rows, columns in shapes
+        )
 
     def test_masks_are_those_of_a_slow_count_of_the_votes(self, plain: Uninterrupted) -> None:
         """Layer comparison: most votes first, then the smaller magnitude, then the lower index, one weight at a time."""
-        model, votes = OpenedModel(plain.bench.model), votes_of(plain.received)
+        model = OpenedModel(plain.bench.model)
+        votes = votes_of(plain.received)
         with safe_open(plain.folder / "masks.safetensors", "np") as masks:
             for block in model.plan.blocks:
                 for linear in block.linears:
-                    weight = model.checkpoint.read(linear.parameter).float().abs().flatten().tolist()
-                    count = [votes[f"block-{block.index:04d}", f"{linear.name}.prune_mask", i] for i in range(len(weight))]
+                    weight = (
+                        model.checkpoint.read(linear.parameter).float().abs().flatten().tolist()
+                    )
+                    count = [
+                        votes[f"block-{block.index:04d}", f"{linear.name}.prune_mask", i]
+                        for i in range(len(weight))
+                    ]
                     order = sorted(range(len(weight)), key=lambda i: (-count[i], weight[i], i))
                     expected = set(order[: int(len(weight) * 0.5)])
                     words = masks.get_tensor(linear.parameter)
-                    assert {i for i in range(len(weight)) if int(words[i // 64]) >> (i % 64) & 1} == expected
+                    assert {
+                        i for i in range(len(weight)) if int(words[i // 64]) >> (i % 64) & 1
+                    } == expected
 
     def test_row_comparison_prunes_every_row_alike(self, bench: Bench) -> None:
         folder = bench.run(fedprllm__comparison_group="row", fedprllm__sparsity=0.3)
@@ -55,22 +65,29 @@ class TestFedPrLLM(PruningPromises):
                 zeros = (model.get_tensor(linear.parameter) == 0).sum(dim=1)
                 assert set(zeros.tolist()) == {int(linear.shape[1] * 0.3)}
 
-    def test_magnitude_needs_no_data_so_centralized_equals_federated_and_local_only(self, evaluated: Bench) -> None:
+    def test_magnitude_needs_no_data_so_centralized_equals_federated_and_local_only(
+        self, evaluated: Bench
+    ) -> None:
         values = summary(evaluated.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
         assert values["centralized"] == pytest.approx(values["federated"], rel=1e-12)
-        assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
+        # Clients round their losses.
+        assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)
 
     def test_figures_on_own_text_with_weight_scaling(self, evaluated: Bench) -> None:
         assert_own_figures(evaluated.run(fedprllm__weight_scaling=True), evaluated)
 
-    def test_a_single_client_s_own_result_is_the_federated_one(self, tmp_path: Path, bench: Bench) -> None:
+    def test_a_single_client_s_own_result_is_the_federated_one(
+        self, tmp_path: Path, bench: Bench
+    ) -> None:
         alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
-            assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
+            # Clients round their losses.
+            assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)
             assert values["federated"] != values["dense"]
 
     def test_ledger_counts_every_byte_of_the_masks(self, whole: Uninterrupted) -> None:
-        folder, bench = whole.folder, whole.bench
+        folder = whole.folder
+        bench = whole.bench
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         plan = OpenedModel(bench.model).plan
         masks = sum(
@@ -79,9 +96,17 @@ class TestFedPrLLM(PruningPromises):
             for rows, columns in (linear.shape for linear in block.linears)
         )
         for client in range(bench.num_clients):
-            raw = [e["raw_bytes"] for e in entries if e["client"] == client and e["direction"] == "up" and e["block"]]
+            raw = [
+                e["raw_bytes"]
+                for e in entries
+                if e["client"] == client and e["direction"] == "up" and e["block"]
+            ]
             assert sum(raw) == masks
-        up = [entry["wire_bytes"] for entry in entries if entry["client"] >= 0 and entry["direction"] == "up"]
+        up = [
+            entry["wire_bytes"]
+            for entry in entries
+            if entry["client"] >= 0 and entry["direction"] == "up"
+        ]
         assert sum(up) == summary(folder)["bytes_up"]
 
     def test_a_site_with_too_little_text_says_so_in_numbers(self, bench: Bench) -> None:
@@ -99,10 +124,16 @@ class TestFedPrLLM(PruningPromises):
             if context.node_config["partition-id"] == 1:
                 context.node_config["model-path"] = str(other)
         document = summary(bench.run(grid))
-        assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00002", "node-00003"]
+        assert [client["site"] for client in document["clients"]] == [
+            "node-00000",
+            "node-00002",
+            "node-00003",
+        ]
         assert "has another base model" in document["refused"]["node-00001"]
 
-    def test_a_site_with_another_program_is_refused(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_site_with_another_program_is_refused(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("strategies.engine.method.code_sha256", lambda: "0" * 64)
         with pytest.raises(RunFailed, match="0 clients enrolled"):
             bench.run()
@@ -115,7 +146,10 @@ class TestFedPrLLM(PruningPromises):
         grid = bench.grid()
         next(iter(grid.contexts.values())).run_config["fedprllm.of-the-future"] = 1
         refused = summary(bench.run(grid))["refused"]
-        assert any("of-the-future: unknown key" in reason and "runs program" in reason for reason in refused.values())
+        assert any(
+            "of-the-future: unknown key" in reason and "runs program" in reason
+            for reason in refused.values()
+        )
 
     def test_in_simulation_a_deadline_counts_from_anybody_s_last_reply(self, bench: Bench) -> None:
         """Replies come 30 polls (3 s) apart, as from one worker; the last is 9 s late for a deadline of 5 s."""
@@ -135,7 +169,10 @@ class TestFedPrLLM(PruningPromises):
         grid = bench.grid()
 
         def restart(request, reply):
-            if read(request.content).header.kind == "train" and request.metadata.dst_node_id in grid.contexts:
+            if (
+                read(request.content).header.kind == "train"
+                and request.metadata.dst_node_id in grid.contexts
+            ):
                 old = grid.contexts.pop(request.metadata.dst_node_id)
                 grid.contexts[5000] = type(old)(1, 5000, old.node_config, old.state, old.run_config)
                 del grid.tamper[2]
@@ -146,7 +183,9 @@ class TestFedPrLLM(PruningPromises):
         folder = bench.run(grid)
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
 
-    def test_a_returning_site_is_found_while_its_old_node_is_still_listed(self, bench: Bench) -> None:
+    def test_a_returning_site_is_found_while_its_old_node_is_still_listed(
+        self, bench: Bench
+    ) -> None:
         """Flower takes a minute to notice that a node is gone; when its last attempt is late too, the new one is asked."""
         grid = bench.grid()
         old = 1000 - 7 * 2
@@ -162,8 +201,14 @@ class TestFedPrLLM(PruningPromises):
         grid.tamper[2] = restart
         folder = bench.run(grid)
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
-        again = [event for event in events(folder) if event["event"] == "sent_again" and event["kind"] == "train"]
-        assert [(event["client"], event["reason"]) for event in again] == [(2, "no reply before the deadline")] * 2
+        again = [
+            event
+            for event in events(folder)
+            if event["event"] == "sent_again" and event["kind"] == "train"
+        ]
+        assert [(event["client"], event["reason"]) for event in again] == [
+            (2, "no reply before the deadline")
+        ] * 2
 
     def test_resume_refuses_other_settings_and_completed_runs(self, bench: Bench) -> None:
         folder = bench.run()
@@ -177,12 +222,16 @@ class TestFedPrLLM(PruningPromises):
 
     def test_private_state_is_for_its_owner_alone(self, bench: Bench) -> None:
         bench.settings = bench.settings | EVALUATED
-        grid, seen = bench.grid(), []
+        grid = bench.grid()
+        seen = []
 
         def look(message) -> None:
             if read(message.content).header.kind == "evaluate":
                 state = bench.folder / "state"
-                seen.extend(path.stat().st_mode & 0o077 for path in (state, *state.rglob("r001/*"), *state.glob("*/*")))
+                seen.extend(
+                    path.stat().st_mode & 0o077
+                    for path in (state, *state.rglob("r001/*"), *state.glob("*/*"))
+                )
 
         grid.before_push = look
         bench.run(grid)
@@ -192,12 +241,17 @@ class TestFedPrLLM(PruningPromises):
 
 class TestIterativeFedPrLLM(PruningPromises):
     method = "fedprllm"
-    settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5, "fedprllm.strategy": "iterative"}
+    settings: ClassVar[dict[str, Any]] = {
+        "fedprllm.sparsity": 0.5,
+        "fedprllm.strategy": "iterative",
+    }
     last_round = 1
 
     def expected_sparsity(self, model: OpenedModel) -> float:
         shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
-        return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(rows * columns for rows, columns in shapes)
+        return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(
+            rows * columns for rows, columns in shapes
+        )
 
     @pytest.mark.parametrize(
         "changes",
@@ -208,7 +262,9 @@ class TestIterativeFedPrLLM(PruningPromises):
         ],
         ids=["masked", "masked-then-scaled", "scaled"],
     )
-    def test_masks_are_those_of_the_procedure_with_whole_models_in_memory(self, bench: Bench, changes: dict[str, Any]) -> None:
+    def test_masks_are_those_of_the_procedure_with_whole_models_in_memory(
+        self, bench: Bench, changes: dict[str, Any]
+    ) -> None:
         """All clients vote on the dense block behind the globally pruned ones; one block after the other.
 
         The published code scales a block before the clients go through it, the paper's step 7 does not say so.
@@ -219,37 +275,59 @@ class TestIterativeFedPrLLM(PruningPromises):
         model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
         windows = [
             client_windows(
-                run, parse_node(context.node_config, simulated=True), opened.encode, context.node_config["partition-id"]
+                run,
+                parse_node(context.node_config, simulated=True),
+                opened.encode,
+                context.node_config["partition-id"],
             )
             for context in bench.grid().contexts.values()
         ]
         with safe_open(folder / "masks.safetensors", "np") as masks, torch.no_grad():
             for block in opened.plan.blocks:
                 modules = {
-                    linear.parameter: model.get_submodule(linear.parameter.removesuffix(".weight")) for linear in block.linears
+                    linear.parameter: model.get_submodule(linear.parameter.removesuffix(".weight"))
+                    for linear in block.linears
                 }
-                votes = {name: torch.zeros(module.weight.shape, dtype=torch.int64) for name, module in modules.items()}
+                votes = {
+                    name: torch.zeros(module.weight.shape, dtype=torch.int64)
+                    for name, module in modules.items()
+                }
                 for own in windows:
                     for name, norm in input_norms(model, modules, own).items():
                         votes[name] += lowest_half_of_each_row(modules[name].weight.abs() * norm)
                 for name, module in modules.items():
-                    expected = most_voted_half(votes[name], opened.checkpoint.read(name).float().abs())
+                    expected = most_voted_half(
+                        votes[name], opened.checkpoint.read(name).float().abs()
+                    )
                     words = masks.get_tensor(name)
-                    assert {i for i in range(module.weight.numel()) if int(words[i // 64]) >> (i % 64) & 1} == expected
+                    assert {
+                        i
+                        for i in range(module.weight.numel())
+                        if int(words[i // 64]) >> (i % 64) & 1
+                    } == expected
                     module.weight.view(-1)[sorted(expected)] = 0
                     if "fedprllm__continue_behind" in changes:
                         for row, column in np.ndindex(*module.weight.shape):
-                            scaled = float(module.weight[row, column]) * (4 - int(votes[name][row, column])) / 4
-                            module.weight[row, column] = torch.tensor(scaled).to(torch.bfloat16).float()
+                            scaled = (
+                                float(module.weight[row, column])
+                                * (4 - int(votes[name][row, column]))
+                                / 4
+                            )
+                            module.weight[row, column] = (
+                                torch.tensor(scaled).to(torch.bfloat16).float()
+                            )
 
-    def test_votes_go_down_with_a_decision_where_clients_go_on_behind_the_scaled_block(self, evaluated: Bench) -> None:
+    def test_votes_go_down_with_a_decision_where_clients_go_on_behind_the_scaled_block(
+        self, evaluated: Bench
+    ) -> None:
         """Killed in the second round and resumed, with the result delivered to the clients, it equals never killed."""
         changes = {
             "fedprllm__weight_scaling": True,
             "fedprllm__continue_behind": "scaled",
             "fedprllm__comparison_group": "column",
         }
-        grid, requests = evaluated.grid(**changes), list[Any]()
+        grid = evaluated.grid(**changes)
+        requests = list[Any]()
         grid.before_push = requests.append
         uninterrupted = evaluated.run(grid, **changes)
         votes = votes_of(grid.received)
@@ -271,15 +349,28 @@ class TestIterativeFedPrLLM(PruningPromises):
     def test_one_client_iterative_is_one_shot(self, bench: Bench) -> None:
         """With one voter and equal comparison groups the decision is the vote, so both go through the same blocks."""
         common = {"num_clients": 1, "fedprllm__comparison_group": "row"}
-        iterative, one_shot = bench.run(**common), bench.run(**common, fedprllm__strategy="one-shot")
+        iterative = bench.run(**common)
+        one_shot = bench.run(**common, fedprllm__strategy="one-shot")
         assert model_files(iterative) == model_files(one_shot)
         assert summary(iterative)["rounds"] == 2
         assert summary(one_shot)["rounds"] == 1
 
-    def test_decisions_travel_back_and_hidden_states_do_not_travel(self, plain: Uninterrupted) -> None:
-        entries = [json.loads(line) for line in (plain.folder / "ledger.jsonl").read_text().splitlines()]
-        down = {(e["round"], e["block"]) for e in entries if e["direction"] == "down" and e["kind"] == "train" and e["block"]}
-        up = {(e["round"], e["block"]) for e in entries if e["direction"] == "up" and e["kind"] == "train" and e["block"]}
+    def test_decisions_travel_back_and_hidden_states_do_not_travel(
+        self, plain: Uninterrupted
+    ) -> None:
+        entries = [
+            json.loads(line) for line in (plain.folder / "ledger.jsonl").read_text().splitlines()
+        ]
+        down = {
+            (e["round"], e["block"])
+            for e in entries
+            if e["direction"] == "down" and e["kind"] == "train" and e["block"]
+        }
+        up = {
+            (e["round"], e["block"])
+            for e in entries
+            if e["direction"] == "up" and e["kind"] == "train" and e["block"]
+        }
         assert down == {(2, "block-0000")}
         assert up == {(1, "block-0000"), (2, "block-0001")}
 
@@ -289,9 +380,14 @@ class TestIterativeFedPrLLM(PruningPromises):
     ) -> None:
         """Its state is removed before the third round: it walks from the beginning, and the result is that of no loss."""
         changes: dict[str, Any] = {"model": str(save_tiny_llama(bench.folder / "deep", blocks=4))}
-        changes |= {"fedprllm__weight_scaling": behind == "scaled", "fedprllm__continue_behind": behind}
+        changes |= {
+            "fedprllm__weight_scaling": behind == "scaled",
+            "fedprllm__continue_behind": behind,
+        }
         whole = bench.run(**changes)
-        grid, lost, kinds = bench.grid(**changes), [], []
+        grid = bench.grid(**changes)
+        lost = []
+        kinds = []
 
         def lose(message: Message) -> None:
             header = read(message.content).header
@@ -307,7 +403,11 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert model_files(folder) == model_files(whole)
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         own = [(kind, part) for kind, client, part in kinds if client == 2]
-        assert own == [("train", 0), *(("deliver", part) for part in range(len(own) - 2)), ("train", 0)]
+        assert own == [
+            ("train", 0),
+            *(("deliver", part) for part in range(len(own) - 2)),
+            ("train", 0),
+        ]
         assert len(own) >= 3
         assert {kind for kind, client, _ in kinds if client != 2} == {"train"}
         (noted,) = [event for event in events(folder) if event["event"] == "lost"]
@@ -321,7 +421,11 @@ class TestIterativeFedPrLLM(PruningPromises):
 
         def damage(message: Message) -> None:
             header = read(message.content).header
-            if (header.kind, header.server_round, header.client) == ("train", 2, 2) and header.attempt == 1:
+            if (header.kind, header.server_round, header.client) == (
+                "train",
+                2,
+                2,
+            ) and header.attempt == 1:
                 folder = bench.folder / "state" / header.lineage / "node-00002" / "r001"
                 for file in folder.glob(damaged):
                     file.write_bytes(file.read_bytes()[:-3])
@@ -347,36 +451,59 @@ class TestIterativeFedPrLLM(PruningPromises):
 
         grid.tamper = {1: forge(1, 1), 2: forge(3, 2)}
         document = summary(bench.run(grid))
-        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "dropped", "completed"]
+        assert [client["status"] for client in document["clients"]] == [
+            "completed",
+            "dropped",
+            "dropped",
+            "completed",
+        ]
 
-    def test_a_client_that_loses_its_state_again_is_dropped_with_the_reason(self, bench: Bench) -> None:
+    def test_a_client_that_loses_its_state_again_is_dropped_with_the_reason(
+        self, bench: Bench
+    ) -> None:
         grid = bench.grid()
 
         def forget(message: Message) -> None:
             header = read(message.content).header
             if (header.kind, header.server_round) == ("train", 2):
-                shutil.rmtree(bench.folder / "state" / header.lineage / "node-00001", ignore_errors=True)
+                shutil.rmtree(
+                    bench.folder / "state" / header.lineage / "node-00001", ignore_errors=True
+                )
 
         grid.before_push = forget
         clients = summary(bench.run(grid))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
-        assert clients[1]["reason"] == "train: this client no longer has the hidden states of round 1"
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
+        assert (
+            clients[1]["reason"] == "train: this client no longer has the hidden states of round 1"
+        )
 
-    def test_a_resumed_run_heals_a_client_that_lost_its_state_meanwhile(self, bench: Bench, plain: Uninterrupted) -> None:
+    def test_a_resumed_run_heals_a_client_that_lost_its_state_meanwhile(
+        self, bench: Bench, plain: Uninterrupted
+    ) -> None:
         killed = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2))
         lineage = json.loads((killed / "run.json").read_text())["lineage"]
         shutil.rmtree(bench.folder / "state" / lineage / "node-00000")
         assert model_files(bench.run(resume_from=str(killed))) == model_files(plain.folder)
 
 
-def input_norms(model: Any, modules: dict[str, Any], windows: torch.Tensor) -> dict[str, torch.Tensor]:
+def input_norms(
+    model: Any, modules: dict[str, Any], windows: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """L2 norm over all tokens of each input channel, one window at a time."""
     sums: dict[str, torch.Tensor] = {}
 
     def add(name: str, inputs: torch.Tensor) -> None:
         sums[name] = sums.get(name, 0) + inputs[0].double().square().sum(dim=0)
 
-    hooks = [m.register_forward_pre_hook(lambda _, i, name=name: add(name, i[0])) for name, m in modules.items()]
+    hooks = [
+        m.register_forward_pre_hook(lambda _, i, name=name: add(name, i[0]))
+        for name, m in modules.items()
+    ]
     for window in windows:
         model(input_ids=window[None], use_cache=False)
     for hook in hooks:
@@ -387,14 +514,19 @@ def input_norms(model: Any, modules: dict[str, Any], windows: torch.Tensor) -> d
 def lowest_half_of_each_row(scores: torch.Tensor) -> torch.Tensor:
     mask = torch.zeros(scores.shape, dtype=torch.int64)
     for row, values in enumerate(scores.tolist()):
-        for column in sorted(range(len(values)), key=lambda c: (values[c], c))[: int(len(values) * 0.5)]:
+        for column in sorted(range(len(values)), key=lambda c: (values[c], c))[
+            : int(len(values) * 0.5)
+        ]:
             mask[row, column] = 1
     return mask
 
 
 def most_voted_half(votes: torch.Tensor, magnitude: torch.Tensor) -> set[int]:
-    flat, size = votes.flatten().tolist(), magnitude.flatten().tolist()
-    return set(sorted(range(len(flat)), key=lambda i: (-flat[i], size[i], i))[: int(len(flat) * 0.5)])
+    flat = votes.flatten().tolist()
+    size = magnitude.flatten().tolist()
+    return set(
+        sorted(range(len(flat)), key=lambda i: (-flat[i], size[i], i))[: int(len(flat) * 0.5)]
+    )
 
 
 class TestVariants:
@@ -405,14 +537,25 @@ class TestVariants:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
         return Bench(tmp_path, "fedprllm", {})
 
-    def test_local_column_comparison_makes_wanda_magnitude_and_clients_alike(self, bench: Bench) -> None:
+    def test_local_column_comparison_makes_wanda_magnitude_and_clients_alike(
+        self, bench: Bench
+    ) -> None:
         """Table 4: a column shares its input norm, so all clients agree, and pooling their data changes nothing."""
-        common = {"fedprllm__local_comparison_group": "column", "fedprllm__comparison_group": "column"}
+        common = {
+            "fedprllm__local_comparison_group": "column",
+            "fedprllm__comparison_group": "column",
+        }
         wanda = bench.run(**common, evaluation__local_only=True, evaluation__centralized="on")
         magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
         values = summary(wanda)["metrics"][0]["values"]
-        assert values["centralized"] == values["federated"] == pytest.approx(values["local_only"], rel=6e-4)
-        assert (wanda / "masks.safetensors").read_bytes() == (magnitude / "masks.safetensors").read_bytes()
+        assert (
+            values["centralized"]
+            == values["federated"]
+            == pytest.approx(values["local_only"], rel=6e-4)
+        )
+        assert (wanda / "masks.safetensors").read_bytes() == (
+            magnitude / "masks.safetensors"
+        ).read_bytes()
 
     def test_pattern_keeps_n_of_every_m(self, bench: Bench) -> None:
         folder = bench.run(fedprllm__pattern="1:4", fedprllm__local_metric="ria")
@@ -422,19 +565,29 @@ class TestVariants:
                 assert set(zeros.tolist()) == {3}
         assert summary(folder)["sparsity"]["achieved"] == 0.75
 
-    def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(self, bench: Bench) -> None:
+    def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(
+        self, bench: Bench
+    ) -> None:
         grid = bench.grid(fedprllm__pattern="3:5")
-        with pytest.raises(Mistake, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"):
+        with pytest.raises(
+            Mistake, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"
+        ):
             bench.run(grid, fedprllm__pattern="3:5")
         assert not grid.received
 
-    def test_settings_of_another_method_are_refused_before_anything_is_sent(self, bench: Bench) -> None:
+    def test_settings_of_another_method_are_refused_before_anything_is_sent(
+        self, bench: Bench
+    ) -> None:
         """Of plain ``flwr run``, where only the merged configuration is known: what is not the default was given by hand."""
-        with pytest.raises(Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"):
+        with pytest.raises(
+            Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+        ):
             bench.run(fedspallm__sparsity=0.7)
         assert not (bench.folder / "runs").exists()
 
-    def test_weight_scaling_multiplies_kept_weights_by_the_share_of_clients_that_keep_them(self, bench: Bench) -> None:
+    def test_weight_scaling_multiplies_kept_weights_by_the_share_of_clients_that_keep_them(
+        self, bench: Bench
+    ) -> None:
         grid = bench.grid(fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
         folder = bench.run(grid, fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
         votes = votes_of(grid.received)
@@ -454,12 +607,16 @@ class TestVariants:
                         count = votes[f"block-{block.index:04d}", f"{linear.name}.prune_mask", i]
                         survivors += not pruned and count == 4
                         expected = 0.0 if pruned else weight * (4 - count) / 4
-                        assert written[i] == torch.tensor(expected, dtype=torch.float32).to(torch.bfloat16)
+                        assert written[i] == torch.tensor(expected, dtype=torch.float32).to(
+                            torch.bfloat16
+                        )
         document = summary(folder)
         assert survivors > 0
         assert document["report"]["unanimous_survivors"] == survivors
         total = opened.plan.num_weights
-        assert document["sparsity"]["achieved"] == pytest.approx(document["sparsity"]["masked"] + survivors / total)
+        assert document["sparsity"]["achieved"] == pytest.approx(
+            document["sparsity"]["masked"] + survivors / total
+        )
 
     def test_random_ties_repeat_for_a_seed_and_differ_between_seeds(self, bench: Bench) -> None:
         first, again = (bench.run(fedprllm__ties="random") for _ in range(2))

@@ -103,12 +103,18 @@ class TestFedSoda(Promises):
     def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
         grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
-            context.node_config |= {"site": f"site-{client}", "own-text": client != 1, "least-tokens": 30}
+            context.node_config |= {
+                "site": f"site-{client}",
+                "own-text": client != 1,
+                "least-tokens": 30,
+            }
             context.node_config["most-model-bytes"] = 10**6
         grid.simulated = False
         document = summary(on_own_text.run(grid))
         assert "this site does not allow it" in document["refused"]["site-1"]
-        assert {client["site"] for client in document["clients"]} == {f"site-{client}" for client in (0, 2, 3)}
+        assert {client["site"] for client in document["clients"]} == {
+            f"site-{client}" for client in (0, 2, 3)
+        }
 
     def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
         """Clients have no model of their own: one that a site names is not looked at."""
@@ -117,18 +123,30 @@ class TestFedSoda(Promises):
             context.node_config["model-path"] = str(bench.folder)
         assert {client["status"] for client in summary(bench.run(grid))["clients"]} == {"completed"}
 
-    def test_figures_on_own_text_are_those_of_plain_transformers(self, whole: Uninterrupted) -> None:
+    def test_figures_on_own_text_are_those_of_plain_transformers(
+        self, whole: Uninterrupted
+    ) -> None:
         """Clients compare the aligned sub-model before and after; here it is put together from what was sent to a client."""
-        opened, bench = OpenedModel(whole.folder / "sub-model"), whole.bench
-        model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32, num_hidden_layers=BLOCKS - 1)
+        opened = OpenedModel(whole.folder / "sub-model")
+        bench = whole.bench
+        model = AutoModelForCausalLM.from_pretrained(
+            bench.model, dtype=torch.float32, num_hidden_layers=BLOCKS - 1
+        )
         emulator = asked(whole.requests, "emulator")[-1]
-        adapter = [letter for letter in asked(whole.requests, "deliver") if letter.header.server_round == 3][-1]
+        adapter = [
+            letter for letter in asked(whole.requests, "deliver") if letter.header.server_round == 3
+        ][-1]
         sent = {key: load(blob) for key, blob in (emulator.blobs | adapter.blobs).items()}
-        paths = {"attn.q": "self_attn.q_proj", "attn.v": "self_attn.v_proj", "mlp.down": "mlp.down_proj"}
+        paths = {
+            "attn.q": "self_attn.q_proj",
+            "attn.v": "self_attn.v_proj",
+            "mlp.down": "mlp.down_proj",
+        }
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(opened.checkpoint.read(name).float())
-        tokenizer, found = AutoTokenizer.from_pretrained(bench.model), {"dense": list[float](), "federated": list[float]()}
+        tokenizer = AutoTokenizer.from_pretrained(bench.model)
+        found = {"dense": list[float](), "federated": list[float]()}
         for column in found:
             for key in emulator.blobs if column == "dense" else adapter.blobs:
                 block = model.model.layers[int(key.removeprefix("block-"))]
@@ -136,16 +154,23 @@ class TestFedSoda(Promises):
                     parameter = block.get_submodule(path).weight
                     parameter.data = merged(sent[key], parameter.data, name)
             for client in range(bench.num_clients):
-                passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
+                passages = [
+                    passage for passage in private_text(client).split("\n\n") if held_out(passage)
+                ]
                 tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
                 windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
                 with torch.no_grad():
-                    losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+                    losses = [
+                        model(input_ids=window[None], labels=window[None]).loss.item()
+                        for window in windows
+                    ]
                 found[column].append(math.exp(sum(losses) / len(losses)))
         tokens = torch.tensor(tokenizer(bench.public.read_text())["input_ids"])
         windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
         with torch.no_grad():
-            losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+            losses = [
+                model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+            ]
         told = summary(whole.folder)["report"]["sub_model_perplexity"]["public"]
         assert told == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-3)
         clients = summary(whole.folder)["clients"]
@@ -157,7 +182,8 @@ class TestFedSoda(Promises):
 
     def test_the_sub_model_is_a_model_of_its_own(self, plain: Uninterrupted) -> None:
         """What transformers loads with bitsandbytes, in the size that was told, without a block whose output was alike."""
-        folder, report = plain.folder / "sub-model", summary(plain.folder)["report"]
+        folder = plain.folder / "sub-model"
+        report = summary(plain.folder)["report"]
         (gone,), ((full, smaller),) = report["dropped_blocks"], report["groups"]
         assert gone == full + 1
         assert smaller == full
@@ -166,35 +192,49 @@ class TestFedSoda(Promises):
         base = AutoModelForCausalLM.from_pretrained(plain.bench.model)
         kept = [index for index in range(BLOCKS) if index != gone]
         for place, index in enumerate(kept):
-            ours, theirs = (m.model.layers[i].input_layernorm.weight for m, i in ((model, place), (base, index)))
+            ours, theirs = (
+                m.model.layers[i].input_layernorm.weight for m, i in ((model, place), (base, index))
+            )
             torch.testing.assert_close(ours, theirs, check_dtype=False)
         offered = asked(plain.requests, "model")[0].scalars
         assert report["sub_model_bytes"] == sum(offered["sizes"])
 
-    def test_a_client_gets_every_piece_once_and_a_node_that_holds_the_model_nothing(self, bench: Bench) -> None:
-        first, requests = bench.grid(), list[Message]()
+    def test_a_client_gets_every_piece_once_and_a_node_that_holds_the_model_nothing(
+        self, bench: Bench
+    ) -> None:
+        first = bench.grid()
+        requests = list[Message]()
         first.before_push = requests.append
         bench.run(first, federation__rounds=1)
-        offers, pieces = asked(requests, "model"), asked(requests, "piece")
+        offers = asked(requests, "model")
+        pieces = asked(requests, "piece")
         number = len(offers[0].scalars["piece_sha256"])
         assert number > 1
         brought = sorted((letter.header.client, letter.scalars["index"]) for letter in pieces)
-        assert brought == [(client, index) for client in range(bench.num_clients) for index in range(number)]
-        again, requests = bench.grid(seed=1), list[Message]()
+        assert brought == [
+            (client, index) for client in range(bench.num_clients) for index in range(number)
+        ]
+        again = bench.grid(seed=1)
+        requests = list[Message]()
         again.before_push = requests.append
         bench.run(again, federation__rounds=1, seed=1)
         assert len(asked(requests, "model")) == bench.num_clients
         assert not asked(requests, "piece")
 
     @pytest.mark.parametrize("change", ["another", "more"])
-    def test_a_model_that_was_changed_on_disk_is_brought_again(self, bench: Bench, change: str) -> None:
+    def test_a_model_that_was_changed_on_disk_is_brought_again(
+        self, bench: Bench, change: str
+    ) -> None:
         bench.run(federation__rounds=1)
         (files,) = (bench.folder / "state" / "models").glob("*/files")
         if change == "more":
             (files / "modeling_more.py").write_text("")
         else:
-            (files / "config.json").write_text((files / "config.json").read_text().replace("silu", "gelu"))
-        grid, requests = bench.grid(), list[Message]()
+            (files / "config.json").write_text(
+                (files / "config.json").read_text().replace("silu", "gelu")
+            )
+        grid = bench.grid()
+        requests = list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, federation__rounds=1)
         assert asked(requests, "piece")
@@ -207,10 +247,13 @@ class TestFedSoda(Promises):
         """A server that brings other bytes, or files that no model has, gets no work."""
         if spoil == "piece":
             zeros = "strategies.results.sub_model.SubModelResult.piece"
-            monkeypatch.setattr(zeros, lambda result, index: bytes(result.manifest.piece_size(index)))
+            monkeypatch.setattr(
+                zeros, lambda result, index: bytes(result.manifest.piece_size(index))
+            )
             wanted = "piece 0 does not have the hash that was offered"
         elif spoil == "file":  # pieces are as they were offered, and what they make is not
-            cut, wanted = sub_model.manifest_of, "file config.json of the model does not have the hash that was offered"
+            cut = sub_model.manifest_of
+            wanted = "file config.json of the model does not have the hash that was offered"
 
             def of_another(folder: Path, piece_bytes: int) -> Manifest:
                 honest = cut(folder, piece_bytes)
@@ -218,7 +261,8 @@ class TestFedSoda(Promises):
 
             monkeypatch.setattr(sub_model, "manifest_of", of_another)
         else:
-            write, wanted = sub_model.write_sub_model, "a file has a name that no file of a model has"
+            write = sub_model.write_sub_model
+            wanted = "a file has a name that no file of a model has"
 
             def with_code(base: Any, kept: Any, target: Path, settings: Any) -> None:
                 write(base, kept, target, settings)
@@ -230,20 +274,26 @@ class TestFedSoda(Promises):
             bench.run(federation__rounds=1)
 
     @pytest.mark.parametrize(
-        ("server_round", "what"), [(1, "piece"), (1, "emulator"), (1, "train"), (2, "emulator"), (2, "train")]
+        ("server_round", "what"),
+        [(1, "piece"), (1, "emulator"), (1, "train"), (2, "emulator"), (2, "train")],
     )
     def test_a_client_that_lost_everything_is_brought_it_again(
         self, bench: Bench, plain: Uninterrupted, server_round: int, what: str
     ) -> None:
         """Its state goes, and the model with it, right before a message of any kind."""
-        grid, lost = bench.grid(), []
+        grid = bench.grid()
+        lost = []
 
         def lose(message: Message) -> None:
             letter = read(message.content)
-            kind, header = letter.scalars.get("what", letter.header.kind), letter.header
+            kind = letter.scalars.get("what", letter.header.kind)
+            header = letter.header
             if (kind, header.server_round, header.client) == (what, server_round, 1) and not lost:
                 lost.append(header)
-                for folder in [*(bench.folder / "state").glob("*/node-00001"), bench.folder / "state" / "models"]:
+                for folder in [
+                    *(bench.folder / "state").glob("*/node-00001"),
+                    bench.folder / "state" / "models",
+                ]:
                     shutil.rmtree(folder)
 
         grid.before_push = lose
@@ -254,8 +304,14 @@ class TestFedSoda(Promises):
 
     def test_a_model_that_is_gone_before_the_last_part_is_brought_again(self, bench: Bench) -> None:
         """Of an adapter that travels in two parts."""
-        changes: dict[str, Any] = {"fedsoda__adapter_layers": 2, "part_bytes": 4096, "federation__rounds": 1}
-        grid, lost, whole = bench.grid(**changes), list[int](), bench.run(bench.grid(**changes), **changes)
+        changes: dict[str, Any] = {
+            "fedsoda__adapter_layers": 2,
+            "part_bytes": 4096,
+            "federation__rounds": 1,
+        }
+        grid = bench.grid(**changes)
+        lost = list[int]()
+        whole = bench.run(bench.grid(**changes), **changes)
 
         def lose(message: Message) -> None:
             if read(message.content).header.kind == "fetch" and not lost:
@@ -270,7 +326,8 @@ class TestFedSoda(Promises):
 
     def test_without_the_aligned_emulator_a_client_makes_nothing_alone(self, bench: Bench) -> None:
         """It would train and measure another sub-model than the others."""
-        grid, changes = bench.grid(evaluation__local_only=True), {"evaluation__local_only": True}
+        grid = bench.grid(evaluation__local_only=True)
+        changes = {"evaluation__local_only": True}
 
         def lose(message: Message) -> None:
             header = read(message.content).header
@@ -282,11 +339,16 @@ class TestFedSoda(Promises):
         client = summary(bench.run(grid, **changes))["clients"][1]
         assert "the emulator's LoRA at this site is of another round" in client["reason"]
 
-    def test_who_was_drawn_stays_drawn_where_another_is_dropped_and_the_run_resumed(self, bench: Bench) -> None:
+    def test_who_was_drawn_stays_drawn_where_another_is_dropped_and_the_run_resumed(
+        self, bench: Bench
+    ) -> None:
         few = {"federation__sampled_clients": 0.5, "quorum": 0.25}
         generator = np.random.default_rng(derive_seed(0, "clients", server_round=1))
         drawn = generator.choice(bench.num_clients, 2, replace=False).tolist()
-        for poor in (drawn[0], next(client for client in range(bench.num_clients) if client not in drawn)):
+        for poor in (
+            drawn[0],
+            next(client for client in range(bench.num_clients) if client not in drawn),
+        ):
 
             def grid(poor: int = poor) -> InProcessGrid:
                 made = bench.grid(**few)
@@ -294,8 +356,12 @@ class TestFedSoda(Promises):
                 return made
 
             whole = bench.run(grid(), **few)
-            folder = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 1), grid(), **few)
-            assert model_files(bench.run(grid(), resume_from=str(folder), **few)) == model_files(whole)
+            folder = bench.killed(
+                lambda header: (header.kind, header.server_round) == ("train", 1), grid(), **few
+            )
+            assert model_files(bench.run(grid(), resume_from=str(folder), **few)) == model_files(
+                whole
+            )
 
     def test_a_client_makes_alone_what_rests_on_the_aligned_emulator(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -308,7 +374,8 @@ class TestFedSoda(Promises):
             return alone(site, request, given)
 
         monkeypatch.setattr(tuning, "alone", noted)
-        grid, requests = bench.grid(evaluation__local_only=True), list[Message]()
+        grid = bench.grid(evaluation__local_only=True)
+        requests = list[Message]()
         grid.before_push = requests.append
         bench.run(grid, evaluation__local_only=True)
         brought = asked(requests, "emulator")[-1]
@@ -316,11 +383,15 @@ class TestFedSoda(Promises):
         for given in beside:
             assert given.plan.blocks.keys() == set(brought.scalars["blocks"])
             for key, blob in brought.blobs.items():
-                assert all(torch.equal(given.values[key][name], value) for name, value in load(blob).items())
+                assert all(
+                    torch.equal(given.values[key][name], value)
+                    for name, value in load(blob).items()
+                )
 
     def test_no_evaluation_is_asked_again_with_another_emulator(self, on_own_text: Bench) -> None:
         """Each would tell more of the same text."""
-        grid, requests = on_own_text.grid(), list[Message]()
+        grid = on_own_text.grid()
+        requests = list[Message]()
 
         def note(message: Message) -> None:
             requests.append(message)
@@ -331,7 +402,7 @@ class TestFedSoda(Promises):
         grid.before_push = note
         with pytest.raises(Killed):
             on_own_text.run(grid)
-        (node, context) = next(iter(grid.contexts.items()))
+        node, context = next(iter(grid.contexts.items()))
 
         def ask(letter: Letter) -> Letter:
             return read(grid.answer(address(letter, node, 60.0), context).content)
@@ -340,7 +411,9 @@ class TestFedSoda(Promises):
         assert evaluation.header.client == 0
         first = ask(evaluation)
         assert ask(evaluation).scalars == first.scalars
-        last = next(letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0)
+        last = next(
+            letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0
+        )
         assert ask(replace(last, blobs=_zeros(last.blobs))).header.status != "failed"
         assert "answered another evaluation in this run" in ask(evaluation).scalars["reason"]
 
@@ -348,7 +421,8 @@ class TestFedSoda(Promises):
     def test_a_client_that_lost_a_part_of_the_emulator_is_brought_it_again(
         self, bench: Bench, plain: Uninterrupted, part: str
     ) -> None:
-        grid, lost = bench.grid(), []
+        grid = bench.grid()
+        lost = []
 
         def lose(message: Message) -> None:
             header = read(message.content).header
@@ -369,9 +443,12 @@ class TestFedSoda(Promises):
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         assert model_files(folder) == model_files(plain.folder)
 
-    def test_an_order_on_another_sub_model_or_alignment_is_not_worked_on(self, bench: Bench) -> None:
+    def test_an_order_on_another_sub_model_or_alignment_is_not_worked_on(
+        self, bench: Bench
+    ) -> None:
         """Nor, once a round was answered, on other values of the same alignment."""
-        grid, requests = bench.grid(evaluation__local_only=True), list[Message]()
+        grid = bench.grid(evaluation__local_only=True)
+        requests = list[Message]()
 
         def note(message: Message) -> None:
             requests.append(message)
@@ -381,26 +458,35 @@ class TestFedSoda(Promises):
         grid.before_push = note
         with pytest.raises(Killed):
             bench.run(grid, evaluation__local_only=True)
-        (node, context) = next(iter(grid.contexts.items()))
+        node, context = next(iter(grid.contexts.items()))
 
         def ask(letter: Letter, **changes: Any) -> Letter:
             changed = Letter(letter.header, letter.scalars | changes, letter.blobs)
             return read(grid.answer(address(changed, node, 60.0), context).content)
 
-        order = next(letter for letter in reversed(asked(requests, "train")) if letter.header.client == 0)
+        order = next(
+            letter for letter in reversed(asked(requests, "train")) if letter.header.client == 0
+        )
         assert "was not brought to this site" in ask(order, model_sha256="0" * 64).scalars["reason"]
         assert "is of another round" in ask(order, aligned=3).scalars["reason"]
         assert ask(order).header.status != "failed"
-        last = next(letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0)
+        last = next(
+            letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0
+        )
         assert ask(replace(last, blobs=_zeros(last.blobs))).header.status != "failed"
         assert "another order of round 2" in ask(order).scalars["reason"]
 
     def test_another_public_text_is_no_resumption(self, bench: Bench) -> None:
         text = bench.folder / "align.txt"
         text.write_text(private_text(98))
-        folder = bench.killed(lambda header: header.server_round == 2, fedsoda__public_text=str(text))
+        folder = bench.killed(
+            lambda header: header.server_round == 2, fedsoda__public_text=str(text)
+        )
         text.write_text(private_text(97))
-        with pytest.raises(Mistake, match=r"fedsoda.public-text = '.*align.txt': is not the text that the run began with"):
+        with pytest.raises(
+            Mistake,
+            match=r"fedsoda.public-text = '.*align.txt': is not the text that the run began with",
+        ):
             bench.run(resume_from=str(folder), fedsoda__public_text=str(text))
 
     def test_a_real_site_takes_a_model_if_its_owner_says_so(self, on_own_text: Bench) -> None:
@@ -411,7 +497,9 @@ class TestFedSoda(Promises):
             context.node_config |= {"most-model-bytes": 10**6} if client else {}
         grid.simulated = False
         document = summary(on_own_text.run(grid))
-        assert "this site takes no model that a run's server brings" in document["refused"]["site-0"]
+        assert (
+            "this site takes no model that a run's server brings" in document["refused"]["site-0"]
+        )
         assert {client["status"] for client in document["clients"]} == {"completed"}
         (first,) = (on_own_text.folder / "state" / "models").glob("*/files")
         size = sum(file.stat().st_size for file in first.iterdir())
@@ -420,16 +508,20 @@ class TestFedSoda(Promises):
             context.node_config |= {"site": f"site-{client}", "own-text": True, "least-tokens": 30}
             context.node_config["most-model-bytes"] = int(1.8 * size)
         again.simulated = False
-        with pytest.raises(RunFailed, match=r"models of other runs take or have reserved \d+ bytes, so that this one"):
+        with pytest.raises(
+            RunFailed,
+            match=r"models of other runs take or have reserved \d+ bytes, so that this one",
+        ):
             on_own_text.run(again, fedsoda__groups=2, fedsoda__group_layers=0)
 
     def test_a_site_takes_one_model_in_a_run(self, bench: Bench) -> None:
         """Else a server could ask the same data again and again, each time with another tokenizer."""
-        grid, requests = bench.grid(), list[Message]()
+        grid = bench.grid()
+        requests = list[Message]()
         grid.before_push = requests.append
         bench.killed(lambda header: header.kind == "train", grid)
         offer = asked(requests, "model")[0]
-        (node, context) = next(iter(grid.contexts.items()))
+        node, context = next(iter(grid.contexts.items()))
 
         def answer(**changes: Any) -> Letter:
             letter = Letter(offer.header, offer.scalars | changes)
@@ -440,13 +532,16 @@ class TestFedSoda(Promises):
         assert "this site was offered another model in this run" in other.scalars["reason"]
 
     def test_a_piece_is_of_the_size_that_was_offered(self, bench: Bench) -> None:
-        grid, requests = bench.grid(), list[Message]()
+        grid = bench.grid()
+        requests = list[Message]()
         grid.before_push = requests.append
         bench.killed(lambda header: header.kind == "train", grid)
         piece = asked(requests, "piece")[0]
-        (node, context) = next(iter(grid.contexts.items()))
+        node, context = next(iter(grid.contexts.items()))
         longer = pack_tensors({"bytes": np.zeros(piece.scalars["size"] + 1, dtype=np.uint8)})
-        letter = Letter(piece.header, piece.scalars | {"size": piece.scalars["size"] + 1}, {"piece": longer})
+        letter = Letter(
+            piece.header, piece.scalars | {"size": piece.scalars["size"] + 1}, {"piece": longer}
+        )
         reply = read(grid.answer(address(letter, node, 60.0), context).content)
         assert "is not of the size that was offered" in reply.scalars["reason"]
 
@@ -464,15 +559,22 @@ class TestFedSoda(Promises):
         next(iter(grid.contexts.values())).node_config["most-model-bytes"] = 1000
         client = summary(bench.run(grid))["clients"][0]
         assert client["status"] == "dropped"
-        assert "most-model-bytes = 1000: this site's owner allows no larger model" in client["reason"]
+        assert (
+            "most-model-bytes = 1000: this site's owner allows no larger model" in client["reason"]
+        )
 
     # ----- the adapter ------------------------------------------------------------------------------------------------
 
     def test_only_the_last_blocks_differ(self, plain: Uninterrupted) -> None:
-        base, made = (AutoModelForCausalLM.from_pretrained(path) for path in (plain.bench.model, plain.folder / "model"))
+        base, made = (
+            AutoModelForCausalLM.from_pretrained(path)
+            for path in (plain.bench.model, plain.folder / "model")
+        )
         changed = {
             int(name.split(".")[2])
-            for (name, one), (_, other) in zip(base.named_parameters(), made.named_parameters(), strict=True)
+            for (name, one), (_, other) in zip(
+                base.named_parameters(), made.named_parameters(), strict=True
+            )
             if not torch.equal(one, other)
         }
         assert changed == {BLOCKS - 1}
@@ -493,13 +595,21 @@ class TestFedSoda(Promises):
             blobs = [blob for letter in letters for blob in letter.blobs.values()]
             return sum(value.numel() for blob in blobs for value in load(blob).values())
 
-        clients, rounds = plain.bench.num_clients, 2
+        clients = plain.bench.num_clients
+        rounds = 2
         up = numbers([read(reply.content) for _, reply in plain.received])
-        down = numbers(asked(plain.requests, "train"))  # in the first round nothing comes down: it is made from the seed
-        emulator = numbers(asked(plain.requests, "emulator"))  # before the first round and the second
-        assert (up, down, emulator) == (clients * rounds * u, clients * (rounds - 1) * u, clients * 2 * u)
+        # In the first round nothing comes down: it is made from the seed.
+        down = numbers(asked(plain.requests, "train"))
+        # Before the first round and the second.
+        emulator = numbers(asked(plain.requests, "emulator"))
+        assert (up, down, emulator) == (
+            clients * rounds * u,
+            clients * (rounds - 1) * u,
+            clients * 2 * u,
+        )
         for letter in (*asked(plain.requests, "train"), *asked(plain.requests, "emulator")):
-            for blob in letter.blobs.values():  # four bytes a number, behind a header of safetensors
+            # Four bytes a number, behind a header of safetensors.
+            for blob in letter.blobs.values():
                 assert len(blob) == 8 + int.from_bytes(blob[:8], "little") + 4 * u
 
     def test_an_alignment_has_the_current_adapter_in_both_models(
@@ -517,22 +627,37 @@ class TestFedSoda(Promises):
         monkeypatch.setattr(Alignment, "run", noted)
         report = summary(bench.run(bench.grid()))["report"]
         alignment, teacher, start, values = begun[1]
-        brought = {key: load(blob) for key, blob in asked(plain.requests, "train")[-1].blobs.items()}
+        brought = {
+            key: load(blob) for key, blob in asked(plain.requests, "train")[-1].blobs.items()
+        }
         assert list(brought) == [f"block-{BLOCKS - 2:04d}"]
         for key, tensors in brought.items():
             for name, tensor in tensors.items():
                 torch.testing.assert_close(values[key][name].cpu(), tensor.float())
-        (first,) = ({key: load(blob) for key, blob in letter.blobs.items()} for letter in _emulators(plain, 0)[:1])
+        (first,) = (
+            {key: load(blob) for key, blob in letter.blobs.items()}
+            for letter in _emulators(plain, 0)[:1]
+        )
         for key, tensors in first.items():
             for name, tensor in tensors.items():
                 torch.testing.assert_close(start[key][name].cpu(), tensor.float())
         ((full, smaller),) = report["groups"]
         assert alignment.places == Places({smaller: full + 1}, (BLOCKS - 3, BLOCKS - 2))
-        model, states = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32), list[torch.Tensor]()
-        paths = {"attn.q": "self_attn.q_proj", "attn.v": "self_attn.v_proj", "mlp.down": "mlp.down_proj"}
-        layer, windows = model.model.layers[-1], alignment.windows[list(teacher.numbers)]
-        layer.register_forward_hook(lambda _, __, out: states.append(out if isinstance(out, torch.Tensor) else out[0]))
-        (adapter,) = ({name: value.float() for name, value in tensors.items()} for tensors in brought.values())
+        model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+        states = list[torch.Tensor]()
+        paths = {
+            "attn.q": "self_attn.q_proj",
+            "attn.v": "self_attn.v_proj",
+            "mlp.down": "mlp.down_proj",
+        }
+        layer = model.model.layers[-1]
+        windows = alignment.windows[list(teacher.numbers)]
+        layer.register_forward_hook(
+            lambda _, __, out: states.append(out if isinstance(out, torch.Tensor) else out[0])
+        )
+        (adapter,) = (
+            {name: value.float() for name, value in tensors.items()} for tensors in brought.values()
+        )
         with torch.no_grad():
             model(windows)
             for name, path in paths.items():
@@ -543,7 +668,9 @@ class TestFedSoda(Promises):
         found = teacher.last.of_windows(range(len(windows))).float()
         assert (found - with_adapter).norm() < 0.1 * (found - without).norm()
 
-    @pytest.mark.parametrize("changes", [{"federation__payload": "bfloat16"}, {"federation__payload": "nf4"}])
+    @pytest.mark.parametrize(
+        "changes", [{"federation__payload": "bfloat16"}, {"federation__payload": "nf4"}]
+    )
     def test_clients_train_on_the_aligned_sub_model_whatever_its_lora_travels_in(
         self, bench: Bench, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -577,9 +704,16 @@ class TestFedSoda(Promises):
                     assert tensor.norm() > 0
 
     def test_realignment_begins_where_the_last_one_ended(self, plain: Uninterrupted) -> None:
-        first, second = ({key: load(blob) for key, blob in letter.blobs.items()} for letter in _emulators(plain, 0))
+        first, second = (
+            {key: load(blob) for key, blob in letter.blobs.items()}
+            for letter in _emulators(plain, 0)
+        )
         assert first.keys() == second.keys()
-        differences = [np.abs((first[key][name] - second[key][name]).numpy()).max() for key in first for name in first[key]]
+        differences = [
+            np.abs((first[key][name] - second[key][name]).numpy()).max()
+            for key in first
+            for name in first[key]
+        ]
         assert 0 < max(differences) < 0.1
         assert [letter.scalars["aligned"] for letter in _emulators(plain, 0)] == [1, 2]
 
@@ -598,28 +732,52 @@ class TestFedSoda(Promises):
             ("whole", {"group-layers": 0}, {3}, {0, 1, 2}),
         ],
     )
-    def test_variants(self, bench: Bench, name: str, changes: dict[str, Any], adapted: set[int], emulated: set[int]) -> None:
+    def test_variants(
+        self,
+        bench: Bench,
+        name: str,
+        changes: dict[str, Any],
+        adapted: set[int],
+        emulated: set[int],
+    ) -> None:
         given = {f"fedsoda__{key.replace('-', '_')}": value for key, value in changes.items()}
-        grid, requests = bench.grid(**given), list[Message]()
+        grid = bench.grid(**given)
+        requests = list[Message]()
         grid.before_push = requests.append
         bench.run(grid, **given)
-        sent = {int(key.removeprefix("block-")) for _, reply in grid.received for key in read(reply.content).blobs}
-        brought = {block for letter in asked(requests, "emulator") for block in letter.scalars["blocks"]}
+        sent = {
+            int(key.removeprefix("block-"))
+            for _, reply in grid.received
+            for key in read(reply.content).blobs
+        }
+        brought = {
+            block for letter in asked(requests, "emulator") for block in letter.scalars["blocks"]
+        }
         assert sent == adapted
         assert brought <= emulated
         assert bool(brought) == bool(emulated)
-        rounds = [letter.scalars["aligned"] for letter in asked(requests, "emulator") if letter.header.client == 0]
+        rounds = [
+            letter.scalars["aligned"]
+            for letter in asked(requests, "emulator")
+            if letter.header.client == 0
+        ]
         assert rounds == {"none": [], "pre": [1], "realign": [2], "fedot": [1]}.get(name, [1, 2])
 
-    def test_without_dropped_blocks_in_its_own_dtype_the_sub_model_is_the_full_model(self, bench: Bench) -> None:
-        folder = bench.run(fedsoda__group_layers=0, fedsoda__emulator="stored", federation__rounds=1)
+    def test_without_dropped_blocks_in_its_own_dtype_the_sub_model_is_the_full_model(
+        self, bench: Bench
+    ) -> None:
+        folder = bench.run(
+            fedsoda__group_layers=0, fedsoda__emulator="stored", federation__rounds=1
+        )
         assert open_model(str(folder / "sub-model")).sha256 == open_model(str(bench.model)).sha256
 
     def test_a_pull_to_the_first_values_leaves_adapters_nearer_to_them(self, bench: Bench) -> None:
         def size(**changes: Any) -> float:
             folder = bench.run(bench.grid(**changes), **changes)
             adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
-            return float(sum(value.square().sum() for name, value in adapter.items() if "lora_B" in name))
+            return float(
+                sum(value.square().sum() for name, value in adapter.items() if "lora_B" in name)
+            )
 
         far = size(training__proximal=0.0, training__steps=6)
         assert size(training__proximal=1.0, training__steps=6, fedsoda__proximal_to="first") < far
@@ -629,23 +787,48 @@ class TestFedSoda(Promises):
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"fedsoda__groups": 2}, r"fedsoda.group-layers = 1, groups = 2: take 4 blocks, and the emulator has 3"),
-            ({"fedsoda__adapter_layers": 4}, r"fedsoda.adapter-layers = 4, first-layers = 0: the model has 4 blocks"),
-            ({"fedsoda__public_window_tokens": 65}, r"public-window-tokens = 65: the model has 64 positions"),
+            (
+                {"fedsoda__groups": 2},
+                r"fedsoda.group-layers = 1, groups = 2: take 4 blocks, and the emulator has 3",
+            ),
+            (
+                {"fedsoda__adapter_layers": 4},
+                r"fedsoda.adapter-layers = 4, first-layers = 0: the model has 4 blocks",
+            ),
+            (
+                {"fedsoda__public_window_tokens": 65},
+                r"public-window-tokens = 65: the model has 64 positions",
+            ),
             ({"fedsoda__public_text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)fedsoda.public-text"),
-            ({"lora__rank_pattern": "3.attn.q=1"}, r"lora.rank-pattern: 3.attn.q: the sub-model has other numbers"),
-            ({"lora__layers": "0"}, r"lora.layers = '0': fedsoda.adapter-layers says which blocks are adapted"),
-            ({"fedsoda__drop": "uniform"}, r"aligned = 'starts': blocks that go at even distances leave no groups"),
-            ({"fedsoda__representation_weight": 0.0, "fedsoda__divergence_weight": 0.0}, r"are both 0"),
+            (
+                {"lora__rank_pattern": "3.attn.q=1"},
+                r"lora.rank-pattern: 3.attn.q: the sub-model has other numbers",
+            ),
+            (
+                {"lora__layers": "0"},
+                r"lora.layers = '0': fedsoda.adapter-layers says which blocks are adapted",
+            ),
+            (
+                {"fedsoda__drop": "uniform"},
+                r"aligned = 'starts': blocks that go at even distances leave no groups",
+            ),
+            (
+                {"fedsoda__representation_weight": 0.0, "fedsoda__divergence_weight": 0.0},
+                r"are both 0",
+            ),
         ],
     )
-    def test_what_does_not_fit_is_told_before_anything_starts(self, bench: Bench, changes: dict[str, Any], words: str) -> None:
+    def test_what_does_not_fit_is_told_before_anything_starts(
+        self, bench: Bench, changes: dict[str, Any], words: str
+    ) -> None:
         with pytest.raises(Mistake, match=words):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
 
     @pytest.mark.parametrize("copied", [False, True])
-    def test_text_that_models_are_compared_on_is_not_aligned_on(self, bench: Bench, copied: bool) -> None:
+    def test_text_that_models_are_compared_on_is_not_aligned_on(
+        self, bench: Bench, copied: bool
+    ) -> None:
         text = shutil.copy(bench.public, bench.folder / "copy.txt") if copied else bench.public
         with pytest.raises(Mistake, match=r"models are compared on it \(evaluation.texts\)"):
             bench.run(bench.grid(), fedsoda__public_text=str(text))
@@ -656,7 +839,11 @@ class TestFedSoda(Promises):
         backward = Loop._backward
 
         def killed_in_the_second(loop: Any, step: int) -> float:
-            if len(loop.model.model.layers) == BLOCKS - 1 and loop.settings.steps == 2 and loop.settings.beta2 == 0.95:
+            if (
+                len(loop.model.model.layers) == BLOCKS - 1
+                and loop.settings.steps == 2
+                and loop.settings.beta2 == 0.95
+            ):
                 raise Killed
             return backward(loop, step)
 
@@ -673,7 +860,9 @@ class TestFedSoda(Promises):
 def _zeros(blobs: Mapping[str, bytes]) -> dict[str, bytes]:
     """The same tensors, of zeros."""
     return {
-        key: pack_tensors({name: np.zeros_like(value) for name, value in unpack_tensors(blob).items()})
+        key: pack_tensors(
+            {name: np.zeros_like(value) for name, value in unpack_tensors(blob).items()}
+        )
         for key, blob in blobs.items()
     }
 
@@ -686,7 +875,9 @@ def test_the_pull_is_towards_the_first_values(tmp_path: Path) -> None:
     first = initial_values(model, plan, settings.seed)
     pull = client_app.fedsoda._Pull(SimpleNamespace(model=model, settings=settings))  # type: ignore[arg-type]
     assert float(pull(plan, first)) == 0
-    moved = {key: {name: value.clone() for name, value in own.items()} for key, own in first.items()}
+    moved = {
+        key: {name: value.clone() for name, value in own.items()} for key, own in first.items()
+    }
     moved["block-0000"]["attn.q.lora_a"][0, 0] += 3
     moved["block-0001"]["attn.v.lora_b"][1, 1] += 1
     assert float(pull(plan, moved)) == pytest.approx(0.25 * (9 + 1))

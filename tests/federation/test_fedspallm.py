@@ -34,22 +34,29 @@ from strategies.methods.held_layers import HeldLayers
 def exact(model: OpenedModel, sparsity: float) -> float:
     """Achieved share when every matrix loses ``int(weights * sparsity)``."""
     shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
-    return sum(int(rows * columns * sparsity) for rows, columns in shapes) / sum(rows * columns for rows, columns in shapes)
+    return sum(int(rows * columns * sparsity) for rows, columns in shapes) / sum(
+        rows * columns for rows, columns in shapes
+    )
 
 
-def pruned_layers(grid: InProcessGrid | Uninterrupted, server_round: int) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+def pruned_layers(
+    grid: InProcessGrid | Uninterrupted, server_round: int
+) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
     """What each client sent in a round: client -> blob key -> tensors, from the replies themselves."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for _, reply in grid.received:
         letter = read(reply.content)
         if letter.header.kind in ("train", "fetch") and letter.header.server_round == server_round:
-            found.setdefault(letter.header.client, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+            found.setdefault(letter.header.client, {}).update(
+                {key: load(blob) for key, blob in letter.blobs.items()}
+            )
     return found
 
 
 def dense_of(tensors: dict[str, torch.Tensor], name: str, size: int) -> list[float | None]:
     """One matrix, weight by weight; None where it is pruned."""
-    words, kept = tensors[f"{name}.prune_mask"].tolist(), iter(tensors[f"{name}.kept"].float().tolist())
+    words = tensors[f"{name}.prune_mask"].tolist()
+    kept = iter(tensors[f"{name}.kept"].float().tolist())
     return [None if words[i // 64] >> (i % 64) & 1 else next(kept) for i in range(size)]
 
 
@@ -64,7 +71,8 @@ STATES = ("checkpoint/state.json", "checkpoint/previous.json")
 
 def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, list[list[int]]]:
     """A run that is killed when its last client is to be asked for layers of a round, and what the others were asked for."""
-    grid, asked = bench.grid(**changes), list[list[int]]()
+    grid = bench.grid(**changes)
+    asked = list[list[int]]()
 
     def note(message: Any) -> None:
         letter = read(message.content)
@@ -73,7 +81,14 @@ def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, li
 
     grid.before_push = note
     last = ("train", server_round, bench.num_clients - 1)
-    return bench.killed(lambda header: (header.kind, header.server_round, header.client) == last, grid, **changes), asked
+    return (
+        bench.killed(
+            lambda header: (header.kind, header.server_round, header.client) == last,
+            grid,
+            **changes,
+        ),
+        asked,
+    )
 
 
 class SpaLLMPromises(PruningPromises):
@@ -88,17 +103,27 @@ class SpaLLMPromises(PruningPromises):
 class TestFedSpaLLM(Federations):
     """One round; every client prunes every layer. Of the promises those that one round and many keep in different ways."""
 
-    test_every_message_matches_its_contract_both_ways = SpaLLMPromises.test_every_message_matches_its_contract_both_ways
-    test_nothing_private_in_any_outgoing_byte = SpaLLMPromises.test_nothing_private_in_any_outgoing_byte
-    test_same_seed_same_bytes_whatever_the_order_of_arrival_and_whatever_is_kept_in_memory = (
-        SpaLLMPromises.test_same_seed_same_bytes_whatever_the_order_of_arrival_and_whatever_is_kept_in_memory
+    test_every_message_matches_its_contract_both_ways = (
+        SpaLLMPromises.test_every_message_matches_its_contract_both_ways
     )
-    test_killed_and_resumed_equals_never_killed = SpaLLMPromises.test_killed_and_resumed_equals_never_killed
+    test_nothing_private_in_any_outgoing_byte = (
+        SpaLLMPromises.test_nothing_private_in_any_outgoing_byte
+    )
+    test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache = (
+        SpaLLMPromises.test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache
+    )
+    test_killed_and_resumed_equals_never_killed = (
+        SpaLLMPromises.test_killed_and_resumed_equals_never_killed
+    )
     test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished = (
         SpaLLMPromises.test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished
     )
-    test_one_client_dead_the_round_still_ends = SpaLLMPromises.test_one_client_dead_the_round_still_ends
-    test_a_malformed_reply_costs_its_sender_alone = SpaLLMPromises.test_a_malformed_reply_costs_its_sender_alone
+    test_one_client_dead_the_round_still_ends = (
+        SpaLLMPromises.test_one_client_dead_the_round_still_ends
+    )
+    test_a_malformed_reply_costs_its_sender_alone = (
+        SpaLLMPromises.test_a_malformed_reply_costs_its_sender_alone
+    )
     test_a_round_is_answered_once = SpaLLMPromises.test_a_round_is_answered_once
     other_orders = SpaLLMPromises.other_orders
     test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers = (
@@ -121,9 +146,14 @@ class TestFedSpaLLM(Federations):
 
     @pytest.mark.parametrize("aggregation", ["l0", "mean"])
     @pytest.mark.parametrize("weights", ["equal", "samples"])
-    def test_the_fold_is_that_of_a_slow_loop(self, bench: Bench, aggregation: str, weights: str) -> None:
+    def test_the_fold_is_that_of_a_slow_loop(
+        self, bench: Bench, aggregation: str, weights: str
+    ) -> None:
         """The mean over those who kept a weight; then the most pruned go, the smaller mean first, then the lower index."""
-        changes: dict[str, Any] = {"fedspallm__aggregation": aggregation, "federation__client_weights": weights}
+        changes: dict[str, Any] = {
+            "fedspallm__aggregation": aggregation,
+            "federation__client_weights": weights,
+        }
         changes["federation__max_update_ratio"] = 1e6  # so that nothing is limited
         if weights == "samples":
             changes["federation__max_weight_ratio"] = 1e6
@@ -132,17 +162,30 @@ class TestFedSpaLLM(Federations):
             context.node_config["windows"] = 1 + context.node_config["partition-id"]
         folder = bench.run(grid, **changes)
         weight_of = np.float32([1, 2, 3, 4] if weights == "samples" else [1, 1, 1, 1])
-        model, sent = OpenedModel(bench.model), pruned_layers(grid, 1)
+        model = OpenedModel(bench.model)
+        sent = pruned_layers(grid, 1)
         assert sorted(sent) == list(range(bench.num_clients))
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
             for block in model.plan.blocks:
                 for linear in block.linears:
                     size = linear.num_weights
-                    clients = [dense_of(sent[client][f"block-{block.index:04d}"], linear.name, size) for client in sorted(sent)]
-                    means, votes = [], []
+                    clients = [
+                        dense_of(sent[client][f"block-{block.index:04d}"], linear.name, size)
+                        for client in sorted(sent)
+                    ]
+                    means = []
+                    votes = []
                     for values in zip(*clients, strict=True):
-                        kept = [(w, np.float32(value)) for w, value in zip(weight_of, values, strict=True) if value is not None]
-                        divisor = weight_of.sum() if aggregation == "mean" else sum((w for w, _ in kept), np.float32(0))
+                        kept = [
+                            (w, np.float32(value))
+                            for w, value in zip(weight_of, values, strict=True)
+                            if value is not None
+                        ]
+                        divisor = (
+                            weight_of.sum()
+                            if aggregation == "mean"
+                            else sum((w for w, _ in kept), np.float32(0))
+                        )
                         total = sum((value * w for w, value in kept), np.float32(0))
                         means.append(total / divisor if kept else np.float32(0))
                         votes.append(len(values) - len(kept))
@@ -154,44 +197,57 @@ class TestFedSpaLLM(Federations):
                     assert torch.equal(found, torch.tensor(np.array(means)).to(stored))
 
     def test_equal_windows_are_equal_weights(self, bench: Bench, plain: Uninterrupted) -> None:
-        assert model_files(bench.run(federation__client_weights="samples")) == model_files(plain.folder)
+        assert model_files(bench.run(federation__client_weights="samples")) == model_files(
+            plain.folder
+        )
 
     def test_without_expansion_only_unanimous_weights_are_pruned(self, bench: Bench) -> None:
         grid = bench.grid(fedspallm__mask_expansion=False)
         folder = bench.run(grid, fedspallm__mask_expansion=False)
-        model, sent = OpenedModel(bench.model), pruned_layers(grid, 1)
+        model = OpenedModel(bench.model)
+        sent = pruned_layers(grid, 1)
         unanimous = 0
         for block in model.plan.blocks:
             for linear in block.linears:
                 tensors = [sent[client][f"block-{block.index:04d}"] for client in sent]
                 clients = [dense_of(one, linear.name, linear.num_weights) for one in tensors]
-                unanimous += sum(all(value is None for value in values) for values in zip(*clients, strict=True))
+                unanimous += sum(
+                    all(value is None for value in values) for values in zip(*clients, strict=True)
+                )
         share = unanimous / model.plan.num_weights
         document = summary(folder)
         assert document["sparsity"]["achieved"] == pytest.approx(share, abs=1e-12)
         assert document["report"]["sparsity_before_expansion"] == pytest.approx(share, abs=1e-12)
         assert 0 < share < 0.5
 
-    def test_a_single_client_s_own_result_is_the_federated_one(self, tmp_path: Path, bench: Bench) -> None:
+    def test_a_single_client_s_own_result_is_the_federated_one(
+        self, tmp_path: Path, bench: Bench
+    ) -> None:
         alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
-            assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
+            # Clients round their losses.
+            assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)
             assert values["federated"] != values["dense"]
 
     @pytest.mark.parametrize("method", ["wanda", "ria", "magnitude"])
-    def test_other_local_methods_leave_the_kept_weights_alone(self, bench: Bench, method: str) -> None:
+    def test_other_local_methods_leave_the_kept_weights_alone(
+        self, bench: Bench, method: str
+    ) -> None:
         folder = bench.run(fedspallm__local_method=method, fedspallm__local_comparison_group="row")
         model = OpenedModel(bench.model)
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
             for linear in (linear for block in model.plan.blocks for linear in block.linears):
-                found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
+                found = written.get_tensor(linear.parameter)
+                dense = model.checkpoint.read(linear.parameter)
                 assert torch.equal(found[found != 0], dense[found != 0])
 
     def test_sparsegpt_changes_the_kept_weights(self, plain: Uninterrupted) -> None:
-        folder, model = plain.folder, OpenedModel(plain.bench.model)
+        folder = plain.folder
+        model = OpenedModel(plain.bench.model)
         linear = model.plan.blocks[0].linears[0]
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
-            found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
+            found = written.get_tensor(linear.parameter)
+            dense = model.checkpoint.read(linear.parameter)
         assert not torch.equal(found[found != 0], dense[found != 0])
 
     def test_a_lower_computing_dtype_leaves_the_kept_weights_alone(self, bench: Bench) -> None:
@@ -200,18 +256,22 @@ class TestFedSpaLLM(Federations):
         model = OpenedModel(bench.model)
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
             for linear in (linear for block in model.plan.blocks for linear in block.linears):
-                found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
+                found = written.get_tensor(linear.parameter)
+                dense = model.checkpoint.read(linear.parameter)
                 assert torch.equal(found[found != 0], dense[found != 0])
 
     def test_zeros_that_are_kept_are_reported(self, bench: Bench) -> None:
         """Every client prunes whole rows by layer; by row the server must keep some of what all of them pruned."""
         folder = bench.run(fedspallm__comparison_group="row", fedspallm__local_method="wanda")
-        document, model = summary(folder), OpenedModel(bench.model)
+        document = summary(folder)
+        model = OpenedModel(bench.model)
         zeros = 0
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
             for linear in (linear for block in model.plan.blocks for linear in block.linears):
                 zeros += int((written.get_tensor(linear.parameter) == 0).sum())
-        assert document["sparsity"]["achieved"] == pytest.approx(zeros / model.plan.num_weights, abs=1e-12)
+        assert document["sparsity"]["achieved"] == pytest.approx(
+            zeros / model.plan.num_weights, abs=1e-12
+        )
         assert document["sparsity"]["achieved"] > document["sparsity"]["masked"]
 
     def test_a_pattern_has_no_schedule(self, bench: Bench) -> None:
@@ -232,8 +292,16 @@ class TestFedSpaLLM(Federations):
             hashes = list(reply.content["scalars"]["blob_sha256"])
             for place, key in enumerate(sorted(reply.content["blobs"])):
                 tensors = load(reply.content["blobs"][key].data)
-                blown = save({n: torch.full_like(t, 3e38) if n.endswith(".kept") else t for n, t in tensors.items()})
-                reply.content["blobs"][key], hashes[place] = Array("", (), STYPE, blown), sha256(blown)
+                blown = save(
+                    {
+                        n: torch.full_like(t, 3e38) if n.endswith(".kept") else t
+                        for n, t in tensors.items()
+                    }
+                )
+                reply.content["blobs"][key], hashes[place] = (
+                    Array("", (), STYPE, blown),
+                    sha256(blown),
+                )
             reply.content["scalars"]["blob_sha256"] = hashes
             return reply
 
@@ -242,7 +310,12 @@ class TestFedSpaLLM(Federations):
         grid = bench.grid(**changes)
         grid.tamper = {client: spoiled(lie) for client, lie in lies.items()}
         clients = summary(bench.run(grid, **changes))["clients"]
-        assert [client["status"] for client in clients] == ["dropped", "dropped", "completed", "dropped"]
+        assert [client["status"] for client in clients] == [
+            "dropped",
+            "dropped",
+            "completed",
+            "dropped",
+        ]
         assert "seconds" in clients[0]["reason"]
         assert "a kept weight is over 100 times the largest dense one" in clients[1]["reason"]
         assert "calibration_windows" in clients[3]["reason"]
@@ -250,11 +323,15 @@ class TestFedSpaLLM(Federations):
     def test_a_pattern_holds_in_every_group(self, bench: Bench) -> None:
         folder = bench.run(fedspallm__pattern="2:4")
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
-            for linear in (linear for block in OpenedModel(bench.model).plan.blocks for linear in block.linears):
+            for linear in (
+                linear for block in OpenedModel(bench.model).plan.blocks for linear in block.linears
+            ):
                 zeros = (written.get_tensor(linear.parameter).view(-1, 4) == 0).sum(dim=1)
                 assert set(zeros.tolist()) == {2}
 
-    def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(self, bench: Bench) -> None:
+    def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(
+        self, bench: Bench
+    ) -> None:
         with pytest.raises(Mistake, match=r"fedspallm\.pattern = '1:5'"):
             bench.run(fedspallm__pattern="1:5")
         with pytest.raises(Mistake, match=r"128 columns at a time, which 3 does not divide"):
@@ -262,15 +339,21 @@ class TestFedSpaLLM(Federations):
 
     def test_bytes_are_masks_and_kept_weights(self, plain: Uninterrupted) -> None:
         """bf16: one bit and, for the half that is kept, two bytes per weight; a dense layer has two bytes per weight."""
-        folder, bench = plain.folder, plain.bench
+        folder = plain.folder
+        bench = plain.bench
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         plan = OpenedModel(bench.model).plan
         linears = [linear for block in plan.blocks for linear in block.linears]
         expected = sum(
-            -(-linear.num_weights // 64) * 8 + 2 * (linear.num_weights - linear.num_weights // 2) for linear in linears
+            -(-linear.num_weights // 64) * 8 + 2 * (linear.num_weights - linear.num_weights // 2)
+            for linear in linears
         )
         for client in range(bench.num_clients):
-            sent = [e for e in entries if e["client"] == client and e["direction"] == "up" and e["block"]]
+            sent = [
+                e
+                for e in entries
+                if e["client"] == client and e["direction"] == "up" and e["block"]
+            ]
             assert sum(e["raw_bytes"] for e in sent) == expected < 0.6 * 2 * plan.num_weights
             assert sum(e["dense_bytes"] for e in sent) == 2 * plan.num_weights
 
@@ -281,7 +364,12 @@ def _three_wide(bench: Bench) -> Path:
 
     folder = bench.folder / "three"
     shutil.copytree(bench.model, folder)
-    sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 12,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vocabulary = json.loads((bench.model / "config.json").read_text())["vocab_size"]
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=vocabulary)).save_pretrained(folder)
     return folder
@@ -319,24 +407,43 @@ class TestRounds(SpaLLMPromises):
     @pytest.fixture
     def six(self, bench: Bench, model_of_six: Path) -> Bench:
         """Its runs are of six layers."""
-        return replace(bench, home=Home(model_of_six, bench.public), settings=bench.settings | SIX_LAYERS)
+        return replace(
+            bench, home=Home(model_of_six, bench.public), settings=bench.settings | SIX_LAYERS
+        )
 
     @pytest.fixture(scope="class")
     @classmethod
-    def whole_six(cls, model_of_six: Path, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+    def whole_six(
+        cls, model_of_six: Path, home: Home, tmp_path_factory: pytest.TempPathFactory
+    ) -> Uninterrupted:
         """A run of six layers that nothing happened to."""
-        return cls._uninterrupted(tmp_path_factory.mktemp("whole-six"), Home(model_of_six, home.public), SIX_LAYERS)
+        return cls._uninterrupted(
+            tmp_path_factory.mktemp("whole-six"), Home(model_of_six, home.public), SIX_LAYERS
+        )
 
     def test_layers_in_proportion_to_capability(self, plain: Uninterrupted) -> None:
-        assert {client: len(layers) for client, layers in samples(plain.folder).items()} == {0: 1, 1: 2, 2: 2, 3: 2}
+        assert {client: len(layers) for client, layers in samples(plain.folder).items()} == {
+            0: 1,
+            1: 2,
+            2: 2,
+            3: 2,
+        }
 
     def test_in_round_one_nothing_but_layer_numbers_goes_down(self, plain: Uninterrupted) -> None:
         sent = [read(request.content) for request in plain.requests]
-        first = [letter for letter in sent if letter.header.server_round == 1 and letter.header.kind in ("train", "deliver")]
+        first = [
+            letter
+            for letter in sent
+            if letter.header.server_round == 1 and letter.header.kind in ("train", "deliver")
+        ]
         assert [letter.header.kind for letter in first] == ["train"] * 4
-        assert all(not letter.blobs and set(letter.scalars) == {"blocks", "versions"} for letter in first)
+        assert all(
+            not letter.blobs and set(letter.scalars) == {"blocks", "versions"} for letter in first
+        )
 
-    def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(self, whole_six: Uninterrupted) -> None:
+    def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(
+        self, whole_six: Uninterrupted
+    ) -> None:
         """Told from the messages alone: six layers, of which clients sample one or two in each of four rounds."""
         sent = [read(request.content) for request in whole_six.requests]
         sampled = {
@@ -346,15 +453,26 @@ class TestRounds(SpaLLMPromises):
         }
         versions = [[0] * 6]  # of the global model, by finished rounds
         for finished in range(1, 5):
-            decided = {index for (number, _), blocks in sampled.items() if number == finished for index in blocks}
-            versions.append([finished if index in decided else versions[-1][index] for index in range(6)])
+            decided = {
+                index
+                for (number, _), blocks in sampled.items()
+                if number == finished
+                for index in blocks
+            }
+            versions.append(
+                [finished if index in decided else versions[-1][index] for index in range(6)]
+            )
         held = [[0] * 6 for _ in range(4)]
         brought = set[int]()
         spared = 0
-        for letter in sorted(sent, key=lambda letter: letter.header.client):  # each client's letters in their order
-            before, own = versions[letter.header.server_round - 1], held[letter.header.client]
+        # Each client's letters in their order.
+        for letter in sorted(sent, key=lambda letter: letter.header.client):
+            before = versions[letter.header.server_round - 1]
+            own = held[letter.header.client]
             if letter.header.kind == "deliver":
-                assert letter.scalars["versions"] == [before[index] for index in letter.scalars["blocks"]]
+                assert letter.scalars["versions"] == [
+                    before[index] for index in letter.scalars["blocks"]
+                ]
                 brought.update(letter.scalars["blocks"])
             elif letter.header.kind in ("train", "evaluate"):
                 stale = {index for index in range(6) if own[index] != before[index]}
@@ -372,12 +490,20 @@ class TestRounds(SpaLLMPromises):
     ) -> None:
         updates = HeldLayers.updates
         monkeypatch.setattr(
-            HeldLayers, "updates", lambda held, rounds, number, model, ends=None: updates(held, rounds, number, model)
+            HeldLayers,
+            "updates",
+            lambda held, rounds, number, model, ends=None: updates(held, rounds, number, model),
         )
-        few, many = whole_six.folder, six.run()
-        files = [{name: data for name, data in results(folder).items() if name not in STATES} for folder in (few, many)]
+        few = whole_six.folder
+        many = six.run()
+        files = [
+            {name: data for name, data in results(folder).items() if name not in STATES}
+            for folder in (few, many)
+        ]
         assert files[0] == files[1]
-        metrics = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (few, many)]
+        metrics = [
+            [client["metrics"] for client in summary(folder)["clients"]] for folder in (few, many)
+        ]
         assert metrics[0] == metrics[1]
         down = [summary(folder)["bytes_down"] for folder in (few, many)]
         assert down[0] < down[1]
@@ -386,20 +512,38 @@ class TestRounds(SpaLLMPromises):
         """First when the third client is to get it, and when the run was resumed, before that client is to evaluate."""
         six = replace(six, settings=six.settings | {"evaluation.own-text": True})
         whole = six.run()
-        cut = six.killed(lambda header: (header.kind, header.server_round, header.client) == ("deliver", 5, 2))
-        assert six.killed(lambda header: (header.kind, header.client) == ("evaluate", 2), resume_from=str(cut)) == cut
+        cut = six.killed(
+            lambda header: (header.kind, header.server_round, header.client) == ("deliver", 5, 2)
+        )
+        assert (
+            six.killed(
+                lambda header: (header.kind, header.client) == ("evaluate", 2), resume_from=str(cut)
+            )
+            == cut
+        )
         assert six.run(resume_from=str(cut)) == cut
         assert results(cut) == results(whole)
         assert all(client["status"] == "completed" for client in summary(cut)["clients"])
-        losses = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (whole, cut)]
+        losses = [
+            [client["metrics"] for client in summary(folder)["clients"]] for folder in (whole, cut)
+        ]
         assert losses[0] == losses[1]
 
-    def test_the_local_share_is_that_of_own_layers_in_the_global_model(self, plain: Uninterrupted) -> None:
+    def test_the_local_share_is_that_of_own_layers_in_the_global_model(
+        self, plain: Uninterrupted
+    ) -> None:
         """Round 2 goes from 25% to 50%: three clients prune both layers, one prunes one and holds the other at 25%."""
-        folder, bench = plain.folder, plain.bench
+        folder = plain.folder
+        bench = plain.bench
         blocks = OpenedModel(bench.model).plan.blocks
-        counts = [[sum(int(li.num_weights * share) for li in block.linears) for block in blocks] for share in (0.25, 0.5)]
-        pruned = [sum(counts[1][i] if i in layers else counts[0][i] for i in (0, 1)) for layers in samples(folder).values()]
+        counts = [
+            [sum(int(li.num_weights * share) for li in block.linears) for block in blocks]
+            for share in (0.25, 0.5)
+        ]
+        pruned = [
+            sum(counts[1][i] if i in layers else counts[0][i] for i in (0, 1))
+            for layers in samples(folder).values()
+        ]
         expected = sum(pruned) / 4 / OpenedModel(bench.model).plan.num_weights
         assert summary(folder)["sparsity"]["local"] == pytest.approx(expected, abs=1e-12)
 
@@ -407,23 +551,37 @@ class TestRounds(SpaLLMPromises):
         """Weights of the tiny model: the own models at the share of the test above, pooled and federated ones at a half."""
         local = summary(whole.folder)["sparsity"]["local"]
         rows = [line.split("│") for line in whole.printed.splitlines() if line.startswith("│")]
-        found = {cells[1].strip(): next(cell.strip() for cell in cells[2:] if "%" in cell) for cells in rows}
+        found = {
+            cells[1].strip(): next(cell.strip() for cell in cells[2:] if "%" in cell)
+            for cells in rows
+        }
         half = f"{self.expected_sparsity(OpenedModel(whole.bench.model)):.2%}"
-        expected = {"dense": "0.00%", "local-only (mean)": f"{local:.2%}", "centralized": half, "federated": half}
+        expected = {
+            "dense": "0.00%",
+            "local-only (mean)": f"{local:.2%}",
+            "centralized": half,
+            "federated": half,
+        }
         assert found == expected
         assert found["local-only (mean)"] != half
 
-    def test_when_nobody_takes_the_layers_the_run_ends_with_the_reasons(self, bench: Bench, monkeypatch: Any) -> None:
+    def test_when_nobody_takes_the_layers_the_run_ends_with_the_reasons(
+        self, bench: Bench, monkeypatch: Any
+    ) -> None:
         def refuse(site: Any, request: Any) -> Any:
             raise Mistake("the disk is full")
 
         monkeypatch.setattr("client_app.held_layers.take_layers", refuse)
-        with pytest.raises(RunFailed, match=r"0 clients left for round 2(.|\n)*node-00003: deliver: the disk is full"):
+        with pytest.raises(
+            RunFailed,
+            match=r"0 clients left for round 2(.|\n)*node-00003: deliver: the disk is full",
+        ):
             bench.run()
 
     def test_weak_clients_do_not_take_over_from_strong_ones(self, bench: Bench) -> None:
         """Capabilities 1, 2, 2, 2; all but the weak one die before round 3, which keeps its one layer."""
-        grid, sent = bench.grid(federation__rounds=4, quorum=0.25), []
+        grid = bench.grid(federation__rounds=4, quorum=0.25)
+        sent = []
 
         def die(request: Any, reply: Any) -> Any:
             header = read(request.content).header
@@ -432,10 +590,20 @@ class TestRounds(SpaLLMPromises):
         grid.tamper = dict.fromkeys((1, 2, 3), die)
         grid.before_push = lambda message: sent.append(read(message.content))
         folder = bench.run(grid, federation__rounds=4, quorum=0.25)
-        last = [letter for letter in sent if letter.header.kind == "train" and letter.header.server_round == 4]
-        assert [(letter.header.client, len(letter.scalars["blocks"])) for letter in last] == [(0, 1)]
-        assert [event["round"] for event in events(folder) if event["event"] == "not_covered"] == [4]
-        assert summary(folder)["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
+        last = [
+            letter
+            for letter in sent
+            if letter.header.kind == "train" and letter.header.server_round == 4
+        ]
+        assert [(letter.header.client, len(letter.scalars["blocks"])) for letter in last] == [
+            (0, 1)
+        ]
+        assert [event["round"] for event in events(folder) if event["event"] == "not_covered"] == [
+            4
+        ]
+        assert summary(folder)["sparsity"]["achieved"] == pytest.approx(
+            self.expected_sparsity(OpenedModel(bench.model))
+        )
 
     def test_a_round_s_sparsity_is_the_schedule_s(self, plain: Uninterrupted) -> None:
         plan = OpenedModel(plain.bench.model).plan
@@ -443,7 +611,9 @@ class TestRounds(SpaLLMPromises):
             for blobs in pruned_layers(plain, server_round).values():
                 for key, tensors in blobs.items():
                     for linear in plan.blocks[int(key[-4:])].linears:
-                        assert tensors[f"{linear.name}.kept"].numel() == linear.num_weights - int(linear.num_weights * sparsity)
+                        assert tensors[f"{linear.name}.kept"].numel() == linear.num_weights - int(
+                            linear.num_weights * sparsity
+                        )
 
     def test_clients_that_lost_their_layers_are_brought_them_again_and_go_on(
         self, six: Bench, whole_six: Uninterrupted
@@ -451,13 +621,17 @@ class TestRounds(SpaLLMPromises):
         """In the last of four rounds, one its state, two a part; what they hold beyond what they read then comes at the end."""
         damaged = {0: "", 1: "held.json", 2: "*.blob"}
         grid = six.grid()
-        lost, kinds = set[int](), list[tuple[int, str]]()
+        lost = set[int]()
+        kinds = list[tuple[int, str]]()
 
         def lose(message: Any) -> None:
             header = read(message.content).header
             if header.server_round == 4:
                 kinds.append((header.client, header.kind))
-            if (header.kind, header.server_round) == ("train", 4) and header.client in damaged.keys() - lost:
+            if (header.kind, header.server_round) == (
+                "train",
+                4,
+            ) and header.client in damaged.keys() - lost:
                 lost.add(header.client)
                 (state,) = (six.folder / "state").glob(f"{header.lineage}/node-{header.client:05d}")
                 for file in state.rglob(damaged[header.client]) if damaged[header.client] else ():
@@ -467,40 +641,65 @@ class TestRounds(SpaLLMPromises):
 
         grid.before_push = lose
         folder = six.run(grid)
-        assert {event["client"] for event in events(folder) if event["event"] == "lost"} == lost == {0, 1, 2}
+        assert (
+            {event["client"] for event in events(folder) if event["event"] == "lost"}
+            == lost
+            == {0, 1, 2}
+        )
         for client in range(4):
             own = [kind for one, kind in kinds if one == client]
             assert own.count("train") == (2 if client in lost else 1)
-            assert ("deliver" in own[own.index("train") : -own[::-1].index("train")]) == (client in lost)
+            assert ("deliver" in own[own.index("train") : -own[::-1].index("train")]) == (
+                client in lost
+            )
         assert model_files(folder) == model_files(whole_six.folder)
         documents = [summary(one) for one in (whole_six.folder, folder)]
         assert documents[0]["metrics"] == documents[1]["metrics"]
         assert [client["reason"] for client in documents[1]["clients"]] == [None] * 4
 
-    def test_a_client_that_loses_its_layers_again_is_dropped_with_the_reason(self, bench: Bench) -> None:
+    def test_a_client_that_loses_its_layers_again_is_dropped_with_the_reason(
+        self, bench: Bench
+    ) -> None:
         grid = bench.grid()
 
         def forget(message: Any) -> None:
             header = read(message.content).header
             if (header.kind, header.server_round) == ("train", 2):
-                shutil.rmtree(bench.folder / "state" / header.lineage / "node-00002", ignore_errors=True)
+                shutil.rmtree(
+                    bench.folder / "state" / header.lineage / "node-00002", ignore_errors=True
+                )
 
         grid.before_push = forget
         document = summary(bench.run(grid))
-        assert [client["status"] for client in document["clients"]] == ["completed", "completed", "dropped", "completed"]
-        assert document["clients"][2]["reason"] == "train: this client no longer holds the layers that the server sent"
-        assert document["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
+        assert [client["status"] for client in document["clients"]] == [
+            "completed",
+            "completed",
+            "dropped",
+            "completed",
+        ]
+        assert (
+            document["clients"][2]["reason"]
+            == "train: this client no longer holds the layers that the server sent"
+        )
+        assert document["sparsity"]["achieved"] == pytest.approx(
+            self.expected_sparsity(OpenedModel(bench.model))
+        )
 
     def test_a_resumed_run_asks_for_the_layers_that_it_asked_for_before(self, bench: Bench) -> None:
         """Clients answered the second round; then another one is lost, without which other layers would be drawn for them."""
         changes = {"fedspallm__sampled_layers": 0.5, "fedspallm__capabilities": "1"}
         run, asked = killed_in(bench, 2, **changes)
-        grid, orders = bench.grid(**changes), list[list[int]]()
+        grid = bench.grid(**changes)
+        orders = list[list[int]]()
         grid.tamper[3] = silent_after_enrolment
 
         def note(message: Any) -> None:
             letter = read(message.content)
-            if letter.header.kind == "train" and letter.header.client < 3 and letter.header.server_round == 2:
+            if (
+                letter.header.kind == "train"
+                and letter.header.client < 3
+                and letter.header.server_round == 2
+            ):
                 orders.append(letter.scalars["blocks"])
 
         grid.before_push = note
@@ -520,13 +719,17 @@ class TestRounds(SpaLLMPromises):
         assert {client["status"] for client in summary(resumed)["clients"]} == {"completed"}
         assert set(map(tuple, samples(resumed).values())) == {(0, 1)}
 
-    def test_what_was_drawn_is_in_the_checkpoint_before_anybody_is_asked(self, bench: Bench) -> None:
+    def test_what_was_drawn_is_in_the_checkpoint_before_anybody_is_asked(
+        self, bench: Bench
+    ) -> None:
         run, asked = killed_in(bench, 1)
         saved = json.loads((run / "checkpoint" / "state.json").read_text())
         assert (saved["round"], saved["state"]["prepared"]) == (0, 1)
         assert list(saved["state"]["samples"].values())[:3] == asked
 
-    def test_a_client_that_does_not_take_the_layers_is_dropped(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_client_that_does_not_take_the_layers_is_dropped(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(site: Any, request: Any) -> Any:
             if request.header.client == 1:
                 raise Mistake("the disk is full")
@@ -535,17 +738,26 @@ class TestRounds(SpaLLMPromises):
         deliver = client_app.held_layers.take_layers
         monkeypatch.setattr(client_app.held_layers, "take_layers", refuse)
         document = summary(bench.run())
-        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
+        assert [client["status"] for client in document["clients"]] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
         assert document["clients"][1]["reason"] == "deliver: the disk is full"
 
     def test_state_holds_the_newest_layers_alone(self, on_own_text: Bench) -> None:
         """Of each client, the layers before and after the last delivery: the other blobs were let go."""
         changes = {"federation__rounds": 5, "evaluation__local_only": True}
-        counts, grid = [], on_own_text.grid(**changes)
+        counts = []
+        grid = on_own_text.grid(**changes)
 
         def look(message: Any) -> None:
             if read(message.content).header.kind == "evaluate":
-                counts.extend(len(list(f.glob("*.blob"))) for f in (on_own_text.folder / "state").glob("*/*/lasting"))
+                counts.extend(
+                    len(list(f.glob("*.blob")))
+                    for f in (on_own_text.folder / "state").glob("*/*/lasting")
+                )
 
         grid.before_push = look
         on_own_text.run(grid, **changes)
@@ -562,7 +774,9 @@ class TestSampling:
         return Bench(tmp_path, "fedspallm", {"fedspallm.sampled-layers": 0.5}, num_clients=1)
 
     def test_too_few_places_are_refused_with_the_numbers(self, bench: Bench) -> None:
-        with pytest.raises(Mistake, match=r"prune 1 layer in a round, the model has 2 \(node-00000 1\); raise it"):
+        with pytest.raises(
+            Mistake, match=r"prune 1 layer in a round, the model has 2 \(node-00000 1\); raise it"
+        ):
             bench.run()
 
     def test_or_covered_over_rounds(self, bench: Bench) -> None:
@@ -570,11 +784,20 @@ class TestSampling:
         document = summary(folder)
         assert document["rounds"] == 2
         assert sorted(document["report"]["layer_versions"]) == [1, 2]
-        assert document["sparsity"]["achieved"] == pytest.approx(exact(OpenedModel(bench.model), 0.5))
+        assert document["sparsity"]["achieved"] == pytest.approx(
+            exact(OpenedModel(bench.model), 0.5)
+        )
 
-    def test_layers_that_died_with_their_client_are_pruned_in_another_round(self, tmp_path: Path, bench: Bench) -> None:
+    def test_layers_that_died_with_their_client_are_pruned_in_another_round(
+        self, tmp_path: Path, bench: Bench
+    ) -> None:
         """Two clients with one layer each; one of them never answers to train."""
-        two = Bench(tmp_path / "two", "fedspallm", {"fedspallm.sampled-layers": 0.5, "quorum": 0.5}, num_clients=2)
+        two = Bench(
+            tmp_path / "two",
+            "fedspallm",
+            {"fedspallm.sampled-layers": 0.5, "quorum": 0.5},
+            num_clients=2,
+        )
         grid = two.grid()
         grid.tamper[1] = silent_after_enrolment
         document = summary(two.run(grid))
@@ -584,25 +807,36 @@ class TestSampling:
 
     def test_a_run_that_covers_over_rounds_can_be_resumed_between_them(self, bench: Bench) -> None:
         whole = bench.run(fedspallm__coverage="over-rounds")
-        cut = bench.killed(lambda header: header.server_round == 2, fedspallm__coverage="over-rounds")
+        cut = bench.killed(
+            lambda header: header.server_round == 2, fedspallm__coverage="over-rounds"
+        )
         resumed = bench.run(fedspallm__coverage="over-rounds", resume_from=str(cut))
         assert results(resumed) == results(whole)
 
     def test_capability_is_stated_or_measured_and_reported(self, bench: Bench) -> None:
         for stated in (3.0, 0.0):
-            grid, seen = bench.grid(fedspallm__coverage="over-rounds"), []
+            grid = bench.grid(fedspallm__coverage="over-rounds")
+            seen = []
             for context in grid.contexts.values():
                 context.node_config["capability"] = stated
             bench.run(grid, fedspallm__coverage="over-rounds")
-            seen = [read(reply.content).scalars for _, reply in grid.received if read(reply.content).header.kind == "enrol"]
+            seen = [
+                read(reply.content).scalars
+                for _, reply in grid.received
+                if read(reply.content).header.kind == "enrol"
+            ]
             assert [entry["measured"] for entry in seen] == [stated == 0]
             assert seen[0]["capability"] == 3.0 or stated == 0 < seen[0]["capability"]
 
-    def test_stated_and_measured_capabilities_are_not_compared(self, tmp_path: Path, bench: Bench) -> None:
+    def test_stated_and_measured_capabilities_are_not_compared(
+        self, tmp_path: Path, bench: Bench
+    ) -> None:
         two = Bench(tmp_path / "two", "fedspallm", {}, num_clients=2)
         grid = two.grid()
         next(iter(grid.contexts.values())).node_config["capability"] = 0.0
-        with pytest.raises(Mistake, match="capability: node-00000 measured its own, others state theirs"):
+        with pytest.raises(
+            Mistake, match="capability: node-00000 measured its own, others state theirs"
+        ):
             two.run(grid)
 
 
@@ -615,8 +849,14 @@ def test_capabilities_that_are_no_positive_numbers(value: str) -> None:
 def test_schedules_by_hand() -> None:
     """Four rounds to 80%."""
     common = {"method": "fedspallm", "federation.rounds": 4, "fedspallm.sparsity": 0.8}
-    jobs = {name: parse({**common, "fedspallm.schedule": name}) for name in ("constant", "linear", "cubic")}
-    found = {name: [round(sparsity_of(job, r), 10) for r in (1, 2, 3, 4, 5)] for name, job in jobs.items()}
+    jobs = {
+        name: parse({**common, "fedspallm.schedule": name})
+        for name in ("constant", "linear", "cubic")
+    }
+    found = {
+        name: [round(sparsity_of(job, r), 10) for r in (1, 2, 3, 4, 5)]
+        for name, job in jobs.items()
+    }
     assert found["constant"] == [0.8] * 5
     assert found["linear"] == [0.2, 0.4, 0.6, 0.8, 0.8]
     assert found["cubic"] == [0.4625, 0.7, 0.7875, 0.8, 0.8]

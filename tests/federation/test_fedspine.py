@@ -29,7 +29,8 @@ from espalier.wire.payload import pack_tensors, tensor_specs, unpack_tensors
 from espalier.wire.structure import Structure
 from strategies.engine.rounds import RunFailed
 
-GROUP, CHANNEL = 384, 48
+GROUP = 384
+CHANNEL = 48
 """Parameters of a unit of the bench's model: two blocks, each of 2 groups and 24 channels, of hidden size 16."""
 UNITS = 2 * (2 + 24)
 PATHS = {
@@ -63,13 +64,21 @@ class TestFedSpine(PersonalPromises):
     # ----- each device's own model ------------------------------------------------------------------------------------
 
     def test_every_device_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
-        changes = {"fedspine__keep_models": True, "evaluation__local_only": True, "evaluation__max_windows": 1000}
+        changes = {
+            "fedspine__keep_models": True,
+            "evaluation__local_only": True,
+            "evaluation__max_windows": 1000,
+        }
         folder = bench.run(**changes)
         windows = windows_of(bench, bench.public.read_text())
         for told in summary(folder)["clients"]:
-            model = AutoModelForCausalLM.from_pretrained(folder / "clients" / told["site"], dtype=torch.float32).eval()
+            model = AutoModelForCausalLM.from_pretrained(
+                folder / "clients" / told["site"], dtype=torch.float32
+            ).eval()
             expected = perplexity_of(model, windows)
-            assert told["metrics"]["perplexity/public/federated"] == pytest.approx(expected, rel=1e-3)
+            assert told["metrics"]["perplexity/public/federated"] == pytest.approx(
+                expected, rel=1e-3
+            )
             whole = OpenedModel(bench.model).plan.num_parameters
             gone = whole - sum(value.numel() for value in model.parameters())
             assert gone == round(told["metrics"]["pruned"] * 2 * (2 * GROUP + 24 * CHANNEL))
@@ -81,11 +90,21 @@ class TestFedSpine(PersonalPromises):
             values = importances(kept, client)
             assert values.shape == (UNITS,)
             assert (values > 0).sum() > UNITS / 2
-            secrets = [values.numpy().tobytes(), values.float().numpy().tobytes(), *(f"{value}" for value in values.tolist())]
-            secrets = [secret if isinstance(secret, bytes) else secret.encode() for secret in secrets if len(secret) > 6]
+            secrets = [
+                values.numpy().tobytes(),
+                values.float().numpy().tobytes(),
+                *(f"{value}" for value in values.tolist()),
+            ]
+            secrets = [
+                secret if isinstance(secret, bytes) else secret.encode()
+                for secret in secrets
+                if len(secret) > 6
+            ]
             for _, reply in kept.received:
                 data = outgoing_bytes(reply)
-                assert not [secret for secret in secrets if secret[: max(8, len(secret) // 4)] in data]
+                assert not [
+                    secret for secret in secrets if secret[: max(8, len(secret) // 4)] in data
+                ]
 
     # ----- each device's own model ------------------------------------------------------------------------------------
 
@@ -94,13 +113,15 @@ class TestFedSpine(PersonalPromises):
         model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
         lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
         with torch.no_grad():
-            for index, (block, kept) in enumerate(zip(model.model.layers, kept_of(run.folder, client), strict=True)):
+            for index, (block, kept) in enumerate(
+                zip(model.model.layers, kept_of(run.folder, client), strict=True)
+            ):
                 for name, keep in kept.items():
-                    prefix, weight = (
-                        f"base_model.model.model.layers.{index}.{PATHS[name]}",
-                        block.get_submodule(PATHS[name]).weight,
+                    prefix = f"base_model.model.model.layers.{index}.{PATHS[name]}"
+                    weight = block.get_submodule(PATHS[name]).weight
+                    weight += (
+                        2.0 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
                     )
-                    weight += 2.0 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
                     cut = ~torch.tensor(keep)
                     if name in ("attn.o", "mlp.down"):
                         weight[:, cut] = 0
@@ -113,27 +134,52 @@ class TestFedSpine(PersonalPromises):
         assert len({json.dumps(document["structure"]) for document in documents}) > 1
         assert len({document["lora_rank"] for document in documents}) > 1
         for document, client in zip(documents, summary(kept.folder)["clients"], strict=True):
-            assert (document["pruned"], document["lora_rank"]) == (client["metrics"]["pruned"], client["metrics"]["lora_rank"])
+            assert (document["pruned"], document["lora_rank"]) == (
+                client["metrics"]["pruned"],
+                client["metrics"]["lora_rank"],
+            )
 
     def test_units_go_by_the_gradients_of_masks(self, bench: Bench) -> None:
         """As in FedAPT: one ratio and one rank for all. Other units go than by LoRA's gradients, and as much."""
         same = {"fedspine__allocation": "fixed", "fedspine__selection": "kind"}
-        by_masks, by_lora = (bench.run(**same, fedspine__score=score) for score in ("mask", "exact"))
-        documents = [[structures(folder, client) for client in range(4)] for folder in (by_masks, by_lora)]
+        by_masks, by_lora = (
+            bench.run(**same, fedspine__score=score) for score in ("mask", "exact")
+        )
+        documents = [
+            [structures(folder, client) for client in range(4)] for folder in (by_masks, by_lora)
+        ]
         assert [own["pruned"] for own in documents[0]] == [own["pruned"] for own in documents[1]]
-        assert [own["structure"] for own in documents[0]] != [own["structure"] for own in documents[1]]
+        assert [own["structure"] for own in documents[0]] != [
+            own["structure"] for own in documents[1]
+        ]
 
     # ----- what is agreed before a round ------------------------------------------------------------------------------
 
-    def test_a_schedule_asks_all_for_the_same_and_cuts_come_to_it_within_a_unit(self, bench: Bench) -> None:
+    def test_a_schedule_asks_all_for_the_same_and_cuts_come_to_it_within_a_unit(
+        self, bench: Bench
+    ) -> None:
         """A quarter in two rounds of pruning: an eighth and a quarter of 3840; of equal ranks."""
-        changes = {**SHARES, "fedspine__allocation": "fixed", "fedspine__rank": 3, "federation__rounds": 4}
-        grid, requests = bench.grid(**changes), list[Message]()
+        changes = {
+            **SHARES,
+            "fedspine__allocation": "fixed",
+            "fedspine__rank": 3,
+            "federation__rounds": 4,
+        }
+        grid = bench.grid(**changes)
+        requests = list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, **changes)
-        asked = [(r.header.server_round, r.scalars["pruned"]) for r in map(opened, requests) if "pruned" in r.scalars]
+        asked = [
+            (r.header.server_round, r.scalars["pruned"])
+            for r in map(opened, requests)
+            if "pruned" in r.scalars
+        ]
         assert asked == [(2, 0.125)] * 4 + [(3, 0.25)] * 4
-        limits = {(r.header.kind, r.scalars["rank_limit"]) for r in map(opened, requests) if "rank_limit" in r.scalars}
+        limits = {
+            (r.header.kind, r.scalars["rank_limit"])
+            for r in map(opened, requests)
+            if "rank_limit" in r.scalars
+        }
         assert limits == {("train", 3), ("fetch", 3), ("deliver", 3)}
         for note in refinements(folder):
             least = {1: 0, 2: 480, 3: 960, 4: 960}[note["round"]]
@@ -141,27 +187,44 @@ class TestFedSpine(PersonalPromises):
             assert all(least <= parameters < least + GROUP for parameters in spent)
             assert {device["rank"] for device in note["devices"].values()} == {3}
 
-    def test_who_has_not_come_to_the_share_is_told(self, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-        bench.run(**{**SHARES, "fedspine__prune_rounds": 2})  # one round of pruning, and steps below the share
+    def test_who_has_not_come_to_the_share_is_told(
+        self, bench: Bench, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        # One round of pruning, and steps below the share.
+        bench.run(**{**SHARES, "fedspine__prune_rounds": 2})
         told = " ".join(capsys.readouterr().out.split())
-        assert "4 of 4 clients did not come to fedspine.share = 0.25; raise federation.rounds" in told
+        assert (
+            "4 of 4 clients did not come to fedspine.share = 0.25; raise federation.rounds" in told
+        )
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
         assert "did not come to" not in capsys.readouterr().out
 
-    def test_a_question_comes_before_the_parts_and_all_of_them_bring_the_bits(self, plain: Uninterrupted) -> None:
+    def test_a_question_comes_before_the_parts_and_all_of_them_bring_the_bits(
+        self, plain: Uninterrupted
+    ) -> None:
         """Each block is a part of its own: the first comes by ``deliver``, the last with ``train``; back they come likewise."""
         letters = [opened(request) for request in plain.requests]
-        second = [letter for letter in letters if letter.header.server_round == 2 and letter.header.client == 0]
-        kinds = [(letter.header.kind, letter.header.part, sorted(letter.blobs)) for letter in second]
-        first, last = ["block-0000", "structure"], ["block-0001", "structure"]
+        second = [
+            letter
+            for letter in letters
+            if letter.header.server_round == 2 and letter.header.client == 0
+        ]
+        kinds = [
+            (letter.header.kind, letter.header.part, sorted(letter.blobs)) for letter in second
+        ]
+        first = ["block-0000", "structure"]
+        last = ["block-0001", "structure"]
         assert kinds == [
             ("deliver", 0, ["structure"]),
             ("deliver", 1, first),
             ("train", 0, last),
             ("fetch", 1, ["structure"]),
         ]
-        assert len({letter.blobs["structure"] for letter in second}) == 2  # before the answer, and after it
-        assert not any("structure" in letter.blobs for letter in letters if letter.header.server_round < 2)
+        # Before the answer, and after it.
+        assert len({letter.blobs["structure"] for letter in second}) == 2
+        assert not any(
+            "structure" in letter.blobs for letter in letters if letter.header.server_round < 2
+        )
 
     def test_a_share_of_0_prunes_nothing_and_chooses_ranks(self, bench: Bench) -> None:
         """The paper without A_P."""
@@ -176,7 +239,8 @@ class TestFedSpine(PersonalPromises):
         ("spoil", "words"),
         [
             (lambda bits: bits & bits - 1, "less is cut than the share"),
-            (lambda bits: bits | (~bits & -4) & -(~bits & -4), "more is cut than the share"),  # the first channel that is left
+            # The first channel that is left.
+            (lambda bits: bits | (~bits & -4) & -(~bits & -4), "more is cut than the share"),
             (lambda bits: bits | 1 << UNITS, "bits are set beyond the last unit"),
             (lambda bits: bits | 3, "all groups of block 0 are cut"),
         ],
@@ -188,12 +252,18 @@ class TestFedSpine(PersonalPromises):
         grid = bench.grid(**changes)
         grid.tamper[2] = in_bits(spoil)
         clients = summary(bench.run(grid, **changes))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "completed",
+            "dropped",
+            "completed",
+        ]
         assert clients[2]["reason"].startswith("deliver: reply refused")
         assert words in clients[2]["reason"]
 
     def test_what_was_cut_does_not_come_back(self, bench: Bench) -> None:
-        changes, cut = {**SHARES, "federation__rounds": 3, "fedspine__allocation": "fixed"}, list[int]()
+        changes = {**SHARES, "federation__rounds": 3, "fedspine__allocation": "fixed"}
+        cut = list[int]()
 
         def turned(bits: int) -> int:
             cut.append(bits)
@@ -201,11 +271,17 @@ class TestFedSpine(PersonalPromises):
 
         grid = bench.grid(**changes)
         grid.tamper[1] = in_bits(turned)
-        assert "units that were cut before have come back" in summary(bench.run(grid, **changes))["clients"][1]["reason"]
+        assert (
+            "units that were cut before have come back"
+            in summary(bench.run(grid, **changes))["clients"][1]["reason"]
+        )
 
-    def test_a_cut_is_told_once_in_a_round(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cut_is_told_once_in_a_round(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-        grid, asked = bench.grid(**SHARES), list[Message]()
+        grid = bench.grid(**SHARES)
+        asked = list[Message]()
 
         def note(message: Message) -> None:
             if "pruned" in read(message.content).scalars:
@@ -223,19 +299,32 @@ class TestFedSpine(PersonalPromises):
         context = grid.contexts[asked[0].metadata.dst_node_id]
         assert read(grid.answer(asked[0], context).content).blobs == first.blobs
         other = Letter(letter.header, {"pruned": letter.scalars["pruned"] / 2}, letter.blobs)
-        reply = read(grid.answer(Message(write(other), dst_node_id=1, message_type="query.deliver"), context).content)
+        reply = read(
+            grid.answer(
+                Message(write(other), dst_node_id=1, message_type="query.deliver"), context
+            ).content
+        )
         assert "asked for another cut in round 2" in reply.scalars["reason"]
         beyond = Letter(letter.header, {"pruned": 0.5}, letter.blobs)
-        reply = read(grid.answer(Message(write(beyond), dst_node_id=1, message_type="query.deliver"), context).content)
+        reply = read(
+            grid.answer(
+                Message(write(beyond), dst_node_id=1, message_type="query.deliver"), context
+            ).content
+        )
         assert "pruned is above the run's share" in reply.scalars["reason"]
 
-    def test_a_device_that_lost_its_state_goes_on_with_the_cut_that_the_server_knows(self, bench: Bench) -> None:
+    def test_a_device_that_lost_its_state_goes_on_with_the_cut_that_the_server_knows(
+        self, bench: Bench
+    ) -> None:
         changes = {**SHARES, "federation__rounds": 3, "fedspine__allocation": "fixed"}
         grid = bench.grid(**changes)
 
         def lose(message: Message) -> None:
             letter = read(message.content)
-            if "pruned" in letter.scalars and (letter.header.server_round, letter.header.client) == (3, 1):
+            if "pruned" in letter.scalars and (
+                letter.header.server_round,
+                letter.header.client,
+            ) == (3, 1):
                 shutil.rmtree(bench.folder / "state" / letter.header.lineage / "node-00001")
 
         grid.before_push = lose
@@ -252,7 +341,9 @@ class TestFedSpine(PersonalPromises):
     # ----- what the server makes of it --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("aggregation", ["coverage", "zero-fill"])
-    def test_a_row_is_averaged_over_the_devices_that_kept_it(self, bench: Bench, aggregation: str) -> None:
+    def test_a_row_is_averaged_over_the_devices_that_kept_it(
+        self, bench: Bench, aggregation: str
+    ) -> None:
         """By dense updates, row by row; weights by hand from what was reported and sent."""
         changes = {"fedspine__aggregation": aggregation, "fedspine__allocation": "random"}
         grid = bench.grid(**changes)
@@ -265,13 +356,21 @@ class TestFedSpine(PersonalPromises):
             if (letter.header.kind, letter.header.server_round) == ("train", 2)
         }
         dense = {client: dense_updates(folder, client, own) for client, own in sent.items()}
-        spectral = {client: np.mean([nuclear(own) for own, _ in updates.values()]) for client, updates in dense.items()}
+        spectral = {
+            client: np.mean([nuclear(own) for own, _ in updates.values()])
+            for client, updates in dense.items()
+        }
         weights = {
-            client: taylor[client] / np.mean(list(taylor.values())) + spectral[client] / np.mean(list(spectral.values()))
+            client: (
+                taylor[client] / np.mean(list(taylor.values()))
+                + spectral[client] / np.mean(list(spectral.values()))
+            )
             for client in sent
         }
         told = refinements(folder)[1]["devices"]
-        assert {int(client): own["importance"] for client, own in told.items()} == pytest.approx(weights, rel=1e-3)
+        assert {int(client): own["importance"] for client, own in told.items()} == pytest.approx(
+            weights, rel=1e-3
+        )
         written = load_file(folder / "adapter" / "adapter_model.safetensors")
         for block, name in dense[0]:
             total = sum(weights[client] * dense[client][block, name][0] for client in sent)
@@ -289,32 +388,48 @@ class TestFedSpine(PersonalPromises):
     def test_times_are_those_of_the_fleet(self, bench: Bench) -> None:
         """Steps, full sequences, 4 and 6 operations, 8 bits a byte; equation 1 by hand."""
         changes = {"fedspine__fleet": "low", "fedspine__allocation": "fixed", "fedspine__rank": 2}
-        grid, letters = bench.grid(**changes), list[Letter]()
+        grid = bench.grid(**changes)
+        letters = list[Letter]()
         grid.before_push = lambda message: letters.append(opened(message))
         folder = bench.run(grid, **changes)
         travelled = Counter[tuple[int, int]]()
         for letter in [*letters, *(opened(reply) for _, reply in grid.received)]:
-            sizes = [spec.num_bytes for blob in letter.blobs.values() for spec in tensor_specs(blob).values()]
+            sizes = [
+                spec.num_bytes
+                for blob in letter.blobs.values()
+                for spec in tensor_specs(blob).values()
+            ]
             travelled[letter.header.server_round, letter.header.client] += sum(sizes)
         fleet = read_fleet(Path(__file__).parents[2] / "conf" / "devices" / "low.toml")
         whole = OpenedModel(bench.model).plan.num_parameters
         for note in refinements(folder):
             for client, device in note["devices"].items():
                 structure = structures(folder, int(client))["structure"]
-                sides = [(len_of(block["groups"]), len_of(block["channels"])) for block in structure["blocks"]]
-                groups, channels = (sum(own) for own in zip(*sides, strict=True)) if note["round"] == 2 else (4, 48)
+                sides = [
+                    (len_of(block["groups"]), len_of(block["channels"]))
+                    for block in structure["blocks"]
+                ]
+                groups, channels = (
+                    (sum(own) for own in zip(*sides, strict=True))
+                    if note["round"] == 2
+                    else (4, 48)
+                )
                 lora = 2 * (2 * 7 * 16 + groups * (8 + 4 + 4 + 8) + channels * 3)
                 kept = whole - GROUP * (4 - groups) - CHANNEL * (48 - channels)
                 conditions = fleet.drawn(0, int(client), note["round"])
                 computing = 3 * 2 * 16 * (4 * kept + 6 * lora) / conditions.operations_per_second
                 size = device["num_bytes"]
                 assert size == travelled[note["round"], int(client)] > 4 * lora * note["round"] - 1
-                assert device["seconds"] == pytest.approx(computing + 8 * size / conditions.bits_per_second)
+                assert device["seconds"] == pytest.approx(
+                    computing + 8 * size / conditions.bits_per_second
+                )
             seconds = [device["seconds"] for device in note["devices"].values()]
             assert note["seconds"] == max(seconds)
             assert note["waiting_seconds"] == pytest.approx(max(seconds) - np.mean(seconds))
         document = summary(folder)
-        assert document["virtual_seconds"] == pytest.approx(sum(note["seconds"] for note in refinements(folder)))
+        assert document["virtual_seconds"] == pytest.approx(
+            sum(note["seconds"] for note in refinements(folder))
+        )
         for client, own in enumerate(document["clients"]):
             seconds = [note["devices"][str(client)]["seconds"] for note in refinements(folder)]
             assert own["metrics"]["virtual_seconds"] == pytest.approx(sum(seconds))
@@ -322,20 +437,29 @@ class TestFedSpine(PersonalPromises):
             assert [one["bytes"] for one in own["rounds"]] == [
                 note["devices"][str(client)]["num_bytes"] for note in refinements(folder)
             ]
-            entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-            times = [entry for entry in entries if entry["kind"] == "round" and entry["client"] == client]
-            assert [(entry["round"], entry["virtual_seconds"]) for entry in times] == list(enumerate(seconds, 1))
+            entries = [
+                json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()
+            ]
+            times = [
+                entry for entry in entries if entry["kind"] == "round" and entry["client"] == client
+            ]
+            assert [(entry["round"], entry["virtual_seconds"]) for entry in times] == list(
+                enumerate(seconds, 1)
+            )
 
     def test_measured_times_are_in_the_summary_too(self, bench: Bench) -> None:
         folder = bench.run(fedspine__fleet="measured")
-        document, notes = summary(folder), refinements(folder)
+        document = summary(folder)
+        notes = refinements(folder)
         assert document["virtual_seconds"] is None
         for client, own in enumerate(document["clients"]):
             told = [note["devices"][str(client)] for note in notes]
             assert [(one["seconds"], one["bytes"]) for one in own["rounds"]] == [
                 (device["seconds"], device["num_bytes"]) for device in told
             ]
-        kinds = {json.loads(line)["kind"] for line in (folder / "ledger.jsonl").read_text().splitlines()}
+        kinds = {
+            json.loads(line)["kind"] for line in (folder / "ledger.jsonl").read_text().splitlines()
+        }
         assert "train" in kinds, "the ledger has the messages"
         assert "round" not in kinds, "and no times of pretended devices"
 
@@ -343,11 +467,20 @@ class TestFedSpine(PersonalPromises):
         changes = {"federation__rounds": 4, "federation__sampled_clients": 0.75}
         whole = bench.run(**changes)
         state = json.loads((whole / "checkpoint" / "state.json").read_text())
-        learned = {client: [pull[3] for pull in bandit["history"]] for client, bandit in find(state, "bandits").items()}
-        drawn = {client: [n["round"] for n in refinements(whole) if client in n["devices"]] for client in learned}
-        assert learned == {client: rounds[1:] for client, rounds in drawn.items()}  # its first round only tunes
+        learned = {
+            client: [pull[3] for pull in bandit["history"]]
+            for client, bandit in find(state, "bandits").items()
+        }
+        drawn = {
+            client: [n["round"] for n in refinements(whole) if client in n["devices"]]
+            for client in learned
+        }
+        # Its first round only tunes.
+        assert learned == {client: rounds[1:] for client, rounds in drawn.items()}
         assert sum(map(len, learned.values())) >= 8
-        folder = bench.killed(lambda header: header.server_round == 4 and header.kind == "train", **changes)
+        folder = bench.killed(
+            lambda header: header.server_round == 4 and header.kind == "train", **changes
+        )
         rest = bench.grid(**changes)
         rest.held = {0: 9, 1: 3, 2: 6}
         assert results(bench.run(rest, **changes, resume_from=str(folder))) == results(whole)
@@ -363,7 +496,11 @@ class TestFedSpine(PersonalPromises):
     def test_without_one_half_the_schedule_takes_its_place(self, bench: Bench) -> None:
         def arms(**changes: Any) -> list[dict[str, Any]]:
             folder = bench.run(**changes)
-            return list(find(json.loads((folder / "checkpoint" / "state.json").read_text()), "arms").values())
+            return list(
+                find(
+                    json.loads((folder / "checkpoint" / "state.json").read_text()), "arms"
+                ).values()
+            )
 
         found = arms(fedspine__adaptive_pruning=False)
         assert {arm["pruned"] for arm in found} == {0.25}  # one round of pruning: half of two
@@ -375,22 +512,45 @@ class TestFedSpine(PersonalPromises):
     @pytest.mark.parametrize(
         "changes",
         [
-            {"fedspine__arm_space": "absolute", "fedspine__reward": "literal", "federation__rounds": 3},
-            {"fedspine__score": "group", "fedspine__normalise": False, "federation__payload": "bfloat16"},
-            {"federation__payload": "nf4", "fedspine__selection": "block", "federation__client_weights": "samples"},
-            {"fedspine__fleet": "measured", "federation__client_weights": "equal", "federation__sampled_clients": 0.5},
+            {
+                "fedspine__arm_space": "absolute",
+                "fedspine__reward": "literal",
+                "federation__rounds": 3,
+            },
+            {
+                "fedspine__score": "group",
+                "fedspine__normalise": False,
+                "federation__payload": "bfloat16",
+            },
+            {
+                "federation__payload": "nf4",
+                "fedspine__selection": "block",
+                "federation__client_weights": "samples",
+            },
+            {
+                "fedspine__fleet": "measured",
+                "federation__client_weights": "equal",
+                "federation__sampled_clients": 0.5,
+            },
         ],
     )
     def test_other_ways_work(self, bench: Bench, changes: dict[str, Any]) -> None:
-        assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {"completed"}
+        assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {
+            "completed"
+        }
 
     def test_devices_score_their_own_models_on_a_task_s_items(self, bench: Bench) -> None:
         """Public items that were sent along, and own ones beside the dense model."""
         generator = random.Random(0)
 
         def reviews(number: int) -> str:
-            labelled = ((" ".join(generator.choices(WORDS, k=4)), generator.randrange(2)) for _ in range(number))
-            return "".join(json.dumps({"sentence": words, "label": label}) + "\n" for words, label in labelled)
+            labelled = (
+                (" ".join(generator.choices(WORDS, k=4)), generator.randrange(2))
+                for _ in range(number)
+            )
+            return "".join(
+                json.dumps({"sentence": words, "label": label}) + "\n" for words, label in labelled
+            )
 
         for client in range(bench.num_clients):
             (bench.folder / f"items-{client}.jsonl").write_text(reviews(40))
@@ -408,8 +568,15 @@ class TestFedSpine(PersonalPromises):
         for context in grid.contexts.values():
             context.node_config.pop("data-path")
         folder = bench.run(grid, **changes)
-        document, (look,) = summary(folder), json.loads((folder / "rounds.json").read_text())["rounds"]
-        found = {metric["name"]: metric["values"] for metric in document["metrics"] if metric["dataset"] == "sst2"}
+        document, (look,) = (
+            summary(folder),
+            json.loads((folder / "rounds.json").read_text())["rounds"],
+        )
+        found = {
+            metric["name"]: metric["values"]
+            for metric in document["metrics"]
+            if metric["dataset"] == "sst2"
+        }
         told = [client["metrics"]["acc/sst2"] for client in document["clients"]]
         assert found["acc"]["federated"] == pytest.approx(np.mean(told), abs=1e-3)
         assert found["acc"]["dense"] is not None
@@ -422,41 +589,79 @@ class TestFedSpine(PersonalPromises):
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"lora__targets": "attn.q,attn.v"}, "measures channels by adapters that lie on them, and block 0 has none on mlp"),
-            ({"lora__layers": "1"}, "measures groups by adapters that lie on them, and block 0 has none"),
+            (
+                {"lora__targets": "attn.q,attn.v"},
+                "measures channels by adapters that lie on them, and block 0 has none on mlp",
+            ),
+            (
+                {"lora__layers": "1"},
+                "measures groups by adapters that lie on them, and block 0 has none",
+            ),
             ({"fedspine__share": 0.8}, r"fedspine.share = 0.8 \(share-of = 'blocks'\)"),
             ({"fedspine__share": 0.5, "fedspine__share_of": "model"}, "fedspine.share = 0.5"),
             ({"federation__rounds": 1}, "fedspine prunes from round 2 on"),
             ({"lora__merge": True}, "clients of fedspine end with models of different shapes"),
             ({"fedspine__rank": 5}, "fedspine.rank = 5: the adapters' largest rank is 4"),
             ({"fedspine__rank_min": 5}, "fedspine.rank-min = 5"),
-            ({"fedspine__adaptive_rank": False, "fedspine__adaptive_pruning": False}, "neither ratio nor rank is chosen"),
-            ({"fedspine__adaptive_rank": False, "fedspine__share": 0.0}, "neither ratio nor rank is chosen"),
+            (
+                {"fedspine__adaptive_rank": False, "fedspine__adaptive_pruning": False},
+                "neither ratio nor rank is chosen",
+            ),
+            (
+                {"fedspine__adaptive_rank": False, "fedspine__share": 0.0},
+                "neither ratio nor rank is chosen",
+            ),
             ({"fedspine__reward": "literal", "fedspine__share": 0.0}, "all rewards would be 0"),
-            ({"fedspine__allocation": "fixed", "fedspine__prune_rounds": 50}, "and no device comes to the share"),
-            ({"fedspine__allocation": "fixed", "fedspine__prune_from": 50}, "fedspine.prune-rounds = 0, which is"),
-            ({"fedspine__adaptive_pruning": False, "fedspine__prune_rounds": 2}, "pruning would end in round 3 of 2"),
+            (
+                {"fedspine__allocation": "fixed", "fedspine__prune_rounds": 50},
+                "and no device comes to the share",
+            ),
+            (
+                {"fedspine__allocation": "fixed", "fedspine__prune_from": 50},
+                "fedspine.prune-rounds = 0, which is",
+            ),
+            (
+                {"fedspine__adaptive_pruning": False, "fedspine__prune_rounds": 2},
+                "pruning would end in round 3 of 2",
+            ),
             (
                 {"fedspine__prune_from": 3},
                 "fedspine.prune-from = 3: where ratios are chosen pruning begins in round 2",
             ),
-            ({"fedspine__prune_rounds": 3}, "not even the largest arms come to the share; lower it to 2 or less"),
-            ({"fedspine__channel_multiple": 16, "fedspine__share": 0.45}, r"16 channels \(channel-multiple\) of each block"),
+            (
+                {"fedspine__prune_rounds": 3},
+                "not even the largest arms come to the share; lower it to 2 or less",
+            ),
+            (
+                {"fedspine__channel_multiple": 16, "fedspine__share": 0.45},
+                r"16 channels \(channel-multiple\) of each block",
+            ),
             ({"fedspine__fleet": ""}, "fedspine.fleet = ''"),
-            ({"federation__keep_optimizer": True}, "method = 'fedspine' gives the adapters other directions|does not read it"),
+            (
+                {"federation__keep_optimizer": True},
+                "method = 'fedspine' gives the adapters other directions|does not read it",
+            ),
             (
                 {"fedspine__fleet": "none.toml"},
                 "fedspine.fleet = 'none.toml': there is no none.toml; conf/devices has some",
             ),
-            ({"fedspine__fleet": "a" * 300}, f"fedspine.fleet = '{'a' * 300}': .* cannot be read: File name too long"),
+            (
+                {"fedspine__fleet": "a" * 300},
+                f"fedspine.fleet = '{'a' * 300}': .* cannot be read: File name too long",
+            ),
             (
                 {"training__steps": 1},
-                "training.steps = 1: a bandit learns from how far the loss falls within a round; set it to 2",
+                (
+                    "training.steps = 1: a bandit learns from how far the loss falls within a"
+                    " round; set it to 2"
+                ),
             ),
             ({"training__base": "nf4"}, "has 16 input features, no multiple of 64"),
         ],
     )
-    def test_what_does_not_fit_is_told_before_anything_starts(self, bench: Bench, changes: dict[str, Any], words: str) -> None:
+    def test_what_does_not_fit_is_told_before_anything_starts(
+        self, bench: Bench, changes: dict[str, Any], words: str
+    ) -> None:
         with pytest.raises(Mistake, match=words):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
@@ -465,34 +670,61 @@ class TestFedSpine(PersonalPromises):
         "changes",
         [
             {"fedspine__selection": "block", "fedspine__share": 0.3, "federation__rounds": 3},
-            {"fedspine__selection": "global", "fedspine__adaptive_pruning": False, "federation__rounds": 4},
-            {"fedspine__allocation": "fixed", "fedspine__share": 0.1, "fedspine__prune_rounds": 3, "federation__rounds": 4},
-            {"fedspine__allocation": "fixed", "fedspine__channel_multiple": 5, "federation__rounds": 4},
+            {
+                "fedspine__selection": "global",
+                "fedspine__adaptive_pruning": False,
+                "federation__rounds": 4,
+            },
+            {
+                "fedspine__allocation": "fixed",
+                "fedspine__share": 0.1,
+                "fedspine__prune_rounds": 3,
+                "federation__rounds": 4,
+            },
+            {
+                "fedspine__allocation": "fixed",
+                "fedspine__channel_multiple": 5,
+                "federation__rounds": 4,
+            },
         ],
-        ids=["units of a block compete", "all compete, ranks are chosen", "steps below a unit", "multiples of channels"],
+        ids=[
+            "units of a block compete",
+            "all compete, ranks are chosen",
+            "steps below a unit",
+            "multiples of channels",
+        ],
     )
-    def test_plans_of_other_cuts_have_the_bytes_of_their_runs(self, bench: Bench, changes: dict[str, Any]) -> None:
+    def test_plans_of_other_cuts_have_the_bytes_of_their_runs(
+        self, bench: Bench, changes: dict[str, Any]
+    ) -> None:
         """Where a step is within what went before nobody is asked for it."""
         assert_planned(bench, bench.run(**changes), **changes)
 
     @pytest.mark.parametrize("selection", ["global", "block"])
-    def test_the_plan_s_bounds_hold_where_parts_do_not_lie_alike(self, home: Home, tmp_path: Path, selection: str) -> None:
+    def test_the_plan_s_bounds_hold_where_parts_do_not_lie_alike(
+        self, home: Home, tmp_path: Path, selection: str
+    ) -> None:
         """Where all units compete blocks lose more or less, so that other blobs share a part, and each part has its bits."""
         changes = {
             "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "fedspine__selection": selection, "fedspine__share": 0.1,
             "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1, "federation__rounds": 4,
         }  # fmt: skip
         wide = save_tiny_llama(tmp_path / "wide", blocks=8, feed_forward=4000)
-        bench = Bench(tmp_path, self.method, self.settings, num_clients=2, home=Home(wide, home.public))
+        bench = Bench(
+            tmp_path, self.method, self.settings, num_clients=2, home=Home(wide, home.public)
+        )
         assert_planned(bench, bench.run(**changes), **changes)
 
     def test_a_run_goes_on_with_the_fleet_that_it_began_with(self, bench: Bench) -> None:
-        fleet, given = bench.folder / "fleet.toml", Path(__file__).parents[2] / "conf" / "devices"
+        fleet = bench.folder / "fleet.toml"
+        given = Path(__file__).parents[2] / "conf" / "devices"
         fleet.write_text((given / "low.toml").read_text())
         changes = {"fedspine__fleet": str(fleet)}
         folder = bench.killed(lambda header: header.server_round == 2, **changes)
         fleet.write_text((given / "high.toml").read_text())
-        with pytest.raises(Mistake, match="is not the fleet that the run began with; bring its file back"):
+        with pytest.raises(
+            Mistake, match="is not the fleet that the run began with; bring its file back"
+        ):
             bench.run(resume_from=str(folder), **changes)
 
     def test_what_was_measured_once_is_told_in_one_cut(self, bench: Bench) -> None:
@@ -500,19 +732,30 @@ class TestFedSpine(PersonalPromises):
         grid = bench.grid(federation__rounds=6)
         asked = list[Message]()
         grid.before_push = lambda message: asked.append(message)
-        bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2), grid, federation__rounds=6)
+        bench.killed(
+            lambda header: (header.kind, header.server_round) == ("train", 2),
+            grid,
+            federation__rounds=6,
+        )
         question = next(opened(message) for message in asked if "pruned" in opened(message).scalars)
-        context = grid.contexts[next(m for m in asked if "pruned" in opened(m).scalars).metadata.dst_node_id]
+        context = grid.contexts[
+            next(m for m in asked if "pruned" in opened(m).scalars).metadata.dst_node_id
+        ]
         before = unpack_tensors(question.blobs["structure"])[CUT]
         for server_round, pruned in ((3, 0.05), (4, 0.2), (5, 0.25)):
             header = question.header.model_copy(update={"server_round": server_round})
             content = write(Letter(header, {"pruned": pruned}, question.blobs))
             reply = read(
-                grid.answer(Message(content, dst_node_id=context.node_id, message_type="query.deliver"), context).content
+                grid.answer(
+                    Message(content, dst_node_id=context.node_id, message_type="query.deliver"),
+                    context,
+                ).content
             )
             assert np.array_equal(unpack_tensors(reply.blobs["structure"])[CUT], before)
 
-    def test_a_claim_beyond_all_others_counts_as_a_multiple_of_the_median(self, bench: Bench) -> None:
+    def test_a_claim_beyond_all_others_counts_as_a_multiple_of_the_median(
+        self, bench: Bench
+    ) -> None:
         def boasting(request: Message, reply: Message) -> Message:
             letter = read(reply.content)
             if letter.header.kind == "train":
@@ -523,10 +766,14 @@ class TestFedSpine(PersonalPromises):
         grid = bench.grid(federation__max_weight_ratio=2.0)
         grid.tamper[0] = boasting
         for note in refinements(bench.run(grid, federation__max_weight_ratio=2.0)):
-            importance = {int(client): device["importance"] for client, device in note["devices"].items()}
+            importance = {
+                int(client): device["importance"] for client, device in note["devices"].items()
+            }
             assert importance[0] < 4 * min(importance.values())
 
-    def test_each_half_of_a_round_rests_on_as_many_tokens_as_the_site_asks_for(self, bench: Bench) -> None:
+    def test_each_half_of_a_round_rests_on_as_many_tokens_as_the_site_asks_for(
+        self, bench: Bench
+    ) -> None:
         """A mean loss of each is told; here a half has one sequence of 16 tokens, and both have 32."""
         changes = {"training__steps": 2, "training__batch_size": 1}
         grid = bench.grid(**changes)
@@ -534,18 +781,30 @@ class TestFedSpine(PersonalPromises):
         for client, context in enumerate(grid.contexts.values()):
             own = {"site": f"site-{client}", "model-path": str(bench.model), "least-tokens": 32}
             context.node_config |= own | {"partition-id": -1, "num-partitions": 0}
-        with pytest.raises(RunFailed, match=r"raise training\.steps, training\.batch-size or training\.accumulation"):
+        with pytest.raises(
+            RunFailed,
+            match=r"raise training\.steps, training\.batch-size or training\.accumulation",
+        ):
             bench.run(grid, **changes)
 
-    def test_a_simulation_of_more_clients_than_the_usual_fleet_has_is_refused(self, bench: Bench) -> None:
-        with pytest.raises(Mistake, match=r"'auto' \(in a simulation full\): num-clients = 81: the fleet has 80 devices"):
+    def test_a_simulation_of_more_clients_than_the_usual_fleet_has_is_refused(
+        self, bench: Bench
+    ) -> None:
+        with pytest.raises(
+            Mistake,
+            match=r"'auto' \(in a simulation full\): num-clients = 81: the fleet has 80 devices",
+        ):
             bench.run(num_clients=81)
         assert not (bench.folder / "runs").exists()
 
     def test_an_encoder_without_classes_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
-        with pytest.raises(Mistake, match=r"task.name = 'text': an encoder classifies; choose sst2, mnli or boolq"):
+        with pytest.raises(
+            Mistake, match=r"task.name = 'text': an encoder classifies; choose sst2, mnli or boolq"
+        ):
             bench.run(model=str(save_tiny_roberta(bench.folder / "encoder")))
-        with pytest.raises(Mistake, match=r"fedspine.fleet = 'low': num-clients = 11: the fleet has 10 devices"):
+        with pytest.raises(
+            Mistake, match=r"fedspine.fleet = 'low': num-clients = 11: the fleet has 10 devices"
+        ):
             bench.run(num_clients=11, fedspine__fleet="low")
 
 
@@ -553,9 +812,13 @@ def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.Mo
     """A group of 2 queries of width 32 has 64 features; of 192 channels 128 stay."""
     pytest.importorskip("bitsandbytes")
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    bench = Bench(tmp_path, "fedspine", TestFedSpine.settings | {"training.base": "nf4"}, num_clients=2)
+    bench = Bench(
+        tmp_path, "fedspine", TestFedSpine.settings | {"training.base": "nf4"}, num_clients=2
+    )
     model = str(save_tiny_llama(tmp_path / "wide", hidden=128, feed_forward=192))
-    with pytest.raises(Mistake, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"):
+    with pytest.raises(
+        Mistake, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"
+    ):
         bench.run(model=model)
     folder = bench.run(model=model, fedspine__channel_multiple=64, fedspine__allocation="fixed")
     assert len(list((tmp_path / "state" / "quantised").iterdir())) == 1  # that of the whole model
@@ -563,7 +826,9 @@ def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.Mo
         assert (len_of(block["groups"]), len_of(block["channels"])) == (1, 128)
 
 
-def test_a_run_without_devices_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_devices_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     bench = Bench(tmp_path, "fedspine", TestFedSpine.settings, num_clients=2)
     grid = bench.grid()
@@ -588,7 +853,9 @@ def refinements(folder: Path) -> list[dict[str, Any]]:
 
 def structures(folder: Path, client: int) -> dict[str, Any]:
     """What was written of a device."""
-    found: dict[str, Any] = json.loads((folder / "structures" / f"client-{client:04d}.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (folder / "structures" / f"client-{client:04d}.json").read_text()
+    )
     return found
 
 
@@ -597,7 +864,9 @@ def find(document: Any, key: str) -> Any:
     if isinstance(document, dict):
         if key in document:
             return document[key]
-        return next((found for value in document.values() if (found := find(value, key)) is not None), None)
+        return next(
+            (found for value in document.values() if (found := find(value, key)) is not None), None
+        )
     return None
 
 
@@ -633,7 +902,8 @@ def kept_of(folder: Path, client: int) -> list[dict[str, list[bool]]]:
     structure = Structure.from_json(structures(folder, client)["structure"], "here")
     found = []
     for block in structure.blocks:
-        queries = [row // 8 in block.groups for row in range(16)]  # 4 heads of width 4 over 2 groups
+        # 4 heads of width 4 over 2 groups.
+        queries = [row // 8 in block.groups for row in range(16)]
         keys = [row // 4 in block.groups for row in range(8)]
         channels = [row in block.channels for row in range(24)]
         found.append(
@@ -652,8 +922,13 @@ def dense_updates(
         for name, keep in kept.items():
             tensors = sent[f"block-{block:04d}"]
             b, a = (tensors[f"{name}.lora_{side}"].double().numpy() for side in "ba")
-            rows, columns = (keep, [True] * a.shape[1]) if name not in ("attn.o", "mlp.down") else ([True] * b.shape[0], keep)
-            update, here = np.zeros((len(rows), len(columns))), np.outer(rows, columns)
+            rows, columns = (
+                (keep, [True] * a.shape[1])
+                if name not in ("attn.o", "mlp.down")
+                else ([True] * b.shape[0], keep)
+            )
+            update = np.zeros((len(rows), len(columns)))
+            here = np.outer(rows, columns)
             update[np.ix_(rows, columns)] = 2.0 * b @ a
             found[block, name] = update, here.astype(float)
     return found

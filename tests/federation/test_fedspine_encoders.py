@@ -25,7 +25,8 @@ from espalier.wire.contracts import contract_for
 from espalier.wire.messages import read
 from espalier.wire.structure import Structure
 
-HEAD, CHANNEL = 3 * 16 * 65 + 16 * 64, 65 + 64
+HEAD = 3 * 16 * 65 + 16 * 64
+CHANNEL = 65 + 64
 """Parameters of a unit, with biases: two blocks of width 64, each of 4 heads of width 16 and 64 channels."""
 PATHS = {
     "attn.q": "attention.self.query", "attn.k": "attention.self.key", "attn.v": "attention.self.value",
@@ -58,7 +59,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """The encoder of all runs: its blocks' weights and biases are so large that without a unit it computes something else."""
     folder = tmp_path_factory.mktemp("home")
     encoder = save_tiny_roberta(folder / "encoder")
-    model, generator = AutoModelForMaskedLM.from_pretrained(encoder), torch.Generator().manual_seed(1)
+    model = AutoModelForMaskedLM.from_pretrained(encoder)
+    generator = torch.Generator().manual_seed(1)
     for name, parameter in model.roberta.encoder.named_parameters():
         if "LayerNorm" not in name:
             torch.nn.init.normal_(parameter, std=0.2, generator=generator)
@@ -72,11 +74,17 @@ def bench_in(folder: Path, shared: Home, monkeypatch: pytest.MonkeyPatch) -> Ben
     for name in ("client_text", "client_items"):
         monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
     monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 3)
-    given = {"task.test-path": shared.public.with_name("test.jsonl"), "data.path": shared.public.with_name("text-{client}.txt")}
+    given = {
+        "task.test-path": shared.public.with_name("test.jsonl"),
+        "data.path": shared.public.with_name("text-{client}.txt"),
+    }
     write(given["task.test-path"], reviews(99, TESTS))
-    bench = Bench(folder, "fedspine", SETTINGS | {key: str(path) for key, path in given.items()}, home=shared)
+    bench = Bench(
+        folder, "fedspine", SETTINGS | {key: str(path) for key, path in given.items()}, home=shared
+    )
     for client in range(bench.num_clients):
-        for own in (folder, given["data.path"].parent):  # what the node names, and what the settings do, in all runs alike
+        # What the node names, and what the settings do, in all runs alike.
+        for own in (folder, given["data.path"].parent):
             write(own / f"text-{client}.txt", reviews(client))
     return bench
 
@@ -99,7 +107,8 @@ class Done:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, shared: Home) -> Done:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bench, requests = bench_in(tmp_path_factory.mktemp("done"), shared, monkeypatch), list[Message]()
+        bench = bench_in(tmp_path_factory.mktemp("done"), shared, monkeypatch)
+        requests = list[Message]()
         grid = bench.grid()
         grid.before_push = requests.append
         return Done(bench, bench.run(grid), grid, requests)
@@ -123,7 +132,9 @@ def masked_model(run: Done, kept: Structure) -> Any:
     for index, (block, own) in enumerate(blocks):
         for path in PATHS.values():
             prefix = f"base_model.model.roberta.encoder.layer.{index}.{path}"
-            block.get_submodule(path).weight += 2.0 * tuned[f"{prefix}.lora_B.weight"] @ tuned[f"{prefix}.lora_A.weight"]
+            block.get_submodule(path).weight += (
+                2.0 * tuned[f"{prefix}.lora_B.weight"] @ tuned[f"{prefix}.lora_A.weight"]
+            )
         for column in range(64):
             if column // 16 not in own.groups:
                 block.attention.output.dense.weight[:, column] = 0
@@ -138,7 +149,9 @@ def masked_model(run: Done, kept: Structure) -> Any:
 @torch.no_grad()
 def scores_of(model: Any, directory: Path) -> tuple[float, float]:
     """Accuracy and mean loss on the public items, one after the other."""
-    tokenizer, right, loss = AutoTokenizer.from_pretrained(directory), 0, 0.0
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    right = 0
+    loss = 0.0
     for record in reviews(99, TESTS):
         logits = model(**tokenizer(record["sentence"], return_tensors="pt")).logits[0]
         right += int(logits.argmax()) == record["label"]
@@ -147,20 +160,35 @@ def scores_of(model: Any, directory: Path) -> tuple[float, float]:
 
 
 def test_every_device_s_figures_are_those_of_the_masked_encoder(done: Done) -> None:
-    document, found = summary(done.folder), list[tuple[float, float]]()
+    document = summary(done.folder)
+    found = list[tuple[float, float]]()
     for client, told in enumerate(document["clients"]):
-        accuracy, loss = scores_of(masked_model(done, structure_of(done.folder, client)), done.bench.model)
+        accuracy, loss = scores_of(
+            masked_model(done, structure_of(done.folder, client)), done.bench.model
+        )
         assert told["metrics"]["acc/sst2"] == pytest.approx(accuracy, abs=1e-3)
         assert told["metrics"]["loss/sst2"] == pytest.approx(loss, abs=1e-3)
         found.append((accuracy, loss))
-    uncut = scores_of(masked_model(done, Structure.whole(OpenedModel(done.bench.model).plan)), done.bench.model)
-    assert max(abs(loss - uncut[1]) for _, loss in found) > 0.01, "units of this encoder should matter"
-    values = {entry["name"]: entry["values"] for entry in document["metrics"] if entry["dataset"] == "sst2"}
-    assert [values["acc"]["federated"], values["loss"]["federated"]] == pytest.approx(np.mean(found, axis=0), abs=1e-3)
+    uncut = scores_of(
+        masked_model(done, Structure.whole(OpenedModel(done.bench.model).plan)), done.bench.model
+    )
+    assert max(abs(loss - uncut[1]) for _, loss in found) > 0.01, (
+        "units of this encoder should matter"
+    )
+    values = {
+        entry["name"]: entry["values"]
+        for entry in document["metrics"]
+        if entry["dataset"] == "sst2"
+    }
+    assert [values["acc"]["federated"], values["loss"]["federated"]] == pytest.approx(
+        np.mean(found, axis=0), abs=1e-3
+    )
     assert values["loss"]["federated"] < values["loss"]["dense"]
     assert values["acc"]["local_only"] is None, "nobody trained alone"
     worst = {entry["name"]: entry["worst_of_clients"] for entry in document["metrics"]}
-    assert worst["acc"] == {"federated": pytest.approx(min(accuracy for accuracy, _ in found), abs=1e-3)}
+    assert worst["acc"] == {
+        "federated": pytest.approx(min(accuracy for accuracy, _ in found), abs=1e-3)
+    }
     assert worst["loss"] == {"federated": pytest.approx(max(loss for _, loss in found), abs=1e-3)}
 
 
@@ -169,7 +197,10 @@ def test_devices_have_cut_heads_and_channels_of_their_own(done: Done) -> None:
     kept = [structure_of(done.folder, client) for client in range(4)]
     assert len({structure.sha256 for structure in kept}) > 1
     for structure, told in zip(kept, summary(done.folder)["clients"], strict=True):
-        gone = sum(HEAD * (4 - len(block.groups)) + CHANNEL * (64 - len(block.channels)) for block in structure.blocks)
+        gone = sum(
+            HEAD * (4 - len(block.groups)) + CHANNEL * (64 - len(block.channels))
+            for block in structure.blocks
+        )
         assert told["metrics"]["pruned"] == pytest.approx(gone / (2 * (4 * HEAD + 64 * CHANNEL)))
         assert all(len(block.groups) < 4 and len(block.channels) < 64 for block in structure.blocks)
 
@@ -180,15 +211,27 @@ def test_every_device_s_model_is_written_with_its_head(done: Done) -> None:
     for client, told in enumerate(summary(done.folder)["clients"]):
         directory = done.folder / "clients" / told["site"]
         model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-        rows = AutoTokenizer.from_pretrained(directory)(reviews(99)[0]["sentence"], return_tensors="pt")
+        rows = AutoTokenizer.from_pretrained(directory)(
+            reviews(99)[0]["sentence"], return_tensors="pt"
+        )
         torch.testing.assert_close(
-            model(**rows).logits, masked_model(done, structure_of(done.folder, client))(**rows).logits, rtol=1e-4, atol=1e-4
+            model(**rows).logits,
+            masked_model(done, structure_of(done.folder, client))(**rows).logits,
+            rtol=1e-4,
+            atol=1e-4,
         )
         assert model.config.id2label == {0: "negative", 1: "positive"}
         gone = round(told["metrics"]["pruned"] * 2 * (4 * HEAD + 64 * CHANNEL))
-        of_head = sum(value.numel() for name, value in model.named_parameters() if name.startswith("classifier"))
+        of_head = sum(
+            value.numel()
+            for name, value in model.named_parameters()
+            if name.startswith("classifier")
+        )
         assert model.num_parameters() - of_head == whole - gone
-        assert "AutoModelForSequenceClassification.from_pretrained" in (directory / "README.md").read_text()
+        assert (
+            "AutoModelForSequenceClassification.from_pretrained"
+            in (directory / "README.md").read_text()
+        )
 
 
 # ----- rounds ---------------------------------------------------------------------------------------------------------
@@ -202,16 +245,23 @@ def test_the_head_is_the_mean_of_the_devices_heads(done: Done) -> None:
     written = load_file(done.folder / "adapter" / "adapter_model.safetensors")
     for name, path in HEAD_PATHS.items():
         for kind in ("weight", "bias"):
-            total = sum(weights[client] * sent[client]["head"][f"{name}.{kind}"].double() for client in sorted(sent))
+            total = sum(
+                weights[client] * sent[client]["head"][f"{name}.{kind}"].double()
+                for client in sorted(sent)
+            )
             expected = total / sum(weights.values())
-            torch.testing.assert_close(written[f"base_model.model.{path}.{kind}"].double(), expected, rtol=1e-6, atol=1e-8)
+            torch.testing.assert_close(
+                written[f"base_model.model.{path}.{kind}"].double(), expected, rtol=1e-6, atol=1e-8
+            )
 
 
 def test_every_message_matches_its_contract_both_ways(done: Done) -> None:
-    settings, plan = parse(done.bench.config()), OpenedModel(done.bench.model).plan
+    settings = parse(done.bench.config())
+    plan = OpenedModel(done.bench.model).plan
     heads = set()
     for request, (_, reply) in zip(done.requests, done.grid.received, strict=True):
-        asked, answer = read(request.content), read(reply.content)
+        asked = read(request.content)
+        answer = read(reply.content)
         contract = contract_for(asked, lambda: plan, settings)
         check(asked, contract.down)
         check_reply(answer, asked, contract)
@@ -221,7 +271,9 @@ def test_every_message_matches_its_contract_both_ways(done: Done) -> None:
     assert {way for _, way in heads} == {"down", "up"}
 
 
-def test_same_seed_same_bytes_whatever_the_order_of_arrival_and_whatever_is_kept_in_memory(bench: Bench, done: Done) -> None:
+def test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache(
+    bench: Bench, done: Done
+) -> None:
     grid = bench.grid()
     grid.held = {0: 9, 1: 3, 2: 6}
     for context in grid.contexts.values():
@@ -239,8 +291,16 @@ def test_killed_and_resumed_equals_never_killed(bench: Bench, done: Done) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"federation__payload": "nf4", "fedspine__selection": "global", "federation__client_weights": "samples"},
-        {"federation__payload": "bfloat16", "training__base": "bfloat16", "evaluation__own_text": True},
+        {
+            "federation__payload": "nf4",
+            "fedspine__selection": "global",
+            "federation__client_weights": "samples",
+        },
+        {
+            "federation__payload": "bfloat16",
+            "training__base": "bfloat16",
+            "evaluation__own_text": True,
+        },
     ],
 )
 def test_other_ways_work(bench: Bench, changes: dict[str, Any]) -> None:
@@ -252,8 +312,15 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
     """Of 2 heads of width 64 one stays at least, and of 192 channels 128."""
     pytest.importorskip("bitsandbytes")
     model = save_tiny_roberta(bench.folder / "wide", hidden=128, heads=2, feed_forward=192)
-    changes = {"model": str(model), "training__base": "nf4", "federation__rounds": 2, "fedspine__allocation": "fixed"}
-    with pytest.raises(Mistake, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"):
+    changes = {
+        "model": str(model),
+        "training__base": "nf4",
+        "federation__rounds": 2,
+        "fedspine__allocation": "fixed",
+    }
+    with pytest.raises(
+        Mistake, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"
+    ):
         bench.run(**changes)
     folder = bench.run(**changes, fedspine__channel_multiple=64)
     for client in range(4):
@@ -269,17 +336,28 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"task__name": "dolly"}, "task.name = 'dolly': an encoder classifies; choose sst2, mnli or boolq"),
-        ({"lora__targets": "attn.q,attn.v"}, "measures channels by adapters that lie on them, and block 0 has none on mlp.up"),
+        (
+            {"task__name": "dolly"},
+            "task.name = 'dolly': an encoder classifies; choose sst2, mnli or boolq",
+        ),
+        (
+            {"lora__targets": "attn.q,attn.v"},
+            "measures channels by adapters that lie on them, and block 0 has none on mlp.up",
+        ),
         ({"fedspine__share": 0.9}, r"fedspine.share = 0.9 \(share-of = 'blocks'\)"),
-        ({"training__base": "nf4"}, r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"),
+        (
+            {"training__base": "nf4"},
+            r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64",
+        ),
         (
             {"training__base": "nf4", "fedspine__channel_multiple": 64},
             "a group of attention has 16 features in attn.o, no multiple of 64",
         ),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_starts(bench: Bench, changes: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_is_told_before_anything_starts(
+    bench: Bench, changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(Mistake, match=words):
         bench.run(**changes)
     assert not (bench.folder / "runs").exists()

@@ -34,7 +34,12 @@ def inputs_of(bench: Bench, windows: torch.Tensor) -> list[dict[str, torch.Tenso
         found.append(own)
         for name, path in LINEARS.items():
 
-            def keep(_: Any, inputs: tuple[torch.Tensor], own: dict[str, torch.Tensor] = own, name: str = name) -> None:
+            def keep(
+                _: Any,
+                inputs: tuple[torch.Tensor],
+                own: dict[str, torch.Tensor] = own,
+                name: str = name,
+            ) -> None:
                 own[name] = inputs[0].flatten(0, -2).double()
 
             block.get_submodule(path).register_forward_pre_hook(keep)
@@ -54,10 +59,14 @@ def cut_by_hand(bench: Bench, inputs: list[dict[str, torch.Tensor]]) -> list[dic
             scores = scores.square() if name == "attn.o" else scores
             scores = (scores - scores.mean()) / scores.std()
             if name == "attn.o":
-                units += [(float(scores[8 * g : 8 * g + 8].mean()), index, "groups", g, 16 * 16 + 16 * 8) for g in range(2)]
+                units += [
+                    (float(scores[8 * g : 8 * g + 8].mean()), index, "groups", g, 16 * 16 + 16 * 8)
+                    for g in range(2)
+                ]
             else:
                 units += [(float(scores[c]), index, "channels", c, 48) for c in range(24)]
-    target, spent = SHARE * sum(cost for *_, cost in units), 0
+    target = SHARE * sum(cost for *_, cost in units)
+    spent = 0
     cut: list[dict[str, list[int]]] = [{"groups": [], "channels": []} for _ in range(2)]
     for _, index, kind, unit, cost in sorted(units):
         if spent < target and len(cut[index][kind]) + 1 < {"groups": 2, "channels": 24}[kind]:
@@ -67,9 +76,15 @@ def cut_by_hand(bench: Bench, inputs: list[dict[str, torch.Tensor]]) -> list[dic
 
 
 def all_windows(bench: Bench, **changes: Any) -> torch.Tensor:
-    settings, tokenizer = parse(bench.config(**changes)), AutoTokenizer.from_pretrained(bench.model)
+    settings = parse(bench.config(**changes))
+    tokenizer = AutoTokenizer.from_pretrained(bench.model)
     encode = lambda text: tokenizer(text)["input_ids"]  # noqa: E731
-    return torch.cat([client_windows(settings, simulated_node(), encode, client) for client in range(bench.num_clients)])
+    return torch.cat(
+        [
+            client_windows(settings, simulated_node(), encode, client)
+            for client in range(bench.num_clients)
+        ]
+    )
 
 
 def kept_units(folder: Path) -> list[dict[str, Any]]:
@@ -88,7 +103,10 @@ class TestFlap(Promises):
     @pytest.fixture
     def pointed(self, bench: Bench) -> Bench:
         """Also the baseline finds the clients' texts."""
-        bench.settings = bench.settings | {"data.source": "text", "data.path": f"{bench.folder}/text-{{client}}.txt"}
+        bench.settings = bench.settings | {
+            "data.source": "text",
+            "data.path": f"{bench.folder}/text-{{client}}.txt",
+        }
         return bench
 
     def other_orders(self, order: Letter) -> list[Letter]:
@@ -112,16 +130,21 @@ class TestFlap(Promises):
                 ("mlp.down", cut["channels"]),
             ):
                 linear = base.plan.blocks[index].linear(name)
-                weight, mean = base.checkpoint.read(linear.parameter).double(), inputs[index][name].mean(dim=0)
+                weight = base.checkpoint.read(linear.parameter).double()
+                mean = inputs[index][name].mean(dim=0)
                 bias = found.checkpoint.read(linear.parameter.replace("weight", "bias"))
                 wanted = weight[:, columns] @ mean[columns]
-                torch.testing.assert_close(bias.double(), wanted, rtol=1e-2, atol=1e-3)  # the file's bfloat16
+                # The file's bfloat16.
+                torch.testing.assert_close(bias.double(), wanted, rtol=1e-2, atol=1e-3)
         (metric,) = summary(folder)["metrics"]
-        assert metric["values"]["centralized"] == pytest.approx(metric["values"]["federated"], rel=1e-3)
+        assert metric["values"]["centralized"] == pytest.approx(
+            metric["values"]["federated"], rel=1e-3
+        )
 
     def test_the_report_and_the_files_agree(self, plain: Uninterrupted) -> None:
         document = summary(plain.folder)
-        small, base = OpenedModel(plain.folder / "model"), OpenedModel(plain.bench.model)
+        small = OpenedModel(plain.folder / "model")
+        base = OpenedModel(plain.bench.model)
         built = AutoModelForCausalLM.from_pretrained(plain.folder / "model")
         counted = sum(parameter.numel() for parameter in built.parameters())
         report = document["report"]
@@ -136,7 +159,10 @@ class TestFlap(Promises):
         ]
 
     def test_a_client_s_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
-        changes = {"data__source": "text", "data__path": f"{plain.bench.folder}/text-{{client}}.txt"}
+        changes = {
+            "data__source": "text",
+            "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
+        }
         windows = all_windows(plain.bench, **changes).chunk(4)
         for client, reply in plain.received:
             letter = read(reply.content)
@@ -150,7 +176,10 @@ class TestFlap(Promises):
                     mean = values.mean(dim=0)
                     np.testing.assert_allclose(sent[f"{name}.mean"], mean, rtol=1e-4, atol=1e-6)
                     np.testing.assert_allclose(
-                        sent[f"{name}.squares"], (values - mean).square().sum(dim=0), rtol=1e-4, atol=1e-6
+                        sent[f"{name}.squares"],
+                        (values - mean).square().sum(dim=0),
+                        rtol=1e-4,
+                        atol=1e-6,
                     )
 
     @pytest.mark.parametrize(
@@ -158,7 +187,15 @@ class TestFlap(Promises):
         [
             ({"flap__selection": "kind"}, True),
             ({"flap__selection": "block", "flap__metric": "wifn"}, False),
-            ({"flap__metric": "ifv", "flap__share_of": "model", "flap__share": 0.05, "flap__square_attention": False}, False),
+            (
+                {
+                    "flap__metric": "ifv",
+                    "flap__share_of": "model",
+                    "flap__share": 0.05,
+                    "flap__square_attention": False,
+                },
+                False,
+            ),
         ],
     )
     def test_other_choices(self, bench: Bench, changes: dict[str, Any], alike: bool) -> None:
@@ -170,24 +207,48 @@ class TestFlap(Promises):
         [
             ({"flap__selection": "kind", "flap__bias_compensation": False}, "plain"),
             ({"flap__form": "zero-filled"}, "zero-filled"),
-            ({"flap__form": "compact", "flap__selection": "kind", "flap__bias_compensation": False}, "compact"),
+            (
+                {
+                    "flap__form": "compact",
+                    "flap__selection": "kind",
+                    "flap__bias_compensation": False,
+                },
+                "compact",
+            ),
         ],
     )
     def test_forms(self, bench: Bench, changes: dict[str, Any], form: str) -> None:
         folder = bench.run(**changes)
         assert summary(folder)["report"]["form"] == form
         assert (folder / "model" / "structure.json").exists() == (form == "compact")
-        assert "structured" not in (folder / "model" / "config.json").read_text() or form == "compact"
+        assert (
+            "structured" not in (folder / "model" / "config.json").read_text() or form == "compact"
+        )
 
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"flap__share": 0.99}, r"flap.share = 0.99 \(share-of = 'blocks'\): 99.0% of what can be cut would have to go"),
-            ({"flap__form": "plain"}, "flap.form = 'plain': .*with selection = 'kind' all blocks stay alike"),
-            ({"flap__form": "plain", "flap__selection": "block"}, "flap.form = 'plain': .*with selection = 'kind'"),
+            (
+                {"flap__share": 0.99},
+                (
+                    r"flap.share = 0.99 \(share-of = 'blocks'\): 99.0% of what can be cut would"
+                    r" have to go"
+                ),
+            ),
+            (
+                {"flap__form": "plain"},
+                "flap.form = 'plain': .*with selection = 'kind' all blocks stay alike",
+            ),
+            (
+                {"flap__form": "plain", "flap__selection": "block"},
+                "flap.form = 'plain': .*with selection = 'kind'",
+            ),
             (
                 {"flap__form": "plain", "flap__selection": "kind"},
-                "flap.form = 'plain': its blocks are not alike, or .*choose 'auto' or 'compact' or 'zero-filled'",
+                (
+                    "flap.form = 'plain': its blocks are not alike, or .*choose 'auto' or 'compact'"
+                    " or 'zero-filled'"
+                ),
             ),
         ],
     )
@@ -199,7 +260,9 @@ class TestFlap(Promises):
         assert not (bench.folder / "runs").exists()
 
     @pytest.mark.parametrize("spoilt", ["infinite", "negative", "huge"])
-    def test_moments_that_no_inputs_have_cost_their_sender_alone(self, bench: Bench, spoilt: str) -> None:
+    def test_moments_that_no_inputs_have_cost_their_sender_alone(
+        self, bench: Bench, spoilt: str
+    ) -> None:
         from flwr.app import Array, Message
 
         from espalier.wire.payload import STYPE
@@ -215,7 +278,12 @@ class TestFlap(Promises):
         grid = bench.grid()
         grid.tamper[1] = spoil
         clients = summary(bench.run(grid))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
         assert "is not finite, or none that inputs of a model have" in clients[1]["reason"]
 
     def test_more_tokens_than_were_asked_for_are_refused(self, bench: Bench) -> None:
@@ -232,7 +300,9 @@ class TestFlap(Promises):
             bench.run(grid)
 
     @pytest.mark.parametrize("claimed", ["tokens", "inputs"])
-    def test_one_client_counts_up_to_a_multiple_of_the_median(self, bench: Bench, claimed: str) -> None:
+    def test_one_client_counts_up_to_a_multiple_of_the_median(
+        self, bench: Bench, claimed: str
+    ) -> None:
         """Of what it claims, and of moments far beyond the others'."""
         from flwr.app import Array, Message
 
@@ -244,10 +314,12 @@ class TestFlap(Promises):
             if claimed == "tokens":
                 reply.content["scalars"]["tokens"] = 1_000_000
                 return reply
-            blobs, hashes = reply.content["blobs"], list(reply.content["scalars"]["blob_sha256"])
+            blobs = reply.content["blobs"]
+            hashes = list(reply.content["scalars"]["blob_sha256"])
             for place, key in enumerate(sorted(blobs)):
                 loud = {
-                    n: v * np.float32(1e4 if n.endswith("mean") else 1e8) for n, v in unpack_tensors(blobs[key].data).items()
+                    n: v * np.float32(1e4 if n.endswith("mean") else 1e8)
+                    for n, v in unpack_tensors(blobs[key].data).items()
                 }
                 blobs[key] = Array("", (), STYPE, pack_tensors(loud))
                 hashes[place] = sha256(blobs[key].data)
@@ -266,7 +338,9 @@ def test_a_site_that_draws_more_windows_than_the_run_asks_for_takes_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    settings = {"federation.rounds": 1, "llm-streamline.steps": 1} if method == "llm-streamline" else {}
+    settings = (
+        {"federation.rounds": 1, "llm-streamline.steps": 1} if method == "llm-streamline" else {}
+    )
     bench = Bench(tmp_path, method, settings)
     grid = bench.grid()
     next(iter(grid.contexts.values())).node_config["windows"] = 3

@@ -53,7 +53,11 @@ PRUNED = {
 def limits(requests: list[Message], server_round: int, kind: str = "train") -> dict[int, int]:
     """The rank limit of each client's orders in a round."""
     asked = [read(request.content) for request in requests]
-    chosen = [letter for letter in asked if (letter.header.kind, letter.header.server_round) == (kind, server_round)]
+    chosen = [
+        letter
+        for letter in asked
+        if (letter.header.kind, letter.header.server_round) == (kind, server_round)
+    ]
     return {letter.header.client: letter.scalars["rank_limit"] for letter in chosen}
 
 
@@ -89,37 +93,52 @@ class TestHetLoRA(Promises):
 
     def test_adapters_of_every_rank_travel_with_its_shapes(self, on_own_text: Bench) -> None:
         changes = {"hetlora__self_pruning": False}
-        grid, requests = on_own_text.grid(**changes), list[Message]()
+        grid = on_own_text.grid(**changes)
+        requests = list[Message]()
         grid.before_push = requests.append
         clients = summary(on_own_text.run(grid, **changes))["clients"]
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
         assert limits(requests, 3, "deliver") == dict.fromkeys(range(4), 8)  # the result is whole
         assert [client["metrics"]["lora_rank"] for client in clients] == [2, 4, 8, 8]
         for client, lora_rank in enumerate((2, 4, 8, 8)):
-            replies = [letter for kind in ("train", "fetch") for letter in letters(grid, 1, kind).get(client, [])]
+            replies = [
+                letter
+                for kind in ("train", "fetch")
+                for letter in letters(grid, 1, kind).get(client, [])
+            ]
             blobs = [blob for letter in replies for blob in letter.blobs.values()]
             assert [num_data_bytes(blob) for blob in blobs] == [4 * lora_rank * SIDES] * 2
             shapes = {name: tuple(tensor.shape) for name, tensor in load(blobs[0]).items()}
             assert shapes["attn.q.lora_a"] == (lora_rank, 16)
             assert shapes["attn.v.lora_b"] == (8, lora_rank)
 
-    def test_a_client_begins_a_round_with_the_first_ranks_of_the_global_adapters(self, bench: Bench) -> None:
-        grid, requests = bench.grid(), list[Message]()
+    def test_a_client_begins_a_round_with_the_first_ranks_of_the_global_adapters(
+        self, bench: Bench
+    ) -> None:
+        grid = bench.grid()
+        requests = list[Message]()
         grid.before_push = requests.append
         bench.run(grid)
-        sent, brought = sent_adapters(grid, 1), dict[int, dict[str, torch.Tensor]]()
+        sent = sent_adapters(grid, 1)
+        brought = dict[int, dict[str, torch.Tensor]]()
         for request in requests:
             letter = read(request.content)
             if letter.header.kind in ("deliver", "train") and letter.header.server_round == 2:
                 for blob in letter.blobs.values():
-                    brought.setdefault(letter.header.client, load(blob))  # the first block comes first
+                    # The first block comes first.
+                    brought.setdefault(letter.header.client, load(blob))
         b, a = padded_mean(sent, norm_weights(sent), 0, "attn.v", 8)
         for client, lora_rank in enumerate((2, 4, 8, 8)):
-            np.testing.assert_allclose(brought[client]["attn.v.lora_b"].numpy(), b[:, :lora_rank], rtol=1e-5, atol=1e-8)
-            np.testing.assert_allclose(brought[client]["attn.v.lora_a"].numpy(), a[:lora_rank], rtol=1e-5, atol=1e-8)
+            np.testing.assert_allclose(
+                brought[client]["attn.v.lora_b"].numpy(), b[:, :lora_rank], rtol=1e-5, atol=1e-8
+            )
+            np.testing.assert_allclose(
+                brought[client]["attn.v.lora_a"].numpy(), a[:lora_rank], rtol=1e-5, atol=1e-8
+            )
 
     def test_without_ranks_a_client_s_capability_decides(self, bench: Bench) -> None:
-        grid, requests = bench.grid(hetlora__ranks=""), list[Message]()
+        grid = bench.grid(hetlora__ranks="")
+        requests = list[Message]()
         grid.before_push = requests.append
         for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
             context.node_config["capability"] = capability
@@ -130,7 +149,8 @@ class TestHetLoRA(Promises):
     def test_a_client_that_no_round_asked_trains_alone_at_its_own_rank(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ranks, alone = {}, client_app.tuning._train_alone
+        ranks = {}
+        alone = client_app.tuning._train_alone
 
         def noted(site: Any, state: Any, header: Any, adapters: Any, *beside: Any) -> Any:
             ranks[header.client] = max(adapter.rank for _, adapter in adapters)
@@ -171,13 +191,22 @@ class TestHetLoRA(Promises):
 
     @pytest.mark.parametrize("weights", ["norms", "samples"])
     def test_updates_are_averaged_and_approximated(self, bench: Bench, weights: str) -> None:
-        grid, folder = self._last(bench, hetlora__aggregation="svd", federation__client_weights=weights)
+        grid, folder = self._last(
+            bench, hetlora__aggregation="svd", federation__client_weights=weights
+        )
         sent = sent_adapters(grid, 1)
-        samples = {client: float(replies[0].scalars["samples"]) for client, replies in letters(grid, 1, "train").items()}
+        samples = {
+            client: float(replies[0].scalars["samples"])
+            for client, replies in letters(grid, 1, "train").items()
+        }
         for matrix in PATHS:
-            expected = svd_mean(sent, norm_weights(sent) if weights == "norms" else samples, 1, matrix, 8)
+            expected = svd_mean(
+                sent, norm_weights(sent) if weights == "norms" else samples, 1, matrix, 8
+            )
             assert np.abs(expected).max() > 1e-4
-            np.testing.assert_allclose(np.matmul(*written(folder, 1, matrix)), expected, rtol=1e-4, atol=1e-8)
+            np.testing.assert_allclose(
+                np.matmul(*written(folder, 1, matrix)), expected, rtol=1e-4, atol=1e-8
+            )
 
     def test_where_nobody_changed_anything_all_weigh_alike(self, bench: Bench) -> None:
         """B is zero at first, and at a vanishing learning rate nothing that float32 can hold is added to it."""
@@ -190,21 +219,30 @@ class TestHetLoRA(Promises):
         assert not mean_b.any()
         np.testing.assert_allclose(a, mean_a, rtol=1e-6)
 
-    def test_equal_clients_give_what_each_of_them_trained(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_equal_clients_give_what_each_of_them_trained(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
-        monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)  # each goes through its text in one order
+        # Each goes through its text in one order.
+        monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)
         grid, folder = self._last(bench, hetlora__ranks="8")
         sent = sent_adapters(grid, 1)
         for matrix in PATHS:
-            for found, expected in zip(written(folder, 1, matrix), factors(sent, 3, 1, matrix), strict=True):
+            for found, expected in zip(
+                written(folder, 1, matrix), factors(sent, 3, 1, matrix), strict=True
+            ):
                 np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
     def test_one_client_of_rank_2_and_one_of_8(self, bench: Bench) -> None:
         """Ranks that one client lacks are the other's, times its share; with the SVD both updates are there whole."""
         for aggregation in ("zero-pad", "svd"):
             grid, folder = self._last(
-                bench, hetlora__ranks="2,8", num_clients=2, hetlora__aggregation=aggregation, federation__max_weight_ratio=1e6
+                bench,
+                hetlora__ranks="2,8",
+                num_clients=2,
+                hetlora__aggregation=aggregation,
+                federation__max_weight_ratio=1e6,
             )
             sent = sent_adapters(grid, 1)
             assert sorted(sent) == [0, 1]
@@ -214,60 +252,98 @@ class TestHetLoRA(Promises):
             b, a = written(folder, 0, "attn.q")
             if aggregation == "zero-pad":
                 np.testing.assert_allclose(b[:, 2:], share * b_8[:, 2:], rtol=1e-5, atol=1e-9)
-                np.testing.assert_allclose(a[:2], (1 - share) * a_2 + share * a_8[:2], rtol=1e-5, atol=1e-9)
+                np.testing.assert_allclose(
+                    a[:2], (1 - share) * a_2 + share * a_8[:2], rtol=1e-5, atol=1e-9
+                )
             else:
                 mean = (1 - share) * b_2 @ a_2 + share * b_8 @ a_8
                 values = np.linalg.svd(mean, compute_uv=False)
                 error = np.linalg.norm(b @ a - mean)
-                assert error == pytest.approx(float(np.sqrt((values[8:] ** 2).sum())), rel=1e-2, abs=1e-8)
+                assert error == pytest.approx(
+                    float(np.sqrt((values[8:] ** 2).sum())), rel=1e-2, abs=1e-8
+                )
 
     @pytest.mark.parametrize("aggregation", ["zero-pad", "svd"])
-    def test_a_client_with_numbers_that_no_training_makes_loses_its_contribution(self, bench: Bench, aggregation: str) -> None:
+    def test_a_client_with_numbers_that_no_training_makes_loses_its_contribution(
+        self, bench: Bench, aggregation: str
+    ) -> None:
         changes = {"hetlora__aggregation": aggregation, "part_bytes": 1 << 20}
         grid = bench.grid(**changes)
         grid.tamper[1] = added_to_b(100.0)
         clients = summary(bench.run(grid, **changes))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
         assert "lora_b: a number is larger than 2 steps" in clients[1]["reason"]
 
     @pytest.mark.parametrize("aggregation", ["zero-pad", "svd"])
-    def test_honest_clients_of_all_ranks_stay_below_the_limit(self, bench: Bench, aggregation: str) -> None:
-        changes = PRUNED | {"hetlora__aggregation": aggregation, "federation__payload": "nf4", "training__learning_rate": 1e-6}
-        assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {"completed"}
+    def test_honest_clients_of_all_ranks_stay_below_the_limit(
+        self, bench: Bench, aggregation: str
+    ) -> None:
+        changes = PRUNED | {
+            "hetlora__aggregation": aggregation,
+            "federation__payload": "nf4",
+            "training__learning_rate": 1e-6,
+        }
+        assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {
+            "completed"
+        }
 
     # ----- self-pruning -----------------------------------------------------------------------------------------------
 
-    def test_self_pruning_lowers_a_rank_and_the_next_round_s_order_has_it(self, bench: Bench) -> None:
-        grid, requests = bench.grid(**PRUNED), list[Message]()
+    def test_self_pruning_lowers_a_rank_and_the_next_round_s_order_has_it(
+        self, bench: Bench
+    ) -> None:
+        grid = bench.grid(**PRUNED)
+        requests = list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, **PRUNED)
-        assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}  # B is zero before the first round
+        # B is zero before the first round.
+        assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
         assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
         for client, replies in letters(grid, 2, "train").items():
             kept = replies[0].scalars["rank"]
             assert kept == {0: 1, 1: 2, 2: 4, 3: 4}[client]
             for letter in [*replies, *letters(grid, 2, "fetch").get(client, [])]:
                 assert_zero_beyond(letter, kept)
-                assert {len(t) for b in letter.blobs.values() for n, t in load(b).items() if n.endswith("a")} == {2 * kept}
-        pruned = [(event["client"], event["lora_rank"]) for event in events(folder) if event["event"] == "rank_pruned"]
+                assert {
+                    len(t)
+                    for b in letter.blobs.values()
+                    for n, t in load(b).items()
+                    if n.endswith("a")
+                } == {2 * kept}
+        pruned = [
+            (event["client"], event["lora_rank"])
+            for event in events(folder)
+            if event["event"] == "rank_pruned"
+        ]
         assert pruned[:4] == [(0, 1), (1, 2), (2, 4), (3, 4)]
 
     def test_without_it_ranks_stay(self, bench: Bench) -> None:
-        changes = {key: value for key, value in PRUNED.items() if key != "hetlora__regularisation"} | {
-            "hetlora__self_pruning": False
-        }
-        grid, requests = bench.grid(**changes), list[Message]()
+        changes = {
+            key: value for key, value in PRUNED.items() if key != "hetlora__regularisation"
+        } | {"hetlora__self_pruning": False}
+        grid = bench.grid(**changes)
+        requests = list[Message]()
         grid.before_push = requests.append
         bench.run(grid, **changes)
         assert limits(requests, 3) == {0: 2, 1: 4, 2: 8, 3: 8}
 
     @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
-    def test_a_pruned_rank_stays_zero_whatever_was_rounded_before(self, bench: Bench, payload: str) -> None:
+    def test_a_pruned_rank_stays_zero_whatever_was_rounded_before(
+        self, bench: Bench, payload: str
+    ) -> None:
         """What earlier payloads lost of a rank that is given up is lost for good; ranks go on falling from round to round."""
         changes = PRUNED | {"federation__payload": payload, "federation__rounds": 4}
-        grid, requests = bench.grid(**changes), list[Message]()
+        grid = bench.grid(**changes)
+        requests = list[Message]()
         grid.before_push = requests.append
-        assert {client["status"] for client in summary(bench.run(grid, **changes))["clients"]} == {"completed"}
+        assert {client["status"] for client in summary(bench.run(grid, **changes))["clients"]} == {
+            "completed"
+        }
         assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
         assert limits(requests, 4)[0] == 1
 
@@ -281,11 +357,17 @@ class TestHetLoRA(Promises):
         folder = bench.run(grid, **changes)
         opened = open_model(str(bench.model))
         first = initial_adapters(adapter_plan(opened.plan, LoraSettings(rank=8, alpha=16.0)), 0)
-        whole = {key: {name: tensor.double().numpy() for name, tensor in block.items()} for key, block in first.items()}
+        whole = {
+            key: {name: tensor.double().numpy() for name, tensor in block.items()}
+            for key, block in first.items()
+        }
         gave_up = 0
         for server_round in (1, 2, 3):
             sent = decoded_adapters(grid, server_round, payload)
-            reports = {client: replies[0].scalars["rank"] for client, replies in letters(grid, server_round, "train").items()}
+            reports = {
+                client: replies[0].scalars["rank"]
+                for client, replies in letters(grid, server_round, "train").items()
+            }
             for key, block in whole.items():
                 for name in block:
                     total = np.zeros_like(block[name])
@@ -299,16 +381,27 @@ class TestHetLoRA(Promises):
                     block[name] = total / len(reports)
                 for matrix in PATHS:  # a rank that nobody has any more begins anew
                     for place in range(8):
-                        if not block[f"{matrix}.lora_a"][place].any() and not block[f"{matrix}.lora_b"][:, place].any():
-                            block[f"{matrix}.lora_a"][place] = first[key][f"{matrix}.lora_a"][place].double().numpy()
+                        if (
+                            not block[f"{matrix}.lora_a"][place].any()
+                            and not block[f"{matrix}.lora_b"][:, place].any()
+                        ):
+                            block[f"{matrix}.lora_a"][place] = (
+                                first[key][f"{matrix}.lora_a"][place].double().numpy()
+                            )
         assert gave_up
         for block_number in (0, 1):
             for matrix in PATHS:
                 b, a = written(folder, block_number, matrix)
-                np.testing.assert_allclose(b, whole[f"block-{block_number:04d}"][f"{matrix}.lora_b"], rtol=1e-5, atol=1e-8)
-                np.testing.assert_allclose(a, whole[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-5, atol=1e-8)
+                np.testing.assert_allclose(
+                    b, whole[f"block-{block_number:04d}"][f"{matrix}.lora_b"], rtol=1e-5, atol=1e-8
+                )
+                np.testing.assert_allclose(
+                    a, whole[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-5, atol=1e-8
+                )
 
-    def test_rounded_differences_end_nearer_to_float32_than_rounded_values(self, bench: Bench) -> None:
+    def test_rounded_differences_end_nearer_to_float32_than_rounded_values(
+        self, bench: Bench
+    ) -> None:
         """Share of its norm by which the final update of three rounds over NF4 differs from float32's."""
         common: dict[str, Any] = {
             "lora__merge": False,
@@ -317,27 +410,37 @@ class TestHetLoRA(Promises):
             "training__steps": 3,
             "training__learning_rate": 0.002,
         }
-        exact, errors = updates(bench.run(**common)), {}
+        exact = updates(bench.run(**common))
+        errors = {}
         for rounding in ("differences", "values"):
-            found = updates(bench.run(**common, federation__payload="nf4", federation__rounding=rounding))
+            found = updates(
+                bench.run(**common, federation__payload="nf4", federation__rounding=rounding)
+            )
             errors[rounding] = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
         assert errors["differences"] < 0.6 * errors["values"], errors
 
     def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, bench: Bench) -> None:
         changes = PRUNED | {"federation__payload": "nf4"}
-        uninterrupted, folder = bench.run(**changes), bench.killed(third_order_of(3), **changes)
+        uninterrupted = bench.run(**changes)
+        folder = bench.killed(third_order_of(3), **changes)
         resumed = bench.run(resume_from=str(folder), **changes)
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 
-    def test_a_run_of_measured_capabilities_goes_on_without_a_site_that_is_gone(self, bench: Bench) -> None:
+    def test_a_run_of_measured_capabilities_goes_on_without_a_site_that_is_gone(
+        self, bench: Bench
+    ) -> None:
         changes = {"hetlora__ranks": "", "num_clients": 2}
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config["capability"] = 0.0
         run = bench.killed(lambda header: header.server_round == 2, grid, **changes)
         again = bench.grid(**changes)
-        for node in [node for node, context in again.contexts.items() if context.node_config["partition-id"] != 0]:
+        for node in [
+            node
+            for node, context in again.contexts.items()
+            if context.node_config["partition-id"] != 0
+        ]:
             del again.contexts[node]
         next(iter(again.contexts.values())).node_config["capability"] = 0.0
         resumed = summary(bench.run(again, resume_from=str(run), **changes))
@@ -345,24 +448,35 @@ class TestHetLoRA(Promises):
 
     # ----- a fleet's clock --------------------------------------------------------------------------------------------
 
-    def test_rounds_take_what_the_fleet_s_devices_would_with_the_ranks_that_they_have(self, bench: Bench) -> None:
+    def test_rounds_take_what_the_fleet_s_devices_would_with_the_ranks_that_they_have(
+        self, bench: Bench
+    ) -> None:
         """Per token 4 operations for a frozen parameter, 6 for a trained one; 8 bits a byte, and no way down at first."""
         changes = {**PRUNED, "hetlora__fleet": "low", "evaluation__every": 1}
-        grid, requests = bench.grid(**changes), list[Message]()
+        grid = bench.grid(**changes)
+        requests = list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, **changes)
-        fleet, whole = read_fleet(FLEETS / "low.toml"), open_model(str(bench.model)).plan.num_parameters
-        document, seconds = summary(folder), []
+        fleet = read_fleet(FLEETS / "low.toml")
+        whole = open_model(str(bench.model)).plan.num_parameters
+        document = summary(folder)
+        seconds = []
         tokens = 16 * 2 * 5  # of a sequence; two of them, five steps
         for number in (1, 2, 3):
             own = {}
             for client, rank in limits(requests, number).items():
-                lora, conditions = 2 * SIDES * rank, fleet.drawn(0, client, number)
+                lora = 2 * SIDES * rank
+                conditions = fleet.drawn(0, client, number)
                 size = 4 * lora * (2 if number > 1 else 1)
                 computing = tokens * (4 * whole + 6 * lora) / conditions.operations_per_second
                 own[client] = computing + 8 * size / conditions.bits_per_second
-                (noted,) = (one for one in document["clients"][client]["rounds"] if one["round"] == number)
-                assert (noted["virtual_seconds"], noted["bytes"]) == (pytest.approx(own[client]), size)
+                (noted,) = (
+                    one for one in document["clients"][client]["rounds"] if one["round"] == number
+                )
+                assert (noted["virtual_seconds"], noted["bytes"]) == (
+                    pytest.approx(own[client]),
+                    size,
+                )
             seconds.append(max(own.values()))
         assert limits(requests, 3)[3] < limits(requests, 1)[3]
         assert document["virtual_seconds"] == pytest.approx(sum(seconds))
@@ -370,7 +484,9 @@ class TestHetLoRA(Promises):
         assert [look["seconds"] for look in looks] == pytest.approx(np.cumsum(seconds))
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         of_fleet = [entry["virtual_seconds"] for entry in entries if entry["kind"] == "round"]
-        assert sum(of_fleet) == pytest.approx(sum(client["metrics"]["virtual_seconds"] for client in document["clients"]))
+        assert sum(of_fleet) == pytest.approx(
+            sum(client["metrics"]["virtual_seconds"] for client in document["clients"])
+        )
         assert "virtual_seconds" not in summary(bench.run())["clients"][0]["metrics"]
 
     # ----- what a client may say of its rank --------------------------------------------------------------------------
@@ -387,7 +503,12 @@ class TestHetLoRA(Promises):
         grid = bench.grid()
         grid.tamper = {1: claim(1), 2: claim(9)}
         clients = summary(bench.run(grid))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "dropped", "dropped", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "dropped",
+            "completed",
+        ]
         assert "not zero beyond rank 1, which the client reports" in clients[1]["reason"]
         assert "rank is above 8, the order's rank_limit" in clients[2]["reason"]
 
@@ -396,17 +517,26 @@ class TestHetLoRA(Promises):
             header = read(request.content).header
             if (header.kind, header.server_round) == ("fetch", 2):
                 for key, blob in list(reply.content["blobs"].items()):
-                    full = {name: torch.ones_like(tensor) for name, tensor in load(blob.data).items()}
+                    full = {
+                        name: torch.ones_like(tensor) for name, tensor in load(blob.data).items()
+                    }
                     reply.content["blobs"][key] = Array("", (), STYPE, save(full))
             return reply
 
         grid = bench.grid(**PRUNED)
         grid.tamper = {3: fill}
         clients = summary(bench.run(grid, **PRUNED))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "completed", "completed", "dropped"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "completed",
+            "completed",
+            "dropped",
+        ]
         assert "not zero beyond rank 4, which the client reports" in clients[3]["reason"]
 
-    def test_egress_holds_back_what_is_not_zero_beyond_the_rank(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_egress_holds_back_what_is_not_zero_beyond_the_rank(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("client_app.tuning.cut_to_rank", lambda tensors, _: dict(tensors))
         with pytest.raises(RunFailed, match="egress check: blobs: not zero beyond rank"):
             bench.run(**PRUNED)

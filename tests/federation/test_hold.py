@@ -42,7 +42,8 @@ class Time:
     """Moves when a process waits for its officer, and calls the officer then."""
 
     def __init__(self, officer: Callable[[], None]) -> None:
-        self.seconds, self.officer = 0.0, officer
+        self.seconds = 0.0
+        self.officer = officer
 
     def pause(self, seconds: float) -> None:
         assert seconds > 0
@@ -67,7 +68,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def of_method(bench: Bench, method: str) -> Bench:
-    bench.method, bench.settings = method, bench.settings | METHODS[method]
+    bench.method = method
+    bench.settings = bench.settings | METHODS[method]
     return bench
 
 
@@ -91,11 +93,26 @@ def sites(bench: Bench, holds: str = "tensors", **changes: Any) -> InProcessGrid
 
 def decide(bench: Bench, **words: Any) -> int:
     """``espalier release``."""
-    return release({"state_dir": str(state(bench)), "ids": [], "all": False, "refuse": [], "reason": "", "show": [], **words})
+    return release(
+        {
+            "state_dir": str(state(bench)),
+            "ids": [],
+            "all": False,
+            "refuse": [],
+            "reason": "",
+            "show": [],
+            **words,
+        }
+    )
 
 
 def undecided(bench: Bench) -> list[Held]:
-    return [held for replies in held_at(state(bench)) for held in replies if replies.decision(held) is None]
+    return [
+        held
+        for replies in held_at(state(bench))
+        for held in replies
+        if replies.decision(held) is None
+    ]
 
 
 def log_of(bench: Bench, site: str = "site-0") -> list[dict[str, Any]]:
@@ -111,21 +128,39 @@ def told(reply: Message) -> tuple[Any, ...]:
     """What a reply holds, but for how long its client worked, and whether a person approves at its site."""
     letter = read(reply.content)
     header = letter.header.model_copy(update={"lineage": "any"})
-    return header, {key: value for key, value in letter.scalars.items() if key not in OTHERWISE}, letter.blobs
+    return (
+        header,
+        {key: value for key, value in letter.scalars.items() if key not in OTHERWISE},
+        letter.blobs,
+    )
 
 
 class OneSite:
     """A site that holds replies, and a server that asks it by hand."""
 
     def __init__(self, bench: Bench, holds: str = "tensors", **changes: Any) -> None:
-        self.bench, self.grid = bench, sites(bench, holds, **changes)
+        self.bench = bench
+        self.grid = sites(bench, holds, **changes)
 
     def ask(self, kind: str = "train", server_round: int = 1, **header: Any) -> Letter:
         scalars = header.pop("scalars", {})
-        common = {"schema_version": SCHEMA_VERSION, "lineage": BY_HAND, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
-        values = common | {"kind": kind, "method": self.bench.method, "server_round": server_round} | header
+        common = {
+            "schema_version": SCHEMA_VERSION,
+            "lineage": BY_HAND,
+            "client": 0,
+            "attempt": 1,
+            "part": 0,
+            "num_parts": 1,
+        }
+        values = (
+            common
+            | {"kind": kind, "method": self.bench.method, "server_round": server_round}
+            | header
+        )
         node_id, context = next(iter(self.grid.contexts.items()))
-        message = address(Letter(Header.model_validate(values), scalars), node_id, lifetime(SECONDS))
+        message = address(
+            Letter(Header.model_validate(values), scalars), node_id, lifetime(SECONDS)
+        )
         return read(self.grid.answer(message, context).content)
 
 
@@ -133,7 +168,9 @@ class OneSite:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_leaves_before_its_release_and_then_the_same_bytes(bench: Bench, time: Time, method: str) -> None:
+def test_nothing_leaves_before_its_release_and_then_the_same_bytes(
+    bench: Bench, time: Time, method: str
+) -> None:
     """The parts of a reply that ``fetch`` asks for are shown and released with the first."""
     of_method(bench, method)
     plain = sites(bench, "")
@@ -149,7 +186,11 @@ def test_nothing_leaves_before_its_release_and_then_the_same_bytes(bench: Bench,
         own = {blob["sha256"] for blob in held.blobs}
         place = (held.entry["client"], held.entry["round"])
         left = [read(reply.content).header for _, reply in grid.received]
-        assert not [header for header in left if (header.client, header.server_round) == place and header.kind != "deliver"]
+        assert not [
+            header
+            for header in left
+            if (header.client, header.server_round) == place and header.kind != "deliver"
+        ]
         shown.append((held.entry["site"], own))
         assert decide(bench, all=True) == 0
 
@@ -161,13 +202,17 @@ def test_nothing_leaves_before_its_release_and_then_the_same_bytes(bench: Bench,
     for site in ("site-0", "site-1"):
         *_, log = [
             [json.loads(line) for line in path.read_text().splitlines()]
-            for path in sorted((state(bench) / "egress").glob(f"*-{site}.jsonl"), key=os.path.getmtime)
+            for path in sorted(
+                (state(bench) / "egress").glob(f"*-{site}.jsonl"), key=os.path.getmtime
+            )
         ]
         kinds = [(entry["entry"], entry["kind"]) for entry in log]
         for place in [place for place, kind in enumerate(kinds) if kind == ("reply", "train")]:
             assert kinds[place - 2 : place] == [("held", "train"), ("released", "train")]
             assert log[place]["released"] == log[place - 1]["hold"] == log[place - 2]["hold"]
-        left = {blob["sha256"] for entry in log if entry["entry"] == "reply" for blob in entry["blobs"]}
+        left = {
+            blob["sha256"] for entry in log if entry["entry"] == "reply" for blob in entry["blobs"]
+        }
         assert left == set().union(*(own for whose, own in shown if whose == site))
 
 
@@ -176,7 +221,11 @@ def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) ->
 
     def officer() -> None:
         (held,) = undecided(bench)
-        words: dict[str, Any] = {"ids": [held.id]} if held.entry["site"] == "site-0" else {"refuse": [held.id], "reason": "no"}
+        words: dict[str, Any] = (
+            {"ids": [held.id]}
+            if held.entry["site"] == "site-0"
+            else {"refuse": [held.id], "reason": "no"}
+        )
         assert decide(bench, **words) == 0
 
     time.officer = officer
@@ -191,7 +240,9 @@ def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) ->
     assert "no" not in [read(reply.content).scalars.get("reason") for _, reply in grid.received]
 
 
-def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(bench: Bench, time: Time) -> None:
+def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(
+    bench: Bench, time: Time
+) -> None:
     """In the first attempt nobody decides; the work is done once, and the release is found by the second."""
     grid = sites(bench, num_clients=1)
 
@@ -209,7 +260,9 @@ def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(
     assert (entries.count("held"), entries.count("released")) == (1, 1)
 
 
-def test_a_reply_that_nobody_releases_costs_its_contribution_and_is_there_for_a_resumption(bench: Bench, time: Time) -> None:
+def test_a_reply_that_nobody_releases_costs_its_contribution_and_is_there_for_a_resumption(
+    bench: Bench, time: Time
+) -> None:
     from strategies.engine.rounds import RunFailed
 
     with pytest.raises(RunFailed, match="Flower reports error"):
@@ -217,14 +270,18 @@ def test_a_reply_that_nobody_releases_costs_its_contribution_and_is_there_for_a_
     assert time.seconds == pytest.approx(2 * SECONDS)
     (folder,) = bench.runs()
     assert decide(bench, all=True) == 0
-    document = summary(bench.run(sites(bench, num_clients=1), num_clients=1, attempts=2, resume_from=str(folder)))
+    document = summary(
+        bench.run(sites(bench, num_clients=1), num_clients=1, attempts=2, resume_from=str(folder))
+    )
     assert (document["status"], time.seconds) == ("completed", pytest.approx(2 * SECONDS))
 
 
 # ----- one site -------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_was_started_again_finds_what_is_held_and_decided(bench: Bench, time: Time) -> None:
+def test_a_node_that_was_started_again_finds_what_is_held_and_decided(
+    bench: Bench, time: Time
+) -> None:
     def killed() -> None:
         raise Killed
 
@@ -293,7 +350,9 @@ def test_a_damaged_document_withholds_no_blob_that_was_released(bench: Bench, ti
     assert decide(bench, all=True) == 0
     (replies.folder / f"{'0' * len(held.id)}.json").write_text("{}")
     (replies.folder / f"{'1' * len(held.id)}.json").write_text("{")
-    assert replies.blobs_decided(held.entry["round"]) == {blob["sha256"]: True for blob in held.blobs}
+    assert replies.blobs_decided(held.entry["round"]) == {
+        blob["sha256"]: True for blob in held.blobs
+    }
 
 
 def test_what_cannot_be_decided_keeps_nobody_from_deciding_on_others(
@@ -343,7 +402,9 @@ def test_a_decision_that_cannot_be_written_does_not_count(
     assert [entry["entry"] for entry in log_of(bench)] == ["held", "released", "released"]
 
 
-def test_a_reply_is_called_by_four_characters_or_more(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reply_is_called_by_four_characters_or_more(
+    bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     assert decide(bench, ids=[""]) == 2
@@ -368,7 +429,9 @@ def test_a_file_that_was_changed_is_held_anew(bench: Bench, time: Time) -> None:
     assert OneSite(bench).ask(attempt=3).header.status == "ok"
 
 
-def test_a_file_that_was_changed_is_not_released(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_was_changed_is_not_released(
+    bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     ((replies,),) = [held_at(state(bench))]
@@ -399,41 +462,51 @@ def test_what_is_not_released_cannot_be_fetched(bench: Bench, time: Time) -> Non
     with pytest.raises(StillHeldError):
         site.ask(scalars={"rank_limit": 8})
     (held,) = undecided(bench)
-    (second, *_) = held.later
+    second, *_ = held.later
     asked = {"blob_sha256": [second["sha256"]], "rank_limit": 8, "rank": 8}
     with pytest.raises(StillHeldError):
         site.ask("fetch", part=1, scalars=asked)
-    assert time.seconds == pytest.approx(3 * SECONDS)  # a fetch may have been sent ahead of the one before it
+    # A fetch may have been sent ahead of the one before it.
+    assert time.seconds == pytest.approx(3 * SECONDS)
     assert decide(bench, refuse=[held.id]) == 0
     assert "did not release it" in str(site.ask("fetch", part=1, scalars=asked).scalars["reason"])
 
 
 @pytest.mark.parametrize(("holds", "waits"), [("tensors", False), ("all", True)])
-def test_numbers_wait_too_where_the_owner_says_so(bench: Bench, time: Time, holds: str, waits: bool) -> None:
+def test_numbers_wait_too_where_the_owner_says_so(
+    bench: Bench, time: Time, holds: str, waits: bool
+) -> None:
     """What a client makes by itself stays there; how long it took is a number."""
     bench = of_method(bench, "fedpetuning")
     bench.settings |= LOCAL_ONLY
-    site, asked = OneSite(bench, holds), {"rank_limit": 8, "fits": False}
+    site = OneSite(bench, holds)
+    asked = {"rank_limit": 8, "fits": False}
     assert site.ask("enrol", 0).header.status == "ok"
     if waits:
         with pytest.raises(StillHeldError):
             site.ask("alone", 2, scalars=asked)
     else:
         assert site.ask("alone", 2, scalars=asked).scalars["seconds"] > 0
-    assert site.ask("alone", 7, scalars=asked).header.status == "failed"  # a sentence; it is not held
+    # A sentence; it is not held.
+    assert site.ask("alone", 7, scalars=asked).header.status == "failed"
 
 
 # ----- words ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_officer_sees_what_would_leave(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_officer_sees_what_would_leave(
+    bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert decide(bench) == 2
     assert "is no directory" in capsys.readouterr().err
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     ((replies,),) = [held_at(state(bench))]
     (held,) = replies
-    assert f"site-0: train of round 1 is held as {held.id} until an officer decides" in capsys.readouterr().err
+    assert (
+        f"site-0: train of round 1 is held as {held.id} until an officer decides"
+        in capsys.readouterr().err
+    )
     assert decide(bench) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["id", "site", "run", "method"]

@@ -20,18 +20,27 @@ from espalier.storage.blobs import sha256
 from espalier.wire.messages import Letter, read
 from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
 
-ROWS = {"groups": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "channels": ("mlp.gate_proj", "mlp.up_proj")}
+ROWS = {
+    "groups": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "channels": ("mlp.gate_proj", "mlp.up_proj"),
+}
 COLUMNS = {"groups": "self_attn.o_proj", "channels": "mlp.down_proj"}
 SIZES = {"self_attn.q_proj": 8, "self_attn.k_proj": 4, "self_attn.v_proj": 4, "self_attn.o_proj": 8}
 
 
-def scores_by_hand(bench: Bench, windows: torch.Tensor, signed: bool) -> list[dict[str, list[float]]]:
+def scores_by_hand(
+    bench: Bench, windows: torch.Tensor, signed: bool
+) -> list[dict[str, list[float]]]:
     """Weight times gradient of the mean loss, summed unit by unit."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     model(input_ids=windows, labels=windows).loss.backward()
     found = []
     for block in model.model.layers:
-        products = {name: (m.weight * m.weight.grad).detach() for name, m in block.named_modules() if hasattr(m, "weight")}
+        products = {
+            name: (m.weight * m.weight.grad).detach()
+            for name, m in block.named_modules()
+            if hasattr(m, "weight")
+        }
         products = products if signed else {name: value.abs() for name, value in products.items()}
         own: dict[str, list[float]] = {}
         for kind, number in (("groups", 2), ("channels", 24)):
@@ -41,7 +50,9 @@ def scores_by_hand(bench: Bench, windows: torch.Tensor, signed: bool) -> list[di
                     size = SIZES.get(name, 1)
                     own[kind][unit] += float(products[name][unit * size : (unit + 1) * size].sum())
                 size = SIZES.get(COLUMNS[kind], 1)
-                own[kind][unit] += float(products[COLUMNS[kind]][:, unit * size : (unit + 1) * size].sum())
+                own[kind][unit] += float(
+                    products[COLUMNS[kind]][:, unit * size : (unit + 1) * size].sum()
+                )
         found.append(own)
     return found
 
@@ -65,7 +76,9 @@ def fisher_by_hand(bench: Bench, windows: torch.Tensor) -> list[dict[str, list[f
             block.get_submodule(path).register_forward_pre_hook(masked)
     found = {key: torch.zeros_like(mask) for key, mask in masks.items()}
     for window in windows:
-        gradients = torch.autograd.grad(model(input_ids=window[None], labels=window[None]).loss, list(masks.values()))
+        gradients = torch.autograd.grad(
+            model(input_ids=window[None], labels=window[None]).loss, list(masks.values())
+        )
         for key, gradient in zip(found, gradients, strict=True):
             found[key] += gradient.square() / len(windows)
     return [{kind: found[index, kind].tolist() for kind in SIDES} for index in range(2)]
@@ -74,7 +87,10 @@ def fisher_by_hand(bench: Bench, windows: torch.Tensor) -> list[dict[str, list[f
 def searched_by_hand(scores: dict[tuple[int, str, int], float]) -> set[tuple[int, str, int]]:
     """Of all numbers of groups and channels whose lowest come to 0.3 of what all cost those of the lowest sum."""
     pools = {key[:2] for key in scores}
-    stay = {max((key for key in scores if key[:2] == pool), key=lambda key: (scores[key], key)) for pool in pools}
+    stay = {
+        max((key for key in scores if key[:2] == pool), key=lambda key: (scores[key], key))
+        for pool in pools
+    }
     free = sorted(scores.keys() - stay, key=lambda key: scores[key])
     order = {kind: [key for key in free if key[1] == kind] for kind in SIDES}
     target = 0.3 * sum(COSTS[kind] for _, kind, _ in scores)
@@ -91,7 +107,11 @@ class TestLlmPruner(Promises):
     """One round; both blocks of the tiny model may be cut."""
 
     method = "llm-pruner"
-    settings: ClassVar[dict[str, Any]] = {"llm-pruner.share": 0.3, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}
+    settings: ClassVar[dict[str, Any]] = {
+        "llm-pruner.share": 0.3,
+        "llm-pruner.spare-first": 0,
+        "llm-pruner.spare-last": 0,
+    }
     last_round = 1
     cuts_windows = "calibration_windows"
 
@@ -100,9 +120,15 @@ class TestLlmPruner(Promises):
         return []
 
     @pytest.mark.parametrize("element", ["absolute", "signed"])
-    def test_scores_are_those_of_autograd_and_are_added_up(self, bench: Bench, element: str) -> None:
+    def test_scores_are_those_of_autograd_and_are_added_up(
+        self, bench: Bench, element: str
+    ) -> None:
         """Per kind and block the lowest go, until 0.3 of what they cost is reached; signed sums count by magnitude."""
-        changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt", "llm_pruner__element": element}
+        changes = {
+            "data__source": "text",
+            "data__path": f"{bench.folder}/text-{{client}}.txt",
+            "llm_pruner__element": element,
+        }
         changes |= {"llm_pruner__max_score_ratio": 1000.0, "llm_pruner__form": "compact"}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -112,13 +138,19 @@ class TestLlmPruner(Promises):
             letter = read(reply.content)
             for key, blob in letter.blobs.items() if letter.header.kind == "train" else ():
                 for kind, values in expected[client][int(key[-4:])].items():
-                    np.testing.assert_allclose(unpack_tensors(blob)[f"{kind}.score"], values, rtol=2e-3, atol=1e-6)
+                    np.testing.assert_allclose(
+                        unpack_tensors(blob)[f"{kind}.score"], values, rtol=2e-3, atol=1e-6
+                    )
         structure = OpenedModel(folder / "model").structure
         assert structure is not None
         for index, block in enumerate(structure.blocks):
             for kind, number, go in (("groups", 2, 1), ("channels", 24, 8)):
-                sums = [abs(sum(own[index][kind][unit] for own in expected)) for unit in range(number)]
-                assert list(block.kept(kind)) == sorted(sorted(range(number), key=lambda unit: sums[unit])[go:])
+                sums = [
+                    abs(sum(own[index][kind][unit] for own in expected)) for unit in range(number)
+                ]
+                assert list(block.kept(kind)) == sorted(
+                    sorted(range(number), key=lambda unit: sums[unit])[go:]
+                )
 
     def test_squares_are_the_fisher_information_of_masks(self, bench: Bench) -> None:
         """Of masks on what units give, window by window; groups and channels go in those numbers that cost least."""
@@ -127,7 +159,11 @@ class TestLlmPruner(Promises):
             "data__path": f"{bench.folder}/text-{{client}}.txt",
             "llm_pruner__element": "squared",
         }
-        changes |= {"llm_pruner__max_score_ratio": 1000.0, "llm_pruner__form": "compact", "llm_pruner__selection": "search"}
+        changes |= {
+            "llm_pruner__max_score_ratio": 1000.0,
+            "llm_pruner__form": "compact",
+            "llm_pruner__selection": "search",
+        }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         expected = [fisher_by_hand(bench, own) for own in all_windows(bench, **changes).chunk(4)]
@@ -135,7 +171,9 @@ class TestLlmPruner(Promises):
             letter = read(reply.content)
             for key, blob in letter.blobs.items() if letter.header.kind == "train" else ():
                 for kind, values in expected[client][int(key[-4:])].items():
-                    np.testing.assert_allclose(unpack_tensors(blob)[f"{kind}.score"], values, rtol=2e-3, atol=1e-9)
+                    np.testing.assert_allclose(
+                        unpack_tensors(blob)[f"{kind}.score"], values, rtol=2e-3, atol=1e-9
+                    )
         structure = OpenedModel(folder / "model").structure
         assert structure is not None
         total = {
@@ -144,43 +182,70 @@ class TestLlmPruner(Promises):
             for kind, number in (("groups", 2), ("channels", 24))
             for unit in range(number)
         }
-        kept = {(i, kind, unit) for i, block in enumerate(structure.blocks) for kind in SIDES for unit in block.kept(kind)}
+        kept = {
+            (i, kind, unit)
+            for i, block in enumerate(structure.blocks)
+            for kind in SIDES
+            for unit in block.kept(kind)
+        }
         assert kept == total.keys() - searched_by_hand(total)
 
     def test_signed_sums_are_those_of_pooled_data(self, bench: Bench) -> None:
-        changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt", "llm_pruner__element": "signed"}
+        changes = {
+            "data__source": "text",
+            "data__path": f"{bench.folder}/text-{{client}}.txt",
+            "llm_pruner__element": "signed",
+        }
         changes |= {"evaluation__centralized": "auto", "llm_pruner__max_score_ratio": 1000.0}
         (metric,) = summary(bench.run(**changes))["metrics"]
-        assert metric["values"]["centralized"] == pytest.approx(metric["values"]["federated"], rel=1e-5)
+        assert metric["values"]["centralized"] == pytest.approx(
+            metric["values"]["federated"], rel=1e-5
+        )
 
     def test_signed_sums_of_unequal_parties_add_up_to_those_of_all(self, bench: Bench) -> None:
         """A party of three windows counts three times as much as one of a single window."""
-        model, windows = OpenedModel(bench.model), all_windows(bench)[:4]
-        job = LlmPrunerSettings.model_validate({"element": "signed", "spare-first": 0, "spare-last": 0})
+        model = OpenedModel(bench.model)
+        windows = all_windows(bench)[:4]
+        job = LlmPrunerSettings.model_validate(
+            {"element": "signed", "spare-first": 0, "spare-last": 0}
+        )
         computing = Computing(torch.device("cpu"), torch.float32, 1)
-        whole, *parts = (taylor_scores(model, computing, own, job, 2) for own in (windows, windows[:3], windows[3:]))
+        whole, *parts = (
+            taylor_scores(model, computing, own, job, 2)
+            for own in (windows, windows[:3], windows[3:])
+        )
         for index, scores in enumerate(whole):
             for kind, values in scores.items():
-                torch.testing.assert_close(parts[0][index][kind] + parts[1][index][kind], values, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    parts[0][index][kind] + parts[1][index][kind], values, rtol=1e-4, atol=1e-5
+                )
 
     def test_a_magnitude_below_zero_costs_its_sender_alone(self, bench: Bench) -> None:
         def negate(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
                 blobs = reply.content["blobs"]
                 for key in blobs:
-                    turned = {name: -values for name, values in unpack_tensors(blobs[key].data).items()}
+                    turned = {
+                        name: -values for name, values in unpack_tensors(blobs[key].data).items()
+                    }
                     blobs[key] = Array("", (), STYPE, pack_tensors(turned))
             return reply
 
         grid = bench.grid()
         grid.tamper[1] = negate
         clients = summary(bench.run(grid))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
         assert "a score is no finite number, or below 0" in clients[1]["reason"]
 
     def test_spared_blocks_stay_whole_and_the_share_is_of_all(self, bench: Bench) -> None:
         folder = bench.run(**{"llm_pruner__spare_last": 1, "llm_pruner__share": 0.2})
-        small, base = OpenedModel(folder / "model"), OpenedModel(bench.model)
+        small = OpenedModel(folder / "model")
+        base = OpenedModel(bench.model)
         assert small.plan.blocks[1] == base.plan.blocks[1]
         cut = 1 - small.plan.num_weights / base.plan.num_weights
         assert 0.2 <= cut < 0.2 + 2 * 384 / base.plan.num_weights
@@ -190,9 +255,15 @@ class TestLlmPruner(Promises):
         [
             (
                 {"llm_pruner__spare_first": 2},
-                r"llm-pruner.spare-first = 2, spare-last = 0: the model has 2 blocks, of which none",
+                (
+                    r"llm-pruner.spare-first = 2, spare-last = 0: the model has 2 blocks, of which"
+                    r" none"
+                ),
             ),
-            ({"llm_pruner__spare_first": 1, "llm_pruner__share": 0.6}, r"llm-pruner.share = 0.6 .*120.0% of what can be cut"),
+            (
+                {"llm_pruner__spare_first": 1, "llm_pruner__share": 0.6},
+                r"llm-pruner.share = 0.6 .*120.0% of what can be cut",
+            ),
         ],
     )
     def test_what_cannot_be_cut_is_refused_before_anything_starts(
@@ -202,13 +273,18 @@ class TestLlmPruner(Promises):
             bench.run(**changes)
         assert not (bench.folder / "runs").exists()
 
-    def test_scores_of_one_client_do_not_drown_the_others(self, bench: Bench, plain: Uninterrupted) -> None:
+    def test_scores_of_one_client_do_not_drown_the_others(
+        self, bench: Bench, plain: Uninterrupted
+    ) -> None:
         def shout(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
                 blobs = reply.content["blobs"]
                 hashes = list(reply.content["scalars"]["blob_sha256"])
                 for place, key in enumerate(sorted(blobs)):
-                    loud = {name: 1e6 * values for name, values in unpack_tensors(blobs[key].data).items()}
+                    loud = {
+                        name: 1e6 * values
+                        for name, values in unpack_tensors(blobs[key].data).items()
+                    }
                     blobs[key] = Array("", (), STYPE, pack_tensors(loud))
                     hashes[place] = sha256(blobs[key].data)
                 reply.content["scalars"]["blob_sha256"] = hashes

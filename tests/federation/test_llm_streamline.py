@@ -24,7 +24,10 @@ from espalier.wire.messages import Header, Letter, read
 from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
 from strategies.engine.rounds import RunFailed
 
-BLOCKS, SPAN, STEPS, RATE = 4, 2, 3, 1e-2
+BLOCKS = 4
+SPAN = 2
+STEPS = 3
+RATE = 1e-2
 PATHS = {
     "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
     "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
@@ -39,7 +42,8 @@ def dense(bench: Bench) -> Any:
 
 def hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
     """What goes into each block, and what comes out of the last before the final norm."""
-    model, found = dense(bench), list[Tensor]()
+    model = dense(bench)
+    found = list[Tensor]()
     for block in model.model.layers:
         block.register_forward_pre_hook(lambda _, args: found.append(args[0]))
     model.model.layers[-1].register_forward_hook(lambda _, args, output: found.append(output))
@@ -51,30 +55,46 @@ def hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
 def published_hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
     """What the published code compares: transformers' own hidden states, the last of which is behind the final norm."""
     with torch.no_grad():
-        return list(dense(bench)(input_ids=windows, output_hidden_states=True, use_cache=False).hidden_states)
+        return list(
+            dense(bench)(
+                input_ids=windows, output_hidden_states=True, use_cache=False
+            ).hidden_states
+        )
 
 
 def cosines_by_hand(hidden: list[Tensor]) -> list[float]:
     """Token by token, in a plain loop."""
     found = []
     for start in range(BLOCKS - SPAN + 1):
-        pairs = zip(hidden[start].flatten(0, 1).double(), hidden[start + SPAN].flatten(0, 1).double(), strict=True)
+        pairs = zip(
+            hidden[start].flatten(0, 1).double(),
+            hidden[start + SPAN].flatten(0, 1).double(),
+            strict=True,
+        )
         own = [float(one @ other / one.norm() / other.norm()) for one, other in pairs]
         found.append(sum(own) / len(own))
     return found
 
 
 def trained_by_hand(
-    bench: Bench, layer: dict[str, Tensor], start: int, windows: Tensor, client: int, first_step: int
+    bench: Bench,
+    layer: dict[str, Tensor],
+    start: int,
+    windows: Tensor,
+    client: int,
+    first_step: int,
 ) -> dict[str, Tensor]:
     """A round of AdamW on one block in a whole model of transformers, whose input and output are hidden states."""
-    hidden, model = hidden_states(bench, windows), dense(bench)
+    hidden = hidden_states(bench, windows)
+    model = dense(bench)
     block = model.model.layers[start]
     block.load_state_dict({NAMES[name]: value.clone() for name, value in layer.items()})
     optimizer = torch.optim.AdamW(block.parameters(), lr=RATE, weight_decay=1e-3)
     rotary = model.model.rotary_emb(hidden[0], torch.arange(16)[None])
     for step in range(first_step, first_step + STEPS):
-        numbers = sequences_of_step(len(windows), 2, step, derive_seed(0, "training", client=client))
+        numbers = sequences_of_step(
+            len(windows), 2, step, derive_seed(0, "training", client=client)
+        )
         losses = []
         for number in numbers:
             made = block(hidden[start][number : number + 1], position_embeddings=rotary)
@@ -91,9 +111,16 @@ def sent(received: list[tuple[int, Message]], server_round: int, client: int) ->
     found = {}
     for partition, reply in received:
         letter = read(reply.content)
-        if partition == client and letter.header.server_round == server_round and letter.header.kind in ("train", "fetch"):
+        if (
+            partition == client
+            and letter.header.server_round == server_round
+            and letter.header.kind in ("train", "fetch")
+        ):
             for blob in letter.blobs.values():
-                found |= {name: torch.from_numpy(value.copy()) for name, value in unpack_tensors(blob).items()}
+                found |= {
+                    name: torch.from_numpy(value.copy())
+                    for name, value in unpack_tensors(blob).items()
+                }
     return found
 
 
@@ -125,24 +152,35 @@ class TestLlmStreamline(Promises):
         """Another stretch."""
         if "start" not in order.scalars:
             return []
-        return [*super().other_orders(order), Letter(order.header, {"start": (order.scalars["start"] + 1) % 3}, order.blobs)]
+        return [
+            *super().other_orders(order),
+            Letter(order.header, {"start": (order.scalars["start"] + 1) % 3}, order.blobs),
+        ]
 
     @pytest.fixture
     def pointed(self, bench: Bench) -> Bench:
         """Also the baseline finds the clients' texts."""
-        bench.settings = bench.settings | {"data.source": "text", "data.path": f"{bench.folder}/text-{{client}}.txt"}
+        bench.settings = bench.settings | {
+            "data.source": "text",
+            "data.path": f"{bench.folder}/text-{{client}}.txt",
+        }
         return bench
 
     def windows(self, bench: Bench) -> tuple[Tensor, ...]:
         changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt"}
         return all_windows(bench, **changes).chunk(bench.num_clients)
 
-    def test_the_stretch_that_changes_its_input_least_over_all_tokens_goes(self, plain: Uninterrupted) -> None:
+    def test_the_stretch_that_changes_its_input_least_over_all_tokens_goes(
+        self, plain: Uninterrupted
+    ) -> None:
         windows = self.windows(plain.bench)
         for client, own in enumerate(windows):
             cosines = sent(plain.received, 1, client)["cosines"]
             np.testing.assert_allclose(
-                cosines, cosines_by_hand(published_hidden_states(plain.bench, own)), rtol=1e-4, atol=1e-5
+                cosines,
+                cosines_by_hand(published_hidden_states(plain.bench, own)),
+                rtol=1e-4,
+                atol=1e-5,
             )
         pooled = cosines_by_hand(published_hidden_states(plain.bench, torch.cat(windows)))
         report = summary(plain.folder)["report"]
@@ -152,7 +190,8 @@ class TestLlmStreamline(Promises):
 
     def test_the_last_block_may_be_compared_before_the_final_norm(self, pointed: Bench) -> None:
         """At the clients, in what a client decides by itself, and with pooled data; the last block adds next to nothing."""
-        model, home_model = dense(pointed), pointed.model
+        model = dense(pointed)
+        home_model = pointed.model
         with torch.no_grad():
             for path in ("self_attn.o_proj", "mlp.down_proj"):
                 model.model.layers[-1].get_parameter(f"{path}.weight").mul_(1e-3)
@@ -160,50 +199,95 @@ class TestLlmStreamline(Promises):
         pointed.model = pointed.folder / "model"
         shutil.copytree(home_model, pointed.model)
         model.save_pretrained(pointed.model)
-        changes = {"llm_streamline__replacement": "none", "federation__rounds": 0, "evaluation__centralized": "auto"}
-        unread = {f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate", "schedule")}
-        pointed.settings = {k: v for k, v in pointed.settings.items() if k.replace("-", "_").replace(".", "__") not in unread}
+        changes = {
+            "llm_streamline__replacement": "none",
+            "federation__rounds": 0,
+            "evaluation__centralized": "auto",
+        }
+        unread = {
+            f"llm_streamline__{key}": None
+            for key in ("steps", "batch_windows", "learning_rate", "schedule")
+        }
+        pointed.settings = {
+            k: v
+            for k, v in pointed.settings.items()
+            if k.replace("-", "_").replace(".", "__") not in unread
+        }
         for value, went in (("after-norm", False), ("before-norm", True)):
-            folder = pointed.run(**changes, llm_streamline__last_hidden_state=value, evaluation__local_only=True)
+            folder = pointed.run(
+                **changes, llm_streamline__last_hidden_state=value, evaluation__local_only=True
+            )
             document = summary(folder)
             assert (document["report"]["blocks_that_went"] == [BLOCKS - 1]) is went
             values = document["metrics"][0]["values"]
             assert values["centralized"] == pytest.approx(values["federated"], rel=1e-6)
 
-    def test_clients_train_as_a_plain_loop_does_and_their_layers_are_averaged(self, plain: Uninterrupted) -> None:
-        bench, windows = plain.bench, self.windows(plain.bench)
-        (start, *_) = summary(plain.folder)["report"]["blocks_that_went"]
+    def test_clients_train_as_a_plain_loop_does_and_their_layers_are_averaged(
+        self, plain: Uninterrupted
+    ) -> None:
+        bench = plain.bench
+        windows = self.windows(plain.bench)
+        start, *_ = summary(plain.folder)["report"]["blocks_that_went"]
         base = dense(bench).model.layers[start]
         layer = {name: base.get_parameter(path).detach() for name, path in NAMES.items()}
         for server_round in (2, 3):
             own = [sent(plain.received, server_round, client) for client in range(4)]
             for client, found in enumerate(own):
-                expected = trained_by_hand(bench, layer, start, windows[client], client, (server_round - 2) * STEPS)
+                expected = trained_by_hand(
+                    bench, layer, start, windows[client], client, (server_round - 2) * STEPS
+                )
                 assert found.keys() == expected.keys()
                 for name, value in expected.items():
                     torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
-            layer = {name: torch.stack([found[name] for found in own]).mean(dim=0) for name in layer}
-        written = AutoModelForCausalLM.from_pretrained(plain.folder / "model", dtype=torch.float32).model.layers
+            layer = {
+                name: torch.stack([found[name] for found in own]).mean(dim=0) for name in layer
+            }
+        written = AutoModelForCausalLM.from_pretrained(
+            plain.folder / "model", dtype=torch.float32
+        ).model.layers
         assert len(written) == BLOCKS - 1
         for name, value in layer.items():
-            torch.testing.assert_close(written[start].get_parameter(NAMES[name]), value.bfloat16().float())
+            torch.testing.assert_close(
+                written[start].get_parameter(NAMES[name]), value.bfloat16().float()
+            )
         untouched = [index for index in range(BLOCKS) if index not in (start, start + 1)]
-        for index, source in zip([index for index in range(BLOCKS - 1) if index != start], untouched, strict=True):
+        for index, source in zip(
+            [index for index in range(BLOCKS - 1) if index != start], untouched, strict=True
+        ):
             before = dense(bench).model.layers[source].state_dict()
-            assert all(torch.equal(value, before[name]) for name, value in written[index].state_dict().items())
+            assert all(
+                torch.equal(value, before[name])
+                for name, value in written[index].state_dict().items()
+            )
 
     def test_the_report_counts_what_the_files_hold(self, plain: Uninterrupted) -> None:
-        report, model = summary(plain.folder)["report"], AutoModelForCausalLM.from_pretrained(plain.folder / "model")
+        report = summary(plain.folder)["report"]
+        model = AutoModelForCausalLM.from_pretrained(plain.folder / "model")
         assert report["form"] == "plain"
         assert report["parameters"] == sum(value.numel() for value in model.parameters())
         assert report["trained_parameters"] == 16 * 16 * 2 + 8 * 16 * 2 + 3 * 24 * 16 + 2 * 16
 
     def test_nothing_comes_in_their_place(self, pointed: Bench) -> None:
         """One round, no training; what one party decides that has all windows, and what a client decides by itself."""
-        changes = {"llm_streamline__replacement": "none", "federation__rounds": 0, "evaluation__own_text": True}
-        changes |= {"evaluation__local_only": True, "evaluation__centralized": "auto", "llm_streamline__form": "zero-filled"}
-        unread = {f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate", "schedule")}
-        pointed.settings = {k: v for k, v in pointed.settings.items() if k.replace("-", "_").replace(".", "__") not in unread}
+        changes = {
+            "llm_streamline__replacement": "none",
+            "federation__rounds": 0,
+            "evaluation__own_text": True,
+        }
+        changes |= {
+            "evaluation__local_only": True,
+            "evaluation__centralized": "auto",
+            "llm_streamline__form": "zero-filled",
+        }
+        unread = {
+            f"llm_streamline__{key}": None
+            for key in ("steps", "batch_windows", "learning_rate", "schedule")
+        }
+        pointed.settings = {
+            k: v
+            for k, v in pointed.settings.items()
+            if k.replace("-", "_").replace(".", "__") not in unread
+        }
         folder = pointed.run(**changes)
         document = summary(folder)
         (went,) = document["report"]["blocks_that_went"]
@@ -215,17 +299,25 @@ class TestLlmStreamline(Promises):
         with torch.no_grad():
             for index, block in enumerate(model.model.layers):
                 block.self_attn.layer_idx = index
-            torch.testing.assert_close(written(tokens, use_cache=False).logits, model(tokens, use_cache=False).logits)
+            torch.testing.assert_close(
+                written(tokens, use_cache=False).logits, model(tokens, use_cache=False).logits
+            )
         public, own = document["metrics"]
-        assert public["values"]["centralized"] == pytest.approx(public["values"]["federated"], rel=1e-6)
+        assert public["values"]["centralized"] == pytest.approx(
+            public["values"]["federated"], rel=1e-6
+        )
         assert {client["status"] for client in document["clients"]} == {"completed"}
         assert own["values"]["local_only"] is not None
 
-    def test_hidden_states_that_were_lost_are_made_again(self, bench: Bench, plain: Uninterrupted) -> None:
+    def test_hidden_states_that_were_lost_are_made_again(
+        self, bench: Bench, plain: Uninterrupted
+    ) -> None:
         def lose(message: Message) -> None:
             header: Header = read(message.content).header
             if (header.kind, header.server_round, header.client) == ("train", 3, 1):
-                for file in (bench.folder / "state" / header.lineage / "node-00001").rglob("stretch.json"):
+                for file in (bench.folder / "state" / header.lineage / "node-00001").rglob(
+                    "stretch.json"
+                ):
                     file.unlink()
                     lost.append(file)
 
@@ -236,27 +328,40 @@ class TestLlmStreamline(Promises):
         assert len(lost) == 1
 
     @pytest.mark.parametrize(
-        ("payload", "rounding"), [("bfloat16", "differences"), ("nf4", "differences"), ("bfloat16", "values")]
+        ("payload", "rounding"),
+        [("bfloat16", "differences"), ("nf4", "differences"), ("bfloat16", "values")],
     )
     def test_rounded_layers_come_close_to_whole_ones(
         self, bench: Bench, plain: Uninterrupted, payload: str, rounding: str
     ) -> None:
         grid = bench.grid(federation__payload=payload, federation__rounding=rounding)
-        folder = bench.run(grid, federation__payload=payload, federation__rounding=rounding, evaluation__own_text=True)
-        (start, *_) = summary(folder)["report"]["blocks_that_went"]
+        folder = bench.run(
+            grid,
+            federation__payload=payload,
+            federation__rounding=rounding,
+            evaluation__own_text=True,
+        )
+        start, *_ = summary(folder)["report"]["blocks_that_went"]
         made, exact = (OpenedModel(path / "model").checkpoint for path in (folder, plain.folder))
         base = OpenedModel(bench.model).checkpoint
         for path in NAMES.values():
             name = f"model.layers.{start}.{path}"
             change = (exact.read(name).float() - base.read(name).float()).norm()
             error = (made.read(name).float() - exact.read(name).float()).norm()
-            assert error < (0.05 if (payload, rounding) == ("bfloat16", "differences") else 0.5) * change
+            assert (
+                error
+                < (0.05 if (payload, rounding) == ("bfloat16", "differences") else 0.5) * change
+            )
 
-    def test_weights_by_samples_are_those_of_windows(self, bench: Bench, plain: Uninterrupted) -> None:
+    def test_weights_by_samples_are_those_of_windows(
+        self, bench: Bench, plain: Uninterrupted
+    ) -> None:
         """All have as many windows here, so that the mean is that of equal weights."""
         clients = summary(plain.folder)["clients"]
         assert [client["metrics"]["samples"] for client in clients] == [2, 2, 2, 2]
-        equal = bench.run(bench.grid(federation__client_weights="equal"), federation__client_weights="equal")
+        equal = bench.run(
+            bench.grid(federation__client_weights="equal"), federation__client_weights="equal"
+        )
         assert {k: v for k, v in results(equal).items() if k.endswith(".safetensors")} == {
             k: v for k, v in results(plain.folder).items() if k.endswith(".safetensors")
         }
@@ -266,8 +371,20 @@ class TestLlmStreamline(Promises):
         [
             ({"share": 0.9}, r"llm-streamline.share = 0.9: of 4 blocks none would stay"),
             ({"share": 0.75 + 1e-3}, "none would stay"),
-            ({"replacement": "none"}, r"federation.rounds = 2: with llm-streamline.replacement = 'none' nothing is trained"),
-            ({"weight_decay": 40.0}, r"llm-streamline = .*weight-decay = 40.0: learning-rate x weight-decay x steps = 1.2"),
+            (
+                {"replacement": "none"},
+                (
+                    r"federation.rounds = 2: with llm-streamline.replacement = 'none' nothing is"
+                    r" trained"
+                ),
+            ),
+            (
+                {"weight_decay": 40.0},
+                (
+                    r"llm-streamline = .*weight-decay = 40.0: learning-rate x weight-decay x steps"
+                    r" = 1.2"
+                ),
+            ),
         ],
     )
     def test_what_cannot_be_done_is_refused_before_anything_starts(
@@ -288,9 +405,12 @@ class TestLlmStreamline(Promises):
             asked = read(request.content).header
             if (asked.kind, asked.server_round) != ("train", server_round):
                 return reply
-            blobs, scalars = reply.content["blobs"], reply.content["scalars"]
+            blobs = reply.content["blobs"]
+            scalars = reply.content["scalars"]
             key = sorted(blobs)[0]
-            tensors = {name: found.copy() for name, found in unpack_tensors(blobs[key].data).items()}
+            tensors = {
+                name: found.copy() for name, found in unpack_tensors(blobs[key].data).items()
+            }
             next(iter(tensors.values())).flat[0] = value
             packed = pack_tensors(tensors)
             hashes = list(scalars["blob_sha256"])
@@ -301,7 +421,12 @@ class TestLlmStreamline(Promises):
         grid = bench.grid()
         grid.tamper[1] = spoil
         clients = summary(bench.run(grid))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
         assert words in clients[1]["reason"]
 
     def test_more_tokens_than_any_client_has_are_refused(self, bench: Bench) -> None:
@@ -319,17 +444,29 @@ class TestLlmStreamline(Promises):
         ("limit", "words"),
         [
             ({"most-steps": 2}, "most-steps = 2: llm-streamline.steps = 3"),
-            ({"most-sequences": 5}, "most-sequences = 5: llm-streamline.steps x llm-streamline.batch-windows = 6"),
-            ({"most-batch-tokens": 31}, "most-batch-tokens = 31: llm-streamline.batch-windows x data.window-tokens = 32"),
+            (
+                {"most-sequences": 5},
+                "most-sequences = 5: llm-streamline.steps x llm-streamline.batch-windows = 6",
+            ),
+            (
+                {"most-batch-tokens": 31},
+                "most-batch-tokens = 31: llm-streamline.batch-windows x data.window-tokens = 32",
+            ),
             ({"most-rounds": 2}, "most-rounds = 2: rounds of the run = 3"),
         ],
     )
-    def test_a_site_s_limits_hold_for_the_layer_s_training(self, bench: Bench, limit: dict[str, int], words: str) -> None:
+    def test_a_site_s_limits_hold_for_the_layer_s_training(
+        self, bench: Bench, limit: dict[str, int], words: str
+    ) -> None:
         """They are told at enrolment, before any work."""
         grid = bench.grid()
         for client, context in enumerate(grid.contexts.values()):
             more = limit if client == 1 else {}
-            context.node_config |= {"site": f"site-{client}", "least-tokens": 30, "model-path": str(bench.model)} | more
+            context.node_config |= {
+                "site": f"site-{client}",
+                "least-tokens": 30,
+                "model-path": str(bench.model),
+            } | more
         grid.simulated = False
         document = summary(bench.run(grid))
         assert words in document["refused"]["site-1"]
@@ -338,7 +475,10 @@ class TestLlmStreamline(Promises):
     def test_too_few_tokens_are_refused_by_the_site(self, bench: Bench) -> None:
         grid = bench.grid()
         for client, context in enumerate(grid.contexts.values()):
-            context.node_config |= {"site": f"site-{client}", "least-tokens": 33 if client == 1 else 30}
+            context.node_config |= {
+                "site": f"site-{client}",
+                "least-tokens": 33 if client == 1 else 30,
+            }
             context.node_config["model-path"] = str(bench.model)
         grid.simulated = False
         document = summary(bench.run(grid))

@@ -13,7 +13,12 @@ TRAINED = {
     "federation.rounds": 3, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01, "lora.rank": 2,
     "evaluation.max-windows": 4,
 }  # fmt: skip
-FEDSPINE = {"lora.targets": "all", "fedspine.share": 0.25, "fedspine.rank-min": 1, "evaluation.local-only": True}
+FEDSPINE = {
+    "lora.targets": "all",
+    "fedspine.share": 0.25,
+    "fedspine.rank-min": 1,
+    "evaluation.local-only": True,
+}
 
 
 @pytest.fixture
@@ -34,14 +39,18 @@ def test_each_look_is_what_a_shorter_run_ends_with(bench: Bench) -> None:
     for look in found:
         shorter = bench.run(federation__rounds=look["round"], training__schedule="constant")
         (metric,) = summary(shorter)["metrics"]
-        assert look["perplexity"] == {metric["dataset"]: pytest.approx(metric["values"]["federated"], rel=1e-6)}
+        assert look["perplexity"] == {
+            metric["dataset"]: pytest.approx(metric["values"]["federated"], rel=1e-6)
+        }
 
 
 def test_after_every_so_many_rounds_and_killed_it_is_the_same(bench: Bench) -> None:
     changes = {"evaluation__every": 2, "federation__rounds": 5}
     whole = bench.run(**changes)
     assert [look["round"] for look in looks(whole)] == [2, 4]
-    killed = bench.killed(lambda header: header.kind == "train" and header.server_round == 4, **changes)
+    killed = bench.killed(
+        lambda header: header.kind == "train" and header.server_round == 4, **changes
+    )
     assert looks(bench.run(resume_from=str(killed), **changes)) == looks(whole)
 
 
@@ -54,13 +63,18 @@ def test_of_devices_with_models_of_their_own_each_is_measured(bench: Bench) -> N
     """The server makes them of cuts and adapters, and finds what the devices find."""
     folder = bench.run(evaluation__every=3)
     (look,) = looks(folder)
-    told = {str(client["client"]): client["metrics"]["perplexity/public/federated"] for client in summary(folder)["clients"]}
+    told = {
+        str(client["client"]): client["metrics"]["perplexity/public/federated"]
+        for client in summary(folder)["clients"]
+    }
     assert look["perplexity"]["public"] == pytest.approx(told, rel=1e-3)
     assert look["seconds"] == summary(folder)["virtual_seconds"]
 
 
 @pytest.mark.parametrize("bench", ["sft-p"], indirect=True)
 def test_what_cannot_be_measured_between_rounds_is_refused_at_once(bench: Bench) -> None:
-    with pytest.raises(Mistake, match=r"evaluation.every = 1: sft-p is measured at the end alone; set it to 0"):
+    with pytest.raises(
+        Mistake, match=r"evaluation.every = 1: sft-p is measured at the end alone; set it to 0"
+    ):
         bench.run(evaluation__every=1)
     assert not (bench.folder / "runs").exists()

@@ -28,7 +28,12 @@ from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 DAMPING = 0.05
 FISHER = {"llm-pruner.element": "squared", "llm-pruner.selection": "search"}
 SMALL = {"llm-pruner.share": 0.3, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, **FISHER}
-TUNED = {**SMALL, "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all", "llm-pruner.rescale-damping": DAMPING}
+TUNED = {
+    **SMALL,
+    "llm-pruner.rearrange": "all",
+    "llm-pruner.rescale": "all",
+    "llm-pruner.rescale-damping": DAMPING,
+}
 TUNED["llm-pruner.max-score-ratio"] = 1e6  # clients of 32 tokens differ more than real ones
 PLACES = [(index, kind) for index in range(2) for kind in SIDES]
 
@@ -47,7 +52,9 @@ def mask_gradients(bench: Bench, windows: torch.Tensor) -> dict[tuple[int, str],
         model.model.layers[index].get_submodule(path).register_forward_pre_hook(masked)
     found: dict[tuple[int, str], list[np.ndarray]] = {place: [] for place in PLACES}
     for window in windows:
-        gradients = torch.autograd.grad(model(input_ids=window[None], labels=window[None]).loss, list(masks.values()))
+        gradients = torch.autograd.grad(
+            model(input_ids=window[None], labels=window[None]).loss, list(masks.values())
+        )
         for place, gradient in zip(PLACES, gradients, strict=True):
             found[place].append(gradient.double().numpy())
     return {place: np.array(rows) for place, rows in found.items()}
@@ -60,7 +67,9 @@ def rearranged_by_hand(information: np.ndarray, cut: set[int]) -> set[int]:
         return sum(information[one, other] for one in units for other in units)
 
     cut = set(cut)
-    for unit in sorted(set(range(len(information))) - cut, key=lambda unit: information[unit, unit]):
+    for unit in sorted(
+        set(range(len(information))) - cut, key=lambda unit: information[unit, unit]
+    ):
         cut.add(unit)
         cut.remove(min(cut, key=lambda back: lost(cut - {back})))
     return cut
@@ -71,15 +80,25 @@ def outputs_by_hand(
     bench: Bench, windows: torch.Tensor, kept: dict[tuple[int, str], list[int]]
 ) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]:
     """In the model that is cut: what each unit that stays gives, (tokens x width, units), and what all units would."""
-    model, found = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32), {}
+    model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+    found = {}
     for place in PLACES:
         path, _, size = SIDES[place[1]]
 
-        def silence(module: Any, inputs: Any, place: tuple[int, str] = place, size: int = size) -> Any:
-            tokens, weight = inputs[0].flatten(0, -2).double(), module.weight.double()
+        def silence(
+            module: Any, inputs: Any, place: tuple[int, str] = place, size: int = size
+        ) -> Any:
+            tokens = inputs[0].flatten(0, -2).double()
+            weight = module.weight.double()
             columns = {unit: range(unit * size, (unit + 1) * size) for unit in kept[place]}
-            given = [(tokens[:, list(own)] @ weight[:, list(own)].T).flatten() for own in columns.values()]
-            found[place] = (torch.stack(given, dim=1).numpy(), (tokens @ weight.T).flatten().numpy())
+            given = [
+                (tokens[:, list(own)] @ weight[:, list(own)].T).flatten()
+                for own in columns.values()
+            ]
+            found[place] = (
+                torch.stack(given, dim=1).numpy(),
+                (tokens @ weight.T).flatten().numpy(),
+            )
             silent = torch.zeros(tokens.shape[1])
             silent[[column for own in columns.values() for column in own]] = 1
             return (inputs[0] * silent,)
@@ -102,7 +121,10 @@ def changing(change: Callable[[dict[str, np.ndarray]], None], of_round: int) -> 
         header = read(request.content).header
         if (header.kind, header.server_round) == ("train", of_round):
             key = min(reply.content["blobs"])
-            tensors = {name: value.copy() for name, value in unpack_tensors(reply.content["blobs"][key].data).items()}
+            tensors = {
+                name: value.copy()
+                for name, value in unpack_tensors(reply.content["blobs"][key].data).items()
+            }
             change(tensors)
             blob = pack_tensors(tensors)
             reply.content["blobs"][key] = Array("", (), STYPE, blob)
@@ -126,7 +148,9 @@ class TestMaskTuning(Promises):
         if not order.blobs:
             return []
         blobs = dict(order.blobs)
-        tensors = {name: value.copy() for name, value in unpack_tensors(blobs["block-0000"]).items()}
+        tensors = {
+            name: value.copy() for name, value in unpack_tensors(blobs["block-0000"]).items()
+        }
         tensors["channels.cut"] ^= np.uint64(1)
         return [Letter(order.header, order.scalars, blobs | {"block-0000": pack_tensors(tensors)})]
 
@@ -155,16 +179,23 @@ class TestMaskTuning(Promises):
             letter = read(reply.content)
             for key, blob in letter.blobs.items() if letter.header.server_round == 1 else ():
                 for kind, (_, number, _) in SIDES.items():
-                    gradients, rows = by_hand[client][int(key[-4:]), kind], np.zeros((2, number))
+                    gradients = by_hand[client][int(key[-4:]), kind]
+                    rows = np.zeros((2, number))
                     rows[np.triu_indices(2, 0, number)] = unpack_tensors(blob)[f"{kind}.fisher"]
-                    np.testing.assert_allclose(rows.T @ rows, gradients.T @ gradients / 2, rtol=5e-3, atol=1e-8)
+                    np.testing.assert_allclose(
+                        rows.T @ rows, gradients.T @ gradients / 2, rtol=5e-3, atol=1e-8
+                    )
 
     def test_units_go_that_the_search_and_the_greedy_pass_choose(
         self, plain: Uninterrupted, by_hand: list[dict[tuple[int, str], np.ndarray]]
     ) -> None:
         rows = {place: np.vstack([own[place] for own in by_hand]) for place in PLACES}
         information = {place: found.T @ found for place, found in rows.items()}
-        scores = {(*place, unit): found[unit, unit] for place, found in information.items() for unit in range(len(found))}
+        scores = {
+            (*place, unit): found[unit, unit]
+            for place, found in information.items()
+            for unit in range(len(found))
+        }
         searched = searched_by_hand(scores)
         moved = 0
         for place, stay in self.kept(plain.folder).items():
@@ -174,30 +205,41 @@ class TestMaskTuning(Promises):
             moved += len(expected - start)
         assert moved > 0
 
-    def test_equations_and_scales_are_those_of_the_cut_model_in_memory(self, plain: Uninterrupted) -> None:
+    def test_equations_and_scales_are_those_of_the_cut_model_in_memory(
+        self, plain: Uninterrupted
+    ) -> None:
         kept = self.kept(plain.folder)
         outputs = [outputs_by_hand(plain.bench, own, kept) for own in self.windows(plain.bench)]
         sent = 0
         for client, reply in plain.received:
             letter = read(reply.content)
             for key, blob in letter.blobs.items() if letter.header.server_round == 2 else ():
-                tensors, place = unpack_tensors(blob), (int(key[6:10]), key[11:])
+                tensors = unpack_tensors(blob)
+                place = (int(key[6:10]), key[11:])
                 given, wanted = outputs[client][place]
                 joint = symmetric(tensors["joint"], len(kept[place]))
                 np.testing.assert_allclose(joint, given.T @ given / 32, rtol=1e-3, atol=1e-6)
-                np.testing.assert_allclose(tensors["aims"], given.T @ wanted / 32, rtol=1e-3, atol=1e-6)
+                np.testing.assert_allclose(
+                    tensors["aims"], given.T @ wanted / 32, rtol=1e-3, atol=1e-6
+                )
                 sent += 1
         lost = [place for place in PLACES if len(kept[place]) < SIDES[place[1]][1]]
         assert sent == 4 * len(lost) > 0
-        written = AutoModelForCausalLM.from_pretrained(plain.folder / "model", dtype=torch.float32, trust_remote_code=True)
+        written = AutoModelForCausalLM.from_pretrained(
+            plain.folder / "model", dtype=torch.float32, trust_remote_code=True
+        )
         dense = AutoModelForCausalLM.from_pretrained(plain.bench.model, dtype=torch.float32)
         for index, kind in PLACES:
             path, _, size = SIDES[kind]
             stay = kept[index, kind]
-            given, wanted = (np.concatenate([own[index, kind][side] for own in outputs]) for side in range(2))
+            given, wanted = (
+                np.concatenate([own[index, kind][side] for own in outputs]) for side in range(2)
+            )
             weight = np.sqrt(DAMPING * np.square(given).sum(axis=0).mean())
             rows = np.vstack([given, weight * np.eye(len(stay))])
-            scales = np.linalg.lstsq(rows, np.concatenate([wanted, weight * np.ones(len(stay))]), rcond=None)[0]
+            scales = np.linalg.lstsq(
+                rows, np.concatenate([wanted, weight * np.ones(len(stay))]), rcond=None
+            )[0]
             scales = scales if (index, kind) in lost else np.ones(len(stay))
             columns = [unit * size + at for unit in stay for at in range(size)]
             before = dense.model.layers[index].get_submodule(path).weight[:, columns].detach()
@@ -209,17 +251,30 @@ class TestMaskTuning(Promises):
     def test_what_is_delivered_is_what_is_written(self, whole: Uninterrupted) -> None:
         """Scales and all: clients evaluate the federated model (``test_figures_on_own_text`` has the figures)."""
         delivered = [read(request.content) for request in whole.requests]
-        letters = [letter for letter in delivered if letter.header.kind == "deliver" and letter.header.client == 0]
+        letters = [
+            letter
+            for letter in delivered
+            if letter.header.kind == "deliver" and letter.header.client == 0
+        ]
         blobs = {key: blob for letter in letters for key, blob in letter.blobs.items()}
         for place, stay in self.kept(whole.folder).items():
             scales = scales_of(blobs[f"block-{place[0]:04d}"])[place[1]]
             assert set(np.flatnonzero(scales)) == set(stay)
 
     @pytest.mark.parametrize("clients", [1, 4])
-    def test_the_federation_is_one_party_that_has_all_windows(self, bench: Bench, clients: int) -> None:
+    def test_the_federation_is_one_party_that_has_all_windows(
+        self, bench: Bench, clients: int
+    ) -> None:
         """One client is that party by itself."""
-        changes: dict[str, Any] = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt"}
-        changes |= {"evaluation__centralized": "auto", "evaluation__local_only": True, "data__windows": 3}
+        changes: dict[str, Any] = {
+            "data__source": "text",
+            "data__path": f"{bench.folder}/text-{{client}}.txt",
+        }
+        changes |= {
+            "evaluation__centralized": "auto",
+            "evaluation__local_only": True,
+            "data__windows": 3,
+        }
         bench.num_clients = clients
         (metric,) = summary(bench.run(**changes, llm_pruner__max_score_ratio=1000.0))["metrics"]
         values = metric["values"]
@@ -228,13 +283,20 @@ class TestMaskTuning(Promises):
             assert values["local_only"] == pytest.approx(values["federated"], rel=1e-3)
         assert values["federated"] != pytest.approx(values["dense"], rel=1e-3)
 
-    def test_without_rescaling_there_is_one_round_and_what_a_client_would_cut_needs_no_message(self, bench: Bench) -> None:
+    def test_without_rescaling_there_is_one_round_and_what_a_client_would_cut_needs_no_message(
+        self, bench: Bench
+    ) -> None:
         bench.settings = {**SMALL, "llm-pruner.rearrange": "groups"}
         grid = bench.grid(evaluation__local_only=True)
         document = summary(bench.run(grid, evaluation__local_only=True))
         kinds = [read(reply.content).header.kind for _, reply in grid.received]
         assert (kinds.count("train"), kinds.count("alone")) == (4, 0)
-        names = {n for _, reply in grid.received for b in read(reply.content).blobs.values() for n in unpack_tensors(b)}
+        names = {
+            n
+            for _, reply in grid.received
+            for b in read(reply.content).blobs.values()
+            for n in unpack_tensors(b)
+        }
         assert names == {"groups.score", "channels.score", "groups.fisher"}
         assert {client["status"] for client in document["clients"]} == {"completed"}
         assert "scales_of_blocks" not in document["report"]
@@ -242,22 +304,51 @@ class TestMaskTuning(Promises):
     @pytest.mark.parametrize(
         ("of_round", "change", "words"),
         [
-            (1, lambda own: own["channels.fisher"].__setitem__(0, 1e6), "its squares are more than the scores"),
-            (1, lambda own: own["channels.fisher"].__setitem__(0, np.nan), "a factor's number is not finite"),
-            (2, lambda own: own["aims"].__setitem__(0, np.inf), "no inner products of what units give"),
-            (2, lambda own: own["joint"].__setitem__(1, 1e6), "no inner products of what units give"),
-            (2, lambda own: own["joint"].__setitem__(0, -1), "no inner products of what units give"),
+            (
+                1,
+                lambda own: own["channels.fisher"].__setitem__(0, 1e6),
+                "its squares are more than the scores",
+            ),
+            (
+                1,
+                lambda own: own["channels.fisher"].__setitem__(0, np.nan),
+                "a factor's number is not finite",
+            ),
+            (
+                2,
+                lambda own: own["aims"].__setitem__(0, np.inf),
+                "no inner products of what units give",
+            ),
+            (
+                2,
+                lambda own: own["joint"].__setitem__(1, 1e6),
+                "no inner products of what units give",
+            ),
+            (
+                2,
+                lambda own: own["joint"].__setitem__(0, -1),
+                "no inner products of what units give",
+            ),
             (2, lambda own: opposed(own["joint"]), "no inner products of what units give"),
         ],
     )
     def test_numbers_that_no_outputs_have_cost_their_sender_alone(
-        self, bench: Bench, of_round: int, change: Callable[[dict[str, np.ndarray]], None], words: str
+        self,
+        bench: Bench,
+        of_round: int,
+        change: Callable[[dict[str, np.ndarray]], None],
+        words: str,
     ) -> None:
         """Also where each two would do, and all together would not."""
         grid = bench.grid()
         grid.tamper[1] = changing(change, of_round)
         clients = summary(bench.run(grid))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
         assert words in clients[1]["reason"]
 
     def test_equations_of_one_client_do_not_drown_the_others(self, bench: Bench) -> None:
@@ -269,7 +360,10 @@ class TestMaskTuning(Promises):
         grid.tamper[1] = changing(shout, 2)
         client = summary(bench.run(grid, llm_pruner__max_score_ratio=2.0))["clients"][1]
         assert client["status"] == "completed"
-        assert client["capped"]["equations"]["claimed"] > 1000 * client["capped"]["equations"]["counted"]
+        assert (
+            client["capped"]["equations"]["claimed"]
+            > 1000 * client["capped"]["equations"]["counted"]
+        )
 
 
 def opposed(triangle: np.ndarray) -> None:
@@ -289,8 +383,14 @@ def test_scales_beyond_ten_leave_units_as_they_are() -> None:
     assert found.item() == pytest.approx(9, rel=1e-4)
     cut = [{"groups": np.array([True, False]), "channels": np.array([False, False, False])}]
     ((blob, scales),) = scaled_cuts(cut, lambda *_: None, job)
-    assert {kind: own.tolist() for kind, own in scales.items()} == {"groups": [0, 1], "channels": [1, 1, 1]}
-    assert {kind: own.tolist() for kind, own in scales_of(blob).items()} == {"groups": [0, 1], "channels": [1, 1, 1]}
+    assert {kind: own.tolist() for kind, own in scales.items()} == {
+        "groups": [0, 1],
+        "channels": [1, 1, 1],
+    }
+    assert {kind: own.tolist() for kind, own in scales_of(blob).items()} == {
+        "groups": [0, 1],
+        "channels": [1, 1, 1],
+    }
 
 
 def test_equations_that_fit_into_no_message_are_refused() -> None:
@@ -302,7 +402,12 @@ def test_equations_that_fit_into_no_message_are_refused() -> None:
         "mlp.up": (30_000, 8),
         "mlp.down": (8, 30_000),
     }
-    plan = ModelPlan((BlockPlan(0, tuple(LinearPlan(name, name, shape) for name, shape in shapes.items())),), 0)
+    plan = ModelPlan(
+        (BlockPlan(0, tuple(LinearPlan(name, name, shape) for name, shape in shapes.items())),), 0
+    )
     require_sendable(plan, LlmPrunerSettings.model_validate({"rescale": "groups"}))
-    with pytest.raises(Mistake, match=r"rescale = 'all': the normal equations of 30000 channels .* 1800060000 bytes"):
+    with pytest.raises(
+        Mistake,
+        match=r"rescale = 'all': the normal equations of 30000 channels .* 1800060000 bytes",
+    ):
         require_sendable(plan, LlmPrunerSettings.model_validate({"rescale": "all"}))

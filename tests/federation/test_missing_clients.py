@@ -27,7 +27,11 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def with_a_typo(grid: InProcessGrid, partition: int) -> InProcessGrid:
     """A grid one of whose nodes has a wrong configuration, which names its site all the same."""
-    (context,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == partition]
+    (context,) = [
+        context
+        for context in grid.contexts.values()
+        if context.node_config["partition-id"] == partition
+    ]
     context.node_config |= {"site": "hospital-c", "widows": 16}
     return grid
 
@@ -37,45 +41,64 @@ def silent_from(kind: str) -> Callable[[Message, Message], Message | None]:
     return lambda request, reply: None if read(request.content).header.kind == kind else reply
 
 
-def test_a_refused_site_is_told_in_the_last_line(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_site_is_told_in_the_last_line(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = bench.run(with_a_typo(bench.grid(), 2))
     last = capsys.readouterr().out.rstrip().splitlines()[-1]
     assert last.startswith(
-        "2 of 3 clients; missing: hospital-c (refused: the node's configuration is wrong: widows: unknown key"
+        "2 of 3 clients; missing: hospital-c (refused: the node's configuration is wrong: widows:"
+        " unknown key"
     )
     document = summary(folder)
     assert (document["status"], document["finished"]) == ("completed", 2)
-    ((missing),) = document["missing"]
+    (missing,) = document["missing"]
     assert missing["site"] == "hospital-c"
     assert "widows: unknown key" in missing["reason"]
 
 
-def test_a_client_that_died_is_told_by_its_name(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_died_is_told_by_its_name(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     grid = bench.grid()
     grid.tamper[1] = silent_from("train")
     folder = bench.run(grid)
     why = "train: no reply before the deadline (2 of 2 attempts)"
-    assert capsys.readouterr().out.rstrip().splitlines()[-1] == f"2 of 3 clients; missing: node-00001 ({why})"
+    assert (
+        capsys.readouterr().out.rstrip().splitlines()[-1]
+        == f"2 of 3 clients; missing: node-00001 ({why})"
+    )
     assert summary(folder)["missing"] == [{"site": "node-00001", "reason": why}]
 
 
-def test_a_client_that_could_not_be_evaluated_is_in_the_result(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_could_not_be_evaluated_is_in_the_result(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     grid = bench.grid()
     grid.tamper[1] = silent_from("evaluate")
     assert summary(bench.run(grid))["missing"] == []
     last = capsys.readouterr().out.rstrip().splitlines()[-1]
-    assert last.startswith("3 of 3 clients; not evaluated: node-00001 (evaluate: no reply before the deadline")
+    assert last.startswith(
+        "3 of 3 clients; not evaluated: node-00001 (evaluate: no reply before the deadline"
+    )
 
 
-def test_a_node_that_does_not_say_who_it_is_in_time_is_told(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_does_not_say_who_it_is_in_time_is_told(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     grid = bench.grid()
     grid.tamper[2] = silent_from("enrol")
     bench.run(grid)
     why = "refused: connected, and had not answered 5 s later; raise enrol-seconds"
-    assert capsys.readouterr().out.rstrip().splitlines()[-1] == f"2 of 3 clients; missing: node 986 ({why})"
+    assert (
+        capsys.readouterr().out.rstrip().splitlines()[-1]
+        == f"2 of 3 clients; missing: node 986 ({why})"
+    )
 
 
-def test_a_site_that_was_mended_is_no_client_of_a_resumed_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_was_mended_is_no_client_of_a_resumed_run(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     grid = with_a_typo(bench.grid(), 2)
 
     def kill(message: Message) -> None:
@@ -87,11 +110,19 @@ def test_a_site_that_was_mended_is_no_client_of_a_resumed_run(bench: Bench, caps
         bench.run(grid)
     (run,) = (bench.folder / "runs").iterdir()
     bench.run(resume_from=str(run))
-    why = "refused: the run was begun without it, and a resumed run keeps its clients; begin a new run"
-    assert capsys.readouterr().out.rstrip().splitlines()[-1] == f"2 of 3 clients; missing: node-00002 ({why})"
+    why = (
+        "refused: the run was begun without it, and a resumed run keeps its clients; begin a"
+        " new run"
+    )
+    assert (
+        capsys.readouterr().out.rstrip().splitlines()[-1]
+        == f"2 of 3 clients; missing: node-00002 ({why})"
+    )
 
 
-def test_when_all_are_there_nobody_is_missing(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_when_all_are_there_nobody_is_missing(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert summary(bench.run())["missing"] == []
     assert capsys.readouterr().out.rstrip().splitlines()[-1] == "3 of 3 clients"
 
@@ -100,13 +131,22 @@ def test_one_that_never_connected_has_no_name() -> None:
     roster = Roster({0: Seat(0, "a", 1), 1: Seat(1, "b", 2)}, {"c": "has another base model"})
     assert roster.missing(3) == [("c", "refused: has another base model")]
     assert roster.missing(2) == []  # somebody else took the seat
-    assert roster.missing(5) == [("c", "refused: has another base model"), *[("a client", "never connected")] * 2]
+    assert roster.missing(5) == [
+        ("c", "refused: has another base model"),
+        *[("a client", "never connected")] * 2,
+    ]
 
 
 def test_a_second_node_of_a_seated_name_is_not_missing() -> None:
-    roster = Roster({0: Seat(0, "a", 1)}, {"a": "a second node with this site name", "c": "has another base model"})
+    roster = Roster(
+        {0: Seat(0, "a", 1)},
+        {"a": "a second node with this site name", "c": "has another base model"},
+    )
     assert roster.missing(2) == [("c", "refused: has another base model")]
-    assert roster.missing(3) == [("c", "refused: has another base model"), ("a client", "never connected")]
+    assert roster.missing(3) == [
+        ("c", "refused: has another base model"),
+        ("a client", "never connected"),
+    ]
 
 
 def test_a_long_reason_is_cut(bench: Bench) -> None:
@@ -135,7 +175,10 @@ def quorum(folder: Path) -> Any:
 @pytest.mark.usefixtures("deployed")
 def test_in_deployment_every_site_is_needed(bench: Bench) -> None:
     with pytest.raises(
-        RunFailed, match=r"2 clients enrolled, the quorum is 3 of num-clients = 3\n  hospital-c: the node's conf"
+        RunFailed,
+        match=(
+            r"2 clients enrolled, the quorum is 3 of num-clients = 3\n  hospital-c: the node's conf"
+        ),
     ):
         bench.run(with_a_typo(bench.grid(), 2))
     (folder,) = (bench.folder / "runs").iterdir()

@@ -33,18 +33,27 @@ def front_matter(card: str) -> dict[str, Any]:
 
 
 def test_a_pruned_model_s_card(model: OpenedModel) -> None:
-    card = pruned_card(parse({"method": "fedprllm", "fedprllm.sparsity": 0.6, "num-clients": 3, "seed": 5}), model, 0.599951)
+    card = pruned_card(
+        parse({"method": "fedprllm", "fedprllm.sparsity": 0.6, "num-clients": 3, "seed": 5}),
+        model,
+        0.599951,
+    )
     assert front_matter(card) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["espalier", "federated-learning", "pruning", "fedprllm"],
     }
     assert "# tiny-llama, pruned\n" in card
-    assert row(card, "base model") == f"`tiny-llama`; SHA-256 of its weights and tokenizer: `{model.sha256}`"
+    assert (
+        row(card, "base model")
+        == f"`tiny-llama`; SHA-256 of its weights and tokenizer: `{model.sha256}`"
+    )
     assert row(card, "method").startswith("FedPrLLM ")
     assert row(card, "sparsity").startswith("60.00% of the weights of the decoder blocks' linears")
     assert row(card, "clients").startswith("3 asked for")
-    assert row(card, "data").startswith("8 windows of 256 tokens for each client, from the documentation of Python")
+    assert row(card, "data").startswith(
+        "8 windows of 256 tokens for each client, from the documentation of Python"
+    )
     assert row(card, "versions").startswith("espalier 0.1.0, python 3.")
     assert "\nseed = 5\n" in card
     assert "\n[fedprllm]\nsparsity = 0.6\n" in card
@@ -53,7 +62,8 @@ def test_a_pruned_model_s_card(model: OpenedModel) -> None:
 
 def test_cards_of_adapters_and_of_a_merged_model(model: OpenedModel) -> None:
     settings = parse({"method": "hetlora", "hetlora.ranks": "2,8"})
-    card, merged = adapter_card(settings, model, REPORT), merged_card(settings, model, REPORT)
+    card = adapter_card(settings, model, REPORT)
+    merged = merged_card(settings, model, REPORT)
     assert front_matter(card)["library_name"] == "peft"
     assert front_matter(merged)["library_name"] == "transformers"
     assert {*front_matter(card)["tags"]} >= {"lora", "hetlora"}
@@ -66,7 +76,9 @@ def test_cards_of_adapters_and_of_a_merged_model(model: OpenedModel) -> None:
 
 
 def test_a_base_model_with_an_owner_is_named_to_the_hub(tmp_path: Path) -> None:
-    model = OpenedModel(save_tiny_llama(tmp_path / "models--owner--tiny.llama" / "snapshots" / "0a1b"))
+    model = OpenedModel(
+        save_tiny_llama(tmp_path / "models--owner--tiny.llama" / "snapshots" / "0a1b")
+    )
     card = pruned_card(parse({}), model, 0.5)
     assert front_matter(card)["base_model"] == "owner/tiny.llama"
     assert "# owner/tiny.llama, pruned\n" in card
@@ -107,26 +119,42 @@ def test_paths_stay_out_of_it(model: OpenedModel, method: str) -> None:
         ("/secret/stories", "a dataset of the Hugging Face hub"),
     ],
 )
-def test_a_dataset_of_the_hub_is_named_and_a_directory_is_not(model: OpenedModel, path: str, named: str) -> None:
+def test_a_dataset_of_the_hub_is_named_and_a_directory_is_not(
+    model: OpenedModel, path: str, named: str
+) -> None:
     card = pruned_card(parse({"data.source": "hub", "data.path": path}), model, 0.5)
     assert f"from {named} (" in row(card, "data")
     assert "secret" not in card
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedpetuning"])
-def test_a_run_writes_its_cards(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_writes_its_cards(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    settings = {"federation.rounds": 1, "training.steps": 1, "lora.merge": True} if method == "fedpetuning" else {}
-    bench = Bench(tmp_path, method, {**EVALUATED, **settings, "evaluation.own-text": False}, num_clients=2)
+    settings = (
+        {"federation.rounds": 1, "training.steps": 1, "lora.merge": True}
+        if method == "fedpetuning"
+        else {}
+    )
+    bench = Bench(
+        tmp_path, method, {**EVALUATED, **settings, "evaluation.own-text": False}, num_clients=2
+    )
     folder = bench.run()
-    document, tuned = summary(folder), method == "fedpetuning"
+    document = summary(folder)
+    tuned = method == "fedpetuning"
     cards = {path.parent.name: path.read_text() for path in folder.glob("*/README.md")}
     assert sorted(cards) == (["adapter", "model"] if tuned else ["model"])
     for card in cards.values():
         assert document["model_sha256"] in row(card, "base model")
         assert str(tmp_path) not in card
-        assert all(f"{name} {number}" in row(card, "versions") for name, number in document["versions"].items())
+        assert all(
+            f"{name} {number}" in row(card, "versions")
+            for name, number in document["versions"].items()
+        )
     if not tuned:
-        assert row(cards["model"], "sparsity").startswith(f"{document['sparsity']['achieved']:.2%} ")
+        assert row(cards["model"], "sparsity").startswith(
+            f"{document['sparsity']['achieved']:.2%} "
+        )
     again = bench.run()
     assert {path.parent.name: path.read_text() for path in again.glob("*/README.md")} == cards

@@ -35,8 +35,11 @@ def sha256(data: bytes) -> str:
 class Server:
     """A server of one run that brings a folder of one file, cut into pieces."""
 
-    def __init__(self, root: Path, run: str, data: bytes, piece_bytes: int = PIECE_BYTES, **node: Any) -> None:
-        self.data, self.pieces = data, [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]
+    def __init__(
+        self, root: Path, run: str, data: bytes, piece_bytes: int = PIECE_BYTES, **node: Any
+    ) -> None:
+        self.data = data
+        self.pieces = [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]
         self.offered = Offer(
             names=["model.safetensors"], sizes=[len(data)], file_sha256=[sha256(data)], piece_bytes=piece_bytes,
             piece_sha256=[sha256(piece) for piece in self.pieces],
@@ -50,12 +53,19 @@ class Server:
         self.site = Site.of(context, self.header)
 
     def offer(self) -> list[int]:
-        lacking: list[int] = take_offer(self.site, Letter(self.header, self.offered.model_dump())).scalars["pieces"]
+        lacking: list[int] = take_offer(
+            self.site, Letter(self.header, self.offered.model_dump())
+        ).scalars["pieces"]
         return lacking
 
     def bring(self, index: int) -> None:
         data = self.pieces[index]
-        scalars = {"what": "piece", "model_sha256": self.offered.manifest().sha256, "index": index, "size": len(data)}
+        scalars = {
+            "what": "piece",
+            "model_sha256": self.offered.manifest().sha256,
+            "index": index,
+            "size": len(data),
+        }
         blob = pack_tensors({BYTES: np.frombuffer(data, np.uint8)})
         take_piece(self.site, Letter(self.header, scalars, {PIECE: blob}))
 
@@ -69,7 +79,10 @@ class Server:
 
 def on_disk(root: Path) -> int:
     """Bytes of models' files and pieces."""
-    found = [*(root / "state" / "models").rglob("files/*"), *(root / "state" / "models").rglob("pieces/*")]
+    found = [
+        *(root / "state" / "models").rglob("files/*"),
+        *(root / "state" / "models").rglob("pieces/*"),
+    ]
     total = 0
     for file in found:
         with suppress(FileNotFoundError):  # another thread has made a file of its pieces meanwhile
@@ -90,7 +103,10 @@ def test_offers_reserve_what_they_may_bring(tmp_path: Path) -> None:
     first, second, third = (Server(tmp_path, str(n), of(n, 8_000 + n)) for n in range(3))
     first.offer()
     second.offer()
-    with pytest.raises(Mistake, match=r"take or have reserved 16001 bytes, so that this one, of 8002 bytes, has no room"):
+    with pytest.raises(
+        Mistake,
+        match=r"take or have reserved 16001 bytes, so that this one, of 8002 bytes, has no room",
+    ):
         third.offer()
     assert len(list((tmp_path / "state" / "models").glob("*/"))) == 2
     for index in range(len(first.pieces)):
@@ -101,8 +117,11 @@ def test_offers_reserve_what_they_may_bring(tmp_path: Path) -> None:
 
 def test_offers_at_once_share_the_room(tmp_path: Path) -> None:
     """Sixteen runs, each in a thread of its own with a lock of its own (flock is per open file), and 3 models have room."""
-    servers, taken, start = [Server(tmp_path, str(n), of(n, 6_000)) for n in range(16)], list[int](), threading.Barrier(16)
-    most, refused = list[int](), list[str]()
+    servers = [Server(tmp_path, str(n), of(n, 6_000)) for n in range(16)]
+    taken = list[int]()
+    start = threading.Barrier(16)
+    most = list[int]()
+    refused = list[str]()
 
     def work(number: int) -> None:
         start.wait()
@@ -123,7 +142,10 @@ def test_offers_at_once_share_the_room(tmp_path: Path) -> None:
     assert all("has no room" in text for text in refused)
     assert max(most) <= MOST
     assert on_disk(tmp_path) == 18_000
-    assert all((servers[number].brought() / "model.safetensors").read_bytes() == servers[number].data for number in taken)
+    assert all(
+        (servers[number].brought() / "model.safetensors").read_bytes() == servers[number].data
+        for number in taken
+    )
 
 
 def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
@@ -142,9 +164,12 @@ def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
     assert (last.brought() / "model.safetensors").read_bytes() == data
 
 
-def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(tmp_path: Path) -> None:
+def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(
+    tmp_path: Path,
+) -> None:
     """Also with a piece that stands in several places."""
-    server, seen = Server(tmp_path, "a", bytes(5_000) + of(1, 15_000)), list[int]()
+    server = Server(tmp_path, "a", bytes(5_000) + of(1, 15_000))
+    seen = list[int]()
     for index in server.offer():
         server.bring(index)
         seen.append(on_disk(tmp_path))
@@ -154,7 +179,9 @@ def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(t
 
 
 def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=f"most-model-bytes = {MOST}: this site's owner allows no larger model"):
+    with pytest.raises(
+        Mistake, match=f"most-model-bytes = {MOST}: this site's owner allows no larger model"
+    ):
         Server(tmp_path, "a", of(1, MOST + 1)).offer()
     server = Server(tmp_path, "b", of(1, 5_500))
     server.offer()
@@ -183,7 +210,9 @@ def test_json_that_is_nested_too_deep_is_not_kept(tmp_path: Path) -> None:
     server = Server(tmp_path, "a", b"[" * 2_000)
     server.offered = server.offered.model_copy(update={"names": ["tokenizer_config.json"]})
     lacking = server.offer()
-    with pytest.raises(Mistake, match=r"tokenizer_config.json of the model cannot be used: .* nested"):
+    with pytest.raises(
+        Mistake, match=r"tokenizer_config.json of the model cannot be used: .* nested"
+    ):
         server.bring_all(lacking)
     assert on_disk(tmp_path) == 0
 
@@ -222,7 +251,12 @@ def test_damage_to_what_was_reserved_lets_nobody_take_more(tmp_path: Path) -> No
 
 
 def test_a_file_without_weights_is_no_larger_than_any_is(tmp_path: Path) -> None:
-    large = {"names": ["tokenizer.json"], "sizes": [(1 << 27) + 1], "piece_bytes": 1 << 28, "piece_sha256": ["0" * 64]}
+    large = {
+        "names": ["tokenizer.json"],
+        "sizes": [(1 << 27) + 1],
+        "piece_bytes": 1 << 28,
+        "piece_sha256": ["0" * 64],
+    }
     server = Server(tmp_path, "a", of(1, 1000), **{"most-model-bytes": 1 << 40})
     server.offered = server.offered.model_copy(update=large)
     with pytest.raises(Mistake, match="a file without weights has more than"):

@@ -24,11 +24,20 @@ from strategies.engine.method import PATIENCE, Method
 from strategies.engine.roster import Roster, Seat
 from strategies.engine.run_folder import RunFolder, Times
 
-TUNING = {"federation.rounds": 1, "training.steps": 2, "training.batch-size": 2, "lora.rank": 2, "part-bytes": 1 << 20}
+TUNING = {
+    "federation.rounds": 1,
+    "training.steps": 2,
+    "training.batch-size": 2,
+    "lora.rank": 2,
+    "part-bytes": 1 << 20,
+}
 METHODS: dict[str, dict[str, Any]] = {
     "fedpetuning": TUNING,
     "fedprllm": {"fedprllm.strategy": "iterative"},
-    "hetlora": {key.replace("fedpetuning", "hetlora"): value for key, value in TUNING.items()} | {"hetlora.ranks": "1,2"},
+    "hetlora": (
+        {key.replace("fedpetuning", "hetlora"): value for key, value in TUNING.items()}
+        | {"hetlora.ranks": "1,2"}
+    ),
 }
 """Those whose rounds leave no local-only result."""
 
@@ -45,19 +54,28 @@ every_method = pytest.mark.parametrize("bench", sorted(METHODS), indirect=True)
 
 def kinds(grid: InProcessGrid, partition: int = 0) -> list[str]:
     """Kinds of the replies of a client, in order."""
-    return [read(reply.content).header.kind for sender, reply in grid.received if sender == partition]
+    return [
+        read(reply.content).header.kind for sender, reply in grid.received if sender == partition
+    ]
 
 
 # ----- a message of its own -------------------------------------------------------------------------------------------
 
 
 @every_method
-def test_the_local_only_result_is_made_in_a_message_of_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_only_result_is_made_in_a_message_of_its_own(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the clients are asked to evaluate, nothing is trained or pruned any more."""
     working_on: list[str] = []
     monkeypatch.setattr(Loop, "run", counted(Loop.run, working_on))
-    monkeypatch.setattr(client_app.fedprllm, "prune_by_block", counted(client_app.fedprllm.prune_by_block, working_on))
-    grid, worked = bench.grid(), dict[str, int]()
+    monkeypatch.setattr(
+        client_app.fedprllm,
+        "prune_by_block",
+        counted(client_app.fedprllm.prune_by_block, working_on),
+    )
+    grid = bench.grid()
+    worked = dict[str, int]()
 
     def count(request: Message, reply: Message) -> Message:
         kind = read(request.content).header.kind
@@ -101,7 +119,9 @@ def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench) -> None:
 @every_method
 def test_a_client_that_fails_alone_keeps_its_contribution(bench: Bench) -> None:
     grid = bench.grid()
-    grid.tamper[1] = lambda request, reply: None if read(request.content).header.kind == "alone" else reply
+    grid.tamper[1] = lambda request, reply: (
+        None if read(request.content).header.kind == "alone" else reply
+    )
     document = summary(folder := bench.run(grid))
     assert document["clients"][1]["status"] == "completed"
     assert document["clients"][1]["reason"].startswith("alone: no reply before the deadline")
@@ -111,7 +131,9 @@ def test_a_client_that_fails_alone_keeps_its_contribution(bench: Bench) -> None:
 
 def test_an_evaluation_without_it_is_refused(bench: Bench) -> None:
     requests = requests_of(bench)
-    assert "made nothing by itself in round 1" in answer(bench, requests["evaluate"]).scalars["reason"]
+    assert (
+        "made nothing by itself in round 1" in answer(bench, requests["evaluate"]).scalars["reason"]
+    )
 
 
 # ----- its deadline ---------------------------------------------------------------------------------------------------
@@ -120,12 +142,18 @@ def test_an_evaluation_without_it_is_refused(bench: Bench) -> None:
 def patience(seats: list[Seat], client: int, num_rounds: int) -> float:
     roster = Roster({seat.client: seat for seat in seats})
     settings = SimpleNamespace(deadline_seconds=900.0, attempts=2)
-    method: Any = SimpleNamespace(rounds=SimpleNamespace(roster=roster, settings=settings), num_rounds=num_rounds)
+    method: Any = SimpleNamespace(
+        rounds=SimpleNamespace(roster=roster, settings=settings), num_rounds=num_rounds
+    )
     return Method._patience(method, roster.seats[client])
 
 
 def test_a_client_may_take_a_multiple_of_the_time_of_its_rounds() -> None:
-    seats = [Seat(0, "a", 1, seconds=30.0, rounds=3), Seat(1, "b", 2, seconds=20.0, rounds=1), Seat(2, "c", 3)]
+    seats = [
+        Seat(0, "a", 1, seconds=30.0, rounds=3),
+        Seat(1, "b", 2, seconds=20.0, rounds=1),
+        Seat(2, "c", 3),
+    ]
     assert patience(seats, 0, 3) == PATIENCE * 30.0
     assert patience(seats, 1, 3) == PATIENCE * 60.0  # it was drawn for one round of three
     assert patience(seats, 2, 3) == PATIENCE * 60.0  # for none: as the slowest
@@ -139,7 +167,9 @@ def test_no_client_makes_the_server_wait_for_ever() -> None:
 
 
 @pytest.mark.parametrize(("measured", "again"), [(100.0, False), (1.0, True)])
-def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(bench: Bench, measured: float, again: bool) -> None:
+def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(
+    bench: Bench, measured: float, again: bool
+) -> None:
     """The deadline is 5 seconds, twice; training alone takes 30: 50 questions in 5 seconds, and 50 in 25."""
     grid = bench.grid()
 
@@ -151,7 +181,8 @@ def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(bench: Bench, measu
     def hold(message: Message) -> None:
         grid.held = {1: 100 if read(message.content).header.kind == "alone" else 0}
 
-    grid.tamper, grid.before_push = {1: measure}, hold
+    grid.tamper = {1: measure}
+    grid.before_push = hold
     folder = bench.run(grid)
     assert kinds(grid, 1).count("alone") == (2 if again else 1)
     assert bool(summary(folder)["clients"][1]["reason"]) == again
@@ -178,7 +209,8 @@ def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
 
     again.before_push = note
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("espalier.flower.grid.GRIDS", ())  # where a message lives as long as its deadline
+        # Where a message lives as long as its deadline.
+        monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
         bench.run(again, resume_from=str(folder), quorum=0.5)
     assert ttls == [pytest.approx(2 * PATIENCE * 9.0 + 60.0)] * 2
 
@@ -226,11 +258,17 @@ def requests_of(bench: Bench) -> dict[str, Letter]:
     return found
 
 
-def answer(bench: Bench, request: Letter, attempt: int = 1, grid: InProcessGrid | None = None) -> Letter:
+def answer(
+    bench: Bench, request: Letter, attempt: int = 1, grid: InProcessGrid | None = None
+) -> Letter:
     """The first client's answer."""
     grid = grid or bench.grid()
     node, context = next(iter(grid.contexts.items()))
-    again = Letter(request.header.model_copy(update={"attempt": attempt}), dict(request.scalars), dict(request.blobs))
+    again = Letter(
+        request.header.model_copy(update={"attempt": attempt}),
+        dict(request.scalars),
+        dict(request.blobs),
+    )
     return read(grid.answer(address(again, node, 60.0), context).content)
 
 
@@ -239,10 +277,12 @@ def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench)
     """Also with the seconds that the work took, which another time would not be the same."""
     requests = requests_of(bench)
     for kind in ("train", "alone", "evaluate"):
-        if bench.method == "fedprllm" and kind == "alone":  # it is for the last round, whose votes come first
+        # It is for the last round, whose votes come first.
+        if bench.method == "fedprllm" and kind == "alone":
             requests["train"] = _second_round(requests["train"], bench)
             assert answer(bench, requests["train"]).header.status == "ok"
-        first, second = answer(bench, requests[kind], 1), answer(bench, requests[kind], 2)
+        first = answer(bench, requests[kind], 1)
+        second = answer(bench, requests[kind], 2)
         assert first.header.status == "ok", first.scalars
         assert second.header.attempt == 2
         assert (second.scalars, second.blobs) == (first.scalars, first.blobs)
@@ -262,7 +302,9 @@ def told_once(bench: Bench) -> Letter:
     return requests["evaluate"]
 
 
-def test_an_evaluation_that_told_nothing_does_not_stand_in_the_way_of_the_next(bench: Bench) -> None:
+def test_an_evaluation_that_told_nothing_does_not_stand_in_the_way_of_the_next(
+    bench: Bench,
+) -> None:
     requests = requests_of(bench)
     assert answer(bench, requests["evaluate"]).header.status == "failed"
     for kind in ("train", "alone", "evaluate"):
@@ -273,7 +315,8 @@ def test_another_evaluation_is_refused(bench: Bench) -> None:
     evaluate = told_once(bench)
     windows = {key: unpack_tensors(blob) for key, blob in evaluate.blobs.items()}
     other = {
-        key: pack_tensors({name: array[:, ::-1].copy() for name, array in arrays.items()}) for key, arrays in windows.items()
+        key: pack_tensors({name: array[:, ::-1].copy() for name, array in arrays.items()})
+        for key, arrays in windows.items()
     }
     refused = answer(bench, Letter(evaluate.header, evaluate.scalars, other))
     assert "answered another evaluation in this run" in refused.scalars["reason"]
@@ -294,7 +337,8 @@ WORK = {"train": "_train", "alone": "_train_alone", "evaluate": "answer"}
 @pytest.fixture
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
     """Counts who has come to the lock of a private state."""
-    arrived, locked = threading.Semaphore(0), PrivateState.locked
+    arrived = threading.Semaphore(0)
+    locked = PrivateState.locked
 
     def locking(state: PrivateState) -> Any:
         arrived.release()
@@ -308,10 +352,14 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
 def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, arrivals: threading.Semaphore, kind: str
 ) -> None:
-    requests, grid = requests_of(bench), bench.grid()
+    requests = requests_of(bench)
+    grid = bench.grid()
     for before in list(WORK)[: list(WORK).index(kind)]:
         assert answer(bench, requests[before], grid=grid).header.status == "ok"
-    real, begun, go_on, times = getattr(client_app.tuning, WORK[kind]), threading.Event(), threading.Event(), []
+    real = getattr(client_app.tuning, WORK[kind])
+    begun = threading.Event()
+    go_on = threading.Event()
+    times = []
 
     def work(*arguments: Any) -> Any:
         times.append(kind)

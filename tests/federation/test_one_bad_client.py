@@ -69,28 +69,44 @@ def scaled(**factors: float) -> Change:
 INVERTED = tensors(lambda _, value: (value.median() ** 2 / (value.abs() + 1e-9)).float())
 PERSONAL = {"evaluation.local-only": True}
 """Each client has a model of its own, and measures it; the figure is the mean over clients."""
-OF_SOME_UPDATES = {name: OF_UPDATES[name] for name in ("turned round, with a billion samples", "at the limit of training")}
+OF_SOME_UPDATES = {
+    name: OF_UPDATES[name]
+    for name in ("turned round, with a billion samples", "at the limit of training")
+}
 """Of methods that share FedPETuning's rounds."""
 CASES = {
     "fedprllm": Case({}, {"the weights that others keep": other_masks}),
     "fedspallm": Case(
         {},
         {
-            "kept weights times -8": tensors(lambda name, value: value * (-8 if name.endswith("kept") else 1)),
-            "kept weights turned round": tensors(lambda name, value: value * (-1 if name.endswith("kept") else 1)),
+            "kept weights times -8": tensors(
+                lambda name, value: value * (-8 if name.endswith("kept") else 1)
+            ),
+            "kept weights turned round": tensors(
+                lambda name, value: value * (-1 if name.endswith("kept") else 1)
+            ),
             "the weights that others keep": other_masks,
         },
     ),
     "fedspallm wanda": Case(
         {"fedspallm.local-method": "wanda"},
-        {"kept weights times 1.01": tensors(lambda name, value: value * (1.01 if name.endswith("kept") else 1))},
+        {
+            "kept weights times 1.01": tensors(
+                lambda name, value: value * (1.01 if name.endswith("kept") else 1)
+            )
+        },
     ),
     "flap": Case(
         {},
         {
             "inputs a thousand times as large": both(MOST, scaled(mean=1e3, squares=1e6)),
             "what fluctuates least is worth most": both(
-                MOST, tensors(lambda n, v: (v.median() ** 2 / (v + 1e-9)).float() if n.endswith("squares") else -v)
+                MOST,
+                tensors(
+                    lambda n, v: (
+                        (v.median() ** 2 / (v + 1e-9)).float() if n.endswith("squares") else -v
+                    )
+                ),
             ),
         },
     ),
@@ -101,7 +117,9 @@ CASES = {
             "what matters least is worth most": tensors(
                 lambda n, v: (v.median() ** 2 / (v + 1e-12)).float() if n.endswith("score") else v
             ),
-            "aims turned round": tensors(lambda name, value: -value if name.endswith("aims") else value),
+            "aims turned round": tensors(
+                lambda name, value: -value if name.endswith("aims") else value
+            ),
         },
     ),
     "llm-streamline": Case(
@@ -109,10 +127,18 @@ CASES = {
         {
             "the worst blocks are the best": both(
                 MOST,
-                tensors(lambda name, v: torch.where(v == v.min(), 1.0, -1.0).float() if name == "cosines" else v),
+                tensors(
+                    lambda name, v: (
+                        torch.where(v == v.min(), 1.0, -1.0).float() if name == "cosines" else v
+                    )
+                ),
             ),
-            "the layer times -8": both(MOST, tensors(lambda name, v: v if name == "cosines" else -8 * v)),
-            "the layer turned round": both(MOST, tensors(lambda name, v: v if name == "cosines" else -v)),
+            "the layer times -8": both(
+                MOST, tensors(lambda name, v: v if name == "cosines" else -8 * v)
+            ),
+            "the layer turned round": both(
+                MOST, tensors(lambda name, v: v if name == "cosines" else -v)
+            ),
         },
     ),
     "slicegpt": Case({}, {"all signals where others have none": both(MOST, least_of_all)}),
@@ -144,12 +170,22 @@ CASES = {
     ),
     "fedspine": Case(
         TUNED
-        | {"fedspine.share": 0.25, "fedspine.rank-min": 1, "fedspine.keep-models": False, "lora.targets": "all"}
+        | {
+            "fedspine.share": 0.25,
+            "fedspine.rank-min": 1,
+            "fedspine.keep-models": False,
+            "lora.targets": "all",
+        }
         | PERSONAL,
-        {name: both(change, claims(taylor=1e30, loss_before=1e3, loss_after=1e-3)) for name, change in OF_SOME_UPDATES.items()},
+        {
+            name: both(change, claims(taylor=1e30, loss_before=1e3, loss_after=1e-3))
+            for name, change in OF_SOME_UPDATES.items()
+        },
         "new",
     ),
-    "sft-p": Case(TUNED | {"sft-p.share": 0.2, "sft-p.keep-models": False} | PERSONAL, OF_SOME_UPDATES, "new"),
+    "sft-p": Case(
+        TUNED | {"sft-p.share": 0.2, "sft-p.keep-models": False} | PERSONAL, OF_SOME_UPDATES, "new"
+    ),
 }
 PAIRS = [(case, name) for case, of in CASES.items() for name in of.bad]
 
@@ -174,7 +210,8 @@ def ran(folder: Path, home: Home, name: str, change: Change | None) -> dict[str,
     """The summary of a run of eight clients of a case, one of them bad."""
     case = CASES[name]
     folder.mkdir()
-    method, settings = name.split()[0], COMMON | case.settings
+    method = name.split()[0]
+    settings = COMMON | case.settings
     if method == "fedsoda":
         settings |= {"fedsoda.public-text": str(home.public.parent / "old.txt")}
     bench = Bench(folder, method, settings, num_clients=8, home=home)
@@ -193,7 +230,12 @@ def perplexity(document: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize(("name", "bad"), PAIRS)
 def test_one_bad_client_of_eight_costs_ten_percent_at_most_or_is_dropped(
-    name: str, bad: str, homes: dict[str, Home], honest: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    bad: str,
+    homes: dict[str, Home],
+    honest: dict[str, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     case = CASES[name]

@@ -30,21 +30,44 @@ class OneSite:
     """A real site with a text of its own, and a server that asks it whatever it likes."""
 
     def __init__(self, bench: Bench, node: dict[str, Any] | None = None, **changes: Any) -> None:
-        own = {"data-path": str(bench.folder / "text-0.txt"), "model-path": str(bench.model), "least-tokens": 20}
+        own = {
+            "data-path": str(bench.folder / "text-0.txt"),
+            "model-path": str(bench.model),
+            "least-tokens": 20,
+        }
         self.node = {"site": "ward", **own, **(node or {})}
         self.run = bench.config(**{"evaluation__texts": "a=a.txt,b=b.txt"} | changes)
         self.grid = InProcessGrid(bench.grid().app, [self.node], self.run)
         self.grid.simulated = False
 
-    def ask(self, kind: str, server_round: int | None = None, scalars: dict[str, Any] | None = None, **header: Any) -> Letter:
+    def ask(
+        self,
+        kind: str,
+        server_round: int | None = None,
+        scalars: dict[str, Any] | None = None,
+        **header: Any,
+    ) -> Letter:
         """The site's reply; ``blobs`` and parts of the header may be given."""
         blobs = header.pop("blobs", {})
         if server_round is None:
             server_round = 0 if kind == "enrol" else 1
-        common = {"schema_version": SCHEMA_VERSION, "lineage": BY_HAND, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
-        values = common | {"kind": kind, "method": self.run["method"], "server_round": server_round} | header
+        common = {
+            "schema_version": SCHEMA_VERSION,
+            "lineage": BY_HAND,
+            "client": 0,
+            "attempt": 1,
+            "part": 0,
+            "num_parts": 1,
+        }
+        values = (
+            common
+            | {"kind": kind, "method": self.run["method"], "server_round": server_round}
+            | header
+        )
         (node_id, context), *_ = self.grid.contexts.items()
-        message = address(Letter(Header.model_validate(values), scalars or {}, blobs), node_id, 60.0)
+        message = address(
+            Letter(Header.model_validate(values), scalars or {}, blobs), node_id, 60.0
+        )
         return read(self.grid.answer(message, context).content)
 
     def refusal(self, *arguments: Any, **named: Any) -> str:
@@ -52,16 +75,22 @@ class OneSite:
         reply = self.ask(*arguments, **named)
         assert reply.header.status == "failed", reply.scalars
         assert not reply.blobs
-        return str(reply.scalars["reason"]).removeprefix("site ward: ")  # so a refusal to enrol begins
+        # So a refusal to enrol begins.
+        return str(reply.scalars["reason"]).removeprefix("site ward: ")
 
     def evaluate(self, texts: dict[str, list[int]], server_round: int = 1, **header: Any) -> Letter:
         """Ask for the loss on made-up public texts of 16 tokens."""
-        windows = {name: torch.tensor([tokens], dtype=torch.int32).numpy() for name, tokens in texts.items()}
+        windows = {
+            name: torch.tensor([tokens], dtype=torch.int32).numpy()
+            for name, tokens in texts.items()
+        }
         scalars = {
             "names": list(texts), "num_windows": [1] * len(texts), "window_tokens": 16, "own_text": False, "test_metrics": [],
             "test_items": 0, "test_requests": 0, "test_tokens": 0,
         }  # fmt: skip
-        return self.ask("evaluate", server_round, scalars, blobs={"public-windows": save(windows)}, **header)
+        return self.ask(
+            "evaluate", server_round, scalars, blobs={"public-windows": save(windows)}, **header
+        )
 
 
 @pytest.fixture
@@ -96,28 +125,40 @@ def test_how_much_text_a_site_has_does_not_leave_it(bench: Bench, own_windows: i
     """One window has 16 tokens; the run asks for 2000 windows, and the site itself has fewer."""
     site = OneSite(bench, data__windows=2000)
     told = site.refusal("train")
-    assert told.startswith("data: the client's text gives too few windows of data.window-tokens = 16 tokens")
+    assert told.startswith(
+        "data: the client's text gives too few windows of data.window-tokens = 16 tokens"
+    )
     assert not any(character.isdigit() for character in told.replace("= 16 tokens", ""))
     site = OneSite(bench, {"windows": own_windows})
     assert site.ask("train", lineage=named("b")).scalars.keys() == {"seconds", "blob_sha256"}
 
 
-@pytest.mark.parametrize("content", [b"fine\n\n" * 9 + b"\xff\xfe", b""], ids=["not UTF-8", "empty"])
+@pytest.mark.parametrize(
+    "content", [b"fine\n\n" * 9 + b"\xff\xfe", b""], ids=["not UTF-8", "empty"]
+)
 def test_what_is_wrong_with_a_file_is_told_at_the_site_alone(
     bench: Bench, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     file = bench.folder / f"{SECRET}.txt"
     file.write_bytes(content)
     told = OneSite(bench, {"data-path": str(file)}).refusal("train")
-    assert told == "data-path: this site's data cannot be used for this run; the log of its node says why"
+    assert (
+        told
+        == "data-path: this site's data cannot be used for this run; the log of its node says why"
+    )
     assert SECRET in caplog.text
 
 
-def test_numbers_of_lines_do_not_leave_either(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_of_lines_do_not_leave_either(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     file = bench.folder / "records.jsonl"
     file.write_text('{"text": "a"}\n' * 6 + "[]\n")
     told = OneSite(bench, {"data-path": str(file)}).refusal("train")
-    assert told == "data-path: this site's data cannot be used for this run; the log of its node says why"
+    assert (
+        told
+        == "data-path: this site's data cannot be used for this run; the log of its node says why"
+    )
     assert "line 7 is not a JSON object" in caplog.text
 
 
@@ -129,18 +170,31 @@ def test_a_run_s_path_opens_nothing_at_a_site_without_its_own(bench: Bench, sour
     file = bench.folder / "id_rsa"
     file.write_text(json.dumps({"text": private_text(0)}) if source == "jsonl" else private_text(0))
     site = OneSite(bench, {"data-path": ""}, data__source=source, data__path=str(file))
-    assert "this site names no file of its own, and opens none that a run names" in site.refusal("train")
+    assert "this site names no file of its own, and opens none that a run names" in site.refusal(
+        "train"
+    )
 
 
 def test_a_run_s_field_is_not_read(bench: Bench) -> None:
     """The site's records have a text and something else."""
     file = bench.folder / "records.jsonl"
-    file.write_text("".join(json.dumps({"text": text, "name": SECRET}) + "\n" for text in private_text(0).split("\n\n")))
-    by_name = OneSite(bench, {"data-path": str(file)}, data__field="name").ask("train", lineage=named("a"))
+    file.write_text(
+        "".join(
+            json.dumps({"text": text, "name": SECRET}) + "\n"
+            for text in private_text(0).split("\n\n")
+        )
+    )
+    by_name = OneSite(bench, {"data-path": str(file)}, data__field="name").ask(
+        "train", lineage=named("a")
+    )
     plain = OneSite(bench, {"data-path": str(file)}).ask("train", lineage=named("b"))
     assert by_name.blobs == plain.blobs
     assert by_name.blobs
-    chosen = OneSite(bench, {"data-path": str(file), "data-field": "name", "least-tokens": 1}, data__window_tokens=2)
+    chosen = OneSite(
+        bench,
+        {"data-path": str(file), "data-field": "name", "least-tokens": 1},
+        data__window_tokens=2,
+    )
     assert chosen.ask("train", lineage=named("c")).blobs != plain.blobs
 
 
@@ -154,23 +208,30 @@ def test_a_run_s_model_is_not_opened(bench: Bench) -> None:
     site = OneSite(bench, {"model-path": ""})
     for kind in ("enrol", "train"):
         told = site.refusal(kind)
-        assert told.startswith("model-path: this site names no base model of its own, and opens none that a run names")
+        assert told.startswith(
+            "model-path: this site names no base model of its own, and opens none that a run names"
+        )
 
 
 def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Bench) -> None:
     tuning(bench)
     file = bench.folder / "reviews.jsonl"
-    file.write_text("".join(json.dumps({"sentence": f"good {n}", "label": n % 2}) + "\n" for n in range(40)))
+    file.write_text(
+        "".join(json.dumps({"sentence": f"good {n}", "label": n % 2}) + "\n" for n in range(40))
+    )
     task = {"task__name": "sst2", "data__source": "jsonl", "task__max_tokens": 32}
     site = OneSite(bench, {"data-path": str(file)}, **task)
     order = {"rank_limit": 2}
-    assert "data-task: this site's data-path holds text, the run wants records of the task sst2" in site.refusal(
-        "train", scalars=order
+    assert (
+        "data-task: this site's data-path holds text, the run wants records of the task sst2"
+        in site.refusal("train", scalars=order)
     )
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"}, **task)
     assert site.ask("train", scalars=order, lineage=named("b")).header.status == "ok"
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"})
-    assert "holds records of the task sst2, the run wants text" in site.refusal("train", scalars=order, lineage=named("c"))
+    assert "holds records of the task sst2, the run wants text" in site.refusal(
+        "train", scalars=order, lineage=named("c")
+    )
 
 
 def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
@@ -199,7 +260,10 @@ def test_what_a_site_does_not_allow_is_refused_in_words(
     bench: Bench, kind: str, node: dict[str, Any], changes: dict[str, Any], line: str
 ) -> None:
     told = OneSite(bench, node, **changes).refusal(kind)
-    assert told.startswith("this site does not allow the run; lower it, or have the site's owner change --node-config:\n")
+    assert told.startswith(
+        "this site does not allow the run; lower it, or have the site's owner change"
+        " --node-config:\n"
+    )
     assert re.search(line, told), told
 
 
@@ -219,7 +283,10 @@ def test_public_texts_are_bounded(bench: Bench) -> None:
     texts = {name: list(range(16)) for name in ("a", "b")}
     scalars = {"names": list(texts), "num_windows": [67, 67], "window_tokens": 16, "own_text": False, "test_metrics": [],
                "test_items": 0, "test_requests": 0, "test_tokens": 0}  # fmt: skip
-    windows = {name: torch.tensor([tokens] * 67, dtype=torch.int32).numpy() for name, tokens in texts.items()}
+    windows = {
+        name: torch.tensor([tokens] * 67, dtype=torch.int32).numpy()
+        for name, tokens in texts.items()
+    }
     told = site.refusal("evaluate", 1, scalars, blobs={"public-windows": save(windows)})
     assert "most-windows = 60: the public texts of evaluation.texts have 134 windows" in told
 
@@ -236,16 +303,29 @@ def test_all_limits_are_told_at_once(bench: Bench) -> None:
 
 def test_sequences_of_a_round_are_bounded(bench: Bench) -> None:
     told = OneSite(tuning(bench), {}, training__batch_size=10**9).refusal("enrol")
-    assert "most-sequences = 1000000: training.steps x training.accumulation x training.batch-size = 2000000000" in told
+    assert (
+        "most-sequences = 1000000: training.steps x training.accumulation x training.batch-size ="
+        " 2000000000" in told
+    )
 
 
 def test_a_site_answers_so_many_runs(bench: Bench) -> None:
     site = OneSite(bench, {"most-runs": 2})
-    assert [site.ask("train", lineage=named(lineage)).header.status for lineage in ("a", "b", "a")] == ["ok"] * 3
+    assert [
+        site.ask("train", lineage=named(lineage)).header.status for lineage in ("a", "b", "a")
+    ] == ["ok"] * 3
     for kind in ("enrol", "train"):
-        assert "most-runs = 2: so many runs were answered within keep-days" in site.refusal(kind, lineage=named("c"))
-    assert OneSite(bench, {"most-runs": 2, "site": "other"}).ask("train", lineage=named("c")).header.status == "ok"
-    os.utime(bench.folder / "state" / named("a") / "ward" / "lock", (0, 0))  # what is older than keep-days is forgotten
+        assert "most-runs = 2: so many runs were answered within keep-days" in site.refusal(
+            kind, lineage=named("c")
+        )
+    assert (
+        OneSite(bench, {"most-runs": 2, "site": "other"})
+        .ask("train", lineage=named("c"))
+        .header.status
+        == "ok"
+    )
+    # What is older than keep-days is forgotten.
+    os.utime(bench.folder / "state" / named("a") / "ward" / "lock", (0, 0))
     assert site.ask("enrol", 0, lineage=named("c")).header.status == "ok"
     assert site.ask("train", lineage=named("c")).header.status == "ok"
 
@@ -253,12 +333,21 @@ def test_a_site_answers_so_many_runs(bench: Bench) -> None:
 def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench: Bench) -> None:
     """Whoever asks for ever more windows learns how many there are; each run that asks counts, whatever the answer."""
     node = {"most-runs": 3}
-    asked = {lineage: OneSite(bench, node, data__windows=number) for lineage, number in (("a", 2000), ("b", 2), ("c", 1000))}
-    found = {lineage: site.ask("enrol", 0, lineage=named(lineage)).header.status for lineage, site in asked.items()}
+    asked = {
+        lineage: OneSite(bench, node, data__windows=number)
+        for lineage, number in (("a", 2000), ("b", 2), ("c", 1000))
+    }
+    found = {
+        lineage: site.ask("enrol", 0, lineage=named(lineage)).header.status
+        for lineage, site in asked.items()
+    }
     assert found == {"a": "failed", "b": "ok", "c": "failed"}
-    assert "most-runs = 3: so many runs were answered" in asked["b"].refusal("enrol", 0, lineage=named("d"))
+    assert "most-runs = 3: so many runs were answered" in asked["b"].refusal(
+        "enrol", 0, lineage=named("d")
+    )
     assert "too few windows" in asked["a"].refusal("enrol", 0, lineage=named("a"))
-    told = OneSite(bench, node, data__windows=500).refusal("enrol", 0, lineage=named("a"))  # nor with other settings in one run
+    # Nor with other settings in one run.
+    told = OneSite(bench, node, data__windows=500).refusal("enrol", 0, lineage=named("a"))
     assert told.startswith("message: this site takes part in this run with another set of settings")
     assert asked["b"].ask("train", lineage=named("b")).header.status == "ok"
 
@@ -266,15 +355,21 @@ def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench:
 def test_a_run_that_the_owner_does_not_allow_is_not_counted(bench: Bench) -> None:
     """Its data were not looked at."""
     for lineage in ("a", "b", "c"):
-        assert "most-threads" in OneSite(bench, {"most-runs": 1}, threads=1000).refusal("enrol", 0, lineage=named(lineage))
-    assert OneSite(bench, {"most-runs": 1}).ask("enrol", 0, lineage=named("d")).header.status == "ok"
+        assert "most-threads" in OneSite(bench, {"most-runs": 1}, threads=1000).refusal(
+            "enrol", 0, lineage=named(lineage)
+        )
+    assert (
+        OneSite(bench, {"most-runs": 1}).ask("enrol", 0, lineage=named("d")).header.status == "ok"
+    )
 
 
 def test_a_partition_id_turns_no_limit_off(bench: Bench) -> None:
     node = {"partition-id": 0, "num-partitions": 2, "least-tokens": 0}
     assert "least-tokens = 2048" in OneSite(bench, node).refusal("train")
     assert "most-threads" in OneSite(bench, node, threads=1000).refusal("enrol")
-    assert "threads = 100000: input should be less than" in OneSite(bench, node, threads=100_000).refusal("enrol")
+    assert "threads = 100000: input should be less than" in OneSite(
+        bench, node, threads=100_000
+    ).refusal("enrol")
 
 
 # ----- two sites, one state directory ---------------------------------------------------------------------------------
@@ -283,9 +378,13 @@ def test_a_partition_id_turns_no_limit_off(bench: Bench) -> None:
 def test_two_sites_that_share_a_state_directory_answer_with_their_own_masks(bench: Bench) -> None:
     shared = {"state-dir": str(bench.folder / "shared")}
     first = OneSite(bench, shared).ask("train")
-    other = OneSite(bench, {**shared, "site": "theatre", "data-path": str(bench.folder / "text-1.txt")})
+    other = OneSite(
+        bench, {**shared, "site": "theatre", "data-path": str(bench.folder / "text-1.txt")}
+    )
     second = other.ask("train")
-    alone = OneSite(bench, {"site": "theatre", "data-path": str(bench.folder / "text-1.txt")}).ask("train")
+    alone = OneSite(bench, {"site": "theatre", "data-path": str(bench.folder / "text-1.txt")}).ask(
+        "train"
+    )
     assert second.blobs == alone.blobs != first.blobs
 
 
@@ -297,13 +396,18 @@ def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> No
     """The same round was answered for five made-up clients, each with other windows of the same text."""
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method
-    scalars = {"fedpetuning": {"rank_limit": 2}, "fedspallm": {"blocks": [0], "versions": [0, 0]}}.get(method, {})
+    scalars = {
+        "fedpetuning": {"rank_limit": 2},
+        "fedspallm": {"blocks": [0], "versions": [0, 0]},
+    }.get(method, {})
     site = OneSite(bench)
     first = site.ask("train", scalars=scalars)
     assert first.header.status == "ok", first.scalars
     for client in (1, 2, 7):
         told = site.refusal("train", scalars=scalars, client=client)
-        assert told == "message: this site takes part in this run with another number; begin a new run"
+        assert (
+            told == "message: this site takes part in this run with another number; begin a new run"
+        )
     assert site.ask("train", scalars=scalars).blobs == first.blobs
 
 
@@ -311,7 +415,10 @@ def test_a_run_keeps_its_settings(bench: Bench) -> None:
     """Otherwise one run could ask as much as many."""
     assert OneSite(bench).ask("train").header.status == "ok"
     told = OneSite(bench, data__windows=3).refusal("train")
-    assert told == "message: this site takes part in this run with another set of settings; begin a new run"
+    assert (
+        told
+        == "message: this site takes part in this run with another set of settings; begin a new run"
+    )
 
 
 def test_an_evaluation_is_told_once(bench: Bench) -> None:
@@ -324,30 +431,46 @@ def test_an_evaluation_is_told_once(bench: Bench) -> None:
     assert again.scalars == first.scalars
     for texts in ({"a": list(range(16))}, {"a": list(range(16)), "b": list(range(17, 33))}):
         reply = site.evaluate(texts)
-        assert reply.scalars["reason"] == "evaluate: this client answered another evaluation in this run; begin a new run"
+        assert (
+            reply.scalars["reason"]
+            == "evaluate: this client answered another evaluation in this run; begin a new run"
+        )
 
 
-def test_an_evaluation_is_of_the_texts_that_the_settings_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_of_the_texts_that_the_settings_name(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any number of made-up texts was scored at once."""
-    site, tokens = OneSite(bench), list(range(16))
+    site = OneSite(bench)
+    tokens = list(range(16))
     site.ask("train")
-    assert site.evaluate({"a": tokens, "c": tokens}).scalars["reason"] == "Texts: evaluation.texts names no such text"
-    names = ",".join(f"text-{number}=x.txt" for number in range(17))
-    assert "17 texts, at most 16 are evaluated on" in OneSite(bench, evaluation__texts=names).refusal(
-        "enrol", 0, lineage=named("c")
+    assert (
+        site.evaluate({"a": tokens, "c": tokens}).scalars["reason"]
+        == "Texts: evaluation.texts names no such text"
     )
+    names = ",".join(f"text-{number}=x.txt" for number in range(17))
+    assert "17 texts, at most 16 are evaluated on" in OneSite(
+        bench, evaluation__texts=names
+    ).refusal("enrol", 0, lineage=named("c"))
     monkeypatch.setattr("espalier.wire.evaluation.LEAST_PREDICTIONS", 1000)
     assert (
-        site.evaluate({"a": tokens}).scalars["reason"].startswith("evaluation.texts: 'a' gives 15 predictions, sites evaluate")
+        site.evaluate({"a": tokens})
+        .scalars["reason"]
+        .startswith("evaluation.texts: 'a' gives 15 predictions, sites evaluate")
     )
 
 
-def test_steps_that_learn_nothing_do_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_learn_nothing_do_not_count(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of four steps only the first has a gradient, as where adapters are ruined: they rest on one sequence of 16 tokens."""
     changes = {"training__steps": 4, "training__batch_size": 1}
     order = {"scalars": {"rank_limit": 2}}
     assert (
-        OneSite(tuning(bench), {"least-tokens": 64}, **changes).ask("train", **order, lineage=named("a")).header.status == "ok"
+        OneSite(tuning(bench), {"least-tokens": 64}, **changes)
+        .ask("train", **order, lineage=named("a"))
+        .header.status
+        == "ok"
     )
     backward = Loop._backward
 
@@ -362,16 +485,24 @@ def test_steps_that_learn_nothing_do_not_count(bench: Bench, monkeypatch: pytest
         site = OneSite(tuning(bench), {"least-tokens": least}, **changes)
         reply = site.ask("train", **order, lineage=named(f"b{least}"))
         assert reply.header.status == status, reply.scalars
-        assert status == "ok" or reply.scalars["reason"].startswith("least-tokens = 17: an answer would rest on fewer")
-    told = OneSite(tuning(bench), {}, training__learning_rate=1e30).refusal("train", **order, lineage=named("c"))
+        assert status == "ok" or reply.scalars["reason"].startswith(
+            "least-tokens = 17: an answer would rest on fewer"
+        )
+    told = OneSite(tuning(bench), {}, training__learning_rate=1e30).refusal(
+        "train", **order, lineage=named("c")
+    )
     assert "training.learning-rate = 1e+30: input should be less than or equal to 0.1" in told
-    told = OneSite(tuning(bench), {}, lora__dropout=0.9999).refusal("train", **order, lineage=named("d"))
+    told = OneSite(tuning(bench), {}, lora__dropout=0.9999).refusal(
+        "train", **order, lineage=named("d")
+    )
     assert "lora.dropout = 0.9999: input should be less than or equal to 0.5" in told
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning"])
 @pytest.mark.parametrize("kind", ["train", "fetch", "deliver", "evaluate", "enrol"])
-def test_a_round_that_the_run_does_not_have_is_refused(bench: Bench, method: str, kind: str) -> None:
+def test_a_round_that_the_run_does_not_have_is_refused(
+    bench: Bench, method: str, kind: str
+) -> None:
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method
     told = (
@@ -387,7 +518,9 @@ def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> No
     (bench.folder / "text-0.txt").write_text(" ".join(private_text(0).split()[:8]))
     site = OneSite(tuning(bench), {"least-tokens": 0})
     reason = site.refusal("alone", 2, {"rank_limit": 0})
-    assert reason.startswith("least-tokens = 2048: an answer would rest on fewer; give the site more data")
+    assert reason.startswith(
+        "least-tokens = 2048: an answer would rest on fewer; give the site more data"
+    )
     assert "made nothing by itself" in site.evaluate({"a": list(range(16))}, 2).scalars["reason"]
 
 
@@ -403,11 +536,17 @@ def panic(*_: Any, **__: Any) -> Any:
 
 
 def told_of_panic(reply: Letter) -> bool:
-    return reply.header.status == "failed" and "PanicException" in str(reply.scalars) and SECRET not in str(reply.scalars)
+    return (
+        reply.header.status == "failed"
+        and "PanicException" in str(reply.scalars)
+        and SECRET not in str(reply.scalars)
+    )
 
 
 @pytest.mark.parametrize("kind", ["enrol", "deliver", "train", "fetch", "alone", "evaluate"])
-def test_a_panic_in_any_handler_is_an_answer(bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_in_any_handler_is_an_answer(
+    bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process lives, and answers the next message."""
     site = OneSite(bench)
     with monkeypatch.context() as patched:
@@ -417,13 +556,17 @@ def test_a_panic_in_any_handler_is_an_answer(bench: Bench, kind: str, monkeypatc
 
 
 @pytest.mark.parametrize("where", ["read", "check_reply", "egress_log"])
-def test_a_panic_on_the_way_out_is_an_answer(bench: Bench, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_on_the_way_out_is_an_answer(
+    bench: Bench, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_app.egress, where, panic)
     assert told_of_panic(OneSite(bench).ask("train"))
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_ends_the_handler(bench: Bench, interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_handler(
+    bench: Bench, interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any) -> Any:
         raise interrupt
 
@@ -435,7 +578,9 @@ def test_an_interrupt_ends_the_handler(bench: Bench, interrupt: type[BaseExcepti
 # ----- one state directory --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["models", "egress", "corpora", "quantised", "at-work", "lock", "a-b", "..", "a/b", ""])
+@pytest.mark.parametrize(
+    "name", ["models", "egress", "corpora", "quantised", "at-work", "lock", "a-b", "..", "a/b", ""]
+)
 def test_a_run_is_not_called_as_what_a_node_keeps(bench: Bench, name: str) -> None:
     """The request is refused before anything is made under that name."""
     site = OneSite(bench)

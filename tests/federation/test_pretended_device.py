@@ -59,15 +59,21 @@ def test_every_method_has_a_run() -> None:
 
 def made_in(folder: Path) -> dict[str, bytes]:
     """Weights and masks, those of the clients' own models among them."""
-    found = {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.glob("**/*.safetensors"))}
+    found = {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.glob("**/*.safetensors"))
+    }
     assert found
     return found
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_has_the_bytes_of_one_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_the_bytes_of_one_on_the_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     method, settings = RUNS[name]
-    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
+    # The texts of the bench are short.
+    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
     bench = Bench(tmp_path, method, settings | EVALUATED, num_clients=2)
     if method in DEEPER:
         save_tiny_llama(bench.model, blocks=4)
@@ -75,8 +81,11 @@ def test_a_run_has_the_bytes_of_one_on_the_cpu(name: str, tmp_path: Path, monkey
         (tmp_path / "align.txt").write_text(private_text(98))
         bench.settings["fedsoda.public-text"] = str(tmp_path / "align.txt")
     on_cpu = made_in(bench.run(device="cpu"))
-    there = SimpleNamespace(is_available=lambda: True)  # for the choice of the device alone; bitsandbytes would believe it, too
-    monkeypatch.setattr("espalier.modeling.computing.torch", SimpleNamespace(**vars(torch) | {"cuda": there}))
+    # For the choice of the device alone; bitsandbytes would believe it, too.
+    there = SimpleNamespace(is_available=lambda: True)
+    monkeypatch.setattr(
+        "espalier.modeling.computing.torch", SimpleNamespace(**vars(torch) | {"cuda": there})
+    )
     with pretended():
         folder = bench.run(device="cuda")
     assert '"device": "cuda"' in (folder / "summary.json").read_text()

@@ -22,8 +22,13 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def second_site(grid: InProcessGrid, **config: Any) -> Context:
     """The second node, as a real site with a name and further keys."""
-    (context,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 1]
-    context.node_config |= {"site": "hospital-b", **{key.replace("_", "-"): value for key, value in config.items()}}
+    (context,) = [
+        context for context in grid.contexts.values() if context.node_config["partition-id"] == 1
+    ]
+    context.node_config |= {
+        "site": "hospital-b",
+        **{key.replace("_", "-"): value for key, value in config.items()},
+    }
     return context
 
 
@@ -46,7 +51,9 @@ def test_a_site_whose_file_will_not_do_is_refused_with_its_name_before_any_round
     assert who == "hospital-b"
     assert reason in told
     assert [client["site"] for client in document["clients"]] == ["node-00000"]
-    kinds = [read(reply.content).header.kind for partition, reply in grid.received if partition == 1]
+    kinds = [
+        read(reply.content).header.kind for partition, reply in grid.received if partition == 1
+    ]
     assert kinds == ["enrol"]
 
 
@@ -58,15 +65,24 @@ def test_a_name_that_no_site_may_have_is_not_repeated(bench: Bench) -> None:
 
 
 LOADS = [
-    (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, "An exception was raised when attempting to load `ClientApp`"),
-    (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "<class 'SyntaxError'>:<'invalid syntax (rounds.py, line 7)'>"),
+    (
+        ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
+        "An exception was raised when attempting to load `ClientApp`",
+    ),
+    (
+        ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+        "<class 'SyntaxError'>:<'invalid syntax (rounds.py, line 7)'>",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("code", "reason"), LOADS)
-def test_a_node_that_could_not_load_the_program_yet_is_asked_again(bench: Bench, code: int, reason: str) -> None:
+def test_a_node_that_could_not_load_the_program_yet_is_asked_again(
+    bench: Bench, code: int, reason: str
+) -> None:
     """Another run was installing it."""
-    grid, tries = bench.grid(), list[Message]()
+    grid = bench.grid()
+    tries = list[Message]()
 
     def fails_twice(request: Message, reply: Message) -> Message:
         if read(request.content).header.kind != "enrol" or len(tries) == TRIES - 1:
@@ -81,8 +97,11 @@ def test_a_node_that_could_not_load_the_program_yet_is_asked_again(bench: Bench,
 
 
 @pytest.mark.parametrize(("code", "reason"), LOADS)
-def test_one_that_cannot_is_refused_and_told_what_to_remove(bench: Bench, code: int, reason: str) -> None:
-    grid, asked = bench.grid(), list[str]()
+def test_one_that_cannot_is_refused_and_told_what_to_remove(
+    bench: Bench, code: int, reason: str
+) -> None:
+    grid = bench.grid()
+    asked = list[str]()
 
     def fails(request: Message, reply: Message) -> Message:
         asked.append(read(request.content).header.kind)

@@ -42,43 +42,65 @@ def perplexity(folder: Path, text: Path) -> float:
     tokens = torch.tensor(AutoTokenizer.from_pretrained(folder)(text.read_text())["input_ids"])
     windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
     with torch.no_grad():
-        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+        losses = [
+            model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
+        ]
     return float(np.exp(np.mean(losses)))
 
 
 def zeros_of(folder: Path) -> dict[str, torch.Tensor]:
     tensors = load_file(folder / "model" / "model.safetensors")
-    return {name: value == 0 for name, value in tensors.items() if ".layers." in name and value.dim() == 2}
+    return {
+        name: value == 0
+        for name, value in tensors.items()
+        if ".layers." in name and value.dim() == 2
+    }
 
 
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 @pytest.mark.parametrize("keep", [True, False])
-def test_zeros_of_a_pruned_model_stay_if_they_are_to(tmp_path: Path, pruned: dict[str, Path], method: str, keep: bool) -> None:
+def test_zeros_of_a_pruned_model_stay_if_they_are_to(
+    tmp_path: Path, pruned: dict[str, Path], method: str, keep: bool
+) -> None:
     """And nothing but the merged model is written then, whose perplexity is the one that the run tells."""
     more = {"hetlora.ranks": "1,2"} if method == "hetlora" else {}
-    bench = Bench(tmp_path, method, TUNED | more | {"model": str(pruned["fedprllm"]), "lora.keep-zeros": keep})
+    bench = Bench(
+        tmp_path, method, TUNED | more | {"model": str(pruned["fedprllm"]), "lora.keep-zeros": keep}
+    )
     folder = bench.run()
-    before, after = zeros_of(pruned["fedprllm"]), zeros_of(folder)
+    before = zeros_of(pruned["fedprllm"])
+    after = zeros_of(folder)
     assert all(zeros.float().mean() >= 0.5 for zeros in before.values())
     for name, zeros in before.items():
         assert torch.equal(after[name], zeros) == keep
     assert (folder / "adapter").exists() != keep
     (metric,) = summary(folder)["metrics"]
-    assert metric["values"]["federated"] == pytest.approx(perplexity(folder / "model", bench.public), rel=1e-3)
+    assert metric["values"]["federated"] == pytest.approx(
+        perplexity(folder / "model", bench.public), rel=1e-3
+    )
     assert metric["values"]["federated"] != pytest.approx(metric["values"]["dense"], rel=1e-3)
 
 
-def test_a_smaller_model_is_tuned_and_stays_as_small(tmp_path: Path, pruned: dict[str, Path]) -> None:
+def test_a_smaller_model_is_tuned_and_stays_as_small(
+    tmp_path: Path, pruned: dict[str, Path]
+) -> None:
     bench = Bench(tmp_path, "fedpetuning", TUNED | {"model": str(pruned["flap"])})
     folder = bench.run()
-    small, tuned = open_model(str(pruned["flap"])), OpenedModel(folder / "model")
+    small = open_model(str(pruned["flap"]))
+    tuned = OpenedModel(folder / "model")
     assert (tuned.plan, tuned.structure) == (small.plan, small.structure)
     (metric,) = summary(folder)["metrics"]
-    assert metric["values"]["dense"] == pytest.approx(perplexity(pruned["flap"] / "model", bench.public), rel=1e-3)
-    assert metric["values"]["federated"] == pytest.approx(perplexity(folder / "model", bench.public), rel=1e-3)
+    assert metric["values"]["dense"] == pytest.approx(
+        perplexity(pruned["flap"] / "model", bench.public), rel=1e-3
+    )
+    assert metric["values"]["federated"] == pytest.approx(
+        perplexity(folder / "model", bench.public), rel=1e-3
+    )
 
 
-def test_a_smaller_model_is_tuned_for_a_task(tmp_path: Path, pruned: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_model_is_tuned_for_a_task(
+    tmp_path: Path, pruned: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its items are scored by the smaller model before, and by the tuned one after."""
     for name in ("client_text", "client_items"):
         monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
@@ -106,7 +128,9 @@ def test_the_masked_pass_is_that_of_the_masked_matrix(tmp_path: Path) -> None:
     """Against the product of the factors, masked and added to the weight."""
     shared = home(tmp_path)
     opened = OpenedModel(shared.model)
-    settings = parse({"method": "fedpetuning", "lora.merge": True, "lora.keep-zeros": True, "lora.rank": 2})
+    settings = parse(
+        {"method": "fedpetuning", "lora.merge": True, "lora.keep-zeros": True, "lora.rank": 2}
+    )
     adapters = adapter_plan(opened.plan, settings.lora)
     adapted = AdaptedModel.load(opened, CPU, settings, adapters)
     plain = AdaptedModel.load(opened, CPU, settings, adapters)
@@ -128,5 +152,10 @@ def test_the_masked_pass_is_that_of_the_masked_matrix(tmp_path: Path) -> None:
 
 
 def test_adapters_alone_would_fill_the_zeros() -> None:
-    with pytest.raises(Mistake, match="keep-zeros = true: adapters alone would fill the zeros of the base; set merge = true"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            "keep-zeros = true: adapters alone would fill the zeros of the base; set merge = true"
+        ),
+    ):
         parse({"method": "fedpetuning", "lora.keep-zeros": True})

@@ -22,7 +22,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.mark.parametrize("kind", ["enrol", "train", "evaluate"])
 def test_what_remains_is_named(bench: Bench, kind: Kind, again: bool) -> None:
     """Also where another directory has taken its name meanwhile."""
-    grid, lineage = bench.grid(), list[str]()
+    grid = bench.grid()
+    lineage = list[str]()
 
     def remove(message: Message) -> None:
         header = read(message.content).header
@@ -34,18 +35,24 @@ def test_what_remains_is_named(bench: Bench, kind: Kind, again: bool) -> None:
                 folder.mkdir()
 
     grid.before_push = remove
-    with pytest.raises(Mistake, match="was removed or moved while the run was at work; it cannot go on") as caught:
+    with pytest.raises(
+        Mistake, match="was removed or moved while the run was at work; it cannot go on"
+    ) as caught:
         bench.run(grid)
-    told, state = str(caught.value), bench.folder / "state"
+    told = str(caught.value)
+    state = bench.folder / "state"
     for place in (state / lineage[0], *state.glob(f"egress/{lineage[0]}-*")):
         assert (f"what remains of its clients: {place}; remove it" in told) == place.exists()
     assert kind == "enrol" or f"{state / lineage[0]};" in told
     assert ("lies in a new directory" in told) == bool(list((bench.folder / "runs").iterdir()))
 
 
-def test_one_that_is_removed_behind_the_last_line_is_not_completed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_removed_behind_the_last_line_is_not_completed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        "server_app.app.Summary.take_figures", lambda *_: shutil.rmtree(next((bench.folder / "runs").iterdir()))
+        "server_app.app.Summary.take_figures",
+        lambda *_: shutil.rmtree(next((bench.folder / "runs").iterdir())),
     )
     with pytest.raises(Mistake, match="was removed or moved"):
         bench.run()

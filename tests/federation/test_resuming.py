@@ -25,8 +25,18 @@ from server_app.run_directory import require_run_directory
 METHODS: dict[str, dict[str, Any]] = {
     "fedprllm": {"fedprllm.strategy": "iterative"},
     "fedspallm": {"federation.rounds": 2, "fedspallm.schedule": "linear"},
-    "fedpetuning": {"federation.rounds": 2, "federation.payload": "bfloat16", "training.steps": 2, "lora.rank": 2},
-    "hetlora": {"federation.rounds": 2, "hetlora.ranks": "1,2", "training.steps": 2, "lora.rank": 2},
+    "fedpetuning": {
+        "federation.rounds": 2,
+        "federation.payload": "bfloat16",
+        "training.steps": 2,
+        "lora.rank": 2,
+    },
+    "hetlora": {
+        "federation.rounds": 2,
+        "hetlora.ranks": "1,2",
+        "training.steps": 2,
+        "lora.rank": 2,
+    },
 }
 """Two rounds each."""
 
@@ -55,7 +65,8 @@ def interrupted(folder: Path, method: str) -> Interrupted:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
         bench = Bench(folder, method, METHODS[method] | LOCAL_ONLY, num_clients=2)
-        whole, run = bench.run(), bench.killed(lambda header: header.kind == "evaluate")
+        whole = bench.run()
+        run = bench.killed(lambda header: header.kind == "evaluate")
         return Interrupted(bench, run, folder / "state", results(whole))
 
 
@@ -76,24 +87,34 @@ def test_behind_a_damaged_checkpoint_the_round_before_leads_to_the_same_bytes(
     killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = killed.again(tmp_path, monkeypatch)
-    last, before = run / "checkpoint" / "state.json", run / "checkpoint" / "previous.json"
+    last = run / "checkpoint" / "state.json"
+    before = run / "checkpoint" / "previous.json"
     document = json.loads(last.read_text())
     assert (document["round"], json.loads(before.read_text())["round"]) == (2, 1)
     last.write_text(json.dumps({**document, "round": 1}))
-    told = f"state.json: is damaged: .*; the checkpoint after round 1 is whole: move {before} to {last} and resume again"
+    told = (
+        f"state.json: is damaged: .*; the checkpoint after round 1 is whole: move {before} to"
+        f" {last} and resume again"
+    )
     with pytest.raises(Mistake, match=told):
         killed.resume(run)
     before.replace(last)
     assert killed.resume(run) == killed.expected
 
 
-def test_behind_a_damaged_blob_too(killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_damaged_blob_too(
+    killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = killed.again(tmp_path, monkeypatch)
-    last, before = run / "checkpoint" / "state.json", run / "checkpoint" / "previous.json"
+    last = run / "checkpoint" / "state.json"
+    before = run / "checkpoint" / "previous.json"
     of_last, of_before = (set(json.loads(file.read_text())["blobs"]) for file in (last, before))
     blob = run / "checkpoint" / "blobs" / f"{min(of_last - of_before)}.blob"
     blob.write_bytes(blob.read_bytes()[:-1])
-    told = f"damaged or missing is {blob.name}, of {len(of_last)} blobs of the checkpoint after round 2; the others are whole; "
+    told = (
+        f"damaged or missing is {blob.name}, of {len(of_last)} blobs of the checkpoint after round"
+        " 2; the others are whole; "
+    )
     with pytest.raises(Mistake, match=told + "the checkpoint after round 1 is whole: move"):
         killed.resume(run)
     before.replace(last)
@@ -110,15 +131,23 @@ def test_all_blobs_that_a_checkpoint_needs_are_named_in_it(killed: Interrupted) 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from _texts(inner)
 
 
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda folder: (folder / "previous.json").unlink(), "no round before it remains: bring .*state.json back from a copy"),
-        (lambda folder: (folder / "previous.json").write_text("{"), "nothing whole remains .*previous.json: is damaged"),
+        (
+            lambda folder: (folder / "previous.json").unlink(),
+            "no round before it remains: bring .*state.json back from a copy",
+        ),
+        (
+            lambda folder: (folder / "previous.json").write_text("{"),
+            "nothing whole remains .*previous.json: is damaged",
+        ),
         (
             lambda folder: [blob.unlink() for blob in (folder / "blobs").iterdir()],
             "the checkpoint after round 1 needs damaged blobs too: bring",
@@ -126,7 +155,11 @@ def _texts(value: Any) -> Iterator[str]:
     ],
 )
 def test_what_no_longer_remains_is_not_promised(
-    damage: Callable[[Path], Any], told: str, one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[Path], Any],
+    told: str,
+    one_killed: Interrupted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
     (run / "checkpoint" / "state.json").write_text("")
@@ -140,7 +173,9 @@ def test_a_missing_checkpoint_is_not_taken_for_a_run_that_has_just_begun(
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
     (run / "checkpoint" / "state.json").unlink()
-    with pytest.raises(Mistake, match=r"state\.json: is missing; the checkpoint after round 1 is whole"):
+    with pytest.raises(
+        Mistake, match=r"state\.json: is missing; the checkpoint after round 1 is whole"
+    ):
         one_killed.resume(run)
 
 
@@ -148,23 +183,40 @@ def test_checkpoints_and_run_directories_of_earlier_releases_are_refused_in_word
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
-    for name, keys in (("checkpoint/state.json", ("sha256", "blobs")), ("run.json", ("sha256", "version", "completed"))):
+    for name, keys in (
+        ("checkpoint/state.json", ("sha256", "blobs")),
+        ("run.json", ("sha256", "version", "completed")),
+    ):
         whole = (run / name).read_bytes()
         document = {key: value for key, value in json.loads(whole).items() if key not in keys}
-        (run / name).write_text(json.dumps(document | {"version": 1} if "version" in document else document))
-        with pytest.raises(Mistake, match=rf"{Path(name).name}: version 1, this program reads \d; resume with the release"):
+        (run / name).write_text(
+            json.dumps(document | {"version": 1} if "version" in document else document)
+        )
+        with pytest.raises(
+            Mistake,
+            match=rf"{Path(name).name}: version 1, this program reads \d; resume with the release",
+        ):
             one_killed.resume(run)
         (run / name).write_bytes(whole)
 
 
-def test_a_damaged_run_json_is_named(one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_run_json_is_named(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
-    (run / "run.json").write_text((run / "run.json").read_text().replace('"lineage": "2', '"lineage": "3'))
-    with pytest.raises(Mistake, match=r"run.json: is damaged: .* begin a new run with the settings of .*settings.toml"):
+    (run / "run.json").write_text(
+        (run / "run.json").read_text().replace('"lineage": "2', '"lineage": "3')
+    )
+    with pytest.raises(
+        Mistake,
+        match=r"run.json: is damaged: .* begin a new run with the settings of .*settings.toml",
+    ):
         one_killed.resume(run)
 
 
-def test_the_summary_decides_nothing(one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_summary_decides_nothing(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
     (run / "summary.json").write_text('{"status": "completed"')
     assert one_killed.resume(run) == one_killed.expected
@@ -184,7 +236,9 @@ def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     bench = Bench(tmp_path, "fedprllm", {"quorum": 0.5}, num_clients=3)
     grid = bench.grid()
-    (late,) = [node for node, context in grid.contexts.items() if context.node_config["partition-id"] == 1]
+    (late,) = [
+        node for node, context in grid.contexts.items() if context.node_config["partition-id"] == 1
+    ]
     del grid.contexts[late]
 
     def kill(request: Message, reply: Message) -> Message:
@@ -221,7 +275,11 @@ def looked_at(one_killed: Interrupted, **changes: Any) -> None:
 
 
 def remains(run: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(run)): file.read_bytes() for file in sorted(run.rglob("*")) if file.is_file()}
+    return {
+        str(file.relative_to(run)): file.read_bytes()
+        for file in sorted(run.rglob("*"))
+        if file.is_file()
+    }
 
 
 @pytest.mark.parametrize(
@@ -229,14 +287,27 @@ def remains(run: Path) -> dict[str, bytes]:
     [
         (lambda run: (run / "run.json").unlink(), "resume-from = .* is not a run directory"),
         (lambda run: (run / "run.json").write_text("{"), "run.json: is damaged"),
-        (lambda run: (run / "checkpoint" / "state.json").write_text("{"), "state.json: is damaged.* round 1 is whole"),
-        (lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"), "damaged or missing is .*.blob"),
-        (lambda run: shutil.rmtree(run / "checkpoint"), "checkpoint: is missing or empty, but metrics.jsonl tells of finished"),
+        (
+            lambda run: (run / "checkpoint" / "state.json").write_text("{"),
+            "state.json: is damaged.* round 1 is whole",
+        ),
+        (
+            lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"),
+            "damaged or missing is .*.blob",
+        ),
+        (
+            lambda run: shutil.rmtree(run / "checkpoint"),
+            "checkpoint: is missing or empty, but metrics.jsonl tells of finished",
+        ),
         (lambda run: (run / "seconds.json").write_text("{"), "seconds.json: is damaged"),
     ],
 )
 def test_what_cannot_be_resumed_is_told_before_anything_is_started(
-    damage: Callable[[Path], Any], told: str, one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[Path], Any],
+    told: str,
+    one_killed: Interrupted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
     damage(run)
@@ -251,7 +322,9 @@ def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
     shutil.rmtree(run / "checkpoint")
-    with pytest.raises(Mistake, match=r"metrics\.jsonl tells of finished rounds; bring it back from a copy"):
+    with pytest.raises(
+        Mistake, match=r"metrics\.jsonl tells of finished rounds; bring it back from a copy"
+    ):
         one_killed.resume(run)
 
 
@@ -292,21 +365,32 @@ def test_a_look_neither_holds_nor_changes_what_will_be_resumed(
 
 @pytest.mark.parametrize(
     ("below", "told"),
-    [("file", "Not a directory"), ("file/runs", "Not a directory"), ("x" * 300, "File name too long")],
+    [
+        ("file", "Not a directory"),
+        ("file/runs", "Not a directory"),
+        ("x" * 300, "File name too long"),
+    ],
 )
-def test_an_out_dir_that_cannot_be_made_is_told_before(one_killed: Interrupted, tmp_path: Path, below: str, told: str) -> None:
+def test_an_out_dir_that_cannot_be_made_is_told_before(
+    one_killed: Interrupted, tmp_path: Path, below: str, told: str
+) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(Mistake, match=rf"out-dir = '.*cannot be made \({told}\); name another directory"):
+    with pytest.raises(
+        Mistake, match=rf"out-dir = '.*cannot be made \({told}\); name another directory"
+    ):
         looked_at(one_killed, out_dir=str(tmp_path / below))
 
 
-def test_an_out_dir_is_not_made_before(one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_dir_is_not_made_before(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = parse(one_killed.bench.config(out_dir=str(tmp_path / "a" / "b")), simulation=True)
     require_run_directory(settings, OpenedModel(one_killed.bench.model))
     assert not (tmp_path / "a").exists()
     closed = tmp_path / "closed"
     closed.mkdir()
-    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)  # whoever runs the tests may write everywhere
+    # Whoever runs the tests may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)
     with pytest.raises(Mistake, match=r"cannot be made \(Permission denied\)"):
         looked_at(one_killed, out_dir=str(closed / "runs"))
 
@@ -320,11 +404,19 @@ def edited(document: Any) -> st.SearchStrategy[Any]:
     """The document with one value, at any depth, replaced or gone."""
     if isinstance(document, dict) and document:
         keys = st.sampled_from(sorted(document))
-        inside = keys.flatmap(lambda key: edited(document[key]).map(lambda value: {**document, key: value}))
-        return inside | keys.map(lambda key: {name: value for name, value in document.items() if name != key})
+        inside = keys.flatmap(
+            lambda key: edited(document[key]).map(lambda value: {**document, key: value})
+        )
+        return inside | keys.map(
+            lambda key: {name: value for name, value in document.items() if name != key}
+        )
     if isinstance(document, list) and document:
         places = st.integers(0, len(document) - 1)
-        return places.flatmap(lambda i: edited(document[i]).map(lambda value: [*document[:i], value, *document[i + 1 :]]))
+        return places.flatmap(
+            lambda i: edited(document[i]).map(
+                lambda value: [*document[:i], value, *document[i + 1 :]]
+            )
+        )
     return ANY_VALUE
 
 
@@ -349,8 +441,17 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 def test_a_damaged_file_is_a_mistake_or_changes_nothing(
     data: st.DataObject, one_killed: Interrupted, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    documents = ["checkpoint/state.json", "checkpoint/state.json", "run.json", "run.json", "summary.json"]
-    blobs = [str(file.relative_to(one_killed.run)) for file in sorted(one_killed.run.glob("checkpoint/blobs/*.blob"))]
+    documents = [
+        "checkpoint/state.json",
+        "checkpoint/state.json",
+        "run.json",
+        "run.json",
+        "summary.json",
+    ]
+    blobs = [
+        str(file.relative_to(one_killed.run))
+        for file in sorted(one_killed.run.glob("checkpoint/blobs/*.blob"))
+    ]
     name = data.draw(st.sampled_from([*documents, *blobs]))
     with pytest.MonkeyPatch.context() as monkeypatch:
         run = one_killed.again(tmp_path_factory.mktemp("damaged"), monkeypatch)
@@ -368,7 +469,10 @@ def test_a_damaged_file_is_a_mistake_or_changes_nothing(
 
 def without_blanks(files: dict[str, bytes]) -> dict[str, Any]:
     """The files; a blank more in ``state.json``, which nobody writes again behind the last round, is no other checkpoint."""
-    return {name: json.loads(data) if name.endswith("state.json") else data for name, data in files.items()}
+    return {
+        name: json.loads(data) if name.endswith("state.json") else data
+        for name, data in files.items()
+    }
 
 
 def test_a_blank_more_in_a_checkpoint_changes_nothing(
@@ -395,7 +499,9 @@ def test_a_second_server_is_refused_and_told_who_works_there(
     def second(message: Message) -> None:
         if not refused:
             refused.append(message)
-            with pytest.raises(Mistake, match=f"{run.name}: process {os.getpid()} on .* is at work there"):
+            with pytest.raises(
+                Mistake, match=f"{run.name}: process {os.getpid()} on .* is at work there"
+            ):
                 one_killed.resume(run)
 
     grid = one_killed.bench.grid()
@@ -408,7 +514,10 @@ def test_a_second_server_is_refused_and_told_who_works_there(
 
 
 def test_a_new_run_holds_its_directory_too(
-    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    one_killed: Interrupted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     refused = []
@@ -417,14 +526,17 @@ def test_a_new_run_holds_its_directory_too(
         (run,) = (tmp_path / "runs").iterdir()
         if not refused:
             refused.append(message)
-            with pytest.raises(Mistake, match=f"{run.name}: process {os.getpid()} on .* is at work there"):
+            with pytest.raises(
+                Mistake, match=f"{run.name}: process {os.getpid()} on .* is at work there"
+            ):
                 one_killed.resume(run)
 
     grid = one_killed.bench.grid()
     grid.before_push = second
     run = one_killed.bench.run(grid, out_dir=str(tmp_path / "runs"))
     assert refused
-    assert f"run directory {run}\n" in capsys.readouterr().out  # by these words the command learns how to resume
+    # By these words the command learns how to resume.
+    assert f"run directory {run}\n" in capsys.readouterr().out
     made = model_files(run)
     assert made == {name: data for name, data in one_killed.expected.items() if name in made}
 
@@ -433,7 +545,9 @@ def test_a_new_run_holds_its_directory_too(
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_resumed_run_counts_what_it_took_before(dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_counts_what_it_took_before(
+    dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a clock on which each request to train takes 100 seconds; one of a round that was not finished counts too.
 
     A server that dies outright leaves the time of its last checkpoint.
@@ -444,17 +558,26 @@ def test_a_resumed_run_counts_what_it_took_before(dies: bool, tmp_path: Path, mo
         if read(message.content).header.kind == "train":
             bench.time.seconds += 100.0
 
-    grid, again = bench.grid(), bench.grid()
+    grid = bench.grid()
+    again = bench.grid()
     grid.before_push = again.before_push = tick
     with monkeypatch.context() as during:
         if dies:
             during.setattr("server_app.app._note_end", lambda *_: None)
-        run = bench.killed(lambda header: (header.kind, header.server_round, header.client) == ("train", 2, 1), grid)
+        run = bench.killed(
+            lambda header: (header.kind, header.server_round, header.client) == ("train", 2, 1),
+            grid,
+        )
     before = json.loads((run / "seconds.json").read_text())["run"]
     assert before == pytest.approx(200.0 if dies else 300.0, abs=5.0)
     bench.time.seconds += 10_000.0  # nobody works in between
     bench.run(again, resume_from=str(run))
-    assert json.loads((run / "summary.json").read_text())["seconds"] == pytest.approx(before + 200.0, abs=5.0)
+    assert json.loads((run / "summary.json").read_text())["seconds"] == pytest.approx(
+        before + 200.0, abs=5.0
+    )
     told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (resumed,) = [entry["text"] for entry in told if entry["event"] == "resumed"]
-    assert resumed == f"resumed      after round 1, {'3 min 20 s' if dies else '5 min'} before it was interrupted"
+    assert (
+        resumed == f"resumed      after round 1, {'3 min 20 s' if dies else '5 min'} before it was"
+        " interrupted"
+    )

@@ -36,7 +36,11 @@ def slow(bench: Bench, *clients: int, **changes: Any) -> InProcessGrid:
 
 
 def reasons(folder: Path) -> dict[str, str]:
-    return {client["site"]: client["reason"] for client in summary(folder)["clients"] if client["status"] == "dropped"}
+    return {
+        client["site"]: client["reason"]
+        for client in summary(folder)["clients"]
+        if client["status"] == "dropped"
+    }
 
 
 def test_it_ends_with_those_who_have_answered(bench: Bench) -> None:
@@ -48,16 +52,21 @@ def test_it_ends_with_those_who_have_answered(bench: Bench) -> None:
 
 
 def test_too_few_end_the_run(bench: Bench) -> None:
-    with pytest.raises(RunFailed, match=r"1 clients? .* the quorum is 2(.|\n)*round was over \(round-seconds = 3\)"):
+    with pytest.raises(
+        RunFailed, match=r"1 clients? .* the quorum is 2(.|\n)*round was over \(round-seconds = 3\)"
+    ):
         bench.run(slow(bench, 0, 1), round_seconds=3.0)
 
 
 def test_a_resumed_run_comes_to_the_same_end(bench: Bench) -> None:
-    bench.method, bench.settings = "fedpetuning", TUNING | {"quorum": 0.5}
+    bench.method = "fedpetuning"
+    bench.settings = TUNING | {"quorum": 0.5}
     changes = {"round_seconds": 3.0}
     whole = bench.run(slow(bench, 1), **changes)
     assert list(reasons(whole)) == ["node-00001"]
-    killed = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2), slow(bench, 1), **changes)
+    killed = bench.killed(
+        lambda header: (header.kind, header.server_round) == ("train", 2), slow(bench, 1), **changes
+    )
     resumed = bench.run(slow(bench, 1), resume_from=str(killed), **changes)
     assert model_files(resumed) == model_files(whole)
     assert {name: data for name, data in results(resumed).items() if "README" not in name} == {
@@ -67,18 +76,27 @@ def test_a_resumed_run_comes_to_the_same_end(bench: Bench) -> None:
 
 def test_who_was_not_late_is_not_dropped_for_others(bench: Bench) -> None:
     """The slow one uses the round up while it is brought something; then the others have time for their work."""
-    bench.method, bench.settings = "fedpetuning", TUNING | {"quorum": 0.5}
+    bench.method = "fedpetuning"
+    bench.settings = TUNING | {"quorum": 0.5}
     grid = slow(bench, 1)
     assert list(reasons(bench.run(grid, round_seconds=3.0))) == ["node-00001"]
 
 
 def rounds_of(folder: Path, shared: bool, **changes: Any) -> Rounds:
-    settings, clock = (
-        parse({"num-clients": 1} | {key.replace("_", "-"): value for key, value in changes.items()}),
-        FakeTime().clock(),
+    settings = parse(
+        {"num-clients": 1} | {key.replace("_", "-"): value for key, value in changes.items()}
     )
+    clock = FakeTime().clock()
     made = RunFolder(folder)
-    rounds = Rounds(InProcessGrid(None, [], {}), settings, ModelPlan((), 0), "run", made, Progress(made, clock), clock)  # type: ignore[arg-type]
+    rounds = Rounds(
+        InProcessGrid(None, [], {}),
+        settings,
+        ModelPlan((), 0),
+        "run",
+        made,
+        Progress(made, clock),
+        clock,
+    )  # type: ignore[arg-type]
     rounds.shared_workers = shared
     return rounds
 
@@ -87,7 +105,9 @@ def test_by_default_it_is_long_and_a_simulation_has_none(tmp_path: Path) -> None
     """A busy machine is no reason to end: simulated clients queue for it."""
     assert rounds_of(tmp_path, True).round_seconds() == math.inf
     assert rounds_of(tmp_path, False).round_seconds() == 86_400
-    assert rounds_of(tmp_path, False, deadline_seconds=10_000.0, attempts=3).round_seconds() == 300_000
+    assert (
+        rounds_of(tmp_path, False, deadline_seconds=10_000.0, attempts=3).round_seconds() == 300_000
+    )
     assert rounds_of(tmp_path, True, round_seconds=5.0).round_seconds() == 5
     rounds = rounds_of(tmp_path, False, round_seconds=5.0)
     rounds.begin(least=7.0)

@@ -29,7 +29,11 @@ def test_a_client_s_decision_is_that_of_the_sum_over_its_matrices() -> None:
     def tensors(*sizes: float) -> dict[str, dict[str, Tensor]]:
         factors = [(name, factors_of(size)) for name, size in zip(ranks, sizes, strict=True)]
         cut = {name: (one.b[:, : ranks[name]], one.a[: ranks[name]]) for name, one in factors}
-        named = {f"{name}.lora_{side}": pair[side == "a"] for name, pair in cut.items() for side in ("b", "a")}
+        named = {
+            f"{name}.lora_{side}": pair[side == "a"]
+            for name, pair in cut.items()
+            for side in ("b", "a")
+        }
         return {"block-0000": named}
 
     assert pruning.rank_after(tensors(1.0, 0.5, 9.0), tensors(0.5, 0.75, 99.0)) == 2

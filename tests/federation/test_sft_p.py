@@ -72,31 +72,60 @@ class TestSftP(PersonalPromises):
 
     # ----- what leaves a client, and what does not --------------------------------------------------------------------
 
-    def test_no_outgoing_byte_is_of_an_embedding_its_moments_or_masks(self, kept: Uninterrupted) -> None:
+    def test_no_outgoing_byte_is_of_an_embedding_its_moments_or_masks(
+        self, kept: Uninterrupted
+    ) -> None:
         for client in range(kept.bench.num_clients):
             rounds = every_round(kept, client)
-            assert [own.keys() for own in rounds] == 2 * [{"embedding", "exp_avg", "exp_avg_sq", "step"}]
-            secrets = [value.numpy().tobytes() for own in rounds for name, value in own.items() if name != "step"]
+            assert [own.keys() for own in rounds] == 2 * [
+                {"embedding", "exp_avg", "exp_avg_sq", "step"}
+            ]
+            secrets = [
+                value.numpy().tobytes()
+                for own in rounds
+                for name, value in own.items()
+                if name != "step"
+            ]
             some = [mask.numpy() for mask in masks(kept, client).values() if not mask.all()]
-            secrets += [made for mask in some for made in (pack(mask[None]).tobytes(), mask.tobytes())]
+            secrets += [
+                made for mask in some for made in (pack(mask[None]).tobytes(), mask.tobytes())
+            ]
             lanes = [np.flatnonzero(mask) for mask in some]
-            secrets += [own.astype(kind).tobytes() for own in lanes for kind in (np.int16, np.int32, np.int64)]
+            secrets += [
+                own.astype(kind).tobytes()
+                for own in lanes
+                for kind in (np.int16, np.int32, np.int64)
+            ]
             for _, reply in kept.received:
                 data = outgoing_bytes(reply)
                 assert not [secret for secret in secrets if secret in data and len(secret) >= 8]
-                assert not [secret for secret in secrets if secret[: len(secret) // 2] in data and len(secret) >= 32]
+                assert not [
+                    secret
+                    for secret in secrets
+                    if secret[: len(secret) // 2] in data and len(secret) >= 32
+                ]
 
     def test_no_budget_leaves_a_real_site(self, bench: Bench) -> None:
         """Neither one that can be met nor one that cannot or is none at all, of which the site's own log tells."""
         grid = real_sites(bench, bench.grid(sft_p__shares=""))
-        for share, context in zip((0.5173, 0.9473, 0.9673, 0.0), grid.contexts.values(), strict=True):
+        for share, context in zip(
+            (0.5173, 0.9473, 0.9673, 0.0), grid.contexts.values(), strict=True
+        ):
             context.node_config["pruned-share"] = share
         changes = {"sft_p__shares": "", "sft_p__share_of": "model", "quorum": 0.5}
         document = summary(bench.run(grid, **changes))
         assert {client["status"] for client in document["clients"]} == {"completed"}
-        assert document["refused"] == {"site-1": OUTWARD, "site-2": f"the node's configuration is wrong: {OF_A_SECRET}"}
+        assert document["refused"] == {
+            "site-1": OUTWARD,
+            "site-2": f"the node's configuration is wrong: {OF_A_SECRET}",
+        }
         secrets = (b"0.517", b"0.947", b"0.967")
-        assert not [share for _, reply in grid.received for share in secrets if share in outgoing_bytes(reply)]
+        assert not [
+            share
+            for _, reply in grid.received
+            for share in secrets
+            if share in outgoing_bytes(reply)
+        ]
 
     def test_what_is_sent_is_generator_and_lora(self, plain: Uninterrupted) -> None:
         expected = {key: set(own) for key, own in shared_shapes(plain).items()}
@@ -114,14 +143,22 @@ class TestSftP(PersonalPromises):
         for client, reply in grid.received:
             letter = read(reply.content)
             if letter.header.kind in ("train", "fetch"):
-                sent.setdefault(client, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+                sent.setdefault(client, {}).update(
+                    {key: load(blob) for key, blob in letter.blobs.items()}
+                )
         written = load_file(folder / "generator.safetensors")
         for name, value in written.items():
             key, _, tensor = name.partition(".")
             mean = sum(sent[client][key][tensor].double() for client in sent) / len(sent)
             torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-8)
-        begun = first_shared(OpenedModel(bench.model).plan, parse(bench.config(federation__rounds=1)))
-        moved = [not torch.equal(begun[key][name], own) for key in begun for name, own in sent[0][key].items()]
+        begun = first_shared(
+            OpenedModel(bench.model).plan, parse(bench.config(federation__rounds=1))
+        )
+        moved = [
+            not torch.equal(begun[key][name], own)
+            for key in begun
+            for name, own in sent[0][key].items()
+        ]
         assert all(moved)
 
     # ----- each client's own model ------------------------------------------------------------------------------------
@@ -152,34 +189,56 @@ class TestSftP(PersonalPromises):
 
     def test_every_client_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
         """Whoever has it needs nothing else; what it has of the blocks is its budget, and no message says where it is."""
-        changes = {"sft_p__keep_models": True, "evaluation__local_only": True, "evaluation__max_windows": 1000}
+        changes = {
+            "sft_p__keep_models": True,
+            "evaluation__local_only": True,
+            "evaluation__max_windows": 1000,
+        }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         windows = windows_of(bench, bench.public.read_text())
-        gates, whole = LaneGates(OpenedModel(bench.model).plan), OpenedModel(bench.model).plan.num_parameters
+        gates = LaneGates(OpenedModel(bench.model).plan)
+        whole = OpenedModel(bench.model).plan.num_parameters
         for client, told in enumerate(summary(folder)["clients"]):
-            model = AutoModelForCausalLM.from_pretrained(folder / "clients" / told["site"], dtype=torch.float32).eval()
-            assert told["metrics"]["perplexity/public/federated"] == pytest.approx(perplexity_of(model, windows), rel=1e-3)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder / "clients" / told["site"], dtype=torch.float32
+            ).eval()
+            assert told["metrics"]["perplexity/public/federated"] == pytest.approx(
+                perplexity_of(model, windows), rel=1e-3
+            )
             pruned = whole - sum(value.numel() for value in model.parameters())
             wanted = gates.total - gates.target((0.2, 0.2, 0.5, 0.5)[client], "blocks")
             assert 0 <= pruned - wanted < max(gates.costs.values()) + 1
-        alone = [read(reply.content) for _, reply in grid.received if read(reply.content).header.kind == "alone"]
+        alone = [
+            read(reply.content)
+            for _, reply in grid.received
+            if read(reply.content).header.kind == "alone"
+        ]
         assert [letter.scalars.keys() for letter in alone] == [{"seconds"}] * 4
 
     def test_a_real_site_writes_its_model_where_its_owner_says(self, bench: Bench) -> None:
         grid = real_sites(bench, bench.grid(sft_p__keep_models=True))
         for client, context in enumerate(grid.contexts.values()):
-            context.node_config |= {"models-dir": str(bench.folder / "own" / str(client))} if client % 2 else {}
+            context.node_config |= (
+                {"models-dir": str(bench.folder / "own" / str(client))} if client % 2 else {}
+            )
         folder = bench.run(grid, sft_p__keep_models=True)
         lineage = json.loads((folder / "run.json").read_text())["lineage"]
-        assert {path.name for path in (bench.folder / "own").glob("*/*")} == {f"{lineage}-site-1", f"{lineage}-site-3"}
-        assert all((path / "model.safetensors").exists() for path in (bench.folder / "own").glob("*/*"))
+        assert {path.name for path in (bench.folder / "own").glob("*/*")} == {
+            f"{lineage}-site-1",
+            f"{lineage}-site-3",
+        }
+        assert all(
+            (path / "model.safetensors").exists() for path in (bench.folder / "own").glob("*/*")
+        )
         assert not (folder / "clients").exists()
 
     def test_masks_keep_within_each_client_s_own_budget(self, kept: Uninterrupted) -> None:
         gates = LaneGates(OpenedModel(kept.bench.model).plan)
         for client, share in enumerate((0.2, 0.2, 0.5, 0.5)):
-            spent = int(gates.spent({gate: mask.float() for gate, mask in masks(kept, client).items()}))
+            spent = int(
+                gates.spent({gate: mask.float() for gate, mask in masks(kept, client).items()})
+            )
             assert 0 <= int((1 - share) * gates.total) - spent < max(gates.costs.values())
 
     def test_clients_have_masks_of_their_own(self, kept: Uninterrupted) -> None:
@@ -191,12 +250,19 @@ class TestSftP(PersonalPromises):
     def test_without_adapters_masks_alone_travel(self, bench: Bench) -> None:
         grid = bench.grid(sft_p__adapters=False)
         folder = bench.run(grid, **{"sft_p__adapters": False})
-        names = {name for _, reply in grid.received for blob in read(reply.content).blobs.values() for name in load(blob)}
+        names = {
+            name
+            for _, reply in grid.received
+            for blob in read(reply.content).blobs.values()
+            for name in load(blob)
+        }
         assert names
         assert all(name.startswith("mask.") for name in names)
         assert not (folder / "adapter").exists()
 
-    def test_without_conditioning_equal_budgets_give_one_mask(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_conditioning_equal_budgets_give_one_mask(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
         folder = bench.run(sft_p__conditioned=False, sft_p__shares="0.3")
         run = Uninterrupted(bench, folder, [], [], "")
@@ -214,7 +280,10 @@ class TestSftP(PersonalPromises):
         ],
     )
     def test_other_generators_work(self, bench: Bench, changes: dict[str, Any]) -> None:
-        assert {client["status"] for client in summary(bench.run(bench.grid(**changes), **changes))["clients"]} == {"completed"}
+        assert {
+            client["status"]
+            for client in summary(bench.run(bench.grid(**changes), **changes))["clients"]
+        } == {"completed"}
 
     def test_clients_score_their_own_models_on_a_task_s_items(self, bench: Bench) -> None:
         """Public items that were sent along, and own ones beside the dense model."""
@@ -226,24 +295,39 @@ class TestSftP(PersonalPromises):
         for context in grid.contexts.values():
             context.node_config.pop("data-path")
         document = summary(bench.run(grid, **changes))
-        found = {metric["name"]: metric["values"] for metric in document["metrics"] if metric["dataset"] == "sst2"}
+        found = {
+            metric["name"]: metric["values"]
+            for metric in document["metrics"]
+            if metric["dataset"] == "sst2"
+        }
         told = [client["metrics"]["acc/sst2"] for client in document["clients"]]
         assert found["acc"]["federated"] == pytest.approx(np.mean(told), abs=1e-3)
         assert found["acc"]["dense"] is not None
 
-    def test_a_model_of_clients_that_train_in_nf4_is_measured_on_a_task_s_items(self, tmp_path: Path) -> None:
+    def test_a_model_of_clients_that_train_in_nf4_is_measured_on_a_task_s_items(
+        self, tmp_path: Path
+    ) -> None:
         """Its lanes need not be such as NF4 can hold."""
         pytest.importorskip("bitsandbytes")
         base = save_tiny_llama(tmp_path / "base", blocks=1, hidden=64, feed_forward=64)
         (tmp_path / "public.txt").write_text(private_text(99))
-        bench = Bench(tmp_path, "sft-p", self.settings, num_clients=2, home=Home(base, tmp_path / "public.txt"))
+        bench = Bench(
+            tmp_path,
+            "sft-p",
+            self.settings,
+            num_clients=2,
+            home=Home(base, tmp_path / "public.txt"),
+        )
         for name, number in (("items-0", 40), ("items-1", 40), ("tests", 12)):
             (tmp_path / f"{name}.jsonl").write_text(reviews(number))
         changes = of_reviews(bench) | {"training__base": "nf4", "federation__rounds": 1}
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config.pop("data-path")
-        found = {metric["name"]: metric["values"] for metric in summary(bench.run(grid, **changes))["metrics"]}
+        found = {
+            metric["name"]: metric["values"]
+            for metric in summary(bench.run(grid, **changes))["metrics"]
+        }
         assert found["acc"]["federated"] is not None
 
     # ----- what one round leaves the next -----------------------------------------------------------------------------
@@ -252,16 +336,26 @@ class TestSftP(PersonalPromises):
         """AdamW's moments of generator and LoRA go on, and those of the embedding, which moves the generator, always do."""
 
         def trained_in(rounds: int, steps: int, keep: bool) -> dict[str, torch.Tensor]:
-            changes = {"federation__rounds": rounds, "training__steps": steps, "federation__keep_optimizer": keep}
+            changes = {
+                "federation__rounds": rounds,
+                "training__steps": steps,
+                "federation__keep_optimizer": keep,
+            }
             folder = bench.run(num_clients=1, **changes)
-            return load_file(folder / "generator.safetensors") | load_file(folder / "adapter" / "adapter_model.safetensors")
+            return load_file(folder / "generator.safetensors") | load_file(
+                folder / "adapter" / "adapter_model.safetensors"
+            )
 
-        whole, kept, begun_anew = trained_in(1, 6, False), trained_in(2, 3, True), trained_in(2, 3, False)
+        whole = trained_in(1, 6, False)
+        kept = trained_in(2, 3, True)
+        begun_anew = trained_in(2, 3, False)
         for name, value in whole.items():
             torch.testing.assert_close(kept[name], value, rtol=1e-5, atol=1e-6)
         assert any((begun_anew[name] - value).abs().max() > 1e-3 for name, value in whole.items())
 
-    def test_moments_of_the_embedding_go_on(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_moments_of_the_embedding_go_on(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
         found = [private(Uninterrupted(bench, bench.run(), [], [], ""), 0)]
         assert found[0]["step"].item() == 6
@@ -269,7 +363,11 @@ class TestSftP(PersonalPromises):
 
         def without_moments(state: Any, document: str, server_round: int) -> Any:
             kept = real(state, document, server_round)
-            return {key: {"embedding": own["embedding"]} for key, own in kept.items()} if document == CONDITIONING else kept
+            return (
+                {key: {"embedding": own["embedding"]} for key, own in kept.items()}
+                if document == CONDITIONING
+                else kept
+            )
 
         monkeypatch.setattr("client_app.sft_p.carried.before", without_moments)
         shutil.rmtree(bench.folder / "state")
@@ -279,10 +377,16 @@ class TestSftP(PersonalPromises):
 
     # ----- late clients -----------------------------------------------------------------------------------------------
 
-    def test_a_late_client_fits_its_embedding_alone(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_late_client_fits_its_embedding_alone(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It is in no round, and generator and LoRA stay as the others made them; its own embedding moves."""
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-        changes = {"sft_p__late_clients": 1, "sft_p__late_steps": 12, "evaluation__local_only": True}
+        changes = {
+            "sft_p__late_clients": 1,
+            "sft_p__late_steps": 12,
+            "evaluation__local_only": True,
+        }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         kinds = {client: [] for client in range(4)}
@@ -290,7 +394,11 @@ class TestSftP(PersonalPromises):
             kinds[client].append(read(reply.content).header.kind)
         assert "train" not in kinds[3]
         assert [kinds[client].count("alone") for client in range(4)] == [0, 0, 0, 1]
-        alone = next(read(reply.content) for _, reply in grid.received if read(reply.content).header.kind == "alone")
+        alone = next(
+            read(reply.content)
+            for _, reply in grid.received
+            if read(reply.content).header.kind == "alone"
+        )
         assert alone.scalars.keys() == {"seconds"}
         settings = parse(bench.config(**changes))
         first = first_embedding(shape_of(settings), settings.seed, 3)
@@ -300,24 +408,43 @@ class TestSftP(PersonalPromises):
         assert document["late"].keys() == {"3"}
         assert document["late"]["3"]["steps"] == 12
         three = bench.run(bench.grid(), sft_p__late_clients=1)
-        assert load_file(three / "generator.safetensors").keys() == load_file(folder / "generator.safetensors").keys()
+        assert (
+            load_file(three / "generator.safetensors").keys()
+            == load_file(folder / "generator.safetensors").keys()
+        )
         for name, value in load_file(three / "generator.safetensors").items():
             assert torch.equal(value, load_file(folder / "generator.safetensors")[name])
 
     def test_where_a_site_is_missing_the_last_of_the_others_is_late(self, bench: Bench) -> None:
-        changes = {"sft_p__shares": "", "sft_p__late_clients": 1, "sft_p__late_steps": 3, "quorum": 0.5}
+        changes = {
+            "sft_p__shares": "",
+            "sft_p__late_clients": 1,
+            "sft_p__late_steps": 3,
+            "quorum": 0.5,
+        }
         grid = real_sites(bench, bench.grid(**changes))
         list(grid.contexts.values())[1].node_config["allow-methods"] = "fedprllm"
         bench.run(grid, **changes)
-        kinds = {(letter.header.client, letter.header.kind) for letter in (read(reply.content) for _, reply in grid.received)}
+        kinds = {
+            (letter.header.client, letter.header.kind)
+            for letter in (read(reply.content) for _, reply in grid.received)
+        }
         assert {client for client, kind in kinds if kind == "train"} == {0, 1}
         assert {client for client, kind in kinds if kind == "alone"} == {2}
 
-    def test_who_was_never_drawn_fits_its_embedding_too(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        changes = {"federation__sampled_clients": 0.25, "sft_p__keep_models": True, "sft_p__late_steps": 4}
+    def test_who_was_never_drawn_fits_its_embedding_too(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        changes = {
+            "federation__sampled_clients": 0.25,
+            "sft_p__keep_models": True,
+            "sft_p__late_steps": 4,
+        }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
-        drawn = {client for client, reply in grid.received if read(reply.content).header.kind == "train"}
+        drawn = {
+            client for client, reply in grid.received if read(reply.content).header.kind == "train"
+        }
         document = json.loads((folder / "masks.json").read_text())
         assert len(drawn) in (1, 2)
         assert {int(client) for client in document["late"]} == {0, 1, 2, 3} - drawn
@@ -327,10 +454,14 @@ class TestSftP(PersonalPromises):
         grid = real_sites(bench, bench.grid(**changes))
         for context in grid.contexts.values():
             context.node_config["most-steps"] = 5
-        with pytest.raises(RunFailed, match=r"most-steps = 5: sft-p.late-steps x training.accumulation = 50"):
+        with pytest.raises(
+            RunFailed, match=r"most-steps = 5: sft-p.late-steps x training.accumulation = 50"
+        ):
             bench.run(grid, **changes)
 
-    def test_a_client_that_lost_its_embedding_reports_no_model_of_another(self, bench: Bench) -> None:
+    def test_a_client_that_lost_its_embedding_reports_no_model_of_another(
+        self, bench: Bench
+    ) -> None:
         """It costs its own figures and its own model; the others keep theirs."""
         changes = {"sft_p__keep_models": True, "evaluation__local_only": True}
         grid = bench.grid(**changes)
@@ -348,45 +479,79 @@ class TestSftP(PersonalPromises):
         folder = bench.run(grid, **changes)
         told = {client["client"]: client for client in summary(folder)["clients"]}
         assert "no longer has its embedding" in told[1]["reason"]
-        assert [client for client, own in told.items() if "perplexity/public/federated" in own["metrics"]] == [0, 2, 3]
-        assert sorted(path.name for path in (folder / "clients").iterdir()) == ["node-00000", "node-00002", "node-00003"]
+        assert [
+            client
+            for client, own in told.items()
+            if "perplexity/public/federated" in own["metrics"]
+        ] == [0, 2, 3]
+        assert sorted(path.name for path in (folder / "clients").iterdir()) == [
+            "node-00000",
+            "node-00002",
+            "node-00003",
+        ]
 
     @pytest.mark.parametrize("before", ["all", "read"])
     @pytest.mark.parametrize("norm", ["all", "read"])
-    def test_lanes_are_cut_again_where_norms_see_all_of_them_alone(self, bench: Bench, before: str, norm: str) -> None:
-        smaller = bench.run(sft_p__keep_models=True, federation__rounds=1, sft_p__norm=before) / "clients" / "node-00002"
+    def test_lanes_are_cut_again_where_norms_see_all_of_them_alone(
+        self, bench: Bench, before: str, norm: str
+    ) -> None:
+        smaller = (
+            bench.run(sft_p__keep_models=True, federation__rounds=1, sft_p__norm=before)
+            / "clients"
+            / "node-00002"
+        )
         changes = {"model": str(smaller), "federation__rounds": 1, "sft_p__norm": norm}
         if (before, norm) == ("all", "all"):
             grid = bench.grid(**changes)
             for context in grid.contexts.values():
                 context.node_config["model-path"] = str(smaller)
-            assert {client["status"] for client in summary(bench.run(grid, **changes))["clients"]} == {"completed"}
+            assert {
+                client["status"] for client in summary(bench.run(grid, **changes))["clients"]
+            } == {"completed"}
             return
-        with pytest.raises(Mistake, match=f"sft-p.norm = '{norm}': lanes of the model were cut before"):
+        with pytest.raises(
+            Mistake, match=f"sft-p.norm = '{norm}': lanes of the model were cut before"
+        ):
             bench.run(**changes)
 
     # ----- what a person looks at -------------------------------------------------------------------------------------
 
-    def test_figures_of_masks_are_those_of_clients_private_state(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_figures_of_masks_are_those_of_clients_private_state(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
         monkeypatch.setattr(personal_masks, "draw", mask_figures.draw)
         changes = {"sft_p__validation_windows": 2, "evaluation__local_only": True}
         grid = bench.grid(**changes)
         run = Uninterrupted(bench, bench.run(grid, **changes), [], [], "")
-        document, found = json.loads((run.folder / "masks.json").read_text()), [masks(run, client) for client in range(4)]
+        document = json.loads((run.folder / "masks.json").read_text())
+        found = [masks(run, client) for client in range(4)]
         pair = next(entry for entry in document["agreement"] if entry["clients"] == [0, 3])
         one, other = (torch.cat(list(own.values())) for own in (found[0], found[3]))
         assert pair["agreement"] == pytest.approx(float((one == other).double().mean()))
-        ratios = [(float(found[0][gate].double().mean()), float(found[3][gate].double().mean())) for gate in found[0]]
+        ratios = [
+            (float(found[0][gate].double().mean()), float(found[3][gate].double().mean()))
+            for gate in found[0]
+        ]
         sizes = [len(mask) for mask in found[0].values()]
-        chance = sum(size * (a * b + (1 - a) * (1 - b)) for size, (a, b) in zip(sizes, ratios, strict=True)) / sum(sizes)
+        chance = sum(
+            size * (a * b + (1 - a) * (1 - b)) for size, (a, b) in zip(sizes, ratios, strict=True)
+        ) / sum(sizes)
         assert pair["chance"] == pytest.approx(chance)
         blocks = len({block for block, _ in found[0]})
         expected = [float(found[1][block, "mlp_reads"].double().mean()) for block in range(blocks)]
         assert document["density"]["1"]["mlp_reads"] == pytest.approx(expected)
         assert [len(spent) for spent in document["spent"]["2"]] == [3, 3]
-        assert all(0.2 < value < 3 for rounds in document["spent"].values() for spent in rounds for value in spent)
-        assert {number: value > 1 for number, value in document["perplexity"]["2"].items()} == {"1": True, "2": True}
+        assert all(
+            0.2 < value < 3
+            for rounds in document["spent"].values()
+            for spent in rounds
+            for value in spent
+        )
+        assert {number: value > 1 for number, value in document["perplexity"]["2"].items()} == {
+            "1": True,
+            "2": True,
+        }
         for name in ("agreement", "density", "budget", "perplexity"):
             assert (run.folder / f"masks-{name}.png").read_bytes().startswith(b"\x89PNG")
         sent = {name for _, reply in grid.received for name in read(reply.content).scalars}
@@ -396,7 +561,9 @@ class TestSftP(PersonalPromises):
         for client in range(bench.num_clients):
             passages = private_text(client).split("\n\n")
             kept = [passage for passage in passages if not held_out(passage)]
-            (bench.folder / f"text-{client}.txt").write_text("\n\n".join([*kept, next(filter(held_out, passages))]))
+            (bench.folder / f"text-{client}.txt").write_text(
+                "\n\n".join([*kept, next(filter(held_out, passages))])
+            )
         document = summary(bench.run(sft_p__validation_windows=2, evaluation__window_tokens=64))
         assert {client["status"] for client in document["clients"]} == {"completed"}
 
@@ -409,16 +576,33 @@ class TestSftP(PersonalPromises):
                 {"sft_p__validation_windows": 2, "task__name": "sst2"},
                 "validation-windows = 2: task.name = 'sst2' does not read it",
             ),
-            ({"sft_p__weight_decay": 1000.0}, "sft-p.weight-decay: training: of a group with .* weight decay 1000"),
+            (
+                {"sft_p__weight_decay": 1000.0},
+                "sft-p.weight-decay: training: of a group with .* weight decay 1000",
+            ),
             ({"sft_p__shares": "0.2,x"}, "'x' is no number"),
             ({"sft_p__shares": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),
-            ({"sft_p__share_of": "model", "sft_p__shares": "0.95"}, r"sft-p.share = 0.95 \(share-of = 'model'\)"),
-            ({"sft_p__late_clients": 4}, "late-clients = 4: of 4 clients none is left for the rounds"),
-            ({"sft_p__late_clients": 1, "sft_p__conditioned": False}, "a late client has nothing to fit"),
-            ({"lora__merge": True}, "lora.merge = true: clients of sft-p end with models of different shapes"),
+            (
+                {"sft_p__share_of": "model", "sft_p__shares": "0.95"},
+                r"sft-p.share = 0.95 \(share-of = 'model'\)",
+            ),
+            (
+                {"sft_p__late_clients": 4},
+                "late-clients = 4: of 4 clients none is left for the rounds",
+            ),
+            (
+                {"sft_p__late_clients": 1, "sft_p__conditioned": False},
+                "a late client has nothing to fit",
+            ),
+            (
+                {"lora__merge": True},
+                "lora.merge = true: clients of sft-p end with models of different shapes",
+            ),
         ],
     )
-    def test_what_does_not_fit_is_told_before_anything_starts(self, bench: Bench, changes: dict[str, Any], words: str) -> None:
+    def test_what_does_not_fit_is_told_before_anything_starts(
+        self, bench: Bench, changes: dict[str, Any], words: str
+    ) -> None:
         with pytest.raises(Mistake, match=words):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
@@ -434,7 +618,9 @@ def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
     )  # fmt: skip
     assert own_target(Site(settings, NodeSettings()), header) == gates.target(0.3, "blocks")
     assert own_target(Site(settings, simulated_node()), header) == gates.target(0.5, "blocks")
-    assert own_target(Site(settings, NodeSettings(pruned_share=0.4)), header) == gates.target(0.4, "blocks")
+    assert own_target(Site(settings, NodeSettings(pruned_share=0.4)), header) == gates.target(
+        0.4, "blocks"
+    )
 
 
 def test_a_budget_is_met_when_ten_draws_are_near_it_on_average() -> None:
@@ -456,8 +642,12 @@ def real_sites(bench: Bench, grid: InProcessGrid) -> InProcessGrid:
 def reviews(number: int) -> str:
     """Records of sentences and labels."""
     generator = random.Random(number)
-    labelled = ((" ".join(generator.choices(WORDS, k=4)), generator.randrange(2)) for _ in range(number))
-    return "".join(json.dumps({"sentence": words, "label": label}) + "\n" for words, label in labelled)
+    labelled = (
+        (" ".join(generator.choices(WORDS, k=4)), generator.randrange(2)) for _ in range(number)
+    )
+    return "".join(
+        json.dumps({"sentence": words, "label": label}) + "\n" for words, label in labelled
+    )
 
 
 def of_reviews(bench: Bench) -> dict[str, Any]:
@@ -481,7 +671,9 @@ def every_round(run: Uninterrupted, client: int) -> list[dict[str, torch.Tensor]
     """What a client kept for itself after each round."""
     (folder,) = (run.bench.folder / "state").glob(f"*/node-{client:05d}/lasting")
     document = json.loads((folder / "conditioning.json").read_text())
-    return [load((folder / f"{entry['blobs']['own']}.blob").read_bytes()) for entry in document["kept"]]
+    return [
+        load((folder / f"{entry['blobs']['own']}.blob").read_bytes()) for entry in document["kept"]
+    ]
 
 
 def private(run: Uninterrupted, client: int) -> dict[str, torch.Tensor]:
@@ -504,7 +696,8 @@ def masks(
     """A client's masks, made anew from what it kept and what was written."""
     settings = settings or parse(run.bench.config())
     plan = OpenedModel(run.bench.model).plan
-    gates, embedding = LaneGates(plan), private(run, client).get("embedding")
+    gates = LaneGates(plan)
+    embedding = private(run, client).get("embedding")
     assert embedding is not None
     logits = gate_logits(plan, shape_of(settings), result_of(run), embedding)
     share = (0.2, 0.2, 0.5, 0.5)[client] if share is None else share

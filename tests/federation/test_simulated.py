@@ -34,7 +34,9 @@ class Broken:
         (SimpleNamespace(), False),
     ],
 )
-def test_an_actor_of_ray_is_and_everything_else_is_not(monkeypatch: pytest.MonkeyPatch, library: Any, simulated: bool) -> None:
+def test_an_actor_of_ray_is_and_everything_else_is_not(
+    monkeypatch: pytest.MonkeyPatch, library: Any, simulated: bool
+) -> None:
     if library is None:
         monkeypatch.delitem(sys.modules, "ray", raising=False)
     else:

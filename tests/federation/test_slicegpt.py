@@ -25,18 +25,24 @@ from espalier.wire.contracts import contract_for
 from espalier.wire.messages import Header, Letter, read
 from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
 
-WIDTH, KEPT = 16, 12
+WIDTH = 16
+KEPT = 12
 SMALL = {"slicegpt.slicing": 0.25, "slicegpt.multiple": 4, "federation.max-update-ratio": 1e6}
 """Without limits, since moments of so few tokens differ more than those of real clients."""
 PLACES = [f"block-{index:04d}-{part}" for index in range(2) for part in ("attn", "mlp")] + ["head"]
 UPPER = np.triu_indices(WIDTH)
-PUBLIC = {"slicegpt.covariances": "public", "slicegpt.public-windows": 10_000, "slicegpt.public-window-tokens": 16}
+PUBLIC = {
+    "slicegpt.covariances": "public",
+    "slicegpt.public-windows": 10_000,
+    "slicegpt.public-window-tokens": 16,
+}
 
 
 @torch.no_grad()
 def moments_by_hand(bench: Bench, windows: Tensor) -> list[Tensor]:
     """Of what the norms of the whole dense model give, over their scale: means over tokens, (width, width), float64."""
-    model, found = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32).eval(), list[Tensor]()
+    model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32).eval()
+    found = list[Tensor]()
 
     def keep(norm: Any, _: Any, output: Tensor) -> None:
         signals = (output / norm.weight).flatten(0, -2).double()
@@ -53,7 +59,9 @@ def moments_by_hand(bench: Bench, windows: Tensor) -> list[Tensor]:
 def projections(folder: Path) -> list[Tensor]:
     """Onto what a run's bases span, which is the same however their directions are turned: (width, width), float64."""
     state = json.loads((folder / "checkpoint" / "state.json").read_text())["state"]
-    blobs = [(folder / "checkpoint" / "blobs" / f"{name}.blob").read_bytes() for name in state["bases"]]
+    blobs = [
+        (folder / "checkpoint" / "blobs" / f"{name}.blob").read_bytes() for name in state["bases"]
+    ]
     found = [torch.from_numpy(unpack_tensors(blob)["basis"].copy()).double() for blob in blobs]
     return [basis @ basis.T for basis in found]
 
@@ -65,7 +73,9 @@ def principal(moments: Tensor, kept: int = KEPT) -> Tensor:
     return torch.from_numpy(strongest @ strongest.T)
 
 
-def changing(change: Callable[[dict[str, np.ndarray]], None], place: str = "block-0000-attn") -> Any:
+def changing(
+    change: Callable[[dict[str, np.ndarray]], None], place: str = "block-0000-attn"
+) -> Any:
     """Tamper: change the moments of a place, and give the blob its hash."""
 
     def tamper(request: Message, reply: Message) -> Message:
@@ -94,7 +104,10 @@ class TestSliceGpt(Promises):
     @pytest.fixture
     def pointed(self, bench: Bench) -> Bench:
         """Also the baseline finds the clients' texts."""
-        bench.settings = bench.settings | {"data.source": "text", "data.path": f"{bench.folder}/text-{{client}}.txt"}
+        bench.settings = bench.settings | {
+            "data.source": "text",
+            "data.path": f"{bench.folder}/text-{{client}}.txt",
+        }
         return bench
 
     def other_orders(self, order: Letter) -> list[Letter]:
@@ -103,23 +116,35 @@ class TestSliceGpt(Promises):
 
     def test_bases_are_those_of_one_party_that_has_all_windows(self, pointed: Bench) -> None:
         folder = pointed.run(evaluation__centralized="auto")
-        expected = [principal(moments) for moments in moments_by_hand(pointed, all_windows(pointed))]
+        expected = [
+            principal(moments) for moments in moments_by_hand(pointed, all_windows(pointed))
+        ]
         for found, wanted in zip(projections(folder), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
         (metric,) = summary(folder)["metrics"]
-        assert metric["values"]["centralized"] == pytest.approx(metric["values"]["federated"], rel=1e-3)
+        assert metric["values"]["centralized"] == pytest.approx(
+            metric["values"]["federated"], rel=1e-3
+        )
         assert metric["values"]["dense"] != pytest.approx(metric["values"]["federated"], rel=1e-3)
 
     @pytest.mark.parametrize("weights", ["samples", "equal"])
-    def test_who_has_more_windows_weighs_more_where_they_are_told(self, pointed: Bench, weights: str) -> None:
+    def test_who_has_more_windows_weighs_more_where_they_are_told(
+        self, pointed: Bench, weights: str
+    ) -> None:
         changes: dict[str, Any] = {"federation__client_weights": weights}
         if weights == "samples":
             changes["federation__max_weight_ratio"] = 1e6
         grid = pointed.grid(**changes)
         next(iter(grid.contexts.values())).node_config["windows"] = 6
         folder = pointed.run(grid, **changes)
-        told = [read(reply.content).scalars for _, reply in grid.received if read(reply.content).header.kind == "train"]
-        assert sorted(scalars["samples"] for scalars in told) == ([2, 2, 2, 6] if weights == "samples" else [0, 0, 0, 0])
+        told = [
+            read(reply.content).scalars
+            for _, reply in grid.received
+            if read(reply.content).header.kind == "train"
+        ]
+        assert sorted(scalars["samples"] for scalars in told) == (
+            [2, 2, 2, 6] if weights == "samples" else [0, 0, 0, 0]
+        )
         sent: dict[int, list[Tensor]] = {}
         for client, reply in grid.received:
             letter = read(reply.content)
@@ -129,33 +154,52 @@ class TestSliceGpt(Promises):
                 sent.setdefault(client, []).append(torch.from_numpy(full + np.triu(full, 1).T))
         share = {0: 6, 1: 2, 2: 2, 3: 2} if weights == "samples" else dict.fromkeys(range(4), 1)
         for place, found in enumerate(projections(folder)):
-            mean = sum(share[client] * moments[place] for client, moments in sent.items()) / sum(share.values())
+            mean = sum(share[client] * moments[place] for client, moments in sent.items()) / sum(
+                share.values()
+            )
             torch.testing.assert_close(found, principal(mean), rtol=0, atol=1e-5)
 
     def test_a_client_s_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
-        changes = {"data__source": "text", "data__path": f"{plain.bench.folder}/text-{{client}}.txt"}
-        windows, seen = all_windows(plain.bench, **changes).chunk(4), 0
+        changes = {
+            "data__source": "text",
+            "data__path": f"{plain.bench.folder}/text-{{client}}.txt",
+        }
+        windows = all_windows(plain.bench, **changes).chunk(4)
+        seen = 0
         by_hand = [moments_by_hand(plain.bench, own) for own in windows]
         for client, reply in plain.received:
             for key, blob in read(reply.content).blobs.items():
                 expected = by_hand[client][PLACES.index(key)].numpy()[UPPER]
-                np.testing.assert_allclose(unpack_tensors(blob)["moments"], expected, rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(
+                    unpack_tensors(blob)["moments"], expected, rtol=1e-4, atol=1e-5
+                )
                 seen += 1
         assert seen == 4 * len(PLACES)
 
     def test_the_report_and_the_files_agree(self, plain: Uninterrupted) -> None:
         """Blocks by hand: 7 matrices of 12 in place of 16, and two of 12 x 12 more."""
-        document, report = summary(plain.folder), summary(plain.folder)["report"]
+        document = summary(plain.folder)
+        report = summary(plain.folder)["report"]
         built = AutoModelForCausalLM.from_pretrained(plain.folder / "model")
         counted = sum(parameter.numel() for parameter in built.parameters())
         base = OpenedModel(plain.bench.model)
-        assert report["parameters"] == OpenedModel(plain.folder / "model").plan.num_parameters == counted
+        assert (
+            report["parameters"]
+            == OpenedModel(plain.folder / "model").plan.num_parameters
+            == counted
+        )
         assert report["share_of_the_base"] == pytest.approx(counted / base.plan.num_parameters)
-        assert (report["width"], report["width_of_the_base"], report["form"]) == (KEPT, WIDTH, "compact")
+        assert (report["width"], report["width_of_the_base"], report["form"]) == (
+            KEPT,
+            WIDTH,
+            "compact",
+        )
         assert len(report["kept_of_signals"]) == len(PLACES)
         assert all(0.5 < kept <= 1 for kept in report["kept_of_signals"])
         before = 16 * (16 + 8 + 8 + 16 + 3 * 24)
-        assert document["sparsity"]["achieved"] == pytest.approx(1 - (before * 12 / 16 + 2 * 12 * 12) / before)
+        assert document["sparsity"]["achieved"] == pytest.approx(
+            1 - (before * 12 / 16 + 2 * 12 * 12) / before
+        )
 
     def test_rotated_alone_it_is_the_dense_model(self, bench: Bench) -> None:
         """Up to the rounding of the files, bfloat16."""
@@ -164,7 +208,9 @@ class TestSliceGpt(Promises):
 
     # ----- public text ------------------------------------------------------------------------------------------------
 
-    def test_from_public_text_clients_send_nothing_of_theirs(self, bench: Bench, tmp_path: Path) -> None:
+    def test_from_public_text_clients_send_nothing_of_theirs(
+        self, bench: Bench, tmp_path: Path
+    ) -> None:
         text = tmp_path / "slice.txt"
         text.write_text(bench.public.read_text()[::-1])
         bench.settings = bench.settings | PUBLIC | {"slicegpt.public-text": str(text)}
@@ -177,7 +223,9 @@ class TestSliceGpt(Promises):
         assert "alone" in [reply.header.kind for reply in replies]
         tokens = torch.tensor(OpenedModel(bench.model).encode(text.read_text()))
         windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
-        for found, moments in zip(projections(folder), moments_by_hand(bench, windows), strict=True):
+        for found, moments in zip(
+            projections(folder), moments_by_hand(bench, windows), strict=True
+        ):
             torch.testing.assert_close(found, principal(moments), rtol=0, atol=1e-3)
         document = summary(folder)
         public = next(metric for metric in document["metrics"] if metric["dataset"] == "public")
@@ -191,28 +239,46 @@ class TestSliceGpt(Promises):
         ("changes", "words"),
         [
             ({"slicegpt__public_text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)slicegpt.public-text"),
-            ({"slicegpt__public_window_tokens": 65}, "slicegpt.public-window-tokens = 65: the model has 64 positions"),
-            ({"slicegpt__public_text": "{public}"}, r"slicegpt.public-text = .*models are compared on it \(evaluation.texts\)"),
+            (
+                {"slicegpt__public_window_tokens": 65},
+                "slicegpt.public-window-tokens = 65: the model has 64 positions",
+            ),
+            (
+                {"slicegpt__public_text": "{public}"},
+                r"slicegpt.public-text = .*models are compared on it \(evaluation.texts\)",
+            ),
         ],
     )
     def test_public_text_that_cannot_be_used_is_refused_before_anything_starts(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
         bench.settings = bench.settings | PUBLIC
-        given = {key: bench.public if value == "{public}" else value for key, value in changes.items()}
+        given = {
+            key: bench.public if value == "{public}" else value for key, value in changes.items()
+        }
         with pytest.raises(Mistake, match=words):
-            bench.run(**{key: str(value) if isinstance(value, Path) else value for key, value in given.items()})
+            bench.run(
+                **{
+                    key: str(value) if isinstance(value, Path) else value
+                    for key, value in given.items()
+                }
+            )
         assert not (bench.folder / "runs").exists()
 
     # ----- what is refused --------------------------------------------------------------------------------------------
 
     def test_a_width_of_nothing_is_refused_before_anything_starts(self, bench: Bench) -> None:
-        words = r"slicegpt.slicing = 0.8: of a residual stream of width 16 no multiple of 4 would stay; lower slicing or mul"
+        words = (
+            r"slicegpt.slicing = 0.8: of a residual stream of width 16 no multiple of 4 would stay;"
+            r" lower slicing or mul"
+        )
         with pytest.raises(Mistake, match=words):
             bench.run(slicegpt__slicing=0.8)
         assert not (bench.folder / "runs").exists()
 
-    def test_a_model_with_other_norms_is_refused_before_anything_starts(self, bench: Bench, tmp_path: Path) -> None:
+    def test_a_model_with_other_norms_is_refused_before_anything_starts(
+        self, bench: Bench, tmp_path: Path
+    ) -> None:
         other = tmp_path / "opt"
         config = OPTConfig(
             vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, ffn_dim=24, word_embed_proj_dim=16,
@@ -221,12 +287,19 @@ class TestSliceGpt(Promises):
         OPTForCausalLM(config).save_pretrained(other)
         for file in bench.model.glob("token*"):
             (other / file.name).write_bytes(file.read_bytes())
-        with pytest.raises(Mistake, match="model_type = 'opt': the residual stream can be rotated where RMS norms alone stand"):
+        with pytest.raises(
+            Mistake,
+            match=(
+                "model_type = 'opt': the residual stream can be rotated where RMS norms alone stand"
+            ),
+        ):
             bench.run(model=str(other))
         assert not (bench.folder / "runs").exists()
 
     @pytest.mark.parametrize("spoilt", ["infinite", "negative", "too long", "too alike"])
-    def test_moments_that_no_signals_have_cost_their_sender_alone(self, bench: Bench, spoilt: str) -> None:
+    def test_moments_that_no_signals_have_cost_their_sender_alone(
+        self, bench: Bench, spoilt: str
+    ) -> None:
         def spoil(tensors: dict[str, np.ndarray]) -> None:
             values = tensors["moments"]
             if spoilt == "infinite":
@@ -241,10 +314,17 @@ class TestSliceGpt(Promises):
         grid = bench.grid()
         grid.tamper[1] = changing(spoil)
         clients = summary(bench.run(grid))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert [client["status"] for client in clients] == [
+            "completed",
+            "dropped",
+            "completed",
+            "completed",
+        ]
         assert "no second moments of signals behind a norm" in clients[1]["reason"]
 
-    def test_windows_that_are_claimed_count_up_to_a_multiple_of_the_median(self, bench: Bench) -> None:
+    def test_windows_that_are_claimed_count_up_to_a_multiple_of_the_median(
+        self, bench: Bench
+    ) -> None:
         def claim(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
                 reply.content["scalars"]["samples"] = 900_000
@@ -261,20 +341,37 @@ class TestSliceGpt(Promises):
         grid.tamper[1] = lambda request, reply: _told(request, reply)
         clients = summary(bench.run(grid, federation__client_weights="equal"))["clients"]
         assert clients[1]["status"] == "dropped"
-        assert "samples are told where moments are, with federation.client-weights = 'samples' alone" in clients[1]["reason"]
+        assert (
+            "samples are told where moments are, with federation.client-weights = 'samples' alone"
+            in clients[1]["reason"]
+        )
 
     @pytest.mark.parametrize("number", [np.nan, 1.5])
-    def test_a_client_takes_no_basis_that_is_none(self, plain: Uninterrupted, number: float) -> None:
-        settings, plan = parse(plain.bench.config(evaluation__own_text=True)), OpenedModel(plain.bench.model).plan
-        train = next(read(request.content) for request in plain.requests if read(request.content).header.kind == "train")
+    def test_a_client_takes_no_basis_that_is_none(
+        self, plain: Uninterrupted, number: float
+    ) -> None:
+        settings = parse(plain.bench.config(evaluation__own_text=True))
+        plan = OpenedModel(plain.bench.model).plan
+        train = next(
+            read(request.content)
+            for request in plain.requests
+            if read(request.content).header.kind == "train"
+        )
         header = Header.model_validate(train.header.model_dump() | {"kind": "deliver", "part": 0})
         contract = contract_for(Letter(header, {}), lambda: plan, settings)
         basis = np.eye(WIDTH, KEPT, dtype=np.float32)
         keys = list(contract.down.specs(Letter(header, {}).scalars))  # type: ignore[arg-type]
-        check(Letter(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}), contract.down)
+        check(
+            Letter(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}), contract.down
+        )
         basis[2, 3] = number
-        with pytest.raises(Mistake, match="a number is not finite, or a direction is longer than 1"):
-            check(Letter(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}), contract.down)
+        with pytest.raises(
+            Mistake, match="a number is not finite, or a direction is longer than 1"
+        ):
+            check(
+                Letter(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}),
+                contract.down,
+            )
 
 
 def _told(request: Message, reply: Message) -> Message:
@@ -304,12 +401,17 @@ def test_a_sliced_model_is_tuned_with_federated_lora(tmp_path: Path, sliced: Pat
     """And the merged model is a sliced one too, whose perplexity is the one that the run tells."""
     bench = Bench(tmp_path, "fedpetuning", TUNED | {"model": str(sliced)})
     folder = bench.run()
-    small, tuned = open_model(str(sliced)), OpenedModel(folder / "model")
+    small = open_model(str(sliced))
+    tuned = OpenedModel(folder / "model")
     assert (tuned.plan, tuned.config["model_type"]) == (small.plan, "sliced-llama")
     assert (folder / "model" / "modeling_sliced.py").exists()
     (metric,) = summary(folder)["metrics"]
-    assert metric["values"]["dense"] == pytest.approx(perplexity(sliced / "model", bench.public), rel=1e-3)
-    assert metric["values"]["federated"] == pytest.approx(perplexity(folder / "model", bench.public), rel=1e-3)
+    assert metric["values"]["dense"] == pytest.approx(
+        perplexity(sliced / "model", bench.public), rel=1e-3
+    )
+    assert metric["values"]["federated"] == pytest.approx(
+        perplexity(folder / "model", bench.public), rel=1e-3
+    )
     assert metric["values"]["federated"] != pytest.approx(metric["values"]["dense"], rel=1e-3)
     for name in ("attn_shortcut", "input_layernorm"):  # LoRA leaves them alone
         path = f"model.layers.1.{name}.weight"
@@ -323,8 +425,13 @@ def test_weights_of_a_sliced_model_are_set_to_zero(tmp_path: Path, sliced: Path)
 
 
 @pytest.mark.parametrize("method", ["flap", "llm-pruner", "llm-streamline", "sft-p", "slicegpt"])
-def test_methods_that_cut_units_or_blocks_refuse_it_before_anything_starts(tmp_path: Path, sliced: Path, method: str) -> None:
-    more = {"llm-pruner": {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}, "sft-p": {"lora.rank": 2}}
+def test_methods_that_cut_units_or_blocks_refuse_it_before_anything_starts(
+    tmp_path: Path, sliced: Path, method: str
+) -> None:
+    more = {
+        "llm-pruner": {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0},
+        "sft-p": {"lora.rank": 2},
+    }
     bench = Bench(tmp_path, method, {"model": str(sliced), **more.get(method, {})})
     with pytest.raises(Mistake, match=r"model_type = 'sliced-llama': .*name "):
         bench.run()
@@ -335,8 +442,16 @@ def test_the_settings_that_a_run_of_public_text_writes_are_read_again() -> None:
     flat = {"method": "slicegpt", "slicegpt.covariances": "public"}
     written = {**flat, "federation.client-weights": "samples"}
     assert parse(written, by_hand=changed(written)) == parse(flat)
-    with pytest.raises(Mistake, match=r"slicegpt.covariances = 'clients' does not read it; .*slicegpt.covariances = 'public'"):
-        parse({"method": "slicegpt", "slicegpt.public-windows": 3}, by_hand=["slicegpt.public-windows"])
+    with pytest.raises(
+        Mistake,
+        match=(
+            r"slicegpt.covariances = 'clients' does not read it; .*slicegpt.covariances = 'public'"
+        ),
+    ):
+        parse(
+            {"method": "slicegpt", "slicegpt.public-windows": 3},
+            by_hand=["slicegpt.public-windows"],
+        )
 
 
 def test_the_head_of_the_bench_is_its_embedding(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
 
 def summary(model: OpenedModel, local: float, federated: float, **settings: Any) -> Summary:
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    found = Summary(parse(given), model, 1, "cpu", losses={"public": {"dense": 3.0, "federated": 3.0}})
+    found = Summary(
+        parse(given), model, 1, "cpu", losses={"public": {"dense": 3.0, "federated": 3.0}}
+    )
     found.local_sparsity = found.centralized_sparsity = local
     found.sparsity = found.masked = federated
     found.zeroed = True
@@ -35,7 +37,13 @@ def summary(model: OpenedModel, local: float, federated: float, **settings: Any)
 
 def of_sizes(model: OpenedModel, **sizes: Size) -> Summary:
     """A summary of FLAP's with sizes by column."""
-    found = Summary(parse({"method": "flap"}), model, 1, "cpu", losses={"public": {"dense": 3.0, "federated": 3.0}})
+    found = Summary(
+        parse({"method": "flap"}),
+        model,
+        1,
+        "cpu",
+        losses={"public": {"dense": 3.0, "federated": 3.0}},
+    )
     found.sizes = dict(sizes)
     found.warnings = larger_than_base(sizes["dense"], sizes.get("federated"), found.settings)
     return found
@@ -52,24 +60,34 @@ def row(lines: list[str], label: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-def test_a_smaller_model_is_shown_with_its_size(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(of_sizes(model, dense=Size(4000, 16_000), federated=Size(3000, 12_100, "model")), capsys)
+def test_a_smaller_model_is_shown_with_its_size(
+    model: OpenedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(
+        of_sizes(model, dense=Size(4000, 16_000), federated=Size(3000, 12_100, "model")), capsys
+    )
     assert row(lines, "dense")[2:4] == ["4,000", "16 kB"]
     assert row(lines, "federated")[2:4] == ["3,000 (75.0%)", "12.1 kB"]
     assert not any("sparsity" in line or "warning" in line for line in lines)
 
 
-def test_an_adapter_comes_on_top_of_its_base(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(of_sizes(model, dense=Size(4000, 16_000), federated=Size(200, 900_000, "adapter")), capsys)
+def test_an_adapter_comes_on_top_of_its_base(
+    model: OpenedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(
+        of_sizes(model, dense=Size(4000, 16_000), federated=Size(200, 900_000, "adapter")), capsys
+    )
     assert row(lines, "federated")[2:4] == ["+200", "+900 kB"]
     assert not any("warning" in line for line in lines)
 
 
-def test_a_result_that_is_larger_than_its_base_is_warned_of(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_that_is_larger_than_its_base_is_warned_of(
+    model: OpenedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = of_sizes(model, dense=Size(4000, 16_000), federated=Size(4068, 16_272, "model"))
     assert found.warnings == [
-        "the result is larger than its base: 4,068 parameters where the base has 4,000 (101.7%), 16.3 kB on disk where the "
-        "base has 16 kB (101.7%); raise flap.share for a smaller one"
+        "the result is larger than its base: 4,068 parameters where the base has 4,000 (101.7%),"
+        " 16.3 kB on disk where the base has 16 kB (101.7%); raise flap.share for a smaller one"
     ]
     assert any(line.startswith("warning: the result is larger") for line in printed(found, capsys))
 
@@ -79,7 +97,9 @@ def test_a_result_as_large_as_its_base_is_not(model: OpenedModel) -> None:
     assert larger_than_base(Size(4000, 16_000), Size(4000, 16_040, "model"), parse({})) == []
 
 
-def test_rows_without_any_figure_are_left_out(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_without_any_figure_are_left_out(
+    model: OpenedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = summary(model, 0.5, 0.5)
     lines = printed(found, capsys)
     assert not any("local-only" in line or "centralized" in line for line in lines)
@@ -87,7 +107,9 @@ def test_rows_without_any_figure_are_left_out(model: OpenedModel, capsys: pytest
     assert row(printed(found, capsys), "centralized")[4] == "50.00%"
 
 
-def test_a_long_run_is_told_in_hours(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_run_is_told_in_hours(
+    model: OpenedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = summary(model, 0.5, 0.5)
     found.seconds = 5420.0
     assert row(printed(found, capsys), "federated")[-1] == "1 h 30 min"
@@ -96,7 +118,9 @@ def test_a_long_run_is_told_in_hours(model: OpenedModel, capsys: pytest.CaptureF
 def test_sizes_are_those_of_the_files(tmp_path: Path, model: OpenedModel) -> None:
     for name, number in (("model", 24), ("adapter", 6), ("clients/a", 8), ("clients/b", 16)):
         (tmp_path / name).mkdir(parents=True)
-        save_file({"one": np.zeros((2, number // 2), np.float16)}, tmp_path / name / "weights.safetensors")
+        save_file(
+            {"one": np.zeros((2, number // 2), np.float16)}, tmp_path / name / "weights.safetensors"
+        )
     assert size_of_result(tmp_path, personal=False) == Size(
         24, (tmp_path / "model/weights.safetensors").stat().st_size, "model"
     )
@@ -119,15 +143,17 @@ def test_rows_that_are_rounded_down_are_explained_by_hand(model: OpenedModel) ->
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     notes = rounding_notes(summary(model, share, 0.6, fedprllm__sparsity=0.6))
     assert notes == [
-        "local-only and centralized: 56.67%, not 60.00%, as each row of a matrix loses 0.6 times its weights, rounded down "
-        "(fedprllm.local-comparison-group = 'row')"
+        "local-only and centralized: 56.67%, not 60.00%, as each row of a matrix loses 0.6 times"
+        " its weights, rounded down (fedprllm.local-comparison-group = 'row')"
     ]
 
 
 def test_the_federated_model_is_explained_too(model: OpenedModel) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     groups = {"fedspallm__local_method": "wanda", "fedspallm__comparison_group": "row"}
-    (note,) = rounding_notes(summary(model, 0.6, share, method="fedspallm", fedspallm__sparsity=0.6, **groups))
+    (note,) = rounding_notes(
+        summary(model, 0.6, share, method="fedspallm", fedspallm__sparsity=0.6, **groups)
+    )
     assert note.startswith("federated: 56.67%, not 60.00%, as each row of a matrix ")
     assert "fedspallm.comparison-group = 'row'" in note
 
@@ -146,7 +172,9 @@ def test_what_is_shown_as_asked_for_or_low_for_another_reason_gets_no_such_note(
     assert rounding_notes(summary(model, local, local, **settings)) == []
 
 
-def test_the_note_stands_below_the_table(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_note_stands_below_the_table(
+    model: OpenedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     found = summary(model, share, 0.6, fedprllm__sparsity=0.6)
     found.notes = rounding_notes(found)

@@ -64,13 +64,20 @@ class TestToyMethod(Promises):
     def test_the_average_by_hand(self, plain: Uninterrupted) -> None:
         """Of the replies themselves; the query's columns are the dense ones, scaled."""
         replies = {partition: read(reply.content) for partition, reply in plain.received}
-        sent = [unpack_tensors(letter.blobs["vector"])["mean"] for _, letter in sorted(replies.items())]
+        sent = [
+            unpack_tensors(letter.blobs["vector"])["mean"] for _, letter in sorted(replies.items())
+        ]
         mean = sum(vector.astype(np.float64) for vector in sent) / len(sent)
-        dense, made = (load_file(folder / "model.safetensors") for folder in (plain.bench.model, plain.folder / "model"))
+        dense, made = (
+            load_file(folder / "model.safetensors")
+            for folder in (plain.bench.model, plain.folder / "model")
+        )
         name = "model.layers.0.self_attn.q_proj.weight"
         expected = (dense[name].double() * torch.from_numpy(1 + 0.5 * mean)).to(dense[name].dtype)
         torch.testing.assert_close(made[name], expected, rtol=1e-2, atol=1e-6)
-        assert torch.equal(made["model.layers.0.mlp.up_proj.weight"], dense["model.layers.0.mlp.up_proj.weight"])
+        assert torch.equal(
+            made["model.layers.0.mlp.up_proj.weight"], dense["model.layers.0.mlp.up_proj.weight"]
+        )
 
     # ----- what a method may do beside ------------------------------------------------------------------------------
 
@@ -82,12 +89,20 @@ class TestToyMethod(Promises):
         monkeypatch.setitem(METHODS, "toy", replace(ROW, outcome="test_toy_method:PersonalOutcome"))
         document = summary(bench.run())
         (metric,) = document["metrics"]
-        assert metric["values"]["federated"] == pytest.approx((common["dense"] + common["federated"]) / 2)
-        assert metric["medians_of_clients"]["federated"] == min(common["dense"], common["federated"])
-        own = [client["metrics"].get("perplexity/public/federated") for client in document["clients"]]
+        assert metric["values"]["federated"] == pytest.approx(
+            (common["dense"] + common["federated"]) / 2
+        )
+        assert metric["medians_of_clients"]["federated"] == min(
+            common["dense"], common["federated"]
+        )
+        own = [
+            client["metrics"].get("perplexity/public/federated") for client in document["clients"]
+        ]
         assert own == [common["dense"], common["federated"], None, None]
 
-    def test_a_delivery_may_be_answered(self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_delivery_may_be_answered(
+        self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """With what the method's contract lets a client say; here, which blobs it lacks."""
         told: list[dict[str, Any]] = []
         honest = contracts.delivery
@@ -97,7 +112,9 @@ class TestToyMethod(Promises):
 
         def take_part(site: Site, request: Letter) -> Letter:
             letter = take(site, request)
-            return replace(letter, scalars={"blob_sha256": [sha256(blob) for blob in request.blobs.values()]})
+            return replace(
+                letter, scalars={"blob_sha256": [sha256(blob) for blob in request.blobs.values()]}
+            )
 
         monkeypatch.setattr(contracts, "delivery", delivery)
         monkeypatch.setattr("client_app.delivery.take", take_part)
@@ -114,7 +131,11 @@ class TestToyMethod(Promises):
 
         def enrolled() -> set[str]:
             grid = bench.grid()
-            (site,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 2]
+            (site,) = [
+                context
+                for context in grid.contexts.values()
+                if context.node_config["partition-id"] == 2
+            ]
             site.node_config["model-path"] = str(other)
             return {client["site"] for client in summary(bench.run(grid))["clients"]}
 

@@ -41,7 +41,12 @@ def reviews(client: int, number: int = 60) -> list[dict[str, Any]]:
         label = generator.randrange(2)
         words = generator.choices(WORDS, k=5)
         records.append(
-            {"sentence": " ".join(["oak" if label else "fir", *words, str(generator.randrange(1000))]), "label": label}
+            {
+                "sentence": " ".join(
+                    ["oak" if label else "fir", *words, str(generator.randrange(1000))]
+                ),
+                "label": label,
+            }
         )
     return records
 
@@ -75,7 +80,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def bench_of(folder: Path, task: str, records: Any, **more: Any) -> Bench:
     """Four clients with a file of records each, and a public one."""
-    paths = {"data.path": str(folder / "text-{client}.txt"), "task.test-path": str(folder / "test.jsonl")}
+    paths = {
+        "data.path": str(folder / "text-{client}.txt"),
+        "task.test-path": str(folder / "test.jsonl"),
+    }
     bench = Bench(folder, "fedpetuning", EVALUATED | TUNING | paths | {"task.name": task} | more)
     for client in range(bench.num_clients):
         write(folder / f"text-{client}.txt", records(client))
@@ -84,15 +92,25 @@ def bench_of(folder: Path, task: str, records: Any, **more: Any) -> Bench:
 
 
 def metric(document: dict[str, Any], name: str) -> dict[str, Any]:
-    (found,) = [entry for entry in document["metrics"] if entry["name"] == name and entry["dataset"] != "public"]
+    (found,) = [
+        entry
+        for entry in document["metrics"]
+        if entry["name"] == name and entry["dataset"] != "public"
+    ]
     return found
 
 
 def test_a_decoder_on_options(folder: Path) -> None:
     bench = bench_of(folder, "sst2", reviews)
     document = summary(bench.run())
-    assert {entry["name"] for entry in document["metrics"]} == {"perplexity", "acc", "acc_norm", "loss"}
-    loss, accuracy = metric(document, "loss"), metric(document, "acc")
+    assert {entry["name"] for entry in document["metrics"]} == {
+        "perplexity",
+        "acc",
+        "acc_norm",
+        "loss",
+    }
+    loss = metric(document, "loss")
+    accuracy = metric(document, "acc")
     assert loss["values"]["federated"] < loss["values"]["dense"]
     assert loss["values"]["centralized"] < loss["values"]["dense"]
     assert loss["values"]["local_only"] < loss["values"]["dense"]
@@ -102,24 +120,30 @@ def test_a_decoder_on_options(folder: Path) -> None:
 
 def test_a_decoder_on_written_answers_of_its_own(folder: Path) -> None:
     """The federated loss on the public items is that of plain peft; own held-out items are evaluated on, too."""
-    bench = bench_of(folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400})
+    bench = bench_of(
+        folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400}
+    )
     bench.model = save_tiny_llama(folder / "longer", positions=400)
     run = bench.run()
     document = summary(run)
     base = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(bench.model)
     tuned = PeftModel.from_pretrained(base, run / "adapter").eval()
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for record in instructions(99):
         prompt = (
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-            f"\n\n### Instruction:\n{record['instruction']}\n\n### Response:\n"
+            "Below is an instruction that describes a task. Write a response that appropriately"
+            f" completes the request.\n\n### Instruction:\n{record['instruction']}\n\n###"
+            " Response:\n"
         )
         context = len(tokenizer(prompt.rstrip())["input_ids"])
         tokens = torch.tensor(tokenizer(prompt + record["response"])["input_ids"])
         with torch.no_grad():
             logits = tuned(input_ids=tokens[None]).logits[0].log_softmax(-1)
-        total -= sum(float(logits[place - 1, tokens[place]]) for place in range(context, len(tokens)))
+        total -= sum(
+            float(logits[place - 1, tokens[place]]) for place in range(context, len(tokens))
+        )
         count += len(tokens) - context
     assert metric(document, "loss")["values"]["federated"] == pytest.approx(total / count, rel=1e-3)
     (own,) = [entry for entry in document["metrics"] if entry["dataset"] == "own-text"]
@@ -128,12 +152,19 @@ def test_a_decoder_on_written_answers_of_its_own(folder: Path) -> None:
     assert {client["status"] for client in document["clients"]} == {"completed"}
 
 
-def test_a_few_answers_are_too_few_however_long_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_answers_are_too_few_however_long_they_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And how many there are is not told."""
     monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 10)
-    bench = bench_of(folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400})
+    bench = bench_of(
+        folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400}
+    )
     bench.model = save_tiny_llama(folder / "longer", positions=400)
-    with pytest.raises(RunFailed, match=r"held-out items are fewer than 10, or give fewer than 3 predictions \(tokens"):
+    with pytest.raises(
+        RunFailed,
+        match=r"held-out items are fewer than 10, or give fewer than 3 predictions \(tokens",
+    ):
         bench.run()
 
 
@@ -149,7 +180,10 @@ def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
     run = encoder.run(grid, training__steps=12, evaluation__every=2)
     document, (look,) = summary(run), json.loads((run / "rounds.json").read_text())["rounds"]
     accuracy = metric(document, "acc")
-    assert look == {"round": 2, "scores": {name: metric(document, name)["values"]["federated"] for name in look["scores"]}}
+    assert look == {
+        "round": 2,
+        "scores": {name: metric(document, name)["values"]["federated"] for name in look["scores"]},
+    }
     assert accuracy["values"]["federated"] > accuracy["chance"] + 0.2
     heads: dict[int, dict[str, torch.Tensor]] = {}
     for _, reply in grid.received:
@@ -157,17 +191,23 @@ def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
         if letter.header.server_round == 2 and "head" in letter.blobs:
             heads[letter.header.client] = load(letter.blobs["head"])
     samples = [client["metrics"]["samples"] for client in document["clients"]]
-    expected = sum(heads[client]["head.out.weight"].double() * number for client, number in enumerate(samples)) / sum(samples)
+    expected = sum(
+        heads[client]["head.out.weight"].double() * number for client, number in enumerate(samples)
+    ) / sum(samples)
     written = load_file(run / "adapter" / "adapter_model.safetensors")
     (name,) = [name for name in written if "out_proj" in name and name.endswith("weight")]
     assert torch.equal(written[name], expected.float())
 
     base = AutoModelForSequenceClassification.from_pretrained(encoder.model, num_labels=2)
     tuned = PeftModel.from_pretrained(base, run / "adapter").eval()
-    tokenizer, right = AutoTokenizer.from_pretrained(encoder.model), 0
+    tokenizer = AutoTokenizer.from_pretrained(encoder.model)
+    right = 0
     for record in reviews(99):
         with torch.no_grad():
-            right += int(tuned(**tokenizer(record["sentence"], return_tensors="pt")).logits.argmax()) == record["label"]
+            right += (
+                int(tuned(**tokenizer(record["sentence"], return_tensors="pt")).logits.argmax())
+                == record["label"]
+            )
     assert accuracy["values"]["federated"] == pytest.approx(right / 60)
 
 
@@ -177,11 +217,17 @@ def test_an_encoder_is_merged_too(encoder: Bench) -> None:
     merged = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
     base = AutoModelForSequenceClassification.from_pretrained(encoder.model, num_labels=2)
     tuned = PeftModel.from_pretrained(base, run / "adapter").eval()
-    rows = AutoTokenizer.from_pretrained(run / "model")(reviews(99)[0]["sentence"], return_tensors="pt")
+    rows = AutoTokenizer.from_pretrained(run / "model")(
+        reviews(99)[0]["sentence"], return_tensors="pt"
+    )
     with torch.no_grad():
         assert torch.allclose(merged(**rows).logits, tuned(**rows).logits, atol=1e-5)
     assert merged.config.id2label == {0: "negative", 1: "positive"}
-    assert type(merged).__name__ == merged.config.architectures[0] == "RobertaForSequenceClassification"
+    assert (
+        type(merged).__name__
+        == merged.config.architectures[0]
+        == "RobertaForSequenceClassification"
+    )
 
 
 def test_an_encoder_s_run_repeats(encoder: Bench) -> None:
@@ -189,7 +235,9 @@ def test_an_encoder_s_run_repeats(encoder: Bench) -> None:
 
 
 def test_an_encoder_does_no_other_task(encoder: Bench) -> None:
-    with pytest.raises(Mistake, match=r"task.name = 'dolly': an encoder classifies; choose sst2, mnli or boolq"):
+    with pytest.raises(
+        Mistake, match=r"task.name = 'dolly': an encoder classifies; choose sst2, mnli or boolq"
+    ):
         encoder.run(task__name="dolly")
 
 
@@ -203,13 +251,20 @@ def test_what_is_wrong_with_the_test_items_is_told_before_anything_starts(folder
     assert not (folder / "runs").exists()
 
 
-def test_sequences_longer_than_the_model_takes_are_refused_before_anything_starts(encoder: Bench) -> None:
+def test_sequences_longer_than_the_model_takes_are_refused_before_anything_starts(
+    encoder: Bench,
+) -> None:
     """Of RoBERTa's 64 positions two are before the first token's: its padding token is number 1."""
-    told = r"task.max-tokens = 63: the model has 62 positions \(max_position_embeddings .*\); set it to 62 or less"
+    told = (
+        r"task.max-tokens = 63: the model has 62 positions \(max_position_embeddings .*\); set it"
+        r" to 62 or less"
+    )
     with pytest.raises(Mistake, match=told):
         encoder.run(task__max_tokens=63)
     decoder = bench_of(encoder.folder, "sst2", reviews)
-    with pytest.raises(Mistake, match=r"task.max-tokens = 65: the model has 64 positions .*; set it to 64 or less"):
+    with pytest.raises(
+        Mistake, match=r"task.max-tokens = 65: the model has 64 positions .*; set it to 64 or less"
+    ):
         decoder.run(task__max_tokens=65)
     assert not (encoder.folder / "runs").exists()
 
@@ -217,7 +272,11 @@ def test_sequences_longer_than_the_model_takes_are_refused_before_anything_start
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("training__base", "nf4", r"training.base = 'nf4': .*q_proj.weight has 16 .*; set training.base to 'bfloat16'"),
+        (
+            "training__base",
+            "nf4",
+            r"training.base = 'nf4': .*q_proj.weight has 16 .*; set training.base to 'bfloat16'",
+        ),
         ("lora__targets", "attn.z", r"lora.targets: the model has no attn.z"),
         ("lora__rank", 17, r"lora.rank: 17 is larger than a side of attn.q"),
     ],
@@ -232,18 +291,32 @@ def test_adapters_and_a_base_that_do_not_fit_the_model_are_refused_before_anythi
 
 def sums(client: int, number: int = 40) -> list[dict[str, Any]]:
     words = random.Random(f"sum {client}").choices(WORDS, k=number)
-    return [{"question": f"{word} {place}?", "answer": f"#### {place}"} for place, word in enumerate(words)]
+    return [
+        {"question": f"{word} {place}?", "answer": f"#### {place}"}
+        for place, word in enumerate(words)
+    ]
 
 
-def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_starts(folder: Path) -> None:
+def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_starts(
+    folder: Path,
+) -> None:
     bench = bench_of(folder, "gsm8k", sums)
     tokenizer = AutoTokenizer.from_pretrained(bench.model)
-    with pytest.raises(Mistake, match=r"has no token that ends a text, and answers of the task gsm8k end with it; name one"):
+    with pytest.raises(
+        Mistake,
+        match=r"has no token that ends a text, and answers of the task gsm8k end with it; name one",
+    ):
         bench.run()
     tokenizer.eos_token = "<s>"
     tokenizer.save_pretrained(bench.model)
-    prompt = max(len(tokenizer(f"Question: {record['question']}\nAnswer:")["input_ids"]) for record in sums(99))
-    told = rf"task.answer-tokens = 256: .* {prompt} tokens, that makes {prompt + 256}, .* 64 .* to {64 - prompt} or less"
+    prompt = max(
+        len(tokenizer(f"Question: {record['question']}\nAnswer:")["input_ids"])
+        for record in sums(99)
+    )
+    told = (
+        rf"task.answer-tokens = 256: .* {prompt} tokens, that makes {prompt + 256}, .* 64 .* to"
+        rf" {64 - prompt} or less"
+    )
     with pytest.raises(Mistake, match=told):
         bench.run()
     assert not (folder / "runs").exists()
@@ -257,16 +330,32 @@ def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it
     folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
-    changes: dict[str, Any] = {"data__source": source, "data__path": "", "federation__rounds": 1, "quorum": 0.5, **NOT_COMPARED}
+    changes: dict[str, Any] = {
+        "data__source": source,
+        "data__path": "",
+        "federation__rounds": 1,
+        "quorum": 0.5,
+        **NOT_COMPARED,
+    }
     bench = bench_of(folder, "sst2", reviews)
     grid = bench.grid(**changes)
     grid.simulated = False
     for context in grid.contexts.values():
-        context.node_config |= {"model-path": str(bench.model), "data-task": "sst2", "least-tokens": 1}
-    (without,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 1]
+        context.node_config |= {
+            "model-path": str(bench.model),
+            "data-task": "sst2",
+            "least-tokens": 1,
+        }
+    (without,) = [
+        context for context in grid.contexts.values() if context.node_config["partition-id"] == 1
+    ]
     without.node_config.pop("data-path")
     document = summary(bench.run(grid, **changes))
-    assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00002", "node-00003"]
+    assert [client["site"] for client in document["clients"]] == [
+        "node-00000",
+        "node-00002",
+        "node-00003",
+    ]
     (reason,) = document["refused"].values()
     assert "data-path: this site names no file of its own" in reason
 
@@ -275,7 +364,11 @@ def test_a_client_without_items_is_refused_when_it_enrols(folder: Path) -> None:
     bench = bench_of(folder, "sst2", reviews)
     (folder / "text-2.txt").write_text("{}\n")
     document = summary(bench.run(**NOT_COMPARED))
-    assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00001", "node-00003"]
+    assert [client["site"] for client in document["clients"]] == [
+        "node-00000",
+        "node-00001",
+        "node-00003",
+    ]
     (reason,) = document["refused"].values()
     assert "line 1" in reason
 
@@ -288,8 +381,15 @@ def long_reviews(client: int, number: int = 30) -> list[dict[str, Any]]:
     return records
 
 
-def test_the_summary_tells_how_many_test_items_were_cut(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bench = bench_of(folder, "sst2", long_reviews, **{"evaluation.local-only": False, "evaluation.centralized": "off"})
+def test_the_summary_tells_how_many_test_items_were_cut(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = bench_of(
+        folder,
+        "sst2",
+        long_reviews,
+        **{"evaluation.local-only": False, "evaluation.centralized": "off"},
+    )
     bench.model = save_tiny_llama(folder / "short", positions=100)
     document = summary(bench.run(federation__rounds=1))
     assert document["test_items"] == {"number": 30, "cut": 3}
@@ -299,9 +399,13 @@ def test_the_summary_tells_how_many_test_items_were_cut(folder: Path, capsys: py
     assert document["test_items"] == {"number": 30, "cut": 0}
 
 
-def test_a_site_whose_model_takes_less_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_whose_model_takes_less_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server's model takes whole items that a site's would end in an error over, or compute nonsense."""
-    bench = bench_of(folder, "sst2", long_reviews, **{"evaluation.centralized": "off", "quorum": 0.5})
+    bench = bench_of(
+        folder, "sst2", long_reviews, **{"evaluation.centralized": "off", "quorum": 0.5}
+    )
     bench.model = save_tiny_llama(folder / "longer", positions=600)
     other = folder / "shorter"
     shutil.copytree(bench.model, other)

@@ -31,7 +31,10 @@ from espalier.wire import code_hash
 from espalier.wire.code_hash import MOST_BYTES, MOST_ENTRIES, bundle_sha256, code_sha256
 
 ROOT = Path(__file__).parent.parent.parent
-ECHO = "import sys, time\nfor line in sys.stdin:\n    open(sys.argv[1], 'a').write(line)\n    print('answered', flush=True)\n"
+ECHO = (
+    "import sys, time\nfor line in sys.stdin:\n    open(sys.argv[1], 'a').write(line)\n   "
+    " print('answered', flush=True)\n"
+)
 LEAVES = ECHO + "    print('leaving', flush=True)\n"
 KILLED = (
     "import os, sys\nopen(sys.argv[1], 'a').write(sys.stdin.readline())\n"
@@ -70,7 +73,9 @@ def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.Monke
     monkeypatch.setattr(tasks, "keep_claim", keep_claim)
     slept: list[float] = []
     with pytest.raises(Enough):
-        tasks.claim_tasks(tasks.Desk("127.0.0.1:9"), lambda: next(free), hand_on, b"secret", slept.append)
+        tasks.claim_tasks(
+            tasks.Desk("127.0.0.1:9"), lambda: next(free), hand_on, b"secret", slept.append
+        )
     assert claimed == ["a task", "another"]
     assert slept == [tasks.ASK_SECONDS] * 5
     assert [answered.is_set() for answered in heard] == [True, False]
@@ -78,7 +83,8 @@ def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.Monke
 
 def test_a_claim_is_told_until_the_task_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the SuperNode answers."""
-    told_twice, beats = Event(), list[int]()
+    told_twice = Event()
+    beats = list[int]()
 
     def beat(self: Any, request: Any) -> None:
         beats.append(1)
@@ -113,7 +119,8 @@ def changed(bundle: bytes, name: str, content: bytes | None) -> bytes:
 
 def test_the_program_of_a_bundle_has_the_hash_of_the_installed_one(bundle: bytes) -> None:
     assert bundle_sha256(bundle) == code_sha256()
-    assert bundle_sha256(changed(bundle, "conf/mine.toml", b"seed = 1")) == code_sha256()  # settings are no program
+    # Settings are no program.
+    assert bundle_sha256(changed(bundle, "conf/mine.toml", b"seed = 1")) == code_sha256()
 
 
 @pytest.mark.parametrize(
@@ -125,11 +132,17 @@ def test_the_program_of_a_bundle_has_the_hash_of_the_installed_one(bundle: bytes
         ("pruning_kernels/votes/__init__.py", b""),
     ],
 )
-def test_another_program_is_refused_and_nothing_of_it_is_run(bundle: bytes, name: str, content: bytes | None) -> None:
+def test_another_program_is_refused_and_nothing_of_it_is_run(
+    bundle: bytes, name: str, content: bytes | None
+) -> None:
     before = set(sys.modules)
     with pytest.raises(AnotherProgramError, match=r"runs its own program .* and no other"):
         work(changed(bundle, name, content), None, None)  # type: ignore[arg-type]
-    assert not {module for module in set(sys.modules) - before if module.startswith(("client_app", "espalier.further"))}
+    assert not {
+        module
+        for module in set(sys.modules) - before
+        if module.startswith(("client_app", "espalier.further"))
+    }
 
 
 def test_what_is_no_bundle_is_refused() -> None:
@@ -152,7 +165,8 @@ def test_a_bundle_that_would_fill_the_memory_is_refused(how: int) -> None:
 
 
 def test_a_bundle_that_claims_another_size_is_unpacked_no_further() -> None:
-    bundle, size = large(zipfile.ZIP_DEFLATED, 8 * MOST_BYTES, 10), 8 * MOST_BYTES
+    bundle = large(zipfile.ZIP_DEFLATED, 8 * MOST_BYTES, 10)
+    size = 8 * MOST_BYTES
     tracemalloc.start()
     with pytest.raises(zipfile.BadZipFile):
         bundle_sha256(bundle)
@@ -195,10 +209,12 @@ def of_entries(number: int, name: str = "conf/{}") -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("client_app/a.py", b"1")
-    bare, end = packed.getvalue()[: -code_hash.END_RECORD.size], packed.getvalue()[-code_hash.END_RECORD.size :]
+    bare = packed.getvalue()[: -code_hash.END_RECORD.size]
+    end = packed.getvalue()[-code_hash.END_RECORD.size :]
     entry = bare[bare.index(code_hash.ENTRY) :]
     more = b"".join(_entry(entry, name.format(place).encode()) for place in range(number - 1))
-    size, start = len(entry) + len(more), len(bare) - len(entry)
+    size = len(entry) + len(more)
+    start = len(bare) - len(entry)
     return bare + more + end[:8] + struct.pack("<2H2LH", 1, 1, size, start, 0)
 
 
@@ -206,9 +222,13 @@ def _entry(like: bytes, name: bytes) -> bytes:
     return like[:28] + struct.pack("<H", len(name)) + like[30:46] + name
 
 
-def test_a_bundle_of_many_files_is_refused_before_its_list_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_of_many_files_is_refused_before_its_list_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever number the end of the file claims: here it is one."""
-    few, many, long = of_entries(MOST_ENTRIES), of_entries(MOST_ENTRIES + 1), of_entries(100, "conf/" + "x" * 30_000 + "{}")
+    few = of_entries(MOST_ENTRIES)
+    many = of_entries(MOST_ENTRIES + 1)
+    long = of_entries(100, "conf/" + "x" * 30_000 + "{}")
     assert len(zipfile.ZipFile(io.BytesIO(many)).infolist()) == MOST_ENTRIES + 1
     assert bundle_sha256(few)
     monkeypatch.delattr(zipfile, "ZipFile")
@@ -221,7 +241,13 @@ def test_another_end_than_that_of_flower_s_bundles_is_refused(bundle: bytes) -> 
     """Python's reader looks for the end in what follows it, and believes the sizes of a ZIP64 file."""
     locator = code_hash.ZIP64_RECORD.pack(code_hash.END_OF_ZIP64, 0, 0, 1)
     start = len(bundle) - code_hash.END_RECORD.size
-    for other in (bundle[:-2] + b"\1\0x", bundle + b"x", bundle[:start] + locator + bundle[start:], b"PK\5\6", b""):
+    for other in (
+        bundle[:-2] + b"\1\0x",
+        bundle + b"x",
+        bundle[:start] + locator + bundle[start:],
+        b"PK\5\6",
+        b"",
+    ):
         with pytest.raises(zipfile.BadZipFile, match="the bundle"):
             bundle_sha256(other)
 
@@ -229,7 +255,8 @@ def test_another_end_than_that_of_flower_s_bundles_is_refused(bundle: bytes) -> 
 def test_the_same_bundle_is_read_once(bundle: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node gets it with every message; what was refused is refused again, in the same words."""
     fault = "more than"
-    found, refused = bundle_sha256(bundle), large(zipfile.ZIP_DEFLATED, MOST_BYTES + 1, MOST_BYTES + 1)
+    found = bundle_sha256(bundle)
+    refused = large(zipfile.ZIP_DEFLATED, MOST_BYTES + 1, MOST_BYTES + 1)
     with pytest.raises(zipfile.BadZipFile, match=fault):
         bundle_sha256(refused)
     monkeypatch.delattr(zipfile, "ZipFile")
@@ -260,7 +287,9 @@ def until(what: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("script", [ECHO, LEAVES, DIES])
-def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(tmp_path: Path, script: str) -> None:
+def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(
+    tmp_path: Path, script: str
+) -> None:
     """One that stays, one that would like to end after each answer, and one that dies with the task in hand."""
     tokens = tmp_path / "tokens"
     worker = Worker([sys.executable, "-c", script, str(tokens)])
@@ -268,7 +297,11 @@ def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(tmp
         assert worker.is_free()
         worker.hand_on(f"task {number}")
         until(worker.is_free)
-    until(lambda: tokens.exists() and tokens.read_text().splitlines() == ["task 0", "task 1", "task 2"])
+    until(
+        lambda: (
+            tokens.exists() and tokens.read_text().splitlines() == ["task 0", "task 1", "task 2"]
+        )
+    )
     if worker._process is not None:
         worker._process.kill()
 
@@ -285,7 +318,8 @@ def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(tmp
 def test_a_task_whose_process_was_killed_for_memory_is_told_of(
     tmp_path: Path, number: int, kills: list[int | None], told: list[tuple[str, bytes]]
 ) -> None:
-    counts, lost = iter(kills), list[tuple[str, bytes]]()
+    counts = iter(kills)
+    lost = list[tuple[str, bytes]]()
     command = [sys.executable, "-c", KILLED, str(tmp_path / "tokens"), str(int(number))]
     worker = Worker(command, lambda *task: lost.append(task), lambda: next(counts))
     worker.hand_on("task")
@@ -304,7 +338,9 @@ def test_a_lost_task_is_answered_in_place_of_its_process(
     noted: list[bytes] = []
     pushed: list[Message] = []
     monkeypatch.setattr(
-        tasks, "pull_task_input", lambda _: (asked, Context(1, 5, {}, RecordDict(), {}), None, Fab("", b"", {}))
+        tasks,
+        "pull_task_input",
+        lambda _: (asked, Context(1, 5, {}, RecordDict(), {}), None, Fab("", b"", {})),
     )
     monkeypatch.setattr(tasks, "push_message", lambda client, reply, context: pushed.append(reply))
     monkeypatch.setattr(tasks, "push_task_output", lambda **_: None)
@@ -317,21 +353,25 @@ def test_a_lost_task_is_answered_in_place_of_its_process(
     answer_short_of_memory(desk, "token", noted[0])
     failed, lost = (reply.error for reply in pushed)
     assert failed.reason == "it failed"
-    assert lost.reason == (
-        "memory was short at this node: the system killed the process that worked on the message; the node's log says more"
+    assert (
+        lost.reason
+        == "memory was short at this node: the system killed the process that worked on the"
+        " message; the node's log says more"
     )
     assert [reply.metadata.reply_to_message_id for reply in pushed] == ["asked", "asked"]
     assert {reply.metadata.dst_node_id for reply in pushed} == {asked.metadata.src_node_id}
     told = capsys.readouterr().err
     assert f"this node has {machine_memory()[0] // 10**6} MB" in told
-    answer_short_of_memory(desk, "token", b"")  # it was killed before it had the message: Flower answers a minute later
+    # It was killed before it had the message: Flower answers a minute later.
+    answer_short_of_memory(desk, "token", b"")
     assert len(pushed) == 2
 
 
 def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_enough(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held, forgotten = [900], list[str]()
+    held = [900]
+    forgotten = list[str]()
 
     def forget() -> None:
         forgotten.append("model")
@@ -352,7 +392,10 @@ def test_the_server_is_told_why_there_is_no_answer_but_nothing_of_an_unexpected_
 ) -> None:
     assert told(AnotherProgramError("install the same release")) == "install the same release"
     assert capsys.readouterr().err == "espalier: install the same release\n"
-    assert told(KeyError("a private word")) == "unexpected KeyError before the message was read; see this node's log"
+    assert (
+        told(KeyError("a private word"))
+        == "unexpected KeyError before the message was read; see this node's log"
+    )
     assert "a private word" in capsys.readouterr().err
 
 
@@ -373,16 +416,33 @@ def test_a_bound_below_0_is_refused() -> None:
         (["--isolation", "subprocess"], 0, 1.0, "--isolation: espalier node sets this itself"),
         (["--allow-runtime-dependency-installation"], 0, 1.0, "or does not allow it; leave it out"),
         (["--isol", "subprocess"], 0, 1.0, "--isol: espalier node sets this itself"),
-        (["--appio-ssl-certfile=x.pem"], 0, 1.0, "--appio-ssl-certfile: espalier node sets this itself"),
+        (
+            ["--appio-ssl-certfile=x.pem"],
+            0,
+            1.0,
+            "--appio-ssl-certfile: espalier node sets this itself",
+        ),
         ([], 0, 0.0, "--warm-seconds 0: must be above 0"),
         (["--host", "0.0.0.0"], 0, 1.0, "--host: espalier node sets this itself"),
         ([], 65536, 1.0, "--port 65536: must be between 1 and 65535"),
-        (["--node-config", 'site="a" hold-replies = "tensors"'], 0, 1.0, "Flower would pass over it"),
-        (['--node-config=site="a" hold-reply=1'], 0, 1.0, "hold-reply: unknown key; did you mean 'hold-replies'"),
+        (
+            ["--node-config", 'site="a" hold-replies = "tensors"'],
+            0,
+            1.0,
+            "Flower would pass over it",
+        ),
+        (
+            ['--node-config=site="a" hold-reply=1'],
+            0,
+            1.0,
+            "hold-reply: unknown key; did you mean 'hold-replies'",
+        ),
         (["--node-c", 'site="a/b"'], 0, 1.0, "site = 'a/b'"),
         (["--node-config"], 0, 1.0, "node-config"),
     ],
 )
-def test_a_node_that_would_not_be_safe_is_not_started(words: list[str], port: int, seconds: float, told: str) -> None:
+def test_a_node_that_would_not_be_safe_is_not_started(
+    words: list[str], port: int, seconds: float, told: str
+) -> None:
     with pytest.raises(Mistake, match=told):
         run_node(ROOT, words, port, seconds)

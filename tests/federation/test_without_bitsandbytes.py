@@ -19,7 +19,10 @@ from espalier.settings.mistakes import Mistake
 from server_app.planning.command import main as planning
 from strategies.engine.rounds import RunFailed
 
-REMEDY = r"training.base = 'nf4': bitsandbytes is not installed on this machine; install Espalier with its extra nf4 \(pip"
+REMEDY = (
+    r"training.base = 'nf4': bitsandbytes is not installed on this machine; install Espalier with"
+    r" its extra nf4 \(pip"
+)
 APP = find_app(str(ROOT))
 
 
@@ -68,13 +71,17 @@ def test_a_site_says_so_when_it_enrols(tmp_path: Path, monkeypatch: pytest.Monke
     (folder,) = (tmp_path / "runs").iterdir()
     refused = json.loads((folder / "summary.json").read_text())["refused"]
     assert len(refused) == bench.num_clients
-    assert all("bitsandbytes is not installed on this machine" in reason for reason in refused.values())
+    assert all(
+        "bitsandbytes is not installed on this machine" in reason for reason in refused.values()
+    )
 
 
 def in_a_process(program: str) -> "subprocess.CompletedProcess[str]":
     """Run a program in a process of its own, with the rooms of the app and the tests' own modules."""
     paths = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\n"
-    return subprocess.run([sys.executable, "-c", paths + program], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", paths + program], capture_output=True, text=True, check=False
+    )
 
 
 def test_a_whole_tuning_run_works_without_it(tmp_path: Path) -> None:
@@ -90,15 +97,21 @@ print(Bench(Path({str(tmp_path)!r}), "fedpetuning", settings, num_clients=2).run
     done = in_a_process(program)
     assert done.returncode == 0, done.stderr
     adapter = Path(done.stdout.splitlines()[-1])
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= {file.name for file in adapter.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        file.name for file in adapter.iterdir()
+    }
 
 
 NF4 = {"model": "demo", "fedsoda.emulator": "nf4", "training.base": "nf4"}
 
 
 @pytest.mark.usefixtures("missing")
-@pytest.mark.parametrize("words", [["fedsoda", "fedsoda.emulator=nf4"], ["fedpetuning", "training.base=nf4"]])
-def test_a_plan_is_made_on_a_machine_without_it(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words", [["fedsoda", "fedsoda.emulator=nf4"], ["fedpetuning", "training.base=nf4"]]
+)
+def test_a_plan_is_made_on_a_machine_without_it(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The work is done elsewhere."""
     asked: list[str] = []
 
@@ -113,13 +126,28 @@ def test_a_plan_is_made_on_a_machine_without_it(words: list[str], monkeypatch: p
 
 @pytest.mark.parametrize("method", ["fedsoda", "fedpetuning"])
 def test_a_plan_says_the_same_without_it(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flat = {key: value for key, value in NF4.items() if key.partition(".")[0] in ("model", "training", method)}
-    document = {"run": {"method": method, **flat, "fedsoda.groups": 1, "fedsoda.group-layers": 1, "fedsoda.adapter-layers": 2}}
+    flat = {
+        key: value
+        for key, value in NF4.items()
+        if key.partition(".")[0] in ("model", "training", method)
+    }
+    document = {
+        "run": {
+            "method": method,
+            **flat,
+            "fedsoda.groups": 1,
+            "fedsoda.group-layers": 1,
+            "fedsoda.adapter-layers": 2,
+        }
+    }
     if method != "fedsoda":
         document["run"] = {"method": method, **flat}
     assert planning(document) == 0
     with_it = capsys.readouterr().out
-    program = "import sys\nsys.modules['bitsandbytes'] = None\nfrom server_app.planning.command import main\n"
+    program = (
+        "import sys\nsys.modules['bitsandbytes'] = None\nfrom server_app.planning.command import"
+        " main\n"
+    )
     done = in_a_process(f"{program}sys.exit(main({document!r}))")
     assert done.returncode == 0, done.stderr
     assert done.stdout == with_it

@@ -32,7 +32,10 @@ def serving(status: int) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(("status", "found"), [(200, True), (400, True), (401, True), (500, True), (403, False), (404, False)])
+@pytest.mark.parametrize(
+    ("status", "found"),
+    [(200, True), (400, True), (401, True), (500, True), (403, False), (404, False)],
+)
 def test_what_answers_but_refuses_nobody_is_a_control_api(status: int, found: bool) -> None:
     with serving(status) as address:
         assert answers(address, None) == found
@@ -54,7 +57,9 @@ def test_nobody_and_what_is_not_http_are_no_control_api() -> None:
     assert not answers(f"127.0.0.1:{port}", None)
 
 
-def test_other_addresses_of_this_machine_are_tried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_addresses_of_this_machine_are_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """127.0.0.2 stands for one, as every Linux has it."""
     monkeypatch.setattr(control_api, "_own_addresses", lambda: ["127.0.0.2"])
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -30,7 +30,12 @@ def test_the_tests_own_grid_is_listed_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Grid, UnknownGrid, *(vars(flower_grids)[name] for name in flower_grids.__all__ if name != "InMemoryGrid")]
+    "kind",
+    [
+        Grid,
+        UnknownGrid,
+        *(vars(flower_grids)[name] for name in flower_grids.__all__ if name != "InMemoryGrid"),
+    ],
 )
 def test_every_other_grid_is_a_deployment_s(kind: type[Grid]) -> None:
     assert not is_simulation(of_kind(kind))

@@ -19,11 +19,20 @@ FOLDER = "/home/ann/.flwr/apps/espalier.espalier.0.1.0.7230a616"
 FAULTS = [
     f"FileNotFoundError: Cannot find pyproject.toml in {FOLDER}",
     "flwr.server.run_serverapp.LoadServerAppError: Unable to load module server_app.entry_point",
-    "flwr.clientapp.client_app.LoadClientAppError: Unable to load attribute app from module client_app.app",
+    (
+        "flwr.clientapp.client_app.LoadClientAppError: Unable to load attribute app from module"
+        " client_app.app"
+    ),
     "ModuleNotFoundError: No module named 'strategies'",
     "ModuleNotFoundError: No module named 'espalier.wire.plan'",
-    f"ImportError: cannot import name 'parse' from 'espalier.settings.run' ({FOLDER}/espalier/settings/run.py)",
-    f"  File \"{FOLDER}/server_app/app.py\", line 9\n    x = (\n        ^\nSyntaxError: '(' was never closed",
+    (
+        "ImportError: cannot import name 'parse' from 'espalier.settings.run'"
+        f" ({FOLDER}/espalier/settings/run.py)"
+    ),
+    (
+        f"  File \"{FOLDER}/server_app/app.py\", line 9\n    x = (\n        ^\nSyntaxError: '(' was"
+        " never closed"
+    ),
     f"RunFailed: 0 clients enrolled\n  node 3: Flower reports error 1; the node {load_remedy()}",
 ]
 OTHERS = [
@@ -66,7 +75,8 @@ class Shared:
     process = None
 
     def __init__(self, folder: Path, ends: list[tuple[str, str]]) -> None:
-        self.folder, self.ends = folder, ends
+        self.folder = folder
+        self.ends = ends
         self.apps: list[Path] = []
 
     def start_run(self, app: Path, *_: object) -> str:
@@ -109,8 +119,12 @@ def test_such_a_run_is_submitted_again_and_the_directory_is_named(
     assert FOLDER in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", [f"the node {load_remedy()}\n{FLOWER_REPORTS_IT_TOO}\n", f"{FAULTS[3]}\n"])
-def test_so_is_one_whose_nodes_could_not_load_it(give: Callable[..., tuple[int, list[Path]]], line: str) -> None:
+@pytest.mark.parametrize(
+    "line", [f"the node {load_remedy()}\n{FLOWER_REPORTS_IT_TOO}\n", f"{FAULTS[3]}\n"]
+)
+def test_so_is_one_whose_nodes_could_not_load_it(
+    give: Callable[..., tuple[int, list[Path]]], line: str
+) -> None:
     assert give(("finished:failed", line), ("finished:completed", ""))[0] == 0
 
 
@@ -119,7 +133,9 @@ def test_it_is_submitted_once_more_only(give: Callable[..., tuple[int, list[Path
     assert (code, len(apps)) == (1, 2)
 
 
-def test_other_failures_and_completed_runs_are_not_repeated(give: Callable[..., tuple[int, list[Path]]]) -> None:
+def test_other_failures_and_completed_runs_are_not_repeated(
+    give: Callable[..., tuple[int, list[Path]]],
+) -> None:
     assert len(give(("finished:failed", "the run failed\n"))[1]) == 1
     assert len(give(("finished:completed", f"refused      {FAULTS[-1]}\n"))[1]) == 1
     assert len(give(("finished:stopped", "fine\n"))[1]) == 1

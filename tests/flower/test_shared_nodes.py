@@ -27,8 +27,11 @@ def test_nodes_are_shared_only_in_a_simulation_that_has_too_few() -> None:
         assert with_enough_nodes(grid, 3) is grid
 
 
-def test_two_nodes_that_play_five_clients_give_the_bytes_of_five_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared, found = home(tmp_path), []
+def test_two_nodes_that_play_five_clients_give_the_bytes_of_five_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = home(tmp_path)
+    found = []
     for name, nodes in (("own", 5), ("shared", 2)):
         folder = tmp_path / name
         folder.mkdir()
@@ -40,7 +43,12 @@ def test_two_nodes_that_play_five_clients_give_the_bytes_of_five_nodes(tmp_path:
         if nodes < 5:
             monkeypatch.setattr(server_app.app, "with_enough_nodes", SharedNodes)
         run = bench.run(grid)
-        found.append(((run / "masks.safetensors").read_bytes(), [client["site"] for client in summary(run)["clients"]]))
+        found.append(
+            (
+                (run / "masks.safetensors").read_bytes(),
+                [client["site"] for client in summary(run)["clients"]],
+            )
+        )
     assert found[0] == found[1]
     assert found[0][1] == [f"node-{client:05d}" for client in range(5)]
 

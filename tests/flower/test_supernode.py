@@ -9,7 +9,8 @@ from espalier.flower.supernode import ASK_SECONDS, BUSY_SECONDS, REPLY_SECONDS, 
 
 
 def test_a_busy_node_asks_often_and_an_idle_one_as_flower_does() -> None:
-    now, slept = [0.0], list[float]()
+    now = [0.0]
+    slept = list[float]()
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)

@@ -27,7 +27,11 @@ def heard(lines: list[str], site: str = "hospital-a") -> list[str]:
 def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
     first, second = heard(["INFO :      SuperNode ID: 612"])
     assert first == "INFO :      SuperNode ID: 612"
-    assert second == ("espalier: connected to server:9092 as hospital-a (node 612, with the key SHA256:abc); waiting for runs")
+    assert (
+        second
+        == "espalier: connected to server:9092 as hospital-a (node 612, with the key SHA256:abc);"
+        " waiting for runs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,8 +41,14 @@ def test_it_is_said_that_it_is_connected_and_as_whom() -> None:
             "No SuperNode found with the given public key.",
             "does not know this node's key (a.key, SHA256:abc); have it registered",
         ),
-        ("SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.", "--auth-supernode-private-key"),
-        ("SuperNode with node ID 7 could not be activated.", "counts a node with this key as connected still"),
+        (
+            "SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
+            "--auth-supernode-private-key",
+        ),
+        (
+            "SuperNode with node ID 7 could not be activated.",
+            "counts a node with this key as connected still",
+        ),
         ("something else", "refused this node: something else"),
     ],
 )
@@ -49,12 +59,17 @@ def test_a_refusal_is_one_sentence_and_no_traceback(details: str, told: str) -> 
 
 
 def test_the_remedy_names_the_command_with_the_site_s_own_key() -> None:
-    (line,) = heard([line.format("No SuperNode found with the given public key.") for line in REFUSED])
+    (line,) = heard(
+        [line.format("No SuperNode found with the given public key.") for line in REFUSED]
+    )
     assert line.endswith("flwr supernode register hospital-a.key.pub CONNECTION")
 
 
 def test_any_other_error_is_passed_on_whole() -> None:
     lines = ["INFO : begins", *TRACEBACK, "ValueError: of another kind", "INFO : goes on"]
     assert heard(lines) == lines
-    torn = ["ERROR : <_InactiveRpcError of RPC that terminated with:", "\tstatus = StatusCode.UNAVAILABLE"]
+    torn = [
+        "ERROR : <_InactiveRpcError of RPC that terminated with:",
+        "\tstatus = StatusCode.UNAVAILABLE",
+    ]
     assert heard(torn) == torn

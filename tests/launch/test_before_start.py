@@ -53,18 +53,28 @@ def test_nothing_is_said_where_all_is_well(config: dict[str, Any]) -> None:
     assert told(config) == []
 
 
-def test_every_client_s_file_is_opened_and_each_mistake_told_once(config: dict[str, Any], tmp_path: Path) -> None:
+def test_every_client_s_file_is_opened_and_each_mistake_told_once(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "0.txt").write_text("hawthorn")
     (tmp_path / "1.txt").unlink()
     (tmp_path / "2.txt").write_text("hawthorn")
     with pytest.raises(Mistake) as caught:
         open_all(config, lambda line: pytest.fail(line))
     few, missing = str(caught.value).splitlines()
-    assert few.startswith("clients 0, 2: data: the client's text gives 0 windows of 16 tokens, data.windows = 2 are needed")
-    assert missing == f"client 1: {tmp_path}/1.txt: no such file; check data.path or the node's data-path"
+    assert few.startswith(
+        "clients 0, 2: data: the client's text gives 0 windows of 16 tokens, data.windows = 2 are"
+        " needed"
+    )
+    assert (
+        missing
+        == f"client 1: {tmp_path}/1.txt: no such file; check data.path or the node's data-path"
+    )
 
 
-def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "1.txt").unlink()
     (line,) = told(config)
     assert line.startswith(f"client 1: {tmp_path}/1.txt: no such file")
@@ -79,15 +89,25 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(config: d
         ({"data.window-tokens": 65}, "data.window-tokens = 65: the model has 64 positions"),
         ({"evaluation.texts": "public=/no/such.txt"}, "no such file; check evaluation.texts"),
         ({"method": "fedpetuning", "lora.targets": "attn.z"}, "attn.z"),
-        ({"method": "fedpetuning", "lora.alpha": 0.01}, "lora.alpha: alpha / rank of attn.q in block 0 is 0.00125"),
+        (
+            {"method": "fedpetuning", "lora.alpha": 0.01},
+            "lora.alpha: alpha / rank of attn.q in block 0 is 0.00125",
+        ),
         ({"fedprllm.pattern": "3:7"}, "fedprllm.pattern = '3:7': "),
         ({"method": "fedspallm", "fedspallm.pattern": "3:7"}, "fedspallm.pattern = '3:7': "),
         (
             {"method": "fedspallm", "fedspallm.sampled-layers": 0.1, "num-clients": 1},
-            "fedspallm.sampled-layers = 0.1: the clients together prune 1 layer in a round, the model has 2 (client 0 1)",
+            (
+                "fedspallm.sampled-layers = 0.1: the clients together prune 1 layer in a round, the"
+                " model has 2 (client 0 1)"
+            ),
         ),
-        ({"method": "fedpetuning", "data.path": "/no/such.txt"}, "clients 0, 1, 2: /no/such.txt: no such file"),
-        ({"evaluation.own-text": True, "quorum": 1.0}, "evaluation.own-text"),  # the texts are too short for it
+        (
+            {"method": "fedpetuning", "data.path": "/no/such.txt"},
+            "clients 0, 1, 2: /no/such.txt: no such file",
+        ),
+        # The texts are too short for it.
+        ({"evaluation.own-text": True, "quorum": 1.0}, "evaluation.own-text"),
     ],
 )
 def test_what_the_server_or_a_round_would_refuse_is_refused(
@@ -97,7 +117,9 @@ def test_what_the_server_or_a_round_would_refuse_is_refused(
         open_all(config | changes, lambda line: pytest.fail(line))
 
 
-def test_a_dataset_that_cannot_be_reached_is_asked_for_once(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_that_cannot_be_reached_is_asked_for_once(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each try takes long, and no other client will have more luck."""
     asked: list[int] = []
 
@@ -106,8 +128,12 @@ def test_a_dataset_that_cannot_be_reached_is_asked_for_once(config: dict[str, An
         raise Mistake("data.path = 'a/b': the dataset cannot be loaded: ConnectionError: no route")
 
     monkeypatch.setattr(before_start, "read_client_data", read)
-    with pytest.raises(Mistake, match=r"^clients 0, 1, 2: data.path = 'a/b': the dataset cannot be loaded"):
-        open_all(config | {"data.source": "hub", "data.path": "a/b"}, lambda line: pytest.fail(line))
+    with pytest.raises(
+        Mistake, match=r"^clients 0, 1, 2: data.path = 'a/b': the dataset cannot be loaded"
+    ):
+        open_all(
+            config | {"data.source": "hub", "data.path": "a/b"}, lambda line: pytest.fail(line)
+        )
     assert asked == [0]
 
 
@@ -143,7 +169,13 @@ def test_the_command_ends_before_a_superlink_is_started(
 
     monkeypatch.setattr("espalier.launch.command.run_in_app", run_in_app)
     monkeypatch.setattr("espalier.launch.command.own_superlink", start)
-    words = [f"model={model}", "num-clients=2", "data.source=text", "data.path=/no/such.txt", "data.window-tokens=16"]
+    words = [
+        f"model={model}",
+        "num-clients=2",
+        "data.source=text",
+        "data.path=/no/such.txt",
+        "data.window-tokens=16",
+    ]
     assert main(["run", *words, "evaluation.window-tokens=16", "--app", str(APP)]) == 2
     assert asked == [BEFORE_START]
     assert "espalier: clients 0, 1: /no/such.txt: no such file" in capfd.readouterr().err
@@ -154,16 +186,36 @@ def test_a_look_that_the_system_ends_is_told(
 ) -> None:
     """As where memory is short: the process of the look is killed by a signal, and nothing is started."""
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: -9)
-    monkeypatch.setattr("espalier.launch.command.own_superlink", lambda: pytest.fail("a SuperLink was started"))
+    monkeypatch.setattr(
+        "espalier.launch.command.own_superlink", lambda: pytest.fail("a SuperLink was started")
+    )
     assert main(["run", f"model={model}", "--app", str(APP)]) == 1
-    assert "espalier: the look at model and data was ended by signal 9; is memory short?" in capfd.readouterr().err
+    assert (
+        "espalier: the look at model and data was ended by signal 9; is memory short?"
+        in capfd.readouterr().err
+    )
 
 
-def test_a_running_superlink_is_asked_without_a_look_at_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_superlink_is_asked_without_a_look_at_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The model and the sites' files are on other machines."""
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
     monkeypatch.setattr("espalier.launch.command._run", lambda *_: ("finished:completed", "", ""))
-    assert main(["run", "two-sites", "model=/on/the/server", "--superlink", "127.0.0.1:1", "--app", str(APP)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "two-sites",
+                "model=/on/the/server",
+                "--superlink",
+                "127.0.0.1:1",
+                "--app",
+                str(APP),
+            ]
+        )
+        == 0
+    )
 
 
 def test_how_far_the_reading_of_each_client_s_data_is_can_be_heard(config: dict[str, Any]) -> None:
@@ -171,16 +223,24 @@ def test_how_far_the_reading_of_each_client_s_data_is_can_be_heard(config: dict[
     with heard_by(heard.append):
         assert told(config) == []
     words = {text.split("%")[0] for text in heard}
-    assert {"reading public.txt: 100", *(f"client {client}: reading {client}.txt: 100" for client in range(3))} <= words
+    assert {
+        "reading public.txt: 100",
+        *(f"client {client}: reading {client}.txt: 100" for client in range(3)),
+    } <= words
     assert any(text.startswith("client 2: encoding windows: 50%") for text in heard)
 
 
 def test_what_takes_long_is_told(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("server_app.before_start.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0))
+    monkeypatch.setattr(
+        "server_app.before_start.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0)
+    )
     assert before_start.main(config) == 0
-    assert "espalier: client 1: reading 1.txt: 100%, 0 s left  [0 s]" in capsys.readouterr().err.splitlines()
+    assert (
+        "espalier: client 1: reading 1.txt: 100%, 0 s left  [0 s]"
+        in capsys.readouterr().err.splitlines()
+    )
 
 
 def test_a_simulation_without_ray_is_refused_at_once(
@@ -190,6 +250,9 @@ def test_a_simulation_without_ray_is_refused_at_once(
     monkeypatch.setattr("espalier.launch.command.find_spec", lambda _: None)
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
     assert main(["run", f"model={model}", "--app", str(APP)]) == 2
-    assert "espalier: Ray is not installed here, and simulated clients need it: `pip install -e .`" in capfd.readouterr().err
+    assert (
+        "espalier: Ray is not installed here, and simulated clients need it: `pip install -e .`"
+        in capfd.readouterr().err
+    )
     monkeypatch.setattr("espalier.launch.command._run", lambda *_: ("finished:completed", "", ""))
     assert main(["run", "two-sites", "--superlink", "127.0.0.1:1", "--app", str(APP)]) == 0

@@ -23,27 +23,46 @@ APP = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path: Path) -> dict[str, Any]:
-    changes = {"model": str(save_tiny_llama(tmp_path / "model")), "threads": 1, "data.windows": 2, "data.window-tokens": 16}
+    changes = {
+        "model": str(save_tiny_llama(tmp_path / "model")),
+        "threads": 1,
+        "data.windows": 2,
+        "data.window-tokens": 16,
+    }
     return flatten(DEFAULTS) | changes | {"evaluation.window-tokens": 16}
 
 
 @pytest.fixture
 def node(tmp_path: Path, run: dict[str, Any]) -> dict[str, Any]:
     (tmp_path / "notes.txt").write_text(private_text(0))
-    own = {"data-path": str(tmp_path / "notes.txt"), "model-path": run["model"], "state-dir": str(tmp_path / "state")}
+    own = {
+        "data-path": str(tmp_path / "notes.txt"),
+        "model-path": run["model"],
+        "state-dir": str(tmp_path / "state"),
+    }
     return {"site": "hospital-a", "least-tokens": 1, **own}
 
 
-def test_it_says_what_it_found(run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_it_found(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check({"node": node, "run": run}) == 0
     shown = capsys.readouterr().out
-    for found in ("hospital-a", node["data-path"], f"{run['model']}: llama, 2 blocks", "2 calibration windows of 16 tokens"):
+    for found in (
+        "hospital-a",
+        node["data-path"],
+        f"{run['model']}: llama, 2 blocks",
+        "2 calibration windows of 16 tokens",
+    ):
         assert found in shown
     assert Path(node["state-dir"]).is_dir()
 
 
 def test_what_takes_long_is_told_as_it_goes(
-    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: dict[str, Any],
+    node: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("client_app.check_node.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0))
     assert check({"node": node, "run": run}) == 0
@@ -52,12 +71,19 @@ def test_what_takes_long_is_told_as_it_goes(
     assert "reading" not in shown.out
 
 
-def test_training_sequences_are_those_of_the_passages_that_are_not_held_out(run: dict[str, Any], node: dict[str, Any]) -> None:
+def test_training_sequences_are_those_of_the_passages_that_are_not_held_out(
+    run: dict[str, Any], node: dict[str, Any]
+) -> None:
     lines = [line.strip() for line in look(node, run | {"method": "fedpetuning", "lora.rank": 2})]
     digests = {
-        passage: hashlib.sha256(" ".join(passage.split()).encode()).digest() for passage in private_text(0).split("\n\n")
+        passage: hashlib.sha256(" ".join(passage.split()).encode()).digest()
+        for passage in private_text(0).split("\n\n")
     }
-    own = [passage for passage, digest in digests.items() if int.from_bytes(digest[:8], "big") % 100 >= 10]
+    own = [
+        passage
+        for passage, digest in digests.items()
+        if int.from_bytes(digest[:8], "big") % 100 >= 10
+    ]
     tokens = AutoTokenizer.from_pretrained(run["model"])("\n\n".join(own))["input_ids"]
     assert f"{len(tokens) // 16} training sequences of 16 tokens" in lines
 
@@ -65,8 +91,15 @@ def test_training_sequences_are_those_of_the_passages_that_are_not_held_out(run:
 def test_it_says_what_the_node_would_accept_and_what_it_has(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limits = {"most-rounds": 7, "allow-methods": "fedpetuning,fedprllm", "hold-replies": "tensors", "own-text": True}
-    assert check({"node": node | limits, "run": run | {"method": "fedpetuning", "lora.rank": 2}}) == 0
+    limits = {
+        "most-rounds": 7,
+        "allow-methods": "fedpetuning,fedprllm",
+        "hold-replies": "tensors",
+        "own-text": True,
+    }
+    assert (
+        check({"node": node | limits, "run": run | {"method": "fedpetuning", "lora.rank": 2}}) == 0
+    )
     shown = capsys.readouterr().out
     for found in (
         "methods fedpetuning,fedprllm; the run's is fedpetuning",
@@ -81,16 +114,30 @@ def test_it_says_what_the_node_would_accept_and_what_it_has(
         assert found in shown
 
 
-def test_it_says_what_a_run_would_send(run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_a_run_would_send(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The model's two blocks have query matrices of 16 x 16, so that A and B of rank 2 are 64 numbers of 4 bytes together."""
-    tuned = {"method": "fedpetuning", "lora.rank": 2, "lora.targets": "attn.q", "federation.rounds": 3, "part-bytes": 1024}
+    tuned = {
+        "method": "fedpetuning",
+        "lora.rank": 2,
+        "lora.targets": "attn.q",
+        "federation.rounds": 3,
+        "part-bytes": 1024,
+    }
     assert check({"node": node, "run": run | tuned}) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     (row,) = [line for line in lines if line.startswith("train of rounds 1-3 ")]
     assert row.split()[4:11] == ["512", "each", "2", "lora_a", "(F32),", "2", "lora_b"]
     assert row.endswith("seconds, blob_sha256, samples, skipped_steps, rank")
-    assert "in 3 rounds 1,536 bytes of tensors, and some kilobytes a message of headers and hashes" in lines
-    assert any(line.startswith("train of rounds 1-3: adapters trained on this client's data") for line in lines)
+    assert (
+        "in 3 rounds 1,536 bytes of tensors, and some kilobytes a message of headers and hashes"
+        in lines
+    )
+    assert any(
+        line.startswith("train of rounds 1-3: adapters trained on this client's data")
+        for line in lines
+    )
     assert [line.split()[0] for line in lines if line.startswith(("enrol ", "alone ", "evaluate "))] == [
         "enrol", "alone", "evaluate",
     ]  # fmt: skip
@@ -151,7 +198,9 @@ def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run's server brings the model, and with it the tokenizer."""
-    own = {key: value for key, value in node.items() if key != "model-path"} | {"most-model-bytes": 10**9}
+    own = {key: value for key, value in node.items() if key != "model-path"} | {
+        "most-model-bytes": 10**9
+    }
     assert check({"node": own, "run": run | {"method": "fedsoda"}}) == 0
     shown = capsys.readouterr().out
     assert "model      the run's server brings it" in shown
@@ -165,8 +214,16 @@ def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
 
 
 def test_a_node_configuration_is_read_as_flower_reads_it(tmp_path: Path) -> None:
-    given = 'site="hospital-a" data-path="/data/my notes.txt" windows=16 own-text=true capability=1.5'
-    expected = {"site": "hospital-a", "data-path": "/data/my notes.txt", "windows": 16, "own-text": True, "capability": 1.5}
+    given = (
+        'site="hospital-a" data-path="/data/my notes.txt" windows=16 own-text=true capability=1.5'
+    )
+    expected = {
+        "site": "hospital-a",
+        "data-path": "/data/my notes.txt",
+        "windows": 16,
+        "own-text": True,
+        "capability": 1.5,
+    }
     assert read_node_config(given) == expected
     file = tmp_path / "node.toml"
     file.write_text('site = "hospital-a"\n')
@@ -187,16 +244,22 @@ def test_what_flower_would_not_read_is_told(given: str, words: str) -> None:
         read_node_config(given)
 
 
-def test_an_interrupt_speaks_of_the_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_speaks_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run_in_app(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("espalier.launch.check_node.run_in_app", run_in_app)
     assert main(["check-node", 'site="a"', "--app", str(APP)]) == 130
-    assert capsys.readouterr().err == "\nespalier: interrupted; the node was not checked to the end\n"
+    assert (
+        capsys.readouterr().err == "\nespalier: interrupted; the node was not checked to the end\n"
+    )
 
 
-def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Any] = []
 
     def run_in_app(app: Path, module: str, document: Any) -> int:
@@ -204,9 +267,15 @@ def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(monkeypa
         return 2
 
     monkeypatch.setattr("espalier.launch.check_node.run_in_app", run_in_app)
-    assert main(["check-node", 'site="a"', "fedspallm", "fedspallm.sparsity=0.7", "--app", str(APP)]) == 2
+    assert (
+        main(["check-node", 'site="a"', "fedspallm", "fedspallm.sparsity=0.7", "--app", str(APP)])
+        == 2
+    )
     ((app, module, document),) = asked
     assert (app, module, document["node"]) == (APP, "client_app.check_node", {"site": "a"})
     assert document["run"]["fedspallm.sparsity"] == 0.7
-    assert main(["check-node", 'site="a"', "fedspallm", "fedprllm.sparsity=0.7", "--app", str(APP)]) == 2
+    assert (
+        main(["check-node", 'site="a"', "fedspallm", "fedprllm.sparsity=0.7", "--app", str(APP)])
+        == 2
+    )
     assert len(asked) == 1  # the run's own settings are wrong, so no node is asked

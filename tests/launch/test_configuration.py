@@ -32,7 +32,12 @@ def test_presets_are_valid_and_all_of_them_is_read(name: str) -> None:
 
 
 def test_the_later_word_wins_and_values_are_typed() -> None:
-    given = ["num-clients=5", "fedprllm.sparsity=0.7", "evaluation.local-only=false", "data.field=body"]
+    given = [
+        "num-clients=5",
+        "fedprllm.sparsity=0.7",
+        "evaluation.local-only=false",
+        "data.field=body",
+    ]
     words = ["two-sites", *given, "data.source=jsonl", "data.path=notes.jsonl"]
     config, settings = configuration(APP, words, on_this_machine=True)
     assert (settings.num_clients, settings.of(FedPrLLMSettings).sparsity) == (5, 0.7)
@@ -41,7 +46,9 @@ def test_the_later_word_wins_and_values_are_typed() -> None:
     assert settings.evaluation.centralized == "off"
 
 
-def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_mean_what_they_mean_where_the_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m").mkdir()
     words = [
@@ -70,22 +77,36 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, mo
     [
         (
             ["fedprllm", "fedspallm.sparsity=0.7"],
-            "fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it; set fedprllm.sparsity, or choose method",
+            (
+                "fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it; set"
+                " fedprllm.sparsity, or choose method"
+            ),
         ),
-        (["fedprllm", "fedspallm.sparsity=0.5"], "fedspallm.sparsity = 0.5: "),  # also the default, if it is given
+        # Also the default, if it is given.
+        (["fedprllm", "fedspallm.sparsity=0.5"], "fedspallm.sparsity = 0.5: "),
         (
             ["fedspallm", "lora.rank=4"],
-            "lora.rank = 4: method = 'fedspallm' does not read it; leave it out, or choose method = 'fedpetuning' or "
-            "'fedsoda' or 'fedspine' or 'hetlora'",
+            (
+                "lora.rank = 4: method = 'fedspallm' does not read it; leave it out, or choose"
+                " method = 'fedpetuning' or 'fedsoda' or 'fedspine' or 'hetlora'"
+            ),
         ),
         (
             ["hetlora", "fedpetuning.aggregation=svd"],
-            "fedpetuning.aggregation = 'svd': method = 'hetlora' does not read it; set hetlora.aggregation, or choose",
+            (
+                "fedpetuning.aggregation = 'svd': method = 'hetlora' does not read it; set"
+                " hetlora.aggregation, or choose"
+            ),
         ),
-        (["fedprllm", "method=fedspallm", "fedprllm.ties=index"], "fedprllm.ties = 'index': method = 'fedspallm' does not"),
+        (
+            ["fedprllm", "method=fedspallm", "fedprllm.ties=index"],
+            "fedprllm.ties = 'index': method = 'fedspallm' does not",
+        ),
     ],
 )
-def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(words: list[str], line: str) -> None:
+def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
+    words: list[str], line: str
+) -> None:
     with pytest.raises(Mistake) as caught:
         configuration(APP, [*words, "seed=-1"], on_this_machine=True)
     _, *told = str(caught.value).splitlines()
@@ -96,11 +117,32 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(words: 
 @pytest.mark.parametrize(
     ("words", "key", "reason", "remedy"),
     [
-        ("fedpetuning data.windows=4", "data.windows = 4", "method = 'fedpetuning'", "method = 'fedprllm' or 'fedspallm'"),
-        ("hetlora data.windows=8", "data.windows = 8", "method = 'hetlora'", "method = "),  # also the default, if it is given
-        ("hetlora task.max-tokens=96", "task.max-tokens = 96", "task.name = 'text'", "another task"),
-        ("fedpetuning BOOLQ data.window-tokens=64", "data.window-tokens = 64", "task.name = 'boolq'", "task.name = 'text'"),
-        ("fedpetuning BOOLQ task.answer-tokens=64", "task.answer-tokens = 64", "task.name = 'boolq'", "task.name = 'gsm8k'"),
+        (
+            "fedpetuning data.windows=4",
+            "data.windows = 4",
+            "method = 'fedpetuning'",
+            "method = 'fedprllm' or 'fedspallm'",
+        ),
+        # Also the default, if it is given.
+        ("hetlora data.windows=8", "data.windows = 8", "method = 'hetlora'", "method = "),
+        (
+            "hetlora task.max-tokens=96",
+            "task.max-tokens = 96",
+            "task.name = 'text'",
+            "another task",
+        ),
+        (
+            "fedpetuning BOOLQ data.window-tokens=64",
+            "data.window-tokens = 64",
+            "task.name = 'boolq'",
+            "task.name = 'text'",
+        ),
+        (
+            "fedpetuning BOOLQ task.answer-tokens=64",
+            "task.answer-tokens = 64",
+            "task.name = 'boolq'",
+            "task.name = 'gsm8k'",
+        ),
         (
             "fedpetuning training.double-quantisation=false",
             "training.double-quantisation = False",
@@ -131,9 +173,24 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(words: 
             "federation.payload = 'float32'",
             "federation.payload",
         ),
-        ("TEXT data.field=body", "data.field = 'body'", "data.source = 'text'", "data.source = 'jsonl' or 'hub'"),
-        ("data.hub-split=train", "data.hub-split = 'train'", "data.source = 'documentation'", "data.source = 'hub'"),
-        ("TEXT data.alpha=0.1", "data.alpha = 0.1", "data.partition = 'iid'", "data.partition = 'dirichlet' or 'quantity'"),
+        (
+            "TEXT data.field=body",
+            "data.field = 'body'",
+            "data.source = 'text'",
+            "data.source = 'jsonl' or 'hub'",
+        ),
+        (
+            "data.hub-split=train",
+            "data.hub-split = 'train'",
+            "data.source = 'documentation'",
+            "data.source = 'hub'",
+        ),
+        (
+            "TEXT data.alpha=0.1",
+            "data.alpha = 0.1",
+            "data.partition = 'iid'",
+            "data.partition = 'dirichlet' or 'quantity'",
+        ),
         (
             "data.source=text data.path={client}.txt data.partition=quantity",
             "data.partition = 'quantity'",
@@ -142,24 +199,37 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(words: 
         ),
     ],
 )
-def test_a_setting_that_is_not_read_is_refused_when_it_is_given_by_hand(words: str, key: str, reason: str, remedy: str) -> None:
-    given = words.replace("BOOLQ", "task.name=boolq data.source=hub").replace("TEXT", "data.source=text data.path=a.txt")
+def test_a_setting_that_is_not_read_is_refused_when_it_is_given_by_hand(
+    words: str, key: str, reason: str, remedy: str
+) -> None:
+    given = words.replace("BOOLQ", "task.name=boolq data.source=hub").replace(
+        "TEXT", "data.source=text data.path=a.txt"
+    )
     with pytest.raises(Mistake) as caught:
         configuration(APP, given.split(), on_this_machine=True)
     _, told = str(caught.value).splitlines()
-    assert told.strip().startswith(f"{key}: {reason} does not read it; leave it out, or choose {remedy}")
+    assert told.strip().startswith(
+        f"{key}: {reason} does not read it; leave it out, or choose {remedy}"
+    )
 
 
-def test_what_a_preset_says_of_its_own_choice_is_no_mistake_where_another_is_made_by_hand(tmp_path: Path) -> None:
+def test_what_a_preset_says_of_its_own_choice_is_no_mistake_where_another_is_made_by_hand(
+    tmp_path: Path,
+) -> None:
     """The preset's windows of 128 tokens are for text; the ServerApp, which sees no words, gets the default."""
-    config, settings = configuration(APP, ["fedpetuning", "task.name=boolq", "data.source=hub"], on_this_machine=True)
+    config, settings = configuration(
+        APP, ["fedpetuning", "task.name=boolq", "data.source=hub"], on_this_machine=True
+    )
     assert (settings.task.name, config["data.window-tokens"]) == ("boolq", 256)
     assert parse(config, simulation=True, by_hand=changed(config)).task.name == "boolq"
     preset = tmp_path / "mine.toml"
     preset.write_text('method = "fedpetuning"\n[data]\nwindows = 4\nwindow-tokens = 64\n')
     with pytest.raises(Mistake, match=r"data.windows = 4: method = 'fedpetuning' does not read it"):
         configuration(APP, [str(preset)], on_this_machine=True)
-    assert configuration(APP, [str(preset), "method=fedprllm"], on_this_machine=True)[1].data.windows == 4
+    assert (
+        configuration(APP, [str(preset), "method=fedprllm"], on_this_machine=True)[1].data.windows
+        == 4
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -170,8 +240,12 @@ def test_the_server_takes_what_a_preset_says(name: str) -> None:
 
 def test_a_preset_of_one_s_own_that_sets_another_method_is_refused(tmp_path: Path) -> None:
     preset = tmp_path / "mine.toml"
-    preset.write_text('method = "fedprllm"\n[fedspallm]\nsparsity = 0.7\ncoverage = "every-round"\n')
-    with pytest.raises(Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it") as caught:
+    preset.write_text(
+        'method = "fedprllm"\n[fedspallm]\nsparsity = 0.7\ncoverage = "every-round"\n'
+    )
+    with pytest.raises(
+        Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+    ) as caught:
         configuration(APP, [str(preset)], on_this_machine=True)
     assert "coverage" not in str(caught.value)  # the default: complete presets may have all tables
     _, settings = configuration(APP, [str(preset), "method=fedspallm"], on_this_machine=True)
@@ -179,17 +253,24 @@ def test_a_preset_of_one_s_own_that_sets_another_method_is_refused(tmp_path: Pat
 
 
 def test_another_method_than_the_preset_s_leaves_the_preset_s_own_table_behind() -> None:
-    config, settings = configuration(APP, ["fedprllm-paper", "method=fedspallm", "num-clients=2"], on_this_machine=False)
+    config, settings = configuration(
+        APP, ["fedprllm-paper", "method=fedspallm", "num-clients=2"], on_this_machine=False
+    )
     assert settings.method == "fedspallm"
     assert {key: config[key] for key in config if key.startswith("fedprllm.")} == {
         f"fedprllm.{key}": value for key, value in default_config(APP)["fedprllm"].items()
     }
 
 
-def test_simulated_clients_need_a_file_where_the_source_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulated_clients_need_a_file_where_the_source_is_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["run", "data.source=text", "--app", str(APP)]) == 2
-    assert "data.path = '': data.source = 'text' needs the path of a file" in capsys.readouterr().err
-    _, settings = configuration(APP, ["data.source=text"], on_this_machine=False)  # sites have their own
+    assert (
+        "data.path = '': data.source = 'text' needs the path of a file" in capsys.readouterr().err
+    )
+    # Sites have their own.
+    _, settings = configuration(APP, ["data.source=text"], on_this_machine=False)
     assert settings.data.source == "text"
 
 
@@ -208,7 +289,10 @@ def test_what_is_a_string_by_default_stays_one(word: str, value: str) -> None:
 
 
 def test_mistakes_are_told_at_once_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "seed=-1", "fedprllm.sparsty=0.3", "data.windows=many", "--app", str(APP)]) == 2
+    assert (
+        main(["run", "seed=-1", "fedprllm.sparsty=0.3", "data.windows=many", "--app", str(APP)])
+        == 2
+    )
     told = capsys.readouterr().err
     assert "seed = -1" in told
     assert "did you mean 'fedprllm.sparsity'?" in told
@@ -227,7 +311,9 @@ def test_an_unknown_preset_names_the_known_ones(capsys: pytest.CaptureFixture[st
     assert "known presets are fedbiot, fedot, fedpetuning, fedprllm" in capsys.readouterr().err
 
 
-def test_a_preset_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_that_cannot_be_read_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "directory.toml").mkdir()
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     for name, words in (
@@ -257,10 +343,15 @@ def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert (ended.value.code, capsys.readouterr().out) == (0, f"espalier {espalier.__version__}\n")
-    assert espalier.__version__ == tomllib.loads((APP / "pyproject.toml").read_text())["project"]["version"]
+    assert (
+        espalier.__version__
+        == tomllib.loads((APP / "pyproject.toml").read_text())["project"]["version"]
+    )
 
 
-def test_it_tells_where_the_app_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_tells_where_the_app_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["app"]) == 0
     assert capsys.readouterr().out == f"{APP}\n"
@@ -274,19 +365,29 @@ def test_the_name_of_a_model_on_the_hub_is_answered_with_how_to_get_it(
     monkeypatch.chdir(tmp_path)
     assert main(["run", "model=meta-llama/Llama-2-7b", "--app", str(APP)]) == 2
     told = capsys.readouterr().err
-    assert f"model = 'meta-llama/Llama-2-7b': there is no directory {tmp_path}/meta-llama/Llama-2-7b." in told
+    assert (
+        f"model = 'meta-llama/Llama-2-7b': there is no directory {tmp_path}/meta-llama/Llama-2-7b."
+        in told
+    )
     assert "hf download meta-llama/Llama-2-7b --local-dir Llama-2-7b" in told
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt-125m"])
-def test_so_is_one_without_an_owner(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_one_without_an_owner(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Mistake, match=f"model = '{name}': there is no directory .*hf download {name} --local-dir {name}"):
+    with pytest.raises(
+        Mistake,
+        match=f"model = '{name}': there is no directory .*hf download {name} --local-dir {name}",
+    ):
         configuration(APP, [f"model={name}"], on_this_machine=True)
     with pytest.raises(Mistake, match=f"hf download {name}"):
         open_model(name)
     (tmp_path / name).mkdir()
-    assert configuration(APP, [f"model={name}"], on_this_machine=True)[0]["model"] == str(tmp_path / name)
+    assert configuration(APP, [f"model={name}"], on_this_machine=True)[0]["model"] == str(
+        tmp_path / name
+    )
     configuration(APP, ["model=demo"], on_this_machine=True)
 
 
@@ -297,16 +398,24 @@ def test_the_name_of_a_dataset_on_the_hub_is_answered_with_its_source(
     monkeypatch.chdir(tmp_path)
     words = [f"data.source={source}", "data.path=allenai/c4"]
     with pytest.raises(
-        Mistake, match=rf"data.path = 'allenai/c4': there is no file .* data.source = '{source}' reads one.*'hub'"
+        Mistake,
+        match=(
+            rf"data.path = 'allenai/c4': there is no file .* data.source = '{source}' reads"
+            r" one.*'hub'"
+        ),
     ):
         configuration(APP, words, on_this_machine=True)
     assert configuration(APP, words, on_this_machine=False)[0]["data.path"] == "allenai/c4"
     (tmp_path / "allenai").mkdir()
     (tmp_path / "allenai" / "c4").write_text("x")
-    assert configuration(APP, words, on_this_machine=True)[0]["data.path"] == str(tmp_path / "allenai" / "c4")
+    assert configuration(APP, words, on_this_machine=True)[0]["data.path"] == str(
+        tmp_path / "allenai" / "c4"
+    )
 
 
-def test_a_directory_that_is_called_like_a_model_on_the_hub_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_called_like_a_model_on_the_hub_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "llama").mkdir(parents=True)
     config, _ = configuration(APP, ["model=models/llama"], on_this_machine=True)
@@ -332,9 +441,15 @@ def test_only_ray_s_failure_to_start_is_tried_again() -> None:
 
 @pytest.mark.parametrize(("failures", "code", "starts"), [(0, 0, 1), (2, 0, 3), (3, 1, 3)])
 def test_ray_is_started_up_to_three_times(
-    failures: int, code: int, starts: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failures: int,
+    code: int,
+    starts: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    outcomes = [("finished:failed", "it crashed", RAY_FAILED)] * failures + [("finished:completed", "", "")]
+    outcomes = [("finished:failed", "it crashed", RAY_FAILED)] * failures + [
+        ("finished:completed", "", "")
+    ]
     given = iter(outcomes)
     monkeypatch.setattr("espalier.launch.command._run", lambda *_: next(given))
     monkeypatch.setattr("espalier.launch.command.own_superlink", nullcontext)
@@ -343,11 +458,19 @@ def test_ray_is_started_up_to_three_times(
     assert capsys.readouterr().err.count("trying again") == starts - 1
 
 
-def test_a_superlink_that_cannot_be_reached_may_want_certificates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_superlink_that_cannot_be_reached_may_want_certificates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """In Flower's words, as it says them when it comes to a SuperLink with TLS without a certificate."""
-    said = "\nConnection to the SuperLink is unavailable. Please check your network connection and 'address' in the ..."
+    said = (
+        "\nConnection to the SuperLink is unavailable. Please check your network connection and"
+        " 'address' in the ..."
+    )
     monkeypatch.setattr(SuperLink, "_flwr", lambda *_: {"success": False, "error-message": said})
-    with running_superlink("127.0.0.1:1", None) as superlink, pytest.raises(Mistake, match="with --root-certificates"):
+    with (
+        running_superlink("127.0.0.1:1", None) as superlink,
+        pytest.raises(Mistake, match="with --root-certificates"),
+    ):
         superlink.start_run(APP, tmp_path / "run.toml")
 
 

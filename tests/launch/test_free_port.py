@@ -8,7 +8,9 @@ from espalier.launch import free_port as module
 from espalier.launch.free_port import free_port
 
 
-def test_ports_that_somebody_has_or_that_are_to_be_avoided_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_that_somebody_has_or_that_are_to_be_avoided_are_not_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first = free_port()
     monkeypatch.setattr(module, "PORTS", range(first, first + 3))
     monkeypatch.setattr(module, "_is_free", lambda port: port != first)

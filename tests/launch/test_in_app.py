@@ -23,9 +23,11 @@ def test_the_module_is_the_app_s_and_works_where_the_command_was_given(
     app: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path_factory.mktemp("here")
-    (here / "chosen.py").write_text("def main(document):\n    return 1\n")  # not this one: it is not the app's
+    # Not this one: it is not the app's.
+    (here / "chosen.py").write_text("def main(document):\n    return 1\n")
     (app / "chosen.py").write_text(
-        "from pathlib import Path\n\ndef main(document):\n    Path(document['file']).write_text('x')\n    return 7\n"
+        "from pathlib import Path\n\ndef main(document):\n   "
+        " Path(document['file']).write_text('x')\n    return 7\n"
     )
     monkeypatch.chdir(here)
     assert run_in_app(app, "chosen", {"file": "written.txt"}) == 7
@@ -37,8 +39,9 @@ def test_it_ends_with_the_command_however_that_ends(app: Path, tmp_path: Path) -
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
     (app / "lasting.py").write_text(
-        f"import time\n\ndef main(document):\n    with open({str(fifo)!r}, 'w') as pipe:\n"
-        "        print('at work', file=pipe, flush=True)\n        time.sleep(60)\n        print('to the end', file=pipe)\n"
+        f"import time\n\ndef main(document):\n    with open({str(fifo)!r}, 'w') as pipe:\n       "
+        " print('at work', file=pipe, flush=True)\n        time.sleep(60)\n        print('to the"
+        " end', file=pipe)\n"
     )
     program = f"run_in_app(Path({str(app)!r}), 'lasting', 0)"
     imports = "from pathlib import Path; from espalier.launch.in_app import run_in_app; "
@@ -50,7 +53,9 @@ def test_it_ends_with_the_command_however_that_ends(app: Path, tmp_path: Path) -
         assert pipe.read() == ""  # nobody writes to it any more
 
 
-def test_a_module_that_fails_says_so_by_its_code(app: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_fails_says_so_by_its_code(
+    app: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (app / "failing.py").write_text("def main(document):\n    raise ValueError(document)\n")
     assert run_in_app(app, "failing", "at the start") == 1
     assert "ValueError: at the start" in capfd.readouterr().err

@@ -18,7 +18,8 @@ from espalier.launch.kept import interrupted_later, kept, uninterrupted
 
 SLEEPS = "import time; time.sleep(600)"
 IGNORES_SIGTERM = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True);"
+    " time.sleep(600)"
 )
 FAMILY = f"""
 import os, subprocess, sys, time
@@ -72,7 +73,9 @@ def family(folder: Path) -> list[psutil.Process]:
 @pytest.fixture
 def parent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "temporary").mkdir()
-    process = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), FAMILY], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), FAMILY], start_new_session=True
+    )
     yield process
     with suppress(ProcessLookupError):
         process.kill()
@@ -80,7 +83,9 @@ def parent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_outlives_the_parent(parent: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals) -> None:
+def test_nothing_outlives_the_parent(
+    parent: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
+) -> None:
     processes = family(tmp_path)
     keeper_process = psutil.Process(int((tmp_path / "keeper").read_text()))
     parent.send_signal(number)
@@ -101,7 +106,9 @@ def test_nothing_outlives_the_block(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_the_command(tmp_path: Path) -> None:
-    with kept([sys.executable, "-c", FAMILY, str(tmp_path)], tmp_path, os.environ, tmp_path) as process:
+    with kept(
+        [sys.executable, "-c", FAMILY, str(tmp_path)], tmp_path, os.environ, tmp_path
+    ) as process:
         processes = family(tmp_path)
         processes[-1].kill()
         assert process.wait() == 128 + signal.SIGKILL
@@ -109,7 +116,9 @@ def test_nothing_outlives_the_command(tmp_path: Path) -> None:
 
 
 def test_when_the_keeper_is_killed_the_block_ends_what_carries_its_token(tmp_path: Path) -> None:
-    with kept([sys.executable, "-c", FAMILY, str(tmp_path)], tmp_path, os.environ, tmp_path) as process:
+    with kept(
+        [sys.executable, "-c", FAMILY, str(tmp_path)], tmp_path, os.environ, tmp_path
+    ) as process:
         processes = family(tmp_path)
         orphan = processes[NAMES.index("orphan")]
         process.kill()
@@ -122,13 +131,21 @@ def test_when_the_keeper_is_killed_the_block_ends_what_carries_its_token(tmp_pat
 
 
 def test_the_exit_code_of_the_command_is_the_keeper_s(tmp_path: Path) -> None:
-    with kept([sys.executable, "-c", "raise SystemExit(7)"], tmp_path, os.environ, tmp_path) as process:
+    with kept(
+        [sys.executable, "-c", "raise SystemExit(7)"], tmp_path, os.environ, tmp_path
+    ) as process:
         assert process.wait() == 7
 
 
 def test_what_the_command_writes_can_be_read(tmp_path: Path) -> None:
     streams = {"stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    with kept([sys.executable, "-c", "print('one'); print('two')"], tmp_path, os.environ, tmp_path, **streams) as process:
+    with kept(
+        [sys.executable, "-c", "print('one'); print('two')"],
+        tmp_path,
+        os.environ,
+        tmp_path,
+        **streams,
+    ) as process:
         assert list(process.stdout) == ["one\n", "two\n"]
 
 
@@ -137,7 +154,14 @@ def test_a_command_hears_interrupts_also_where_the_parent_does_not(tmp_path: Pat
     shows = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with kept([sys.executable, "-c", shows], tmp_path, os.environ, tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        with kept(
+            [sys.executable, "-c", shows],
+            tmp_path,
+            os.environ,
+            tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
             assert process.stdout.read() == "True\n"
     finally:
         signal.signal(signal.SIGINT, before)
@@ -145,7 +169,8 @@ def test_a_command_hears_interrupts_also_where_the_parent_does_not(tmp_path: Pat
 
 def test_only_what_carries_the_token_is_found() -> None:
     started = [
-        subprocess.Popen([sys.executable, "-c", SLEEPS], env={**os.environ, TOKEN: token}) for token in ("a" * 32, "b" * 32)
+        subprocess.Popen([sys.executable, "-c", SLEEPS], env={**os.environ, TOKEN: token})
+        for token in ("a" * 32, "b" * 32)
     ]
     try:
         eventually(lambda: [one.pid for one in carrying("a" * 32)] == [started[0].pid])

@@ -13,10 +13,18 @@ from threading import Thread
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from cryptography.x509.verification import PolicyBuilder, Store
 from flwr.cli.supernode.register import try_load_public_key
-from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode, _try_setup_client_authentication
+from flwr.supernode.cli.flower_supernode import (
+    _parse_args_run_supernode,
+    _try_setup_client_authentication,
+)
 
 from espalier.launch.command import main
 from espalier.settings.site_keys import private_key, public_keys
@@ -25,7 +33,11 @@ SERVER = ("--server", "server.example.org", "--server", "10.1.2.3")
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
 
 
 @pytest.fixture
@@ -46,18 +58,32 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_each_recipient_has_a_folder(made: Path) -> None:
-    of_sites = {f"sites/{site}/{name}" for site in ("a", "b.1") for name in ("ca.crt", f"{site}.key", f"{site}.key.pub")}
+    of_sites = {
+        f"sites/{site}/{name}"
+        for site in ("a", "b.1")
+        for name in ("ca.crt", f"{site}.key", f"{site}.key.pub")
+    }
     of_server = {"ca.crt", "server.key", "server.pem", "sites/a.key.pub", "sites/b.1.key.pub"}
-    assert files(made).keys() == {"ca/ca.key", "ca/ca.crt", *of_sites, *(f"server/{name}" for name in of_server)}
+    assert files(made).keys() == {
+        "ca/ca.key",
+        "ca/ca.crt",
+        *of_sites,
+        *(f"server/{name}" for name in of_server),
+    }
     for copy in ("server/ca.crt", "sites/a/ca.crt", "sites/b.1/ca.crt"):
         assert (made / copy).read_bytes() == (made / "ca" / "ca.crt").read_bytes()
-    assert (made / "server" / "sites" / "a.key.pub").read_bytes() == (made / "sites" / "a" / "a.key.pub").read_bytes()
+    assert (made / "server" / "sites" / "a.key.pub").read_bytes() == (
+        made / "sites" / "a" / "a.key.pub"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_private_keys_are_never_there_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
+def test_private_keys_are_never_there_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
     """Neither when a file is made nor when it gets its name, whatever the umask."""
-    seen, link = list[int](), os.link
+    seen = list[int]()
+    link = os.link
 
     def noting(source: str, target: str) -> None:
         if Path(target).suffix == ".key":
@@ -74,7 +100,9 @@ def test_private_keys_are_never_there_for_others(tmp_path: Path, monkeypatch: py
     assert seen == [0o600] * 3
     for path in (tmp_path / "keys").rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
-        assert mode == (0o700 & ~umask if path.is_dir() else 0o600 if path.suffix == ".key" else 0o644), path
+        assert mode == (
+            0o700 & ~umask if path.is_dir() else 0o600 if path.suffix == ".key" else 0o644
+        ), path
 
 
 # ----- certificates ---------------------------------------------------------------------------------------------------
@@ -85,9 +113,12 @@ def certificate(file: Path) -> x509.Certificate:
 
 
 @pytest.mark.parametrize("name", [x509.DNSName("server.example.org"), x509.DNSName("localhost")])
-def test_the_servers_certificate_holds_for_its_names_and_a_year(made: Path, name: x509.DNSName) -> None:
+def test_the_servers_certificate_holds_for_its_names_and_a_year(
+    made: Path, name: x509.DNSName
+) -> None:
     """By the rules of the web's own certificates (RFC 5280), which another program checks."""
-    own, authority = certificate(made / "server" / "server.pem"), certificate(made / "ca" / "ca.crt")
+    own = certificate(made / "server" / "server.pem")
+    authority = certificate(made / "ca" / "ca.crt")
     now = datetime.now(UTC)
 
     def verified(at: datetime, subject: x509.DNSName) -> bool:
@@ -104,10 +135,14 @@ def test_the_servers_certificate_holds_for_its_names_and_a_year(made: Path, name
 
 
 def test_extensions(made: Path) -> None:
-    own, authority = certificate(made / "server" / "server.pem"), certificate(made / "ca" / "ca.crt")
+    own = certificate(made / "server" / "server.pem")
+    authority = certificate(made / "ca" / "ca.crt")
     names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["server.example.org", "localhost"]
-    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.1.2.3", "127.0.0.1"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == [
+        "10.1.2.3",
+        "127.0.0.1",
+    ]
     limits = authority.extensions.get_extension_for_class(x509.BasicConstraints)
     assert (limits.critical, limits.value) == (True, x509.BasicConstraints(ca=True, path_length=0))
     assert own.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
@@ -144,11 +179,17 @@ def test_who_has_the_authority_shakes_hands(made: Path, tmp_path: Path, name: st
     assert main(["keys", str(tmp_path / "others"), *SERVER]) == 0
     with tls_server(made / "server") as port:
         context = ssl.create_default_context(cafile=str(made / "sites" / "a" / "ca.crt"))
-        with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(plain, server_hostname=name) as secure:
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            context.wrap_socket(plain, server_hostname=name) as secure,
+        ):
             assert secure.version() == "TLSv1.3"
         for wrong, authority in (("example.org", made), (name, tmp_path / "others")):
             context = ssl.create_default_context(cafile=str(authority / "ca" / "ca.crt"))
-            with socket.create_connection(("127.0.0.1", port)) as plain, pytest.raises(ssl.SSLCertVerificationError):
+            with (
+                socket.create_connection(("127.0.0.1", port)) as plain,
+                pytest.raises(ssl.SSLCertVerificationError),
+            ):
                 context.wrap_socket(plain, server_hostname=wrong)
 
 
@@ -157,7 +198,9 @@ def test_who_has_the_authority_shakes_hands(made: Path, tmp_path: Path, name: st
 
 def test_flower_takes_a_pair(made: Path) -> None:
     folder = made / "sites" / "a"
-    given = _parse_args_run_supernode().parse_args(["--auth-supernode-private-key", str(folder / "a.key")])
+    given = _parse_args_run_supernode().parse_args(
+        ["--auth-supernode-private-key", str(folder / "a.key")]
+    )
     pair = _try_setup_client_authentication(given)
     assert pair is not None
     form = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -179,7 +222,9 @@ def test_what_is_read_is_what_was_made(made: Path) -> None:
 
 
 @pytest.mark.parametrize("kept_elsewhere", ["ca", "ca/ca.key"])
-def test_a_site_is_added_without_the_authority(made: Path, tmp_path: Path, kept_elsewhere: str) -> None:
+def test_a_site_is_added_without_the_authority(
+    made: Path, tmp_path: Path, kept_elsewhere: str
+) -> None:
     shutil.move(made / kept_elsewhere, tmp_path / "safe")
     before = files(made)
     assert main(["keys", str(made), "--site", "c"]) == 0
@@ -202,8 +247,13 @@ def test_another_certificate_is_of_the_same_authority(made: Path) -> None:
         (made / "server" / name).unlink()
     assert main(["keys", str(made), "--server", "new.example.org", "--days", "30"]) == 0
     after = files(made)
-    assert {name for name in after if after[name] != before[name]} == {"server/server.key", "server/server.pem"}
-    certificate(made / "server" / "server.pem").verify_directly_issued_by(certificate(made / "ca" / "ca.crt"))
+    assert {name for name in after if after[name] != before[name]} == {
+        "server/server.key",
+        "server/server.pem",
+    }
+    certificate(made / "server" / "server.pem").verify_directly_issued_by(
+        certificate(made / "ca" / "ca.crt")
+    )
 
 
 def test_a_site_makes_its_own_pair_and_the_server_gets_the_public_one(
@@ -220,7 +270,9 @@ def test_an_authority_that_comes_later_is_that_of_the_sites_that_are_there(tmp_p
     assert main(["keys", str(tmp_path), "--site", "c"]) == 0
     assert main(["keys", str(tmp_path), *SERVER, "--site", "a"]) == 0
     assert list(public_keys(str(tmp_path / "server" / "sites"))) == ["a", "c"]
-    assert (tmp_path / "sites" / "c" / "ca.crt").read_bytes() == (tmp_path / "ca" / "ca.crt").read_bytes()
+    assert (tmp_path / "sites" / "c" / "ca.crt").read_bytes() == (
+        tmp_path / "ca" / "ca.crt"
+    ).read_bytes()
 
 
 def test_another_authority_comes_to_all_sites(made: Path) -> None:
@@ -240,14 +292,22 @@ def test_another_authority_comes_to_all_sites(made: Path) -> None:
 # ----- refusals -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [("--site", "a"), SERVER, ("--site", "c", "--site", "b.1"), (*SERVER, "--site", "c")])
-def test_no_key_is_overwritten(made: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [("--site", "a"), SERVER, ("--site", "c", "--site", "b.1"), (*SERVER, "--site", "c")]
+)
+def test_no_key_is_overwritten(
+    made: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
     assert "is there, and no key is overwritten" in refused(capsys, str(made), *words)
 
 
-def test_nor_one_that_a_site_has_sent(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nor_one_that_a_site_has_sent(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copy(made / "sites" / "a" / "a.key.pub", made / "server" / "sites" / "c.key.pub")
-    assert f"{made / 'server' / 'sites' / 'c.key.pub'}: is there" in refused(capsys, str(made), "--site", "c")
+    assert f"{made / 'server' / 'sites' / 'c.key.pub'}: is there" in refused(
+        capsys, str(made), "--site", "c"
+    )
 
 
 def test_nor_one_that_somebody_made_meanwhile(
@@ -288,18 +348,23 @@ def test_nor_one_that_somebody_made_meanwhile(
 def test_what_cannot_be_made_is_told_before_anything_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
-    words = tuple(f"{word}={value}" for word, value in zip(words[::2], words[1::2], strict=True))  # a value may begin with -
+    # A value may begin with -.
+    words = tuple(f"{word}={value}" for word, value in zip(words[::2], words[1::2], strict=True))
     assert told in refused(capsys, str(tmp_path / "new"), *words)
     assert not (tmp_path / "new").exists()
 
 
 def test_all_mistakes_are_told_at_once(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, str(made), "--server", "a:1", "--site", "x y", "--site", "a", "--days", "0")
+    told = refused(
+        capsys, str(made), "--server", "a:1", "--site", "x y", "--site", "a", "--days", "0"
+    )
     for word in ("--days 0", "'x y'", "a.key: is there", "'a:1'", "server.key: is there"):
         assert word in told
 
 
-def test_an_authority_of_which_a_part_is_missing_is_not_made_anew(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_authority_of_which_a_part_is_missing_is_not_made_anew(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("server.key", "server.pem"):
         (made / "server" / name).unlink()
     (made / "ca" / "ca.key").rename(made / "away")
@@ -315,7 +380,11 @@ def test_an_authority_of_which_a_part_is_missing_is_not_made_anew(made: Path, ca
     assert "ca.key: is kept elsewhere" in told
 
 
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert main(["keys", str(tmp_path / "file"), "--site", "a"]) == 2
-    assert "a.key: cannot be written (File exists); name another directory" in capsys.readouterr().err
+    assert (
+        "a.key: cannot be written (File exists); name another directory" in capsys.readouterr().err
+    )

@@ -17,7 +17,9 @@ def state(tmp_path: Path) -> Path:
     for lineage, site in (("run-1", "a"), ("run-1", "b"), ("run-2", "a")):
         log = egress_log(tmp_path / "state", lineage, site)
         for day in (1, 2, 3):
-            log.append({"entry": "reply", "time": f"2026-01-0{day}T12:00:00+00:00", "bytes": 1000 * day})
+            log.append(
+                {"entry": "reply", "time": f"2026-01-0{day}T12:00:00+00:00", "bytes": 1000 * day}
+            )
     return tmp_path / "state"
 
 
@@ -25,14 +27,19 @@ def check(where: Path, *heads: str) -> int:
     return check_log({"where": str(where), "heads": list(heads)})
 
 
-def test_whole_logs_are_told_with_their_runs_times_bytes_and_heads(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_logs_are_told_with_their_runs_times_bytes_and_heads(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check(state) == 0
     lines = capsys.readouterr().out.splitlines()
     path = state / "egress" / "run-1-a.jsonl"
     assert lines[:4] == [
         str(path),
         "  run run-1, site a",
-        "  3 entries (3 replies), 2026-01-01T12:00:00+00:00 to 2026-01-03T12:00:00+00:00; 6,000 bytes left",
+        (
+            "  3 entries (3 replies), 2026-01-01T12:00:00+00:00 to 2026-01-03T12:00:00+00:00; 6,000"
+            " bytes left"
+        ),
         f"  whole    head {chain_check(path).head}",
     ]
     assert len(lines) == 3 * 4
@@ -40,7 +47,9 @@ def test_whole_logs_are_told_with_their_runs_times_bytes_and_heads(state: Path, 
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
-def test_a_broken_log_is_named_with_its_first_broken_line(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_log_is_named_with_its_first_broken_line(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = state / "egress" / "run-1-b.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"bytes":2000', b'"bytes":2001'))
     assert check(state) == 1
@@ -50,7 +59,9 @@ def test_a_broken_log_is_named_with_its_first_broken_line(state: Path, capsys: p
     assert shown.count("  whole    head ") == 2
 
 
-def test_torn_lines_have_a_code_of_their_own(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torn_lines_have_a_code_of_their_own(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Entries of which somebody made torn lines are told for ever, also when others were appended."""
     path = state / "egress" / "run-1-b.jsonl"
     first, *others = path.read_bytes().splitlines(keepends=True)
@@ -63,7 +74,9 @@ def test_torn_lines_have_a_code_of_their_own(state: Path, capsys: pytest.Capture
     assert check(state) == 1
 
 
-def test_a_log_in_the_place_of_another_is_told(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_in_the_place_of_another_is_told(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A copy of it elsewhere may be called as one likes."""
     folder = state / "egress"
     copy = state / "kept.jsonl"
@@ -74,7 +87,9 @@ def test_a_log_in_the_place_of_another_is_told(state: Path, capsys: pytest.Captu
     assert "  RENAMED  is of another run or site than its name says" in capsys.readouterr().out
 
 
-def test_what_somebody_wrote_into_a_log_does_not_steer_the_terminal(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_somebody_wrote_into_a_log_does_not_steer_the_terminal(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     egress_log(state, "run-3", "a").append({"entry": "re\x1b[2Jply", "time": "\x1b[31mnow"})
     assert check(state) == 0
     shown = capsys.readouterr().out
@@ -82,12 +97,17 @@ def test_what_somebody_wrote_into_a_log_does_not_steer_the_terminal(state: Path,
     assert "re?[2Jply" in shown
 
 
-def test_a_noted_hash_finds_an_end_that_was_cut_off(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_noted_hash_finds_an_end_that_was_cut_off(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = state / "egress" / "run-2-a.jsonl"
     noted = chain_check(path).head
     egress_log(state, "run-2", "a").append({"entry": "reply", "bytes": 1})
     assert check(state, noted) == 0
-    assert "  the noted hash is that of entry 3 of 4: nothing up to it is missing" in capsys.readouterr().out
+    assert (
+        "  the noted hash is that of entry 3 of 4: nothing up to it is missing"
+        in capsys.readouterr().out
+    )
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
     assert check(state) == 0  # nobody can tell from the log alone
     assert check(state, noted) == 1
@@ -97,7 +117,9 @@ def test_a_noted_hash_finds_an_end_that_was_cut_off(state: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("head", ["5d0f", "x" * 64, ""])
-def test_what_is_no_hash_is_told(state: Path, capsys: pytest.CaptureFixture[str], head: str) -> None:
+def test_what_is_no_hash_is_told(
+    state: Path, capsys: pytest.CaptureFixture[str], head: str
+) -> None:
     assert check(state, head) == 2
     assert "give all 64 characters that check-log printed behind 'head'" in capsys.readouterr().err
 
@@ -106,7 +128,9 @@ def test_a_noted_hash_may_have_large_letters(state: Path) -> None:
     assert check(state, chain_check(state / "egress" / "run-2-a.jsonl").head.upper()) == 0
 
 
-def test_a_log_that_cannot_be_read_hides_no_broken_one(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_read_hides_no_broken_one(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (state / "egress" / "run-0-a.jsonl").mkdir()
     broken = state / "egress" / "run-2-a.jsonl"
     broken.write_bytes(b"".join(broken.read_bytes().splitlines(keepends=True)[1:]))
@@ -118,9 +142,14 @@ def test_a_log_that_cannot_be_read_hides_no_broken_one(state: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [('{"kind": "train", "bytes": 3}\n', "NO CHAIN 1 entry of a release"), ("", "EMPTY    there is no entry")],
+    [
+        ('{"kind": "train", "bytes": 3}\n', "NO CHAIN 1 entry of a release"),
+        ("", "EMPTY    there is no entry"),
+    ],
 )
-def test_what_has_no_chain_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str) -> None:
+def test_what_has_no_chain_is_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str
+) -> None:
     (tmp_path / "log.jsonl").write_text(content)
     assert check(tmp_path / "log.jsonl") == 2
     assert words in capsys.readouterr().out
@@ -140,12 +169,25 @@ def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> No
         return 3
 
     monkeypatch.setattr("espalier.launch.officer.run_in_app", run_in_app)
-    assert main(["release", "state", "ab", "--refuse", "cd", "--reason", "too much", "--show", "ef"]) == 3
+    assert (
+        main(["release", "state", "ab", "--refuse", "cd", "--reason", "too much", "--show", "ef"])
+        == 3
+    )
     assert main(["release", "state", "--all"]) == 3
     assert main(["check-log", "state", "--head", "ab", "--head", "cd"]) == 3
-    nothing = {"state_dir": "state", "ids": [], "all": False, "refuse": [], "reason": "", "show": []}
+    nothing = {
+        "state_dir": "state",
+        "ids": [],
+        "all": False,
+        "refuse": [],
+        "reason": "",
+        "show": [],
+    }
     assert asked == [
-        ("client_app.release", nothing | {"ids": ["ab"], "refuse": ["cd"], "reason": "too much", "show": ["ef"]}),
+        (
+            "client_app.release",
+            nothing | {"ids": ["ab"], "refuse": ["cd"], "reason": "too much", "show": ["ef"]},
+        ),
         ("client_app.release", nothing | {"all": True}),
         ("client_app.check_log", {"where": "state", "heads": ["ab", "cd"]}),
     ]

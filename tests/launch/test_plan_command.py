@@ -45,7 +45,10 @@ def test_the_words_are_those_of_a_run(asked: list[tuple[str, dict[str, Any]]]) -
     ],
 )
 def test_wrong_words_are_told_before_anything_is_opened(
-    words: list[str], told: str, asked: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    told: str,
+    asked: list[tuple[str, dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plan", *words, "--app", ROOT]) == 2
     assert told in capsys.readouterr().err

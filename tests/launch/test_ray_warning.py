@@ -37,7 +37,12 @@ except RuntimeError:
 def asked(**environment: str) -> str:
     inherited = {key: value for key, value in os.environ.items() if key != SWITCH}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=inherited | environment, capture_output=True, text=True, check=False, cwd=APP
+        [sys.executable, "-c", PROGRAM],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=APP,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -15,7 +15,8 @@ class Clock:
     """A clock that goes on when somebody sleeps; what happens at a time is done then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.slept = 0.0, Event()
+        self.now = 0.0
+        self.slept = Event()
         self.later: list[tuple[float, socket.socket]] = []
         monkeypatch.setattr(reachability, "time", self)
 
@@ -30,7 +31,9 @@ class Clock:
                 server.listen()
 
 
-def test_one_that_is_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_is_up_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     clock = Clock(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert await_superlink(f"127.0.0.1:{server.getsockname()[1]}")
@@ -41,7 +44,8 @@ def test_one_that_is_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capsy
 def test_one_that_comes_up_is_reached_and_the_wait_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock, port = Clock(monkeypatch), free_port()
+    clock = Clock(monkeypatch)
+    port = free_port()
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", port))
@@ -49,7 +53,11 @@ def test_one_that_comes_up_is_reached_and_the_wait_is_told_once(
         assert await_superlink(f"127.0.0.1:{port}")
     assert clock.now == 17.0
     said = capsys.readouterr().err
-    assert said == f"espalier: nothing listens at 127.0.0.1:{port} yet; waiting for the SuperLink, 120 s at most\n"
+    assert (
+        said
+        == f"espalier: nothing listens at 127.0.0.1:{port} yet; waiting for the SuperLink, 120 s at"
+        " most\n"
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "no-such-host.invalid", "x" * 70, "a..b"])
@@ -60,7 +68,9 @@ def test_the_wait_has_an_end(host: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("address", ["somewhere", "host:", "host:http", ""])
-def test_an_address_without_a_port_is_not_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_port_is_not_waited_for(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock(monkeypatch)
     assert not await_superlink(address)
     assert not clock.slept.is_set()

@@ -25,7 +25,9 @@ FORM = "settings are given as key=value, without dashes in front and without bla
         ("check-node site=\"a\" --num-clients 3", "--num-clients: ... num-clients=3"),
     ],
 )  # fmt: skip
-def test_an_option_that_is_a_setting_is_explained(words: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_is_a_setting_is_explained(
+    words: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == 2
@@ -43,7 +45,9 @@ def test_an_option_that_is_a_setting_is_explained(words: str, remedy: str, capsy
         ("run num-clients seed=1", "num-clients=VALUE"),
     ],
 )
-def test_a_setting_s_name_by_itself_is_no_preset(words: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_s_name_by_itself_is_no_preset(
+    words: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words.split()) == 2
     assert capsys.readouterr().err == f"espalier: num-clients: {FORM}{remedy}\n"
 
@@ -55,14 +59,20 @@ def test_other_options_are_unknown(words: str, capsys: pytest.CaptureFixture[str
     assert "unrecognized arguments: -" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "meant"), [("fedprlm", "fedprllm"), ("FedSODA", "fedsoda"), ("hetlorra", "hetlora")])
-def test_a_preset_that_is_none_gets_a_suggestion(name: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "meant"), [("fedprlm", "fedprllm"), ("FedSODA", "fedsoda"), ("hetlorra", "hetlora")]
+)
+def test_a_preset_that_is_none_gets_a_suggestion(
+    name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", name]) == 2
     said = capsys.readouterr().err
     assert f"did you mean '{meant}'? known presets are fedbiot, " in said
 
 
-def test_a_name_that_is_like_none_gets_all_of_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_name_that_is_like_none_gets_all_of_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["run", "wikipedia"]) == 2
     said = capsys.readouterr().err
     assert "did you mean" not in said

@@ -26,7 +26,9 @@ class Scripted:
     def __init__(self, folder: Path, log: list[Any], statuses: list[Any], own: bool) -> None:
         self.folder = folder
         self.process = object() if own else None
-        self.log, self.statuses, self.stopped = log, statuses, False
+        self.log = log
+        self.statuses = statuses
+        self.stopped = False
 
     def start_run(self, *_: object) -> str:
         return "1"
@@ -52,7 +54,9 @@ def _given(value: Any) -> Any:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Scripted]]:
     """Give the command with a SuperLink that follows a script; returns the exit code, and the SuperLink."""
 
-    def give(log: list[Any], statuses: list[Any], *words: str, end: Any = None) -> tuple[int, Scripted]:
+    def give(
+        log: list[Any], statuses: list[Any], *words: str, end: Any = None
+    ) -> tuple[int, Scripted]:
         own = "--superlink" not in words
         superlink = Scripted(tmp_path, log, statuses, own)
 
@@ -63,7 +67,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
                 raise end
 
         monkeypatch.setattr(
-            "espalier.launch.command.own_superlink" if own else "espalier.launch.command.running_superlink", opened
+            (
+                "espalier.launch.command.own_superlink"
+                if own
+                else "espalier.launch.command.running_superlink"
+            ),
+            opened,
         )
         return main([*WORDS, *words]), superlink
 
@@ -85,7 +94,9 @@ def test_an_interrupt_in_the_middle_tells_the_command_that_goes_on(
     assert code == 130
     assert not superlink.stopped  # it ends with all that it started
     told = capsys.readouterr().err.splitlines()
-    assert f"what was finished is in {directory}; to go on after the last finished round:" in told[-2]
+    assert (
+        f"what was finished is in {directory}; to go on after the last finished round:" in told[-2]
+    )
     assert shlex.split(told[-1]) == ["espalier", *WORDS, f"resume-from={directory}"]
 
 
@@ -98,7 +109,10 @@ def test_before_there_is_a_run_directory_nothing_can_go_on(
 
 @pytest.mark.parametrize("own", [True, False])
 def test_an_interrupt_when_the_result_is_written_is_no_failure(
-    run: Callable[..., tuple[int, Scripted]], tmp_path: Path, own: bool, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., tuple[int, Scripted]],
+    tmp_path: Path,
+    own: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = () if own else ("--superlink", "h:1")
     log = [a_run(tmp_path / "run", "completed"), KeyboardInterrupt]
@@ -106,12 +120,16 @@ def test_an_interrupt_when_the_result_is_written_is_no_failure(
     assert "resume-from" not in capsys.readouterr().err
 
 
-def test_an_interrupt_while_the_superlink_is_stopped_is_no_failure(run: Callable[..., tuple[int, Scripted]]) -> None:
+def test_an_interrupt_while_the_superlink_is_stopped_is_no_failure(
+    run: Callable[..., tuple[int, Scripted]],
+) -> None:
     assert run([], ["finished:completed"], end=KeyboardInterrupt())[0] == 0
     assert run([], ["finished:failed"], end=KeyboardInterrupt())[0] == 130
 
 
-def test_a_run_on_another_s_superlink_is_stopped_there(run: Callable[..., tuple[int, Scripted]], tmp_path: Path) -> None:
+def test_a_run_on_another_s_superlink_is_stopped_there(
+    run: Callable[..., tuple[int, Scripted]], tmp_path: Path
+) -> None:
     """Its directory is on another machine."""
     log = [f"run directory {tmp_path / 'elsewhere'}\n", KeyboardInterrupt]
     code, superlink = run(log, ["finished:stopped"], "--superlink", "h:1")
@@ -120,7 +138,9 @@ def test_a_run_on_another_s_superlink_is_stopped_there(run: Callable[..., tuple[
 
 
 def test_a_run_is_stopped_there_also_where_the_interrupt_came_as_it_was_submitted(
-    run: Callable[..., tuple[int, Scripted]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., tuple[int, Scripted]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its id is waited for; who cannot wait interrupts once more, and is told where to look."""
 
@@ -170,7 +190,8 @@ def test_a_superlink_that_is_not_there_is_lost_whatever_flower_answers(tmp_path:
     address = f"127.0.0.1:{free_port()}"
     with running_superlink(address, None) as superlink:
         told = (
-            f"the SuperLink at {address} does not answer, or lost the run: .*\nif it was killed, start it again with the same"
+            f"the SuperLink at {address} does not answer, or lost the run: .*\nif it was killed,"
+            " start it again with the same"
         )
         with pytest.raises(SuperLinkLost, match=told):
             superlink.status("1")
@@ -188,12 +209,19 @@ class Ended:
 
 @pytest.mark.parametrize(
     ("code", "told"),
-    [(137, r"was killed \(signal 9\) before the run had ended"), (3, r"ended with exit code 3 .* of its log:\nno port\n")],
+    [
+        (137, r"was killed \(signal 9\) before the run had ended"),
+        (3, r"ended with exit code 3 .* of its log:\nno port\n"),
+    ],
 )
-def test_what_became_of_one_s_own_superlink(tmp_path: Path, code: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_became_of_one_s_own_superlink(
+    tmp_path: Path, code: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "superlink.log").write_text("no port\n")
     superlink = SuperLink({}, tmp_path, f"127.0.0.1:{free_port()}", Ended(code))  # type: ignore[arg-type]
-    monkeypatch.setattr(SuperLink, "_flwr", lambda *_: {"success": False, "error-message": "unavailable"})
+    monkeypatch.setattr(
+        SuperLink, "_flwr", lambda *_: {"success": False, "error-message": "unavailable"}
+    )
     with pytest.raises(SuperLinkLost, match=told):
         superlink.status("1")
 

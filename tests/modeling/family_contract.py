@@ -43,13 +43,17 @@ def lowest_half_of_each_row(weight: Tensor, square_sum: Tensor) -> Tensor:
     mask = torch.zeros(weight.shape, dtype=torch.bool)
     norms = [math.sqrt(value) for value in square_sum.tolist()]
     for row, values in enumerate(weight.tolist()):
-        order = sorted(range(len(values)), key=lambda column: (abs(values[column]) * norms[column], column))
+        order = sorted(
+            range(len(values)), key=lambda column: (abs(values[column]) * norms[column], column)
+        )
         mask[row, order[: len(order) // 2]] = True
     return mask
 
 
 @torch.no_grad()
-def pruned_in_memory(model: nn.Module, blocks: str, linears: dict[str, str], windows: Tensor) -> list[dict[str, Tensor]]:
+def pruned_in_memory(
+    model: nn.Module, blocks: str, linears: dict[str, str], windows: Tensor
+) -> list[dict[str, Tensor]]:
     """Wanda with the whole model in memory: for each block, watch its dense linears, then set weights to zero."""
     masks = []
     for block in model.get_submodule(blocks):
@@ -68,7 +72,12 @@ def pruned_in_memory(model: nn.Module, blocks: str, linears: dict[str, str], win
         model(input_ids=windows, use_cache=False)
         for hook in hooks:
             hook.remove()
-        masks.append({name: lowest_half_of_each_row(linear.weight, sums[name]) for name, linear in watched.items()})
+        masks.append(
+            {
+                name: lowest_half_of_each_row(linear.weight, sums[name])
+                for name, linear in watched.items()
+            }
+        )
         for name, linear in watched.items():
             linear.weight[masks[-1][name]] = 0
     return masks
@@ -95,12 +104,16 @@ class FamilyContract(ABC):
     def opened(self, saved: Path) -> OpenedModel:
         return OpenedModel(saved)
 
-    def test_the_variants_are_what_their_names_say(self, saved: Path, request: pytest.FixtureRequest) -> None:
+    def test_the_variants_are_what_their_names_say(
+        self, saved: Path, request: pytest.FixtureRequest
+    ) -> None:
         name = request.node.callspec.id
         assert (len(list(saved.glob("*.safetensors"))) > 1) == ("sharded" in name)
         assert ("lm_head.weight" in OpenedModel(saved).checkpoint.tensors) == ("tied" not in name)
 
-    def test_the_plan_names_every_linear_of_every_block_and_nothing_else(self, opened: OpenedModel) -> None:
+    def test_the_plan_names_every_linear_of_every_block_and_nothing_else(
+        self, opened: OpenedModel
+    ) -> None:
         model = whole_model(opened.directory)
         expected = {
             f"{self.blocks}.{index}.{path}.weight": tuple(module.weight.shape)
@@ -108,7 +121,11 @@ class FamilyContract(ABC):
             for path, module in block.named_modules()
             if isinstance(module, nn.Linear)
         }
-        found = {linear.parameter: linear.shape for block in opened.plan.blocks for linear in block.linears}
+        found = {
+            linear.parameter: linear.shape
+            for block in opened.plan.blocks
+            for linear in block.linears
+        }
         assert found == expected
         assert opened.plan.num_weights == sum(math.prod(shape) for shape in expected.values())
 
@@ -120,17 +137,23 @@ class FamilyContract(ABC):
 
     def test_parameters_are_counted_once_tied_or_not(self, opened: OpenedModel) -> None:
         """``parameters()`` of torch gives a shared parameter once."""
-        assert opened.plan.num_parameters == sum(parameter.numel() for parameter in whole_model(opened.directory).parameters())
+        assert opened.plan.num_parameters == sum(
+            parameter.numel() for parameter in whole_model(opened.directory).parameters()
+        )
 
     def test_attention_groups(self, opened: OpenedModel) -> None:
         plan = opened.plan
         assert (units_of(plan, plan.blocks[0]).groups, plan.heads_per_group) == self.kv_groups
 
     @torch.no_grad()
-    def test_streamed_logits_are_those_of_the_whole_model(self, opened: OpenedModel, computing: Computing) -> None:
+    def test_streamed_logits_are_those_of_the_whole_model(
+        self, opened: OpenedModel, computing: Computing
+    ) -> None:
         windows = token_windows(11, 9)
         stream = BlockStream(opened, computing)
-        found = torch.cat(list(stream.logits(run_through(stream, windows)))).view(*windows.shape, -1)
+        found = torch.cat(list(stream.logits(run_through(stream, windows)))).view(
+            *windows.shape, -1
+        )
         expected = whole_model(opened.directory)(input_ids=windows, use_cache=False).logits
         assert_close(found, expected)
 
@@ -138,7 +161,9 @@ class FamilyContract(ABC):
         self, opened: OpenedModel, computing: Computing
     ) -> None:
         windows = token_windows(6, 10)
-        found = dict(prune_by_block(BlockStream(opened, computing), windows, lowest_half_of_each_row))
+        found = dict(
+            prune_by_block(BlockStream(opened, computing), windows, lowest_half_of_each_row)
+        )
         whole = whole_model(opened.directory).to(computing.device)
         expected = pruned_in_memory(whole, self.blocks, self.linears, windows.to(computing.device))
         assert list(found) == list(range(len(expected)))
@@ -163,4 +188,10 @@ class FamilyContract(ABC):
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
         assert torch.equal(found(input_ids=windows).logits, masked(input_ids=windows).logits)
         for reload_with in ("transformers", "streamed"):
-            check_export(BlockStream(opened, computing), edits.masked(masks), tmp_path / "model", windows, reload_with)
+            check_export(
+                BlockStream(opened, computing),
+                edits.masked(masks),
+                tmp_path / "model",
+                windows,
+                reload_with,
+            )

@@ -24,15 +24,31 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
     "tie_word_embeddings": False,
 }
-OPT_SIZES = {key: value for key, value in SIZES.items() if key not in ("intermediate_size", "num_key_value_heads", "head_dim")}
+OPT_SIZES = {
+    key: value
+    for key, value in SIZES.items()
+    if key not in ("intermediate_size", "num_key_value_heads", "head_dim")
+}
 
 DECODERS: dict[str, PretrainedConfig] = {
     "llama": llama_config(**SIZES),
-    "llama with biases": llama_config(**SIZES | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama with biases": llama_config(
+        **SIZES | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    ),
     "mistral": MistralConfig(**SIZES | {"sliding_window": 4}),
-    "qwen2": Qwen2Config(**SIZES | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
+    "qwen2": Qwen2Config(
+        **SIZES | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
+    ),
     "qwen3": Qwen3Config(**SIZES),
-    "opt": OPTConfig(**OPT_SIZES | {"num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 24, "init_std": 0.2}),
+    "opt": OPTConfig(
+        **OPT_SIZES
+        | {
+            "num_attention_heads": 4,
+            "ffn_dim": 48,
+            "word_embed_proj_dim": 24,
+            "init_std": 0.2,
+        }
+    ),
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 WITH_LANES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
@@ -54,16 +70,24 @@ def config_of(name: str) -> PretrainedConfig:
 def uneven(model: OpenedModel, drop: bool = True, lanes: bool = False) -> Structure:
     """A structure that keeps other units in each block, and not all blocks."""
     whole = Structure.whole(model.plan)
-    groups, width = whole.base[0].groups, whole.base[0].attn_reads
+    groups = whole.base[0].groups
+    width = whole.base[0].attn_reads
     kept: dict[int, dict[str, list[int]]] = {
         0: {"groups": list(range(1, groups)), "channels": list(range(0, 48, 3))},
         2: {"groups": [0], "channels": [5, 6, 7, 40, 47]},
         3: {"channels": list(range(10, 48))},
     }
     if lanes:
-        for index, numbers in ((0, range(0, width, 2)), (2, range(5, width)), (3, range(width - 3))):
+        for index, numbers in (
+            (0, range(0, width, 2)),
+            (2, range(5, width)),
+            (3, range(width - 3)),
+        ):
             kept[index] |= {"attn_reads": list(numbers), "mlp_writes": list(numbers)}
-            kept[index] |= {"attn_writes": list(range(index, width)), "mlp_reads": list(range(1, width - index))}
+            kept[index] |= {
+                "attn_writes": list(range(index, width)),
+                "mlp_reads": list(range(1, width - index)),
+            }
     cut = whole.keeping(kept)
     return cut.with_blocks([0, 2, 3]) if drop else cut
 
@@ -71,11 +95,15 @@ def uneven(model: OpenedModel, drop: bool = True, lanes: bool = False) -> Struct
 @torch.no_grad()
 def masked(whole: Any, model: OpenedModel, structure: Structure) -> Any:
     """A whole model with zeros, unit by unit, for what a structure cuts, and without the blocks that it drops."""
-    family, plan = model.family, model.plan
+    family = model.family
+    plan = model.plan
     blocks = whole.get_submodule(family.blocks)
-    heads, head_dim = plan.heads_per_group, plan.head_dim
+    heads = plan.heads_per_group
+    head_dim = plan.head_dim
     for block in structure.blocks:
-        linears = {name: blocks[block.source].get_submodule(path) for name, path in family.linears.items()}
+        linears = {
+            name: blocks[block.source].get_submodule(path) for name, path in family.linears.items()
+        }
         units = structure.base[block.source]
         for group in set(range(units.groups)) - set(block.groups):
             for head in range(group * heads, (group + 1) * heads):

@@ -15,7 +15,15 @@ from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_windows
 from torch import Tensor, nn
 from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from espalier.modeling.adapters import factors_of, lora_config, merged, module_path, put_in, set_values, values
+from espalier.modeling.adapters import (
+    factors_of,
+    lora_config,
+    merged,
+    module_path,
+    put_in,
+    set_values,
+    values,
+)
 from espalier.modeling.computing import Computing
 from espalier.modeling.families import FAMILIES
 from espalier.modeling.opened import OpenedModel
@@ -40,18 +48,25 @@ Values = dict[str, dict[str, Tensor]]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
-    found = {name: save_model(tmp_path_factory.mktemp(name), config()) for name, config in DECODERS.items()}
+    found = {
+        name: save_model(tmp_path_factory.mktemp(name), config())
+        for name, config in DECODERS.items()
+    }
     found |= {name: save_encoder(tmp_path_factory.mktemp(name), name) for name in ENCODERS}
     return {name: OpenedModel(directory) for name, directory in found.items()}
 
 
 def whole_of(model: OpenedModel, computing: Computing = CPU) -> Any:
-    return load_whole(model, computing, "float32", num_labels=3 if model.family.kind == "encoder" else None)
+    return load_whole(
+        model, computing, "float32", num_labels=3 if model.family.kind == "encoder" else None
+    )
 
 
 def plan_of(model: OpenedModel, **lora: Any) -> AdapterPlan:
     """Adapters alone: a classification head stands beside them."""
-    return replace(adapter_plan(model.plan, LoraSettings(**{"rank": 2, "alpha": 3.0} | lora)), whole={})
+    return replace(
+        adapter_plan(model.plan, LoraSettings(**{"rank": 2, "alpha": 3.0} | lora)), whole={}
+    )
 
 
 def random_values(plan: AdapterPlan, seed: int = 1) -> Values:
@@ -78,31 +93,49 @@ def layers_of(whole: nn.Module) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
-def test_names_on_the_wire_are_the_same_for_every_family(models: dict[str, OpenedModel], name: str) -> None:
+def test_names_on_the_wire_are_the_same_for_every_family(
+    models: dict[str, OpenedModel], name: str
+) -> None:
     model = models[name]
     _, parameters = adapted(model, plan_of(model, targets="attn.q,attn.v,mlp.down", layers="1"))
     assert {key: sorted(block) for key, block in parameters.items()} == {
-        "block-0001": [f"{linear}.lora_{factor}" for linear in ("attn.q", "attn.v", "mlp.down") for factor in "ab"]
+        "block-0001": [
+            f"{linear}.lora_{factor}"
+            for linear in ("attn.q", "attn.v", "mlp.down")
+            for factor in "ab"
+        ]
     }
 
 
 @pytest.mark.parametrize("targets", ["all", "mlp.down", "attn.o", "attn.q,mlp.up"])
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
-def test_exactly_the_planned_matrices_are_adapted_and_trained(models: dict[str, OpenedModel], name: str, targets: str) -> None:
+def test_exactly_the_planned_matrices_are_adapted_and_trained(
+    models: dict[str, OpenedModel], name: str, targets: str
+) -> None:
     """BERT's mlp.down is ``output.dense``, which is also how the path of its attn.o ends."""
     model = models[name]
     plan = plan_of(model, targets=targets)
     whole = whole_of(model)
-    trained_before = {path for path, parameter in whole.named_parameters() if parameter.requires_grad}
+    trained_before = {
+        path for path, parameter in whole.named_parameters() if parameter.requires_grad
+    }
     parameters = put_in(whole, model.family, plan, len(model.plan.blocks), 0.0)
     paths = {module_path(model.family, index, adapter.linear.name) for index, adapter in plan}
     assert set(layers_of(whole)) == paths
     trained = {path for path, parameter in whole.named_parameters() if parameter.requires_grad}
-    assert trained == trained_before | {f"{path}.lora_{factor}.default.weight" for path in paths for factor in "AB"}
+    assert trained == trained_before | {
+        f"{path}.lora_{factor}.default.weight" for path in paths for factor in "AB"
+    }
     assert len(trained_before) == (4 if name in ENCODERS else 0)  # the head of an encoder
-    found = {key: {each: tuple(value.shape) for each, value in block.items()} for key, block in parameters.items()}
+    found = {
+        key: {each: tuple(value.shape) for each, value in block.items()}
+        for key, block in parameters.items()
+    }
     assert found == plan.shapes()
-    assert sum(value.numel() for block in parameters.values() for value in block.values()) == plan.num_parameters
+    assert (
+        sum(value.numel() for block in parameters.values() for value in block.values())
+        == plan.num_parameters
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -113,7 +146,9 @@ def test_a_name_is_given_to_peft_where_it_means_one_matrix(family: Any) -> None:
     linears = tuple(LinearPlan(name, name, (8, 8)) for name in family.linears)
     plan = ModelPlan(tuple(BlockPlan(index, linears) for index in range(3)), 1)
     for targets in ("all", *family.linears):
-        found = lora_config(family, adapter_plan(plan, LoraSettings(targets=targets, rank=2)), 3, 0.0).target_modules
+        found = lora_config(
+            family, adapter_plan(plan, LoraSettings(targets=targets, rank=2)), 3, 0.0
+        ).target_modules
         meant = set(family.linears.values()) if targets == "all" else {family.linears[targets]}
         if family.kind == "encoder" and targets == "mlp.down":
             meant = {f"{family.blocks}.{index}.output.dense" for index in range(3)}
@@ -124,45 +159,65 @@ def test_a_name_is_given_to_peft_where_it_means_one_matrix(family: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
-def test_values_come_back_bit_by_bit(models: dict[str, OpenedModel], name: str, computing: Computing) -> None:
+def test_values_come_back_bit_by_bit(
+    models: dict[str, OpenedModel], name: str, computing: Computing
+) -> None:
     model = models[name]
     plan = plan_of(model, targets="all", rank_pattern="attn.v=3,1.mlp.down=1")
     whole, parameters = adapted(model, plan, computing=computing)
     meant = random_values(plan)
     set_values(parameters, meant)
     found = values(parameters)
-    assert all(torch.equal(found[key][each], value) for key, block in meant.items() for each, value in block.items())
+    assert all(
+        torch.equal(found[key][each], value)
+        for key, block in meant.items()
+        for each, value in block.items()
+    )
     layer = layers_of(whole)[module_path(model.family, 1, "attn.v")]
     assert torch.equal(layer.lora_A["default"].weight.cpu(), meant["block-0001"]["attn.v.lora_a"])
     assert torch.equal(layer.lora_B["default"].weight.cpu(), meant["block-0001"]["attn.v.lora_b"])
     found["block-0000"]["attn.q.lora_a"].zero_()
-    assert torch.equal(values(parameters)["block-0000"]["attn.q.lora_a"], meant["block-0000"]["attn.q.lora_a"])
+    assert torch.equal(
+        values(parameters)["block-0000"]["attn.q.lora_a"], meant["block-0000"]["attn.q.lora_a"]
+    )
 
 
 def test_one_row_is_not_repeated(models: dict[str, OpenedModel]) -> None:
     """``copy_`` alone would take a tensor of rank 1 for every rank."""
     model = models["llama"]
     _, parameters = adapted(model, plan_of(model))
-    with pytest.raises(ValueError, match=r"block-0000 attn.q.lora_a is \[1, 32\], its parameter \[2, 32\]"):
+    with pytest.raises(
+        ValueError, match=r"block-0000 attn.q.lora_a is \[1, 32\], its parameter \[2, 32\]"
+    ):
         set_values(parameters, random_values(plan_of(model, rank=1)))
 
 
 @pytest.mark.parametrize("name", ["llama", "roberta"])
 @torch.no_grad()
-def test_a_zero_b_leaves_the_output_as_it_is(models: dict[str, OpenedModel], name: str, computing: Computing) -> None:
-    model, windows = models[name], (token_windows(3, 9) % 90 + 2).to(computing.device)
+def test_a_zero_b_leaves_the_output_as_it_is(
+    models: dict[str, OpenedModel], name: str, computing: Computing
+) -> None:
+    model = models[name]
+    windows = (token_windows(3, 9) % 90 + 2).to(computing.device)
     plan = plan_of(model, targets="all")
     before = whole_of(model, computing)(input_ids=windows).logits
     whole, parameters = adapted(model, plan, 0.5, computing)
     meant = random_values(plan)
-    set_values(parameters, {k: {n: v * (not n.endswith("_b")) for n, v in block.items()} for k, block in meant.items()})
+    set_values(
+        parameters,
+        {
+            k: {n: v * (not n.endswith("_b")) for n, v in block.items()}
+            for k, block in meant.items()
+        },
+    )
     assert torch.equal(whole.eval()(input_ids=windows).logits, before)
     set_values(parameters, meant)
     assert (whole(input_ids=windows).logits - before).abs().max() > 1e-3
 
 
 def test_no_global_generator_is_moved(models: dict[str, OpenedModel]) -> None:
-    model, whole = models["llama"], whole_of(models["llama"])
+    model = models["llama"]
+    whole = whole_of(models["llama"])
     before = torch.get_rng_state()
     put_in(whole, model.family, plan_of(model), 2, 0.1)
     assert torch.equal(torch.get_rng_state(), before)
@@ -170,7 +225,9 @@ def test_no_global_generator_is_moved(models: dict[str, OpenedModel]) -> None:
 
 @pytest.mark.parametrize("base", ["bfloat16", "nf4"])
 def test_adapters_are_float32_on_any_base(base: Any, tmp_path: Path, computing: Computing) -> None:
-    directory = save_model(tmp_path, llama_config(hidden_size=64, intermediate_size=128, num_hidden_layers=1))
+    directory = save_model(
+        tmp_path, llama_config(hidden_size=64, intermediate_size=128, num_hidden_layers=1)
+    )
     model = OpenedModel(directory)
     whole = load_whole(model, computing, base)
     plan = plan_of(model, targets="all")
@@ -188,10 +245,16 @@ def test_patterns_arrive_in_pefts_modules(models: dict[str, OpenedModel]) -> Non
     """alpha / rank is 3/2, but for attn.v of block 1, where it is 5/4, and mlp.up, where it is 2/1."""
     model = models["llama"]
     plan = plan_of(
-        model, targets="attn.q,attn.v,mlp.up", rank_pattern="mlp.up=1,1.attn.v=4", alpha_pattern="1.attn.v=5,mlp.up=2"
+        model,
+        targets="attn.q,attn.v,mlp.up",
+        rank_pattern="mlp.up=1,1.attn.v=4",
+        alpha_pattern="1.attn.v=5,mlp.up=2",
     )
     whole, _ = adapted(model, plan, dropout=0.25)
-    found = {path: (layer.r["default"], layer.scaling["default"]) for path, layer in layers_of(whole).items()}
+    found = {
+        path: (layer.r["default"], layer.scaling["default"])
+        for path, layer in layers_of(whole).items()
+    }
     layers = "model.layers"
     assert found == {
         f"{layers}.0.self_attn.q_proj": (2, 1.5), f"{layers}.1.self_attn.q_proj": (2, 1.5),
@@ -205,14 +268,18 @@ def test_a_limit_keeps_the_scaling(models: dict[str, OpenedModel]) -> None:
     model = models["opt"]
     plan = plan_of(model, targets="all", rank=6, alpha=9.0, rank_pattern="mlp.up=2").limited(4)
     whole, _ = adapted(model, plan)
-    assert {(layer.r["default"], layer.scaling["default"]) for layer in layers_of(whole).values()} == {(4, 1.5), (2, 1.5)}
+    assert {
+        (layer.r["default"], layer.scaling["default"]) for layer in layers_of(whole).values()
+    } == {(4, 1.5), (2, 1.5)}
 
 
 def test_block_1_is_not_block_11(tmp_path: Path) -> None:
     model = OpenedModel(save_model(tmp_path, llama_config(num_hidden_layers=12)))
     plan = plan_of(model, layers="1,11", rank_pattern="1.attn.q=4")
     whole, _ = adapted(model, plan)
-    assert {path: layer.r["default"] for path, layer in layers_of(whole).items() if "q_proj" in path} == {
+    assert {
+        path: layer.r["default"] for path, layer in layers_of(whole).items() if "q_proj" in path
+    } == {
         "model.layers.1.self_attn.q_proj": 4,
         "model.layers.11.self_attn.q_proj": 2,
     }
@@ -234,12 +301,16 @@ def test_merged_weights_are_those_of_peft(models: dict[str, OpenedModel], name: 
     from peft import PeftModel, get_peft_model
 
     model = models[name]
-    plan = plan_of(model, targets="all", layers="1", rank_pattern="attn.v=3", alpha_pattern="attn.v=2")
+    plan = plan_of(
+        model, targets="all", layers="1", rank_pattern="attn.v=3", alpha_pattern="attn.v=2"
+    )
     meant = random_values(plan)
     edits = merged(lambda index: factors_of(plan, index, meant.get(block_key(index), {})))
     tuned: PeftModel = get_peft_model(whole_of(model), lora_config(model.family, plan, 2, 0.0))
     for index, adapter in plan:
-        layer = tuned.get_base_model().get_submodule(module_path(model.family, index, adapter.linear.name))
+        layer = tuned.get_base_model().get_submodule(
+            module_path(model.family, index, adapter.linear.name)
+        )
         layer.lora_A["default"].weight.data.copy_(meant[block_key(index)][adapter.name_a])
         layer.lora_B["default"].weight.data.copy_(meant[block_key(index)][adapter.name_b])
     by_peft = tuned.merge_and_unload()
@@ -249,11 +320,15 @@ def test_merged_weights_are_those_of_peft(models: dict[str, OpenedModel], name: 
     for index, adapter in plan:
         weight = stored[adapter.linear.parameter]
         found = edits(index)[adapter.linear.name](weight)
-        expected = by_peft.get_submodule(module_path(model.family, index, adapter.linear.name)).weight
+        expected = by_peft.get_submodule(
+            module_path(model.family, index, adapter.linear.name)
+        ).weight
         torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-6)
         scaling = 2 / 3 if adapter.linear.name == "attn.v" else 3 / 2
         a, b = (meant["block-0001"][each].double() for each in (adapter.name_a, adapter.name_b))
-        torch.testing.assert_close(found.double(), weight.double() + scaling * b @ a, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            found.double(), weight.double() + scaling * b @ a, rtol=1e-6, atol=1e-6
+        )
         assert not torch.equal(found, weight)
 
 
@@ -262,7 +337,8 @@ def test_a_merged_weight_keeps_its_dtype_and_is_rounded_once() -> None:
 
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(6, 5, generator=generator).to(torch.bfloat16)
-    b, a = torch.randn(6, 2, generator=generator), torch.randn(2, 5, generator=generator)
+    b = torch.randn(6, 2, generator=generator)
+    a = torch.randn(2, 5, generator=generator)
     found = merged(lambda _: {"attn.q": Factors(b, a, 0.5)})(0)["attn.q"](weight)
     exact = weight.double() + 0.5 * b.double() @ a.double()
     assert found.dtype == torch.bfloat16
@@ -275,11 +351,16 @@ def test_a_model_with_adapters_computes_what_the_merged_one_does(
 ) -> None:
     from espalier.modeling.export import export_edited
 
-    model, windows = models["llama"], token_windows(3, 9)
+    model = models["llama"]
+    windows = token_windows(3, 9)
     plan = plan_of(model, targets="all")
     meant = random_values(plan)
     whole, parameters = adapted(model, plan, computing=computing)
     set_values(parameters, meant)
-    export_edited(model, merged(lambda index: factors_of(plan, index, meant[block_key(index)])), tmp_path / "merged")
+    export_edited(
+        model,
+        merged(lambda index: factors_of(plan, index, meant[block_key(index)])),
+        tmp_path / "merged",
+    )
     expected = whole_model(tmp_path / "merged")(input_ids=windows).logits
     assert_close(whole(input_ids=windows.to(computing.device)).logits, expected, cpu=1e-4)

@@ -22,7 +22,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from espalier.modeling.base_check import require_finite_weights, require_same_encoder, require_same_logits
+from espalier.modeling.base_check import (
+    require_finite_weights,
+    require_same_encoder,
+    require_same_logits,
+)
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
 from espalier.modeling.disk_model import load_plain
@@ -34,7 +38,8 @@ from espalier.settings.mistakes import Mistake
 
 WINDOWS = torch.arange(2, 34).view(2, 16)
 WEIGHTS = "model.safetensors"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 HALF = Computing(torch.device("cpu"), torch.float16, 1)
 SIZES: dict[str, Any] = {
@@ -96,9 +101,13 @@ def with_old_buffers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 # ----- read as transformers does --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [with_other_head, under_the_head, twice, of_the_base, with_old_buffers])
+@pytest.mark.parametrize(
+    "change", [with_other_head, under_the_head, twice, of_the_base, with_old_buffers]
+)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_tied_models_tensors_are_those_that_transformers_takes(tmp_path: Path, change: Change, sharded: bool) -> None:
+def test_a_tied_models_tensors_are_those_that_transformers_takes(
+    tmp_path: Path, change: Change, sharded: bool
+) -> None:
     base = save_model(tmp_path / "base", llama_config(tie_word_embeddings=True))
     change_tensors(base, change)
     if sharded:
@@ -113,7 +122,9 @@ def test_a_tied_models_tensors_are_those_that_transformers_takes(tmp_path: Path,
     torch.testing.assert_close(plain_logits(target), expected)
     assert (target / "model.safetensors.index.json").exists() == sharded
     check_export(BlockStream(model, CPU), dense, target, WINDOWS, "transformers")
-    assert json.loads((target / "config.json").read_text())["tie_word_embeddings"] == (change is not with_other_head)
+    assert json.loads((target / "config.json").read_text())["tie_word_embeddings"] == (
+        change is not with_other_head
+    )
 
 
 def cut_into_two(directory: Path) -> None:
@@ -124,13 +135,17 @@ def cut_into_two(directory: Path) -> None:
     for name, part in zip(names, parts, strict=True):
         save_file(part, directory / name, {"format": "pt"})
     weight_map = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     (directory / WEIGHTS).unlink()
 
 
 def test_an_export_leaves_out_an_index_that_nobody_reads(tmp_path: Path) -> None:
     base = save_model(tmp_path / "base", llama_config())
-    (base / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {"a": "gone.safetensors"}}')
+    (base / "model.safetensors.index.json").write_text(
+        '{"metadata": {}, "weight_map": {"a": "gone.safetensors"}}'
+    )
     export_edited(OpenedModel(base), dense, tmp_path / "written")
     assert not (tmp_path / "written" / "model.safetensors.index.json").exists()
 
@@ -138,16 +153,36 @@ def test_an_export_leaves_out_an_index_that_nobody_reads(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("config", "left_out", "heads"),
     [
-        (MistralConfig(**SIZES, intermediate_size=48, head_dim=2, num_key_value_heads=8), "num_key_value_heads", (2, 2)),
-        (MistralConfig(**SIZES, intermediate_size=48, num_key_value_heads=4), "head_dim", (2, 4)),
-        (Qwen3Config(**SIZES, intermediate_size=48, num_key_value_heads=4, head_dim=128), "head_dim", (128, 4)),
         (
-            Qwen2Config(**SIZES | {"hidden_size": 64, "num_attention_heads": 32}, intermediate_size=48, num_key_value_heads=32),
+            MistralConfig(**SIZES, intermediate_size=48, head_dim=2, num_key_value_heads=8),
+            "num_key_value_heads",
+            (2, 2),
+        ),
+        (MistralConfig(**SIZES, intermediate_size=48, num_key_value_heads=4), "head_dim", (2, 4)),
+        (
+            Qwen3Config(**SIZES, intermediate_size=48, num_key_value_heads=4, head_dim=128),
+            "head_dim",
+            (128, 4),
+        ),
+        (
+            Qwen2Config(
+                **SIZES | {"hidden_size": 64, "num_attention_heads": 32},
+                intermediate_size=48,
+                num_key_value_heads=32,
+            ),
             "num_key_value_heads",
             (2, 1),
         ),
-        (llama_config(num_attention_heads=32, num_key_value_heads=16, head_dim=2), "num_attention_heads", (2, 2)),
-        (OPTConfig(**SIZES | {"num_attention_heads": 12}, ffn_dim=48, word_embed_proj_dim=32), "num_attention_heads", None),
+        (
+            llama_config(num_attention_heads=32, num_key_value_heads=16, head_dim=2),
+            "num_attention_heads",
+            (2, 2),
+        ),
+        (
+            OPTConfig(**SIZES | {"num_attention_heads": 12}, ffn_dim=48, word_embed_proj_dim=32),
+            "num_attention_heads",
+            None,
+        ),
     ],
     ids=["mistral groups", "mistral heads", "qwen3 heads", "qwen2 groups", "llama heads", "opt"],
 )
@@ -155,7 +190,11 @@ def test_what_config_json_leaves_out_is_transformers_own(
     tmp_path: Path, config: PretrainedConfig, left_out: str, heads: tuple[int, int] | None
 ) -> None:
     if heads is None:
-        config = OPTConfig(**SIZES | {"hidden_size": 48, "num_attention_heads": 12}, ffn_dim=48, word_embed_proj_dim=48)
+        config = OPTConfig(
+            **SIZES | {"hidden_size": 48, "num_attention_heads": 12},
+            ffn_dim=48,
+            word_embed_proj_dim=48,
+        )
         heads = (4, 1)
     base = save_model(tmp_path / "base", config)
     change_config(base, **{left_out: ...})
@@ -166,16 +205,21 @@ def test_what_config_json_leaves_out_is_transformers_own(
 
 def float32_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Norms with bits that bfloat16 has not; all else as it is."""
-    return {name: value.float() + 1e-4 if "norm" in name else value for name, value in tensors.items()}
+    return {
+        name: value.float() + 1e-4 if "norm" in name else value for name, value in tensors.items()
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_plain_model_on_the_disk_is_the_one_in_memory(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_the_plain_model_on_the_disk_is_the_one_in_memory(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     """Also where the files hold two dtypes."""
     base = save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16)
     change_tensors(base, float32_norms)
     found, expected = (
-        load_plain(AutoModelForCausalLM, OpenedModel(base), dtype, CPU.device, how)[0] for how in ("streamed", "transformers")
+        load_plain(AutoModelForCausalLM, OpenedModel(base), dtype, CPU.device, how)[0]
+        for how in ("streamed", "transformers")
     )
     with torch.no_grad():
         assert torch.equal(found(WINDOWS).logits, expected(WINDOWS).logits)
@@ -184,9 +228,14 @@ def test_the_plain_model_on_the_disk_is_the_one_in_memory(tmp_path: Path, dtype:
 def test_a_difference_of_reading_is_refused(tmp_path: Path) -> None:
     """Whatever makes the difference: here the opened model's tensors are exchanged."""
     model = OpenedModel(save_model(tmp_path / "base", llama_config()))
-    tensors, (up, gate) = model.checkpoint.tensors, (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "gate"))
+    tensors, (up, gate) = (
+        model.checkpoint.tensors,
+        (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "gate")),
+    )
     tensors[up], tensors[gate] = tensors[gate], tensors[up]
-    with pytest.raises(Mistake, match=r"base: read block by block, .* differ from those of plain transformers by"):
+    with pytest.raises(
+        Mistake, match=r"base: read block by block, .* differ from those of plain transformers by"
+    ):
         require_same_logits(model, CPU, WINDOWS)
 
 
@@ -200,17 +249,59 @@ def without(name: str) -> Change:
 @pytest.mark.parametrize(
     ("change", "config", "told"),
     [
-        (without(HEAD), {}, r"lm_head.weight is missing, .*tie_word_embeddings is false.*at random; set tie_word_embeddings"),
-        (without(EMBEDDING), {}, r"embed_tokens.weight is missing; the files hold lm_head.weight.*set tie_word_embeddings"),
-        (without("model.norm.weight"), {}, r"model.norm.weight is missing: its files hold \d+ tensors, such as lm_head"),
-        (dict, {"attention_bias": True}, r"q_proj.bias is missing, but config.json gives .* \(attention_bias\)"),
+        (
+            without(HEAD),
+            {},
+            (
+                r"lm_head.weight is missing, .*tie_word_embeddings is false.*at random; set"
+                r" tie_word_embeddings"
+            ),
+        ),
+        (
+            without(EMBEDDING),
+            {},
+            (
+                r"embed_tokens.weight is missing; the files hold lm_head.weight.*set"
+                r" tie_word_embeddings"
+            ),
+        ),
+        (
+            without("model.norm.weight"),
+            {},
+            r"model.norm.weight is missing: its files hold \d+ tensors, such as lm_head",
+        ),
+        (
+            dict,
+            {"attention_bias": True},
+            r"q_proj.bias is missing, but config.json gives .* \(attention_bias\)",
+        ),
         (dict, {"num_hidden_layers": 1}, r"num_hidden_layers = 1, but the files hold more blocks"),
         (dict, {"num_hidden_layers": 4}, r"model.layers.3.self_attn.q_proj.weight is missing"),
-        (dict, {"intermediate_size": 40}, r"proj.weight is \[\d+, 32\] in model.safetensors, config.json makes it \[40, 32\]"),
-        (dict, {"num_attention_heads": 5}, r"num_attention_heads = 5 does not go with .*q_proj.weight, which has 32 rows"),
-        (dict, {"rope_parameters": {"rope_type": "no such"}}, r"config.json: transformers cannot build this model: .*no such"),
-        (lambda t: t | {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}, {}, r"q_proj.bias, but config.json gives"),
-        (lambda t: t | {"norm.weight": torch.ones(32)}, {}, r"hold both norm.weight and model.norm.weight"),
+        (
+            dict,
+            {"intermediate_size": 40},
+            r"proj.weight is \[\d+, 32\] in model.safetensors, config.json makes it \[40, 32\]",
+        ),
+        (
+            dict,
+            {"num_attention_heads": 5},
+            r"num_attention_heads = 5 does not go with .*q_proj.weight, which has 32 rows",
+        ),
+        (
+            dict,
+            {"rope_parameters": {"rope_type": "no such"}},
+            r"config.json: transformers cannot build this model: .*no such",
+        ),
+        (
+            lambda t: t | {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)},
+            {},
+            r"q_proj.bias, but config.json gives",
+        ),
+        (
+            lambda t: t | {"norm.weight": torch.ones(32)},
+            {},
+            r"hold both norm.weight and model.norm.weight",
+        ),
     ],
 )
 def test_what_transformers_would_make_up_or_leave_out_is_named(
@@ -225,10 +316,19 @@ def test_what_transformers_would_make_up_or_leave_out_is_named(
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize(
-    "name", [HEAD, EMBEDDING, "model.norm.weight", "model.layers.1.input_layernorm.weight", "model.layers.1.mlp.up_proj.weight"]
+    "name",
+    [
+        HEAD,
+        EMBEDDING,
+        "model.norm.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.mlp.up_proj.weight",
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, name: str, value: float, dtype: torch.dtype) -> None:
+def test_a_weight_that_is_not_finite_is_named(
+    tmp_path: Path, name: str, value: float, dtype: torch.dtype
+) -> None:
     base = save_model(tmp_path / "base", llama_config())
 
     def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -242,12 +342,17 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, name: str, value: 
         require_finite_weights(OpenedModel(base), CPU)
 
 
-def test_weights_and_hash_are_read_once_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_hash_are_read_once_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = save_model(tmp_path / "base", llama_config())
-    expected, model = OpenedModel(base).sha256, OpenedModel(base)
+    expected = OpenedModel(base).sha256
+    model = OpenedModel(base)
     read: list[str] = []
     chunks = model.checkpoint.chunks
-    monkeypatch.setattr(model.checkpoint, "chunks", lambda name: (read.append(name), chunks(name))[1])
+    monkeypatch.setattr(
+        model.checkpoint, "chunks", lambda name: (read.append(name), chunks(name))[1]
+    )
     require_finite_weights(model, CPU)
     require_finite_weights(model, CPU)
     assert model.sha256 == expected
@@ -255,14 +360,19 @@ def test_weights_and_hash_are_read_once_together(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("value", "refused"), [(65519.0, False), (65520.0, True), (1e6, True)])
-def test_weights_beyond_float16_are_refused_only_there(tmp_path: Path, value: float, refused: bool) -> None:
+def test_weights_beyond_float16_are_refused_only_there(
+    tmp_path: Path, value: float, refused: bool
+) -> None:
     base = save_model(tmp_path / "base", llama_config())
     change_tensors(base, lambda tensors: tensors | {"model.norm.weight": torch.full((32,), value)})
     assert bool(torch.tensor(value).half().isinf()) == refused
     model = OpenedModel(base)
     require_finite_weights(model, CPU)
     if refused:
-        told = r"dtype = 'float16': .*model.norm.weight holds numbers up to .*float16 overflows beyond 65504; set dtype to"
+        told = (
+            r"dtype = 'float16': .*model.norm.weight holds numbers up to .*float16 overflows beyond"
+            r" 65504; set dtype to"
+        )
         with pytest.raises(Mistake, match=told):
             require_finite_weights(model, HALF)
     else:
@@ -272,17 +382,30 @@ def test_weights_beyond_float16_are_refused_only_there(tmp_path: Path, value: fl
 def test_hidden_states_beyond_float16_are_refused_with_their_block(tmp_path: Path) -> None:
     """Each weight fits float16; what the second block adds does not."""
     base = save_model(tmp_path / "base", llama_config())
-    change_tensors(base, lambda t: {name: value * 500 if "1.mlp" in name else value for name, value in t.items()})
+    change_tensors(
+        base,
+        lambda t: {name: value * 500 if "1.mlp" in name else value for name, value in t.items()},
+    )
     model = OpenedModel(base)
     require_finite_weights(model, HALF)
-    with pytest.raises(Mistake, match=r"dtype = 'float16': block 1 gives .*float16 overflows to infinity; set dtype to 'bfl"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            r"dtype = 'float16': block 1 gives .*float16 overflows to infinity; set dtype to 'bfl"
+        ),
+    ):
         require_same_logits(model, HALF, WINDOWS)
     require_same_logits(model, CPU, WINDOWS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_magnitudes_are_those_of_torch(dtype: torch.dtype) -> None:
-    name = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
+    name = {
+        torch.float64: "F64",
+        torch.float32: "F32",
+        torch.bfloat16: "BF16",
+        torch.float16: "F16",
+    }[dtype]
     values = (torch.randn(999, generator=torch.Generator().manual_seed(1)) * 100).to(dtype)
     data = values.view(torch.uint8).numpy().tobytes()
     assert magnitude(name, magnitude_bits(name, data)) == values.abs().max().item()
@@ -303,9 +426,13 @@ def test_an_encoder_is_compared_too(tmp_path: Path, model_type: str) -> None:
     model = OpenedModel(base)
     require_finite_weights(model, CPU, 3)
     require_same_encoder(model, CPU, 3)
-    name = next(name for name in model.checkpoint.tensors if name.endswith("layer.1.output.dense.weight"))
+    name = next(
+        name for name in model.checkpoint.tensors if name.endswith("layer.1.output.dense.weight")
+    )
     changed = shutil.copytree(base, tmp_path / "changed")
-    change_tensors(changed, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.nan)})
+    change_tensors(
+        changed, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.nan)}
+    )
     with pytest.raises(Mistake, match=rf"{name} holds NaN"):
         require_finite_weights(OpenedModel(changed), CPU, 3)
     assert AutoModelForSequenceClassification.from_pretrained(base) is not None

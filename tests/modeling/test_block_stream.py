@@ -41,13 +41,23 @@ def logits(stream: BlockStream, windows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def whole_logits(directory: Path, windows: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    return whole_model(directory, dtype).to(device)(input_ids=windows.to(device), use_cache=False).logits
+def whole_logits(
+    directory: Path, windows: Tensor, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    return (
+        whole_model(directory, dtype)
+        .to(device)(input_ids=windows.to(device), use_cache=False)
+        .logits
+    )
 
 
-@pytest.mark.parametrize("windows", [1, WINDOWS_PER_BATCH, WINDOWS_PER_BATCH + 1, 2 * WINDOWS_PER_BATCH])
+@pytest.mark.parametrize(
+    "windows", [1, WINDOWS_PER_BATCH, WINDOWS_PER_BATCH + 1, 2 * WINDOWS_PER_BATCH]
+)
 @pytest.mark.usefixtures("eight_windows")
-def test_logits_are_the_whole_models_for_any_number_of_batches(stream: BlockStream, untied: Path, windows: int) -> None:
+def test_logits_are_the_whole_models_for_any_number_of_batches(
+    stream: BlockStream, untied: Path, windows: int
+) -> None:
     ids = token_windows(windows, 7)
     assert_close(logits(stream, ids), whole_logits(untied, ids, stream.computing.device))
 
@@ -58,7 +68,8 @@ def test_windows_of_the_longest_length_and_of_one_token(stream: BlockStream, unt
 
 
 def test_a_stream_can_be_used_again_and_gives_the_same_bits(stream: BlockStream) -> None:
-    ids, others = token_windows(3, 6), token_windows(2, 9, seed=6)
+    ids = token_windows(3, 6)
+    others = token_windows(2, 9, seed=6)
     first = logits(stream, ids)
     logits(stream, others)
     assert torch.equal(logits(stream, ids), first)
@@ -75,15 +86,21 @@ def test_logits_that_were_not_read_to_the_end_leave_nothing_behind(stream: Block
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_lower_precision_is_that_of_the_whole_model(untied: Path, device: torch.device, dtype: torch.dtype) -> None:
+def test_a_lower_precision_is_that_of_the_whole_model(
+    untied: Path, device: torch.device, dtype: torch.dtype
+) -> None:
     stream = BlockStream(OpenedModel(untied), Computing(device, dtype, 1))
     ids = token_windows(3, 8)
     found = logits(stream, ids)
     assert found.dtype == dtype
-    assert_close(found.float(), whole_logits(untied, ids, device, dtype).float(), cpu=2e-2, cuda=2e-2)
+    assert_close(
+        found.float(), whole_logits(untied, ids, device, dtype).float(), cpu=2e-2, cuda=2e-2
+    )
 
 
-def test_a_model_stored_in_bf16_is_computed_in_float32(tmp_path: Path, computing: Computing) -> None:
+def test_a_model_stored_in_bf16_is_computed_in_float32(
+    tmp_path: Path, computing: Computing
+) -> None:
     directory = save_model(tmp_path / "bf16", llama_config(), dtype=torch.bfloat16)
     ids = token_windows(2, 8)
     found = logits(BlockStream(OpenedModel(directory), computing), ids)
@@ -92,7 +109,9 @@ def test_a_model_stored_in_bf16_is_computed_in_float32(tmp_path: Path, computing
 
 def test_only_the_block_in_hand_is_in_memory(stream: BlockStream) -> None:
     with stream.block(1) as block:
-        assert {parameter.device.type for parameter in block.parameters()} == {stream.computing.device.type}
+        assert {parameter.device.type for parameter in block.parameters()} == {
+            stream.computing.device.type
+        }
         with stream.block(2):
             pass
     assert {parameter.device.type for parameter in block.parameters()} == {"meta"}
@@ -115,10 +134,14 @@ def test_a_block_is_let_go_when_its_user_fails(stream: BlockStream) -> None:
 
 def test_linears_by_canonical_name(stream: BlockStream) -> None:
     with stream.block(0) as block:
-        assert stream.linears(0, block) == {name: block.get_submodule(path) for name, path in LINEARS.items()}
+        assert stream.linears(0, block) == {
+            name: block.get_submodule(path) for name, path in LINEARS.items()
+        }
 
 
-def test_masked_logits_are_those_of_the_whole_model_with_zeros(stream: BlockStream, untied: Path) -> None:
+def test_masked_logits_are_those_of_the_whole_model_with_zeros(
+    stream: BlockStream, untied: Path
+) -> None:
     shapes = {linear.name: linear.shape for linear in stream.model.plan.blocks[0].linears}
     masked = whole_model(untied)
     with torch.no_grad():
@@ -126,7 +149,13 @@ def test_masked_logits_are_those_of_the_whole_model_with_zeros(stream: BlockStre
             for name, mask in random_masks(shapes, index).items():
                 block.get_submodule(LINEARS[name]).weight[mask] = 0
     ids = token_windows(3, 8)
-    found = torch.cat(list(stream.logits(run_through(stream, ids, edits.masked(lambda index: random_masks(shapes, index))))))
+    found = torch.cat(
+        list(
+            stream.logits(
+                run_through(stream, ids, edits.masked(lambda index: random_masks(shapes, index)))
+            )
+        )
+    )
     found = found.view(3, 8, -1)
     with torch.no_grad():
         assert_close(found, masked(input_ids=ids, use_cache=False).logits)
@@ -139,11 +168,16 @@ def test_the_dense_model_has_no_edits() -> None:
 def test_masks_set_weights_to_zero_and_leave_the_others() -> None:
     linear = nn.Linear(3, 2)
     before = linear.weight.detach().clone()
-    apply_prune_masks({"a": linear, "b": nn.Linear(1, 1)}, {"a": torch.tensor([[True, False, False], [False, True, True]])})
+    apply_prune_masks(
+        {"a": linear, "b": nn.Linear(1, 1)},
+        {"a": torch.tensor([[True, False, False], [False, True, True]])},
+    )
     zero = [(0, 0), (1, 1), (1, 2)]
     for row in range(2):
         for column in range(3):
-            assert linear.weight[row, column].item() == (0 if (row, column) in zero else before[row, column].item())
+            assert linear.weight[row, column].item() == (
+                0 if (row, column) in zero else before[row, column].item()
+            )
 
 
 def test_the_global_generator_is_left_alone(untied: Path, computing: Computing) -> None:
@@ -152,7 +186,9 @@ def test_the_global_generator_is_left_alone(untied: Path, computing: Computing) 
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.input_layernorm.weight", "lm_head.weight"])
+@pytest.mark.parametrize(
+    "name", ["model.norm.weight", "model.layers.1.input_layernorm.weight", "lm_head.weight"]
+)
 def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(
     untied: Path, computing: Computing, tmp_path: Path, name: str
 ) -> None:
@@ -164,9 +200,13 @@ def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(
         run_through(BlockStream(OpenedModel(damaged), computing), token_windows(1, 4))
 
 
-def test_a_configuration_of_another_width_is_a_mistake(untied: Path, computing: Computing, tmp_path: Path) -> None:
+def test_a_configuration_of_another_width_is_a_mistake(
+    untied: Path, computing: Computing, tmp_path: Path
+) -> None:
     damaged = Path(shutil.copytree(untied, tmp_path / "damaged"))
     text = (damaged / "config.json").read_text()
-    (damaged / "config.json").write_text(text.replace('"intermediate_size": 48', '"intermediate_size": 40'))
+    (damaged / "config.json").write_text(
+        text.replace('"intermediate_size": 48', '"intermediate_size": 40')
+    )
     with pytest.raises(Mistake, match="damaged"):
         run_through(BlockStream(OpenedModel(damaged), computing), token_windows(1, 4))

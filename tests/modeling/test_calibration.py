@@ -54,15 +54,22 @@ def test_nothing_is_added_outside_of_watching(device: torch.device) -> None:
 
 def test_linears_with_the_same_input_and_with_another_one_in_between(device: torch.device) -> None:
     """The shortcut for query, key and value must not take another linear's input for theirs."""
-    first, second, third = nn.Linear(1, 1, device=device), nn.Linear(1, 1, device=device), nn.Linear(1, 1, device=device)
+    first = nn.Linear(1, 1, device=device)
+    second = nn.Linear(1, 1, device=device)
+    third = nn.Linear(1, 1, device=device)
     sums = InputSquareSums({"first": first, "second": second, "third": third})
-    shared, other = torch.full((1, 2, 1), 3.0, device=device), torch.full((1, 2, 1), 2.0, device=device)
+    shared = torch.full((1, 2, 1), 3.0, device=device)
+    other = torch.full((1, 2, 1), 2.0, device=device)
     with sums.watching():
         first(shared)
         second(shared)
         third(other)
         first(shared)
-    assert {name: value.item() for name, value in sums.sums.items()} == {"first": 36.0, "second": 18.0, "third": 8.0}
+    assert {name: value.item() for name, value in sums.sums.items()} == {
+        "first": 36.0,
+        "second": 18.0,
+        "third": 8.0,
+    }
 
 
 def test_a_later_watch_is_added_to_an_earlier_one(device: torch.device) -> None:
@@ -84,7 +91,9 @@ def test_low_precision_inputs_are_squared_in_float32(device: torch.device) -> No
 
 
 @torch.no_grad()
-def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(untied: Path, computing: Computing) -> None:
+def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(
+    untied: Path, computing: Computing
+) -> None:
     windows = token_windows(10, 6)
     found: dict[int, dict[str, list[float]]] = {}
     recorded: list[Tensor] = []
@@ -93,7 +102,9 @@ def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(untied: Path,
         recorded.append(square_sum.clone())
         return nothing(weight, square_sum)
 
-    for index, masks in prune_by_block(BlockStream(OpenedModel(untied), computing), windows, record):
+    for index, masks in prune_by_block(
+        BlockStream(OpenedModel(untied), computing), windows, record
+    ):
         found[index] = {name: recorded.pop(0).tolist() for name in masks}
 
     paths = OpenedModel(untied).family.linears
@@ -139,12 +150,18 @@ def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path, computing: 
     hidden = model.model.embed_tokens(windows).detach()
     for index, found in enumerate(first_of_each):
         normed = model.model.layers[index].input_layernorm(hidden).detach()
-        torch.testing.assert_close(found.cpu(), normed.double().square().sum(dim=(0, 1)), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            found.cpu(), normed.double().square().sum(dim=(0, 1)), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_choices_see_the_dense_weights_of_their_block(untied: Path, computing: Computing) -> None:
     stored = OpenedModel(untied)
-    expected = [stored.checkpoint.read(linear.parameter) for block in stored.plan.blocks for linear in block.linears]
+    expected = [
+        stored.checkpoint.read(linear.parameter)
+        for block in stored.plan.blocks
+        for linear in block.linears
+    ]
     weights: list[Tensor] = []
 
     def record(weight: Tensor, square_sum: Tensor) -> Tensor:
@@ -153,7 +170,9 @@ def test_choices_see_the_dense_weights_of_their_block(untied: Path, computing: C
 
     list(prune_by_block(BlockStream(stored, computing), token_windows(2, 4), record))
     assert len(weights) == len(expected)
-    assert all(torch.equal(found.cpu(), dense) for found, dense in zip(weights, expected, strict=True))
+    assert all(
+        torch.equal(found.cpu(), dense) for found, dense in zip(weights, expected, strict=True)
+    )
 
 
 def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
@@ -164,7 +183,9 @@ def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
         calls.append(1)
         return nothing(weight, square_sum)
 
-    pruning = prune_by_block(BlockStream(OpenedModel(untied), computing), token_windows(1, 4), record)
+    pruning = prune_by_block(
+        BlockStream(OpenedModel(untied), computing), token_windows(1, 4), record
+    )
     assert next(pruning)[0] == 0
     assert len(calls) == 7
 
@@ -188,8 +209,13 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
         monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", tokens)
         return dict(prune_by_block(stream, windows, choose))
 
-    one_by_one, batched = masks(32), masks(tokens_at_once)
-    flips = sum(int((batched[block][name] != mask).sum()) for block in one_by_one for name, mask in one_by_one[block].items())
+    one_by_one = masks(32)
+    batched = masks(tokens_at_once)
+    flips = sum(
+        int((batched[block][name] != mask).sum())
+        for block in one_by_one
+        for name, mask in one_by_one[block].items()
+    )
     most = 3 if computing.device.type == "cpu" else model.plan.num_weights // 10_000
     assert flips <= most * (tokens_at_once >= 64)
 
@@ -211,14 +237,17 @@ def test_what_a_block_makes_does_not_grow_with_the_windows(
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_sums_of_a_few_channels_at_a_time_have_the_bits_of_all_at_once(threads: int) -> None:
-    inputs, linear = torch.randn(3, 400, 1300, generator=torch.Generator().manual_seed(0)), nn.Linear(1300, 1)
+    inputs = torch.randn(3, 400, 1300, generator=torch.Generator().manual_seed(0))
+    linear = nn.Linear(1300, 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         sums = InputSquareSums({"a": linear})
         with sums.watching(), LargestTensor() as largest:
             linear(inputs)
-        assert torch.equal(sums.sums["a"], inputs.flatten(0, 1).square().sum(dim=0, dtype=torch.float64))
+        assert torch.equal(
+            sums.sums["a"], inputs.flatten(0, 1).square().sum(dim=0, dtype=torch.float64)
+        )
     finally:
         torch.set_num_threads(before)
     assert largest.numbers == 1200 * 512
@@ -229,7 +258,10 @@ def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing
         scores = weight.abs() * square_sum.sqrt()
         return scores < scores.median()
 
-    runs = [dict(prune_by_block(BlockStream(OpenedModel(untied), computing), token_windows(9, 6), half)) for _ in range(2)]
+    runs = [
+        dict(prune_by_block(BlockStream(OpenedModel(untied), computing), token_windows(9, 6), half))
+        for _ in range(2)
+    ]
     for index, masks in runs[0].items():
         assert all(torch.equal(mask, runs[1][index][name]) for name, mask in masks.items())
 
@@ -240,22 +272,33 @@ def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing
 @torch.no_grad()
 def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> None:
     """SparseGPT of blocks 0 and 2: grams by hooks in a whole model whose earlier blocks are already replaced."""
-    ids, pruning = token_windows(9, 6), LocalPruning("sparsegpt", 0.5, "layer")
+    ids = token_windows(9, 6)
+    pruning = LocalPruning("sparsegpt", 0.5, "layer")
     model = whole_model(untied)
-    found = {layer.index: layer for layer in prune_layers(BlockStream(OpenedModel(untied), CPU), ids, pruning, [0, 2])}
+    found = {
+        layer.index: layer
+        for layer in prune_layers(BlockStream(OpenedModel(untied), CPU), ids, pruning, [0, 2])
+    }
     assert set(found) == {0, 2}
     for index in (0, 2):
         linears = OpenedModel(untied).family.linears
-        modules = {name: model.model.layers[index].get_submodule(path) for name, path in linears.items()}
+        modules = {
+            name: model.model.layers[index].get_submodule(path) for name, path in linears.items()
+        }
         inputs: dict[str, list[Tensor]] = {name: [] for name in modules}
-        hooks = [m.register_forward_pre_hook(lambda _, i, s=inputs[name]: s.append(i[0][0])) for name, m in modules.items()]
+        hooks = [
+            m.register_forward_pre_hook(lambda _, i, s=inputs[name]: s.append(i[0][0]))
+            for name, m in modules.items()
+        ]
         for window in ids:
             model(input_ids=window[None], use_cache=False)
         for hook in hooks:
             hook.remove()
         for name, module in modules.items():
             tokens = torch.cat(inputs[name])
-            mask, weight = sparsegpt.prune(module.weight, sparsegpt.factorise(tokens.T @ tokens), 0.5)
+            mask, weight = sparsegpt.prune(
+                module.weight, sparsegpt.factorise(tokens.T @ tokens), 0.5
+            )
             matrix = found[index].matrices[name]
             assert (mask != matrix.prune_mask).float().mean() < 0.01
             agree = mask == matrix.prune_mask
@@ -281,9 +324,14 @@ def test_what_a_dead_channel_counts_as_follows_from_the_windows(
     assert set(given) == {counted}
 
 
-def test_the_walk_ends_after_the_last_sampled_layer(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, walked = BlockStream(OpenedModel(untied), CPU), []
+def test_the_walk_ends_after_the_last_sampled_layer(
+    untied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = BlockStream(OpenedModel(untied), CPU)
+    walked = []
     block = stream.block
-    monkeypatch.setattr(stream, "block", lambda index, *given: (walked.append(index), block(index, *given))[1])
+    monkeypatch.setattr(
+        stream, "block", lambda index, *given: (walked.append(index), block(index, *given))[1]
+    )
     list(prune_layers(stream, token_windows(2, 4), LocalPruning("wanda", 0.5, "row"), [1]))
     assert walked == [0, 1]

@@ -30,7 +30,8 @@ from espalier.wire.adapters import HEAD_KEY, AdapterPlan, adapter_plan
 from espalier.wire.payload import block_key
 from espalier.wire.structure import Structure
 
-FEW, MANY = 3, 12
+FEW = 3
+MANY = 12
 WINDOWS = token_windows(2, 9)
 
 
@@ -47,35 +48,49 @@ class Trained:
 
     def __init__(self, folder: Path, blocks: int, encoder: bool = False) -> None:
         sizes = {"num_hidden_layers": blocks, "hidden_size": 64, "intermediate_size": 128}
-        self.folder, self.classes = folder, 3 if encoder else None
+        self.folder = folder
+        self.classes = 3 if encoder else None
         if encoder:
             save_encoder(folder / "base", "bert", **sizes)
             save_tokenizer(folder / "base")
         else:
             save_model(folder / "base", llama_config(**sizes), dtype=torch.bfloat16)
         self.model = OpenedModel(folder / "base")
-        self.settings: RunSettings = parse({"method": "fedpetuning", "lora.targets": "all", "lora.rank": 2})
-        self.plan: AdapterPlan = adapter_plan(self.model.plan, self.settings.lora, self.classes or 0)
+        self.settings: RunSettings = parse(
+            {"method": "fedpetuning", "lora.targets": "all", "lora.rank": 2}
+        )
+        self.plan: AdapterPlan = adapter_plan(
+            self.model.plan, self.settings.lora, self.classes or 0
+        )
         generator = torch.Generator().manual_seed(3)
         self.tensors = {
-            key: {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in own.items()}
+            key: {
+                name: 0.1 * torch.randn(shape, generator=generator) for name, shape in own.items()
+            }
             for key, own in self.plan.shapes().items()
         }
-        self.edits = merged(lambda index: factors_of(self.plan, index, self.tensors[block_key(index)]))
+        self.edits = merged(
+            lambda index: factors_of(self.plan, index, self.tensors[block_key(index)])
+        )
 
     def training(self, base: str) -> int:
         """Most bytes of a step."""
         training = self.settings.training.model_copy(update={"base": base})
         with RealBytes([]) as live:
-            adapted = AdaptedModel.load(self.model, CPU, self.settings.model_copy(update={"training": training}), self.plan)
+            adapted = AdaptedModel.load(
+                self.model, CPU, self.settings.model_copy(update={"training": training}), self.plan
+            )
             labels = WINDOWS if self.classes is None else torch.tensor([0, 2])
             adapted.whole(input_ids=WINDOWS, labels=labels).loss.backward()
         return live.most
 
     def check(self, what: str, reload_with: str = "streamed") -> int:
         """Most bytes of a check of what was written."""
-        target, model = self.folder / what.replace(" ", "-"), self.model
-        check: Any = getattr(self, f"_{what.replace(' ', '_').replace('-', '_')}")(model, target, reload_with)
+        target = self.folder / what.replace(" ", "-")
+        model = self.model
+        check: Any = getattr(self, f"_{what.replace(' ', '_').replace('-', '_')}")(
+            model, target, reload_with
+        )
         with RealBytes([]) as live:
             check()
         return live.most
@@ -105,7 +120,9 @@ class Trained:
         assert self.classes
 
         def check() -> None:
-            meant = edited_encoder(model, unrounded(self.edits), self.tensors[HEAD_KEY], self.classes or 0)
+            meant = edited_encoder(
+                model, unrounded(self.edits), self.tensors[HEAD_KEY], self.classes or 0
+            )
             check_encoder_adapter(model, CPU, meant, target, self.classes or 0, how)
 
         return check
@@ -128,11 +145,16 @@ ENCODERS = ("encoders adapter", "merged encoder")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], Trained]:
     sizes = [(blocks, encoder) for blocks in (FEW, MANY) for encoder in (False, True)]
-    return {(blocks, encoder): Trained(tmp_path_factory.mktemp("model"), blocks, encoder) for blocks, encoder in sizes}
+    return {
+        (blocks, encoder): Trained(tmp_path_factory.mktemp("model"), blocks, encoder)
+        for blocks, encoder in sizes
+    }
 
 
 @pytest.mark.parametrize("what", [*DECODERS, *ENCODERS])
-def test_four_times_as_many_blocks_take_no_more_memory(made: dict[tuple[int, bool], Trained], what: str) -> None:
+def test_four_times_as_many_blocks_take_no_more_memory(
+    made: dict[tuple[int, bool], Trained], what: str
+) -> None:
     """Nine more blocks would be 1.3 MB; adapters, which peft holds whole, are 15 kB of each block."""
     few, many = (made[blocks, what in ENCODERS] for blocks in (FEW, MANY))
     adapters = 4 * (many.plan.num_parameters - few.plan.num_parameters) if "adapter" in what else 0
@@ -140,7 +162,9 @@ def test_four_times_as_many_blocks_take_no_more_memory(made: dict[tuple[int, boo
 
 
 @pytest.mark.parametrize("what", ["adapter", "merged"])
-def test_a_whole_model_is_noticed_where_it_is_asked_for(made: dict[tuple[int, bool], Trained], what: str) -> None:
+def test_a_whole_model_is_noticed_where_it_is_asked_for(
+    made: dict[tuple[int, bool], Trained], what: str
+) -> None:
     """So the bytes of the others are no oversight of what counts them."""
     many = made[MANY, False]
     assert many.check(what, "transformers") > 4 * many.model.plan.num_weights

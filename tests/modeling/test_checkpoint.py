@@ -61,7 +61,9 @@ def test_a_read_tensor_is_the_callers_own(folder: Path) -> None:
 
 def test_names_dtypes_and_shapes(folder: Path) -> None:
     found = Checkpoint(folder).tensors
-    assert {name: tuple(tensor.shape) for name, tensor in TENSORS.items()} == {n: stored.shape for n, stored in found.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in TENSORS.items()} == {
+        n: stored.shape for n, stored in found.items()
+    }
     assert {name: stored.dtype for name, stored in found.items()}["bf16"] == "BF16"
 
 
@@ -73,7 +75,8 @@ def test_a_large_tensor_is_read_in_chunks(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_shards_are_found_by_the_index(untied: Path, sharded: Path) -> None:
-    one, many = Checkpoint(untied), Checkpoint(sharded)
+    one = Checkpoint(untied)
+    many = Checkpoint(sharded)
     assert len(one.shards) == 1 < len(many.shards)
     assert set(one.tensors) == set(many.tensors)
     assert all(torch.equal(one.read(name), many.read(name)) for name in one.tensors)
@@ -85,7 +88,11 @@ def test_shards_are_found_by_the_index(untied: Path, sharded: Path) -> None:
 def test_a_folder_without_safetensors_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(
-        Mistake, match=r"holds neither model.safetensors nor model.safetensors.index.json, but pytorch_model.bin; .*safetensors"
+        Mistake,
+        match=(
+            r"holds neither model.safetensors nor model.safetensors.index.json, but"
+            r" pytorch_model.bin; .*safetensors"
+        ),
     ):
         Checkpoint(tmp_path)
 
@@ -93,12 +100,23 @@ def test_a_folder_without_safetensors_is_a_mistake(tmp_path: Path) -> None:
 def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     index = (sharded / "model.safetensors.index.json").read_text()
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(Mistake, match=r"index.json: names model-00001-of-\d+.safetensors, .*no such file"):
+    with pytest.raises(
+        Mistake, match=r"index.json: names model-00001-of-\d+.safetensors, .*no such file"
+    ):
         Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "index", ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}', '{"weight_map": {"a": "../b.safetensors"}}']
+    "index",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": 3}',
+        '{"weight_map": ["a"]}',
+        '{"weight_map": {"a": "../b.safetensors"}}',
+    ],
 )
 def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
@@ -107,12 +125,16 @@ def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
 
 
 def test_an_index_with_numbers_for_files_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {"a": 3}}')
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"metadata": {}, "weight_map": {"a": 3}}'
+    )
     with pytest.raises(Mistake, match=r"model.safetensors.index.json: names 3"):
         Checkpoint(tmp_path)
 
 
-def test_an_index_without_metadata_is_refused_as_transformers_does(sharded: Path, tmp_path: Path) -> None:
+def test_an_index_without_metadata_is_refused_as_transformers_does(
+    sharded: Path, tmp_path: Path
+) -> None:
     shutil.copytree(sharded, tmp_path / "copied")
     index = tmp_path / "copied" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
@@ -122,21 +144,31 @@ def test_an_index_without_metadata_is_refused_as_transformers_does(sharded: Path
         Checkpoint(tmp_path / "copied")
 
 
-def test_one_file_comes_before_an_index_as_in_transformers(sharded: Path, untied: Path, tmp_path: Path) -> None:
+def test_one_file_comes_before_an_index_as_in_transformers(
+    sharded: Path, untied: Path, tmp_path: Path
+) -> None:
     shutil.copytree(sharded, tmp_path / "copied")
     changed = {name: value + 1 for name, value in load_file(untied / "model.safetensors").items()}
     save_file(changed, tmp_path / "copied" / "model.safetensors", {"format": "pt"})
-    found, plain = Checkpoint(tmp_path / "copied"), AutoModelForCausalLM.from_pretrained(tmp_path / "copied").state_dict()
+    found = Checkpoint(tmp_path / "copied")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "copied").state_dict()
     assert not found.is_sharded
     assert all(torch.equal(found.read(name), plain[name]) for name in changed)
 
 
 def test_other_files_of_weights_are_named(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(Mistake, match=r"but pytorch_model.bin; load the model with transformers and write it as safetensors"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            r"but pytorch_model.bin; load the model with transformers and write it as safetensors"
+        ),
+    ):
         Checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.fp16.safetensors")
-    with pytest.raises(Mistake, match=r"but model.fp16.safetensors: from_pretrained does not read .*; rename"):
+    with pytest.raises(
+        Mistake, match=r"but model.fp16.safetensors: from_pretrained does not read .*; rename"
+    ):
         Checkpoint(tmp_path)
 
 
@@ -145,10 +177,16 @@ def test_other_files_of_weights_are_named(tmp_path: Path) -> None:
     [
         ("adapter_config.json", "{}", "adapter_config.json lies beside the model"),
         ("shard-00000-model-00001-of-00002.safetensors", "", "shard of distributed training"),
-        ("config.json", '{"transformers_weights": "other.safetensors"}', "transformers_weights = 'other.safetensors'"),
+        (
+            "config.json",
+            '{"transformers_weights": "other.safetensors"}',
+            "transformers_weights = 'other.safetensors'",
+        ),
     ],
 )
-def test_what_makes_transformers_load_other_weights_is_refused(folder: Path, name: str, text: str, told: str) -> None:
+def test_what_makes_transformers_load_other_weights_is_refused(
+    folder: Path, name: str, text: str, told: str
+) -> None:
     (folder / name).write_text(text)
     with pytest.raises(Mistake, match=told):
         Checkpoint(folder)
@@ -172,7 +210,11 @@ def test_what_makes_transformers_load_other_weights_is_refused(folder: Path, nam
 def test_a_file_that_is_no_safetensors_is_named(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(
-        Mistake, match=r"model.safetensors: (is not a safetensors file: .*|its header does not say where tensor a .*); "
+        Mistake,
+        match=(
+            r"model.safetensors: (is not a safetensors file: .*|its header does not say where"
+            r" tensor a .*); "
+        ),
     ):
         Checkpoint(folder)
 
@@ -216,8 +258,14 @@ TAMPERED = {
     "a negative shape": lambda entry: entry | {"shape": [-2, -2]},
     "a wider dtype": lambda entry: entry | {"dtype": "F64"},
     "a negative offset": lambda entry: entry | {"data_offsets": [-16, 0]},
-    "offsets the wrong way round": lambda entry: entry | {"data_offsets": entry["data_offsets"][::-1]},
-    "a byte too few": lambda entry: entry | {"data_offsets": [entry["data_offsets"][0], entry["data_offsets"][1] - 1]},
+    "offsets the wrong way round": (
+        lambda entry: entry | {"data_offsets": entry["data_offsets"][::-1]}
+    ),
+    "a byte too few": (
+        lambda entry: (
+            entry | {"data_offsets": [entry["data_offsets"][0], entry["data_offsets"][1] - 1]}
+        )
+    ),
 }
 
 
@@ -226,7 +274,9 @@ TAMPERED = {
     [pytest.param(change, id=name) for name, change in TAMPERED.items()],
 )
 def test_a_tampered_header_is_a_mistake_that_names_the_file(folder: Path, change: Any) -> None:
-    rewrite_header(folder / "model.safetensors", lambda header: header | {"f32": change(header["f32"])})
+    rewrite_header(
+        folder / "model.safetensors", lambda header: header | {"f32": change(header["f32"])}
+    )
     with pytest.raises(Mistake, match=r"model.safetensors"):
         Checkpoint(folder).read("f32")
 
@@ -237,7 +287,12 @@ def test_a_tampered_header_is_a_mistake_that_names_the_file(folder: Path, change
 def specs_of(*names: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
     dtypes = {"f32": "F32", "bf16": "BF16"}
     return {
-        name: (dtypes[name], tuple(TENSORS[name].shape), TENSORS[name].numel() * TENSORS[name].element_size()) for name in names
+        name: (
+            dtypes[name],
+            tuple(TENSORS[name].shape),
+            TENSORS[name].numel() * TENSORS[name].element_size(),
+        )
+        for name in names
     }
 
 

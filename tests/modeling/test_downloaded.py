@@ -20,7 +20,15 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 
-TEXTS = ["", "a", " ".join(WORDS), "two\n\nlines  and blanks ", "äöü 日本 \U0001f600", "<s> not special", "x" * 3000]
+TEXTS = [
+    "",
+    "a",
+    " ".join(WORDS),
+    "two\n\nlines  and blanks ",
+    "äöü 日本 \U0001f600",
+    "<s> not special",
+    "x" * 3000,
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +37,24 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_tiny_llama(tmp_path_factory.mktemp("model") / "base")
     path = folder / "tokenizer.json"
     document = json.loads(path.read_text())
-    template = {"single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}
+    template = {
+        "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ]
+    }
     template["pair"] = [*template["single"], {"Sequence": {"id": "B", "type_id": 1}}]
     tokens = {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}
-    document["post_processor"] = {"type": "TemplateProcessing", **template, "special_tokens": tokens}
+    document["post_processor"] = {
+        "type": "TemplateProcessing",
+        **template,
+        "special_tokens": tokens,
+    }
     path.write_text(json.dumps(document))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "<s>", "eos_token": "<s>"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"pad_token": "<s>", "eos_token": "<s>"})
+    )
     return folder
 
 
@@ -52,10 +71,14 @@ def plain(directory: Path) -> Any:
 # ----- what it gives --------------------------------------------------------------------------------------------------
 
 
-def test_token_ids_are_those_of_the_tokenizer_itself(model: DownloadedModel, plain: Any, directory: Path) -> None:
+def test_token_ids_are_those_of_the_tokenizer_itself(
+    model: DownloadedModel, plain: Any, directory: Path
+) -> None:
     for text in TEXTS:
         assert model.tokenizer.encode(text) == plain.encode(text) == model.encode(text)
-        assert model.tokenizer.encode(text, add_special_tokens=False) == plain.encode(text, add_special_tokens=False)
+        assert model.tokenizer.encode(text, add_special_tokens=False) == plain.encode(
+            text, add_special_tokens=False
+        )
     assert model.encode(TEXTS[2])[0] == 0
     assert model.tokenizer(TEXTS)["input_ids"] == plain(TEXTS)["input_ids"]
     offsets = model.tokenizer(TEXTS[4], return_offsets_mapping=True)["offset_mapping"]
@@ -64,7 +87,13 @@ def test_token_ids_are_those_of_the_tokenizer_itself(model: DownloadedModel, pla
 
 
 def test_batches_are_those_of_the_tokenizer_itself(model: DownloadedModel, plain: Any) -> None:
-    options = {"truncation": True, "max_length": 40, "padding": True, "padding_side": "right", "return_tensors": "pt"}
+    options = {
+        "truncation": True,
+        "max_length": 40,
+        "padding": True,
+        "padding_side": "right",
+        "return_tensors": "pt",
+    }
     for columns in ([TEXTS], [TEXTS, TEXTS[::-1]]):
         ours, theirs = (tokenizer(*columns, **options) for tokenizer in (model.tokenizer, plain))
         for name in ("input_ids", "attention_mask"):
@@ -74,11 +103,20 @@ def test_batches_are_those_of_the_tokenizer_itself(model: DownloadedModel, plain
 
 def test_what_else_is_asked_of_it(model: DownloadedModel, plain: Any, directory: Path) -> None:
     ours = model.tokenizer
-    assert (ours.eos_token_id, ours.pad_token_id, ours.all_special_ids) == (0, 0, plain.all_special_ids)
+    assert (ours.eos_token_id, ours.pad_token_id, ours.all_special_ids) == (
+        0,
+        0,
+        plain.all_special_ids,
+    )
     assert len(ours) == len(plain)
     assert ours.decode([70, 71]) == plain.decode([70, 71])
-    assert model.num_tokens == OpenedModel(directory).num_tokens == 1 + max(plain.get_vocab().values())
-    require_within_limits(parse({"method": "fedsoda", "data.window-tokens": 16, "evaluation.window-tokens": 16}), model)
+    assert (
+        model.num_tokens == OpenedModel(directory).num_tokens == 1 + max(plain.get_vocab().values())
+    )
+    require_within_limits(
+        parse({"method": "fedsoda", "data.window-tokens": 16, "evaluation.window-tokens": 16}),
+        model,
+    )
 
 
 def test_it_is_started_again_where_it_ended(model: DownloadedModel, plain: Any) -> None:
@@ -97,7 +135,9 @@ def test_a_file_with_other_parts_is_refused_in_words(directory: Path, tmp_path: 
     document = json.loads((tmp_path / "tokenizer.json").read_text())
     document["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(Mistake, match=r"brought: tokenizer\.json: normalizer: a regular expression is none of"):
+    with pytest.raises(
+        Mistake, match=r"brought: tokenizer\.json: normalizer: a regular expression is none of"
+    ):
         open_downloaded(tmp_path).encode("a" * 100 + "!")
 
 
@@ -125,19 +165,45 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     ("script", "words"),
     [
         ("allow_seconds(1)\nwhile True: pass", "took more processor time than a site gives it"),
-        ("import espalier.modeling.tokenizer_process as p\np.MEMORY = 1 << 28\np.limit_memory()\nx = bytes(1 << 29)", "memory"),
+        (
+            (
+                "import espalier.modeling.tokenizer_process as p\np.MEMORY = 1 <<"
+                " 28\np.limit_memory()\nx = bytes(1 << 29)"
+            ),
+            "memory",
+        ),
         ("sys.exit(3)", r"ended its process \(3\)"),
         ("os.abort()", r"ended its process \(-6\)"),
-        ("sys.stdout.buffer.write(LENGTHS.pack(1 << 40, 0)); sys.stdout.flush(); time.sleep(600)", "more tokens than any"),
-        ("sys.stdout.buffer.write(LENGTHS.pack(2, 1 << 40)); sys.stdout.flush(); time.sleep(600)", "more tokens than any"),
-        ("sys.stdout.buffer.write(LENGTHS.pack(2, 9) + b'{}'); sys.stdout.flush(); time.sleep(600)", "more tokens than any"),
+        (
+            (
+                "sys.stdout.buffer.write(LENGTHS.pack(1 << 40, 0)); sys.stdout.flush();"
+                " time.sleep(600)"
+            ),
+            "more tokens than any",
+        ),
+        (
+            (
+                "sys.stdout.buffer.write(LENGTHS.pack(2, 1 << 40)); sys.stdout.flush();"
+                " time.sleep(600)"
+            ),
+            "more tokens than any",
+        ),
+        (
+            (
+                "sys.stdout.buffer.write(LENGTHS.pack(2, 9) + b'{}'); sys.stdout.flush();"
+                " time.sleep(600)"
+            ),
+            "more tokens than any",
+        ),
         ("sys.stdout.buffer.write(LENGTHS.pack(9, 0) + b'[' * 9)", "ended its process"),
         ("sys.stdout.buffer.write(LENGTHS.pack(2, 0) + b'[]')", "no answer"),
         ("sys.stdout.buffer.write(LENGTHS.pack(2, 0) + b'{}')", "something else than was asked"),
         ("sys.stdout.buffer.write(LENGTHS.pack(2, 8) + b'{}')", "ended its process"),
     ],
 )
-def test_a_process_that_does_not_do_its_work_is_told_of_in_a_sentence(pretended: Any, script: str, words: str) -> None:
+def test_a_process_that_does_not_do_its_work_is_told_of_in_a_sentence(
+    pretended: Any, script: str, words: str
+) -> None:
     tokenizer = pretended(script)
     with pytest.raises(Mistake, match=words) as caught:
         tokenizer.encode("a private word")
@@ -150,7 +216,9 @@ def test_a_process_that_does_not_do_its_work_is_told_of_in_a_sentence(pretended:
 def test_numbers_that_do_not_fit_are_refused(pretended: Any, number: str) -> None:
     """The head tells of other rows than come."""
     head = json.dumps({"names": ["input_ids"], "lengths": json.loads(number)})
-    script = f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 8) + h + bytes(8))"
+    script = (
+        f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 8) + h + bytes(8))"
+    )
     with pytest.raises(Mistake, match="answered"):
         pretended(script).encode("text")
 
@@ -158,7 +226,11 @@ def test_numbers_that_do_not_fit_are_refused(pretended: Any, number: str) -> Non
 def test_facts_are_numbers(pretended: Any) -> None:
     head = json.dumps({"num_tokens": "9", "length": 9, "all_special_ids": []})
     with pytest.raises(Mistake, match="says of itself"):
-        len(pretended(f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 0) + h)"))
+        len(
+            pretended(
+                f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 0) + h)"
+            )
+        )
 
 
 # ----- the process itself ---------------------------------------------------------------------------------------------
@@ -169,7 +241,8 @@ class PanicException(BaseException):
 
 
 def heads(answers: bytes) -> list[dict[str, Any]]:
-    found, place = [], 0
+    found = []
+    place = 0
     while place < len(answers):
         of_head, of_data = tokenizer_process.LENGTHS.unpack_from(answers, place)
         place += tokenizer_process.LENGTHS.size
@@ -179,9 +252,12 @@ def heads(answers: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "error", [PanicException("a private word"), MemoryError(), KeyError("a private word"), RecursionError()]
+    "error",
+    [PanicException("a private word"), MemoryError(), KeyError("a private word"), RecursionError()],
 )
-def test_an_error_is_an_answer_by_its_type_and_the_last_one(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_an_error_is_an_answer_by_its_type_and_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     def broken(_: Path) -> Any:
         raise error
 
@@ -193,8 +269,9 @@ def test_an_error_is_an_answer_by_its_type_and_the_last_one(monkeypatch: pytest.
 
 
 def test_it_writes_no_files_and_holds_its_limits(tmp_path: Path) -> None:
-    script = HEAD + (
-        "import espalier.modeling.tokenizer_process as p\np.limit_memory(); p.allow_seconds(7)\n"
+    script = (
+        HEAD
+        + "import espalier.modeling.tokenizer_process as p\np.limit_memory(); p.allow_seconds(7)\n"
         "used, hard = resource.getrlimit(resource.RLIMIT_CPU)\n"
         "assert 7 <= used <= 30 and hard == resource.RLIM_INFINITY\n"
         "assert p.MEMORY < resource.getrlimit(resource.RLIMIT_AS)[0] < 2 * p.MEMORY\n"
@@ -202,6 +279,11 @@ def test_it_writes_no_files_and_holds_its_limits(tmp_path: Path) -> None:
     )
     import subprocess
 
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "x")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "refused" in done.stdout, done.stderr
     assert os.path.getsize(tmp_path / "x") == 0

@@ -17,15 +17,20 @@ def test_masked_weights_are_zero_and_others_untouched() -> None:
 def test_scaled_weights_keep_the_share_of_clients_that_keep_them() -> None:
     """4 clients; votes [[4, 1, 0], [2, 4, 3]]: shares [[0, 3/4, 1], [1/2, 0, 1/4]]; a kept weight with all votes goes to 0."""
     share = torch.tensor([[0, 0.75, 1], [0.5, 0, 0.25]])
-    edit = masked_and_scaled(lambda index: {"attn.q": MASK}, lambda index: {"attn.q": share})(0)["attn.q"]
+    edit = masked_and_scaled(lambda index: {"attn.q": MASK}, lambda index: {"attn.q": share})(0)[
+        "attn.q"
+    ]
     assert edit(WEIGHT).tolist() == [[0, -1.5, 3], [2, 0, 0]]
 
 
 def test_scaling_rounds_to_the_weight_s_own_dtype() -> None:
     """1.0078125 * 2/3 = 0.671875 exactly representable in 8 bits of mantissa is not; bfloat16 rounds to nearest."""
-    weight, share = torch.tensor([[1.0078125]], dtype=torch.bfloat16), torch.tensor([[2 / 3]])
+    weight = torch.tensor([[1.0078125]], dtype=torch.bfloat16)
+    share = torch.tensor([[2 / 3]])
     none = torch.zeros(1, 1, dtype=torch.bool)
-    edited = masked_and_scaled(lambda index: {"mlp.up": none}, lambda index: {"mlp.up": share})(0)["mlp.up"](weight)
+    edited = masked_and_scaled(lambda index: {"mlp.up": none}, lambda index: {"mlp.up": share})(0)[
+        "mlp.up"
+    ](weight)
     assert edited.dtype == torch.bfloat16
     assert abs(edited.item() - 1.0078125 * 2 / 3) <= 0.671875 * 2**-8
 

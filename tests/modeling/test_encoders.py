@@ -35,19 +35,29 @@ def test_the_plan_names_every_linear_of_every_block_as_it_is_in_the_files(
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type, stored_as))
     prefix = "" if stored_as == "AutoModel" else f"{BASE[model_type]}."
     assert {linear.parameter for block in opened.plan.blocks for linear in block.linears} == {
-        f"{prefix}encoder.layer.{index}.{path}.weight" for index in range(2) for path in LINEARS.values()
+        f"{prefix}encoder.layer.{index}.{path}.weight"
+        for index in range(2)
+        for path in LINEARS.values()
     }
     for block in opened.plan.blocks:
         assert {linear.name: linear.parameter for linear in block.linears} == {
-            name: f"{prefix}encoder.layer.{block.index}.{path}.weight" for name, path in LINEARS.items()
+            name: f"{prefix}encoder.layer.{block.index}.{path}.weight"
+            for name, path in LINEARS.items()
         }
-    assert [linear.shape for linear in opened.plan.blocks[0].linears] == 4 * [(32, 32)] + [(48, 32), (32, 48)]
+    assert [linear.shape for linear in opened.plan.blocks[0].linears] == 4 * [(32, 32)] + [
+        (48, 32),
+        (32, 48),
+    ]
 
 
 @pytest.mark.parametrize("stored_as", STORED_AS)
-def test_parameters_are_those_of_the_encoder_without_pooler_and_heads(model_type: str, stored_as: str, tmp_path: Path) -> None:
+def test_parameters_are_those_of_the_encoder_without_pooler_and_heads(
+    model_type: str, stored_as: str, tmp_path: Path
+) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type, stored_as))
-    attention, feed_forward, norm = 4 * (32 * 32 + 32), 2 * 48 * 32 + 48 + 32, 2 * 32
+    attention = 4 * (32 * 32 + 32)
+    feed_forward = 2 * 48 * 32 + 48 + 32
+    norm = 2 * 32
     embeddings = (96 + 64 + 2) * 32 + norm
     assert opened.plan.num_parameters == 2 * (attention + feed_forward + 2 * norm) + embeddings
 
@@ -57,7 +67,9 @@ def test_names_of_the_first_bert_files(tmp_path: Path) -> None:
     directory = save_encoder(tmp_path / "saved", "bert", "AutoModelForMaskedLM")
     tensors = load_file(directory / "model.safetensors")
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
         for name, value in tensors.items()
     }
     assert old.keys() != tensors.keys()
@@ -69,10 +81,14 @@ def test_names_of_the_first_bert_files(tmp_path: Path) -> None:
     assert opened.stored_name("classifier.weight") is None
 
 
-def test_the_skeleton_is_the_classifier_that_transformers_builds(model_type: str, tmp_path: Path) -> None:
+def test_the_skeleton_is_the_classifier_that_transformers_builds(
+    model_type: str, tmp_path: Path
+) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
     skeleton = opened.new_skeleton(3)
-    expected = AutoModelForSequenceClassification.from_config(encoder_config(model_type, num_labels=3))
+    expected = AutoModelForSequenceClassification.from_config(
+        encoder_config(model_type, num_labels=3)
+    )
     assert type(skeleton) is type(expected)
     assert {name: value.shape for name, value in skeleton.named_parameters()} == {
         name: value.shape for name, value in expected.named_parameters()
@@ -88,14 +104,23 @@ def test_linears_and_head_are_where_the_family_says(model_type: str, tmp_path: P
         found = {path for path, module in block.named_modules() if isinstance(module, nn.Linear)}
         assert found == set(opened.family.linears.values())
     head = {name: skeleton.get_submodule(path) for name, path in opened.family.head_linears.items()}
-    assert {name: tuple(linear.weight.shape) for name, linear in head.items()} == {"head.dense": (32, 32), "head.out": (3, 32)}
+    assert {name: tuple(linear.weight.shape) for name, linear in head.items()} == {
+        "head.dense": (32, 32),
+        "head.out": (3, 32),
+    }
     base = opened.plan.num_parameters
-    assert sum(math.prod(value.shape) for value in skeleton.parameters()) == base + 32 * 32 + 32 + 3 * 32 + 3
+    assert (
+        sum(math.prod(value.shape) for value in skeleton.parameters())
+        == base + 32 * 32 + 32 + 3 * 32 + 3
+    )
 
 
 def test_attention_groups_are_heads(model_type: str, tmp_path: Path) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
-    assert (units_of(opened.plan, opened.plan.blocks[0]).groups, opened.plan.heads_per_group) == (4, 1)
+    assert (units_of(opened.plan, opened.plan.blocks[0]).groups, opened.plan.heads_per_group) == (
+        4,
+        1,
+    )
 
 
 # ----- refusals -------------------------------------------------------------------------------------------------------
@@ -104,7 +129,9 @@ def test_attention_groups_are_heads(model_type: str, tmp_path: Path) -> None:
 def test_whoever_prunes_is_told_that_an_encoder_cannot_be(model_type: str, tmp_path: Path) -> None:
     """The server asks for a skeleton before anything is started; a client's walk begins with one."""
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
-    with pytest.raises(Mistake, match=r"config.json: model_type .* an encoder; .* not pruned: name a decoder"):
+    with pytest.raises(
+        Mistake, match=r"config.json: model_type .* an encoder; .* not pruned: name a decoder"
+    ):
         opened.new_skeleton()
     with pytest.raises(Mistake, match="an encoder"):
         BlockStream(opened, CPU)
@@ -128,7 +155,9 @@ def test_a_missing_linear_is_named(tmp_path: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     del tensors["roberta.encoder.layer.1.output.dense.weight"]
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Mistake, match=r"tensor roberta.encoder.layer.1.output.dense.weight is missing"):
+    with pytest.raises(
+        Mistake, match=r"tensor roberta.encoder.layer.1.output.dense.weight is missing"
+    ):
         OpenedModel(directory)
 
 
@@ -151,7 +180,14 @@ def test_more_blocks_in_the_files_than_in_the_configuration(stored_as: str, tmp_
     ],
 )
 def test_a_family_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
-    fields = {"name": "x", "model_types": ("x",), "kind": "encoder", "blocks": "x.layer", "linears": {}, "base": "x"}
+    fields = {
+        "name": "x",
+        "model_types": ("x",),
+        "kind": "encoder",
+        "blocks": "x.layer",
+        "linears": {},
+        "base": "x",
+    }
     fields["head_linears"] = {"head.out": "classifier"}
     assert Family(**fields).auto_class == "AutoModelForSequenceClassification"
     with pytest.raises(ValueError, match="family x: "):

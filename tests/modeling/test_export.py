@@ -25,7 +25,9 @@ WINDOWS = token_windows(2, 8)
 
 
 def masks_of(model: OpenedModel, index: int) -> dict[str, Tensor]:
-    return random_masks({linear.name: linear.shape for linear in model.plan.blocks[index].linears}, index)
+    return random_masks(
+        {linear.name: linear.shape for linear in model.plan.blocks[index].linears}, index
+    )
 
 
 def exported(directory: Path, target: Path) -> Path:
@@ -35,7 +37,11 @@ def exported(directory: Path, target: Path) -> Path:
 
 
 def all_tensors(directory: Path) -> dict[str, Tensor]:
-    return {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
+    return {
+        name: value
+        for file in directory.glob("*.safetensors")
+        for name, value in load_file(file).items()
+    }
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -50,11 +56,14 @@ def test_zeros_are_exactly_at_the_masks_and_all_else_is_bit_identical(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     directory: Path = request.getfixturevalue(kind)
-    found, stored = all_tensors(exported(directory, tmp_path / "model")), all_tensors(directory)
+    found = all_tensors(exported(directory, tmp_path / "model"))
+    stored = all_tensors(directory)
     assert set(found) == set(stored)
     model = OpenedModel(directory)
     masked = {
-        linear.parameter: masks_of(model, block.index)[linear.name] for block in model.plan.blocks for linear in block.linears
+        linear.parameter: masks_of(model, block.index)[linear.name]
+        for block in model.plan.blocks
+        for linear in block.linears
     }
     for name, value in stored.items():
         expected = value.clone()
@@ -69,21 +78,30 @@ def test_bf16_stays_bf16(tmp_path: Path) -> None:
     directory = save_model(tmp_path / "dense", llama_config(), dtype=torch.bfloat16)
     target = exported(directory, tmp_path / "model")
     assert {value.dtype for value in all_tensors(target).values()} == {torch.bfloat16}
-    assert AutoModelForCausalLM.from_pretrained(target, local_files_only=True).dtype == torch.bfloat16
+    assert (
+        AutoModelForCausalLM.from_pretrained(target, local_files_only=True).dtype == torch.bfloat16
+    )
     stored = all_tensors(directory)
     for name, value in all_tensors(target).items():
         kept = value != 0
         assert torch.equal(value[kept], stored[name][kept])
 
 
-def test_configuration_tokenizer_and_index_are_copied_byte_by_byte(sharded: Path, tmp_path: Path) -> None:
+def test_configuration_tokenizer_and_index_are_copied_byte_by_byte(
+    sharded: Path, tmp_path: Path
+) -> None:
     target = exported(sharded, tmp_path / "model")
-    assert sorted(file.name for file in target.iterdir()) == sorted(file.name for file in sharded.iterdir())
+    assert sorted(file.name for file in target.iterdir()) == sorted(
+        file.name for file in sharded.iterdir()
+    )
     for file in sharded.iterdir():
         if file.suffix != ".safetensors":
             assert (target / file.name).read_bytes() == file.read_bytes()
     assert "sparsity_config" not in json.loads((target / "config.json").read_text())
-    assert AutoTokenizer.from_pretrained(target, local_files_only=True)("w3 w4")["input_ids"] == [3, 4]
+    assert AutoTokenizer.from_pretrained(target, local_files_only=True)("w3 w4")["input_ids"] == [
+        3,
+        4,
+    ]
 
 
 def test_every_reader_of_safetensors_is_told_the_format(untied: Path, tmp_path: Path) -> None:
@@ -92,12 +110,32 @@ def test_every_reader_of_safetensors_is_told_the_format(untied: Path, tmp_path: 
         assert file.metadata() == {"format": "pt"}
 
 
-def test_other_weights_and_the_dense_models_card_are_not_copied(copied: Path, tmp_path: Path) -> None:
-    for name in ("pytorch_model.bin", "README.md", "model.gguf", ".hidden", "wiki_heldout.txt", "train.json"):
+def test_other_weights_and_the_dense_models_card_are_not_copied(
+    copied: Path, tmp_path: Path
+) -> None:
+    for name in (
+        "pytorch_model.bin",
+        "README.md",
+        "model.gguf",
+        ".hidden",
+        "wiki_heldout.txt",
+        "train.json",
+    ):
         (copied / name).write_text("of the dense model")
     (copied / "LICENSE").write_text("keep me")
     names = {file.name for file in exported(copied, tmp_path / "model").iterdir()}
-    assert names & {"pytorch_model.bin", "README.md", "model.gguf", ".hidden", "wiki_heldout.txt", "train.json"} == set()
+    assert (
+        names
+        & {
+            "pytorch_model.bin",
+            "README.md",
+            "model.gguf",
+            ".hidden",
+            "wiki_heldout.txt",
+            "train.json",
+        }
+        == set()
+    )
     assert "LICENSE" in names
 
 
@@ -125,7 +163,9 @@ def test_the_dense_model_is_not_touched(copied: Path, tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in copied.iterdir()} == before
 
 
-def test_a_full_disk_is_a_mistake_and_leaves_no_model(untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_mistake_and_leaves_no_model(
+    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_space(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -148,7 +188,8 @@ def test_a_disk_that_fills_up_while_files_are_copied_is_a_mistake(
 
 def test_no_masks_export_the_dense_model(untied: Path, tmp_path: Path) -> None:
     export_edited(OpenedModel(untied), edits.dense, tmp_path / "model")
-    found, stored = all_tensors(tmp_path / "model"), all_tensors(untied)
+    found = all_tensors(tmp_path / "model")
+    stored = all_tensors(untied)
     assert all(bits(found[name]) == bits(stored[name]) for name in stored)
 
 
@@ -171,7 +212,13 @@ def target(model: OpenedModel, tmp_path: Path) -> Path:
 
 
 def check(stream: BlockStream, target: Path, reload_with: str = "transformers") -> None:
-    check_export(stream, edits.masked(lambda index: masks_of(stream.model, index)), target, WINDOWS, reload_with)
+    check_export(
+        stream,
+        edits.masked(lambda index: masks_of(stream.model, index)),
+        target,
+        WINDOWS,
+        reload_with,
+    )
 
 
 def change(target: Path, name: str, where: Any, value: float) -> None:
@@ -187,14 +234,20 @@ def test_a_good_export_passes(stream: BlockStream, target: Path, reload_with: st
 
 
 @pytest.mark.parametrize("reload_with", ["transformers", "streamed"])
-@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "lm_head.weight", "model.norm.weight"])
-def test_a_changed_weight_is_noticed(stream: BlockStream, target: Path, name: str, reload_with: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.mlp.down_proj.weight", "lm_head.weight", "model.norm.weight"]
+)
+def test_a_changed_weight_is_noticed(
+    stream: BlockStream, target: Path, name: str, reload_with: str
+) -> None:
     change(target, name, 3, 5.0)
     with pytest.raises(ExportError, match="not usable"):
         check(stream, target, reload_with)
 
 
-def test_a_weight_too_small_to_change_the_logits_is_noticed_by_name(stream: BlockStream, target: Path) -> None:
+def test_a_weight_too_small_to_change_the_logits_is_noticed_by_name(
+    stream: BlockStream, target: Path
+) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     row, column = masks_of(stream.model, 0)["attn.q"].nonzero()[0].tolist()
     change(target, name, (row, column), 1e-9)
@@ -214,7 +267,9 @@ def test_masks_of_another_run_are_noticed(stream: BlockStream, target: Path) -> 
         check_export(stream, others, target, WINDOWS, "transformers")
 
 
-def test_a_changed_embedding_of_a_word_that_the_windows_lack_is_noticed(stream: BlockStream, target: Path) -> None:
+def test_a_changed_embedding_of_a_word_that_the_windows_lack_is_noticed(
+    stream: BlockStream, target: Path
+) -> None:
     absent = min(set(range(96)) - set(WINDOWS.flatten().tolist()))
     change(target, "model.embed_tokens.weight", absent, 5.0)
     with pytest.raises(ExportError):

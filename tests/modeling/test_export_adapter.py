@@ -54,7 +54,8 @@ PLANS: dict[str, dict[str, Any]] = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
     """LLaMA with two query heads per group, OPT with embeddings narrower than its blocks."""
     return {
-        name: OpenedModel(save_model(tmp_path_factory.mktemp(f"base-{name}"), config())) for name, config in CONFIGS.items()
+        name: OpenedModel(save_model(tmp_path_factory.mktemp(f"base-{name}"), config()))
+        for name, config in CONFIGS.items()
     }
 
 
@@ -63,10 +64,15 @@ class Result:
 
     def __init__(self, model: OpenedModel, limit: int = 4, scale: float = 0.1, **lora: Any) -> None:
         self.model = model
-        self.plan: AdapterPlan = adapter_plan(model.plan, LoraSettings(**{"rank": 3, "alpha": 4.0} | lora)).limited(limit)
+        self.plan: AdapterPlan = adapter_plan(
+            model.plan, LoraSettings(**{"rank": 3, "alpha": 4.0} | lora)
+        ).limited(limit)
         generator = torch.Generator().manual_seed(6)
         self.values = {
-            key: {name: scale * torch.randn(shape, generator=generator) for name, shape in block.items()}
+            key: {
+                name: scale * torch.randn(shape, generator=generator)
+                for name, shape in block.items()
+            }
             for key, block in self.plan.shapes().items()
         }
 
@@ -75,7 +81,9 @@ class Result:
 
     @property
     def edits(self) -> Edits:
-        return merged(lambda index: factors_of(self.plan, index, self.values.get(block_key(index), {})))
+        return merged(
+            lambda index: factors_of(self.plan, index, self.values.get(block_key(index), {}))
+        )
 
     def export(self, target: Path) -> Path:
         export_adapter(self.model, self.plan, self.tensors, target)
@@ -103,8 +111,11 @@ def test_plain_peft_computes_what_the_merged_model_does(
     target = result.export(tmp_path / "adapter")
     export_edited(result.model, result.edits, tmp_path / "model")
     tuned = PeftModel.from_pretrained(whole_model(result.model.directory), str(target)).eval()
-    found, dense = tuned(input_ids=WINDOWS).logits, whole_model(result.model.directory)(input_ids=WINDOWS).logits
-    torch.testing.assert_close(found, whole_model(tmp_path / "model")(input_ids=WINDOWS).logits, rtol=1e-4, atol=1e-4)
+    found = tuned(input_ids=WINDOWS).logits
+    dense = whole_model(result.model.directory)(input_ids=WINDOWS).logits
+    torch.testing.assert_close(
+        found, whole_model(tmp_path / "model")(input_ids=WINDOWS).logits, rtol=1e-4, atol=1e-4
+    )
     assert (found - dense).abs().max() > 0.01
     result.check(target, computing)
 
@@ -114,14 +125,20 @@ def test_tensors_by_hand(models: dict[str, OpenedModel], tmp_path: Path) -> None
     stored = load_file(result.export(tmp_path / "adapter") / "adapter_model.safetensors")
     path = "base_model.model.model.layers.2.self_attn.k_proj"
     assert set(stored) == {f"{path}.lora_A.weight", f"{path}.lora_B.weight"}
-    assert torch.equal(stored[f"{path}.lora_A.weight"], result.values["block-0002"]["attn.k.lora_a"])
-    assert torch.equal(stored[f"{path}.lora_B.weight"], result.values["block-0002"]["attn.k.lora_b"])
+    assert torch.equal(
+        stored[f"{path}.lora_A.weight"], result.values["block-0002"]["attn.k.lora_a"]
+    )
+    assert torch.equal(
+        stored[f"{path}.lora_B.weight"], result.values["block-0002"]["attn.k.lora_b"]
+    )
     with safe_open(tmp_path / "adapter" / "adapter_model.safetensors", "pt") as opened:
         assert opened.metadata() == {"format": "pt"}
 
 
 def test_the_description_by_hand(models: dict[str, OpenedModel], tmp_path: Path) -> None:
-    config = config_of(Result(models["llama"], **PLANS["ranks and alphas"]).export(tmp_path / "adapter"))
+    config = config_of(
+        Result(models["llama"], **PLANS["ranks and alphas"]).export(tmp_path / "adapter")
+    )
     wanted = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 4, "lora_dropout": 0.0, "bias": "none",
         "inference_mode": True, "base_model_name_or_path": models["llama"].directory.name,
@@ -137,7 +154,9 @@ def test_the_description_by_hand(models: dict[str, OpenedModel], tmp_path: Path)
     }
 
 
-def test_the_base_model_is_named_and_no_path_of_this_machine(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+def test_the_base_model_is_named_and_no_path_of_this_machine(
+    models: dict[str, OpenedModel], tmp_path: Path
+) -> None:
     """It lies elsewhere for whoever reads the file."""
     target = Result(models["llama"], targets="all").export(tmp_path / "adapter")
     for file in target.iterdir():
@@ -145,12 +164,20 @@ def test_the_base_model_is_named_and_no_path_of_this_machine(models: dict[str, O
             assert str(named).encode() not in file.read_bytes()
     assert os.sep not in (target / "adapter_config.json").read_text()
     assert config_of(target)["base_model_name_or_path"] == models["llama"].directory.name
-    assert sorted(file.name for file in target.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(file.name for file in target.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
 
 
-def test_the_same_adapters_give_the_same_bytes(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+def test_the_same_adapters_give_the_same_bytes(
+    models: dict[str, OpenedModel], tmp_path: Path
+) -> None:
     """Lists are in order: peft holds some as sets, which Python goes through in another order in another process."""
-    one, other = (Result(models["llama"], targets="all", layers="0,2").export(tmp_path / name) for name in ("one", "other"))
+    one, other = (
+        Result(models["llama"], targets="all", layers="0,2").export(tmp_path / name)
+        for name in ("one", "other")
+    )
     for file in one.iterdir():
         assert file.read_bytes() == (other / file.name).read_bytes()
     assert len(config_of(one)["target_modules"]) == 14
@@ -158,8 +185,11 @@ def test_the_same_adapters_give_the_same_bytes(models: dict[str, OpenedModel], t
     assert list(config_of(one)) == sorted(config_of(one))
 
 
-def test_an_older_adapter_is_replaced_and_a_half_written_one_forgotten(models: dict[str, OpenedModel], tmp_path: Path) -> None:
-    target, unfinished = tmp_path / "adapter", tmp_path / ".adapter.unfinished"
+def test_an_older_adapter_is_replaced_and_a_half_written_one_forgotten(
+    models: dict[str, OpenedModel], tmp_path: Path
+) -> None:
+    target = tmp_path / "adapter"
+    unfinished = tmp_path / ".adapter.unfinished"
     for folder in (target, unfinished):
         folder.mkdir()
         (folder / "leftover").write_text("old")
@@ -169,7 +199,9 @@ def test_an_older_adapter_is_replaced_and_a_half_written_one_forgotten(models: d
     assert not (target / "leftover").exists()
 
 
-def test_a_full_disk_leaves_no_adapter(models: dict[str, OpenedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_adapter(
+    models: dict[str, OpenedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -194,7 +226,9 @@ def _one_number(tensors: dict[str, Tensor]) -> None:
 
 
 def _two_exchanged(tensors: dict[str, Tensor]) -> None:
-    one, other = (f"base_model.model.model.layers.{index}.self_attn.q_proj.lora_B.weight" for index in (0, 2))
+    one, other = (
+        f"base_model.model.model.layers.{index}.self_attn.q_proj.lora_B.weight" for index in (0, 2)
+    )
     tensors[one], tensors[other] = tensors[other], tensors[one]
 
 
@@ -209,16 +243,23 @@ def _not_a_number(tensors: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("scale", [0.1, 1e-4])
 @pytest.mark.parametrize("change", [_one_number, _two_exchanged, _one_missing, _not_a_number])
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys")
-def test_damaged_tensors_fail_the_check(models: dict[str, OpenedModel], change: Any, scale: float, tmp_path: Path) -> None:
+def test_damaged_tensors_fail_the_check(
+    models: dict[str, OpenedModel], change: Any, scale: float, tmp_path: Path
+) -> None:
     """Also where the update is so small that logits would not tell."""
     result = Result(models["llama"], scale=scale)
     damaged(result.export(tmp_path / "adapter"), change)
-    with pytest.raises(ExportError, match=r"adapter: the update of attn.[qv] of block [012] is not the one that was trained"):
+    with pytest.raises(
+        ExportError,
+        match=r"adapter: the update of attn.[qv] of block [012] is not the one that was trained",
+    ):
         result.check(tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("keep", [0, 100, -1])
-def test_a_file_that_was_cut_fails_the_check(models: dict[str, OpenedModel], keep: int, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_fails_the_check(
+    models: dict[str, OpenedModel], keep: int, tmp_path: Path
+) -> None:
     result = Result(models["llama"])
     file = result.export(tmp_path / "adapter") / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
@@ -231,8 +272,16 @@ def test_a_file_that_was_cut_fails_the_check(models: dict[str, OpenedModel], kee
     [
         ("lora_alpha", 8, "the update of attn.q of block 0"),
         ("r", 4, r"peft cannot load it \(RuntimeError\)"),
-        ("target_modules", ["self_attn.q_proj"], "attn.v of block 0 is adapted in one of file and result alone"),
-        ("target_modules", ["q_proj", "v_proj", "down_proj"], "mlp.down of block 0 is adapted in one of file and result alone"),
+        (
+            "target_modules",
+            ["self_attn.q_proj"],
+            "attn.v of block 0 is adapted in one of file and result alone",
+        ),
+        (
+            "target_modules",
+            ["q_proj", "v_proj", "down_proj"],
+            "mlp.down of block 0 is adapted in one of file and result alone",
+        ),
         ("use_rslora", True, "the update of attn.q of block 0"),
     ],
 )
@@ -247,7 +296,9 @@ def test_a_damaged_description_fails_the_check(
         result.check(target)
 
 
-def test_logits_are_compared_too(models: dict[str, OpenedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_compared_too(
+    models: dict[str, OpenedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = Result(models["llama"])
     target = result.export(tmp_path / "adapter")
     monkeypatch.setattr(exporting, "logits_of", lambda *_: iter([torch.zeros(18, VOCABULARY)]))
@@ -264,14 +315,18 @@ def test_a_model_in_bfloat16_passes(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_large_updates_of_a_model_in_bfloat16_are_compared_as_closely_as_small_ones(scale: float, tmp_path: Path) -> None:
+def test_large_updates_of_a_model_in_bfloat16_are_compared_as_closely_as_small_ones(
+    scale: float, tmp_path: Path
+) -> None:
     """The rounding of merged weights is no fault of the adapter, however far it moves the logits."""
     model = OpenedModel(save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16))
     result = Result(model, targets="all", scale=scale)
     result.check(result.export(tmp_path / "adapter"))
 
 
-def test_adapters_that_have_learnt_nothing_pass(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+def test_adapters_that_have_learnt_nothing_pass(
+    models: dict[str, OpenedModel], tmp_path: Path
+) -> None:
     result = Result(models["llama"])
     for block in result.values.values():
         block["attn.q.lora_b"].zero_()
@@ -291,5 +346,7 @@ from espalier.modeling.export_adapter import in_peft
 from transformers import AutoModelForCausalLM
 in_peft(AutoModelForCausalLM.from_pretrained({str(result.model.directory)!r}), {str(tmp_path / "adapter")!r})
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, "arn" in done.stderr) == (0, False), done.stderr

@@ -26,9 +26,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spilled", [False, True])
-def test_a_batch_is_what_was_last_put_in_its_place(tmp_path: Path, dtype: torch.dtype, spilled: bool) -> None:
+def test_a_batch_is_what_was_last_put_in_its_place(
+    tmp_path: Path, dtype: torch.dtype, spilled: bool
+) -> None:
     kept = hidden_states(tmp_path if spilled else None)
-    batches = [torch.arange(windows * 6).view(windows, 2, 3).to(dtype) + 0.5 for windows in (4, 4, 1)]
+    batches = [
+        torch.arange(windows * 6).view(windows, 2, 3).to(dtype) + 0.5 for windows in (4, 4, 1)
+    ]
     for batch in batches:
         kept.append(batch.clone())
     kept[1] = batches[1] * 2
@@ -52,17 +56,23 @@ def test_a_value_that_is_not_contiguous_is_kept_as_it_is_seen(tmp_path: Path) ->
     assert torch.equal(kept[0], batch)
 
 
-def test_a_full_disk_names_the_folder_and_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_folder_and_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     kept = OnDisk(tmp_path)
     monkeypatch.setattr(os, "pwrite", refuse)
-    with pytest.raises(Mistake, match=f"{tmp_path}: No space left on device; free the disk or set activations"):
+    with pytest.raises(
+        Mistake, match=f"{tmp_path}: No space left on device; free the disk or set activations"
+    ):
         kept.append(torch.ones(1, 2, 2))
 
 
-def test_a_write_that_is_cut_short_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_is_cut_short_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda handle, data, place: whole(handle, data[:5], place))
     kept = OnDisk(tmp_path)
@@ -79,7 +89,9 @@ def test_masks_and_logits_do_not_depend_on_where_activations_are(
     found = []
     for where in (computing, replace(computing, activations_folder=tmp_path)):
         stream = BlockStream(model, where)
-        masks = [mask for _, masks in prune_by_block(stream, windows, choose) for mask in masks.values()]
+        masks = [
+            mask for _, masks in prune_by_block(stream, windows, choose) for mask in masks.values()
+        ]
         found.append([*masks, *stream.logits(run_through(stream, windows))])
     for memory, disk in zip(*found, strict=True):
         assert torch.equal(memory, disk)
@@ -87,10 +99,16 @@ def test_masks_and_logits_do_not_depend_on_where_activations_are(
 
 @pytest.mark.parametrize("spilled", [False, True])
 def test_activations_go_on_where_they_were_kept(
-    model: OpenedModel, tmp_path: Path, spilled: bool, computing: Computing, monkeypatch: pytest.MonkeyPatch
+    model: OpenedModel,
+    tmp_path: Path,
+    spilled: bool,
+    computing: Computing,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
-    stream = BlockStream(model, replace(computing, activations_folder=tmp_path if spilled else None))
+    stream = BlockStream(
+        model, replace(computing, activations_folder=tmp_path if spilled else None)
+    )
     windows = token_windows(11, 8)
     activations = stream.start(windows)
     with stream.block(0) as block, torch.no_grad():
@@ -108,6 +126,7 @@ def test_what_the_model_passes_with_every_batch_is_held_once(
     model: OpenedModel, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
-    activations = BlockStream(model, computing).start(token_windows(20, 8))  # batches of 8, 8 and 4 windows
+    # Batches of 8, 8 and 4 windows.
+    activations = BlockStream(model, computing).start(token_windows(20, 8))
     first, second, _ = activations._calls
     assert first is second

@@ -24,7 +24,9 @@ def test_grams_on_paper(device: torch.device) -> None:
     assert grams.grams == {}
 
 
-def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(device: torch.device) -> None:
+def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(
+    device: torch.device,
+) -> None:
     """So H, the gram times two over the number of windows, has 1 there: see ``factorise``."""
     linear = nn.Linear(2, 1, device=device)
     watch = watch_for(LocalPruning("sparsegpt", 0.5, "layer", damping_mean="all"))
@@ -32,7 +34,9 @@ def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(de
     grams.windows = 6
     with grams.watching():
         linear(torch.tensor([[[1.0, 0.0], [3.0, 0.0]]]))
-    expected = factorise(torch.tensor([[10.0, 0.0], [0.0, 0.0]], device=device), 0.01, dead_diagonal=3.0)
+    expected = factorise(
+        torch.tensor([[10.0, 0.0], [0.0, 0.0]], device=device), 0.01, dead_diagonal=3.0
+    )
     found = grams.found()["a"]
     assert isinstance(found, Factor)
     assert torch.equal(found.upper, expected.upper)
@@ -41,7 +45,8 @@ def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(de
 def test_linears_with_one_input_share_one_gram_and_one_factor(device: torch.device) -> None:
     first, second, third = (nn.Linear(2, 1, device=device) for _ in range(3))
     grams = InputGrams({"first": first, "second": second, "third": third}, 0.01)
-    shared, other = torch.randn(1, 4, 2), torch.randn(1, 4, 2)
+    shared = torch.randn(1, 4, 2)
+    other = torch.randn(1, 4, 2)
     with grams.watching():
         first(shared)
         second(shared)
@@ -53,7 +58,8 @@ def test_linears_with_one_input_share_one_gram_and_one_factor(device: torch.devi
 
 
 def test_an_input_that_is_shared_once_and_not_again_is_an_error(device: torch.device) -> None:
-    first, second = nn.Linear(2, 1, device=device), nn.Linear(2, 1, device=device)
+    first = nn.Linear(2, 1, device=device)
+    second = nn.Linear(2, 1, device=device)
     grams = InputGrams({"first": first, "second": second}, 0.01)
     shared = torch.randn(1, 4, 2)
     with grams.watching():

@@ -71,7 +71,9 @@ def windows(number: int = 3) -> Tensor:
 
 
 @pytest.mark.parametrize(("share", "norm"), [(0.2, "all"), (0.5, "all"), (0.5, "read")])
-def test_routed_equals_compiled(model: OpenedModel, share: float, norm: Norm, tmp_path: Path) -> None:
+def test_routed_equals_compiled(
+    model: OpenedModel, share: float, norm: Norm, tmp_path: Path
+) -> None:
     """Logits to 1e-5, tokens that are generated with a cache, and parameters."""
     gates = LaneGates(model.plan)
     chosen = random_gates(gates, share)
@@ -79,26 +81,36 @@ def test_routed_equals_compiled(model: OpenedModel, share: float, norm: Norm, tm
     whole = load_whole(model, CPU, "float32")
     routing = Routing(whole, model.family, len(model.plan.blocks), norm)
     export_structured(smaller, dense, tmp_path / "compiled", "compact")
-    compiled = AutoModelForCausalLM.from_pretrained(tmp_path / "compiled", trust_remote_code=True).eval()
+    compiled = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "compiled", trust_remote_code=True
+    ).eval()
     with torch.no_grad():
         plain = whole(windows()).logits
         with routing.by({gate: own.float() for gate, own in chosen.items()}):
-            routed, tokens = whole(windows()).logits, whole.generate(windows(1), max_new_tokens=12, do_sample=False)
+            routed = whole(windows()).logits
+            tokens = whole.generate(windows(1), max_new_tokens=12, do_sample=False)
         assert torch.equal(whole(windows()).logits, plain)  # without gates nothing is routed
         torch.testing.assert_close(compiled(windows()).logits, routed, rtol=0, atol=1e-5)
-        assert torch.equal(compiled.generate(windows(1), max_new_tokens=12, do_sample=False), tokens)
+        assert torch.equal(
+            compiled.generate(windows(1), max_new_tokens=12, do_sample=False), tokens
+        )
     counted = sum(linear.num_weights for block in smaller.plan.blocks for linear in block.linears)
     assert counted == int(gates.spent({gate: own.float() for gate, own in chosen.items()}))
-    built = sum(p.numel() for name, p in compiled.named_parameters() if ".layers." in name and p.ndim == 2)
+    built = sum(
+        p.numel() for name, p in compiled.named_parameters() if ".layers." in name and p.ndim == 2
+    )
     assert built == counted
     assert 0 <= gates.target(share, "blocks") - counted < max(gates.costs.values())
 
 
 def test_adapters_follow(model: OpenedModel) -> None:
     """LoRA on all matrices, routed, against the smaller model with the slices of its factors."""
-    settings = parse({"method": "fedpetuning", "lora.targets": "all", "lora.rank": 2, "lora.alpha": 4.0})
+    settings = parse(
+        {"method": "fedpetuning", "lora.targets": "all", "lora.rank": 2, "lora.alpha": 4.0}
+    )
     adapters = adapter_plan(model.plan, LoraSettings(rank=2, alpha=4.0, targets="all"))
-    adapted, gates = AdaptedModel.load(model, CPU, settings, adapters), LaneGates(model.plan)
+    adapted = AdaptedModel.load(model, CPU, settings, adapters)
+    gates = LaneGates(model.plan)
     generator = torch.Generator().manual_seed(2)
     values = {
         key: {name: torch.randn(shape, generator=generator) / 10 for name, shape in own.items()}
@@ -107,9 +119,15 @@ def test_adapters_follow(model: OpenedModel) -> None:
     adapted.set(values)
     chosen = random_gates(gates, 0.4)
     structure = gates.structure(chosen)
-    with torch.no_grad(), Routing(adapted.whole, model.family, 3).by({gate: own.float() for gate, own in chosen.items()}):
+    with (
+        torch.no_grad(),
+        Routing(adapted.whole, model.family, 3).by(
+            {gate: own.float() for gate, own in chosen.items()}
+        ),
+    ):
         routed = adapted.whole(windows()).logits
-    cut, own = cut_adapter_plan(adapters, model.plan, structure), cut_trained(values, model.plan, structure)
+    cut = cut_adapter_plan(adapters, model.plan, structure)
+    own = cut_trained(values, model.plan, structure)
     stream = BlockStream(OpenedModel(model.directory, structure), CPU)
     edits = merged(lambda index: factors_of(cut, index, own[block_key(index)]))
     found = torch.cat(list(stream.logits(run_through(stream, windows(), edits))))
@@ -121,24 +139,37 @@ def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
     gates = LaneGates(model.plan)
     chosen = random_gates(gates, 0.5)
     whole = load_whole(model, CPU, "float32")
-    seen, norm = list[Tensor](), whole.model.layers[1].post_attention_layernorm
-    with torch.no_grad(), Routing(whole, model.family, 3, "read").by({gate: own.float() for gate, own in chosen.items()}):
+    seen = list[Tensor]()
+    norm = whole.model.layers[1].post_attention_layernorm
+    with (
+        torch.no_grad(),
+        Routing(whole, model.family, 3, "read").by(
+            {gate: own.float() for gate, own in chosen.items()}
+        ),
+    ):
         norm.register_forward_hook(lambda _, inputs, output: seen.extend((inputs[0], output)))
         whole(windows(1))
     stream, found = seen
     lanes = chosen[1, "mlp_reads"].nonzero().squeeze(1)
-    expected = torch.nn.functional.rms_norm(stream[..., lanes], (len(lanes),), norm.weight[lanes], norm.variance_epsilon)
+    expected = torch.nn.functional.rms_norm(
+        stream[..., lanes], (len(lanes),), norm.weight[lanes], norm.variance_epsilon
+    )
     torch.testing.assert_close(found[..., lanes], expected)
     assert not found[..., ~chosen[1, "mlp_reads"]].any()
 
 
-@pytest.mark.parametrize(("norm", "kind"), [("all", "mlp_writes"), ("read", "mlp_writes"), ("read", "mlp_reads")])
+@pytest.mark.parametrize(
+    ("norm", "kind"), [("all", "mlp_writes"), ("read", "mlp_writes"), ("read", "mlp_reads")]
+)
 def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) -> None:
     """Numerically, through a gate between 0 and 1, which no model that is used has."""
     gates = LaneGates(model.plan)
     whole = load_whole(model, CPU, "float32").double()
-    routing, at = Routing(whole, model.family, 3, norm), (1, kind)
-    values = {gate: torch.full((width,), 0.7, dtype=torch.float64) for gate, width in gates.widths.items()}
+    routing = Routing(whole, model.family, 3, norm)
+    at = (1, kind)
+    values = {
+        gate: torch.full((width,), 0.7, dtype=torch.float64) for gate, width in gates.widths.items()
+    }
 
     def loss(moved: Tensor) -> Tensor:
         with routing.by(values | {at: moved}):
@@ -152,20 +183,26 @@ def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) ->
         step[lane] = 1e-2
         with torch.no_grad():
             slope = (loss(values[at] + step) - loss(values[at] - step)) / 2e-2
-        assert float(moved.grad[lane]) == pytest.approx(float(slope), rel=1e-2)  # norms compute in float32
+        # Norms compute in float32.
+        assert float(moved.grad[lane]) == pytest.approx(float(slope), rel=1e-2)
 
 
 def test_costs_are_those_of_section_5_of_the_recipe(model: OpenedModel) -> None:
     """T(g) = sum of k_ai (q + 2 kv) + k_ao q + 2 f k_fi + f k_fo."""
-    q, kv, f = 32, 16, 48
+    q = 32
+    kv = 16
+    f = 48
     expected = {"attn_reads": q + 2 * kv, "attn_writes": q, "mlp_reads": 2 * f, "mlp_writes": f}
     gates = LaneGates(model.plan)
     assert gates.costs == {(index, kind): expected[kind] for index in range(3) for kind in expected}
-    assert gates.total == sum(linear.num_weights for block in model.plan.blocks for linear in block.linears)
+    assert gates.total == sum(
+        linear.num_weights for block in model.plan.blocks for linear in block.linears
+    )
 
 
 def test_a_share_of_the_model_leaves_the_rest_whole(model: OpenedModel) -> None:
-    gates, everything = LaneGates(model.plan), model.plan.num_parameters
+    gates = LaneGates(model.plan)
+    everything = model.plan.num_parameters
     assert gates.target(0.25, "model") == int(0.75 * everything) - (everything - gates.total)
     with pytest.raises(Mistake, match=r"share = 0.9 \(share-of = 'model'\)"):
         gates.target(0.9, "model")
@@ -175,7 +212,10 @@ def test_without_a_budget_the_sign_decides_and_one_stays() -> None:
     class Two(LaneGates):
         widths = {(0, "attn_reads"): 3, (0, "attn_writes"): 2}  # type: ignore[assignment]  # noqa: RUF012
 
-    logits = {(0, "attn_reads"): torch.tensor([-1.0, 0.0, 2.0]), (0, "attn_writes"): torch.tensor([-3.0, -1.0])}
+    logits = {
+        (0, "attn_reads"): torch.tensor([-1.0, 0.0, 2.0]),
+        (0, "attn_writes"): torch.tensor([-3.0, -1.0]),
+    }
     found = Two(None).chosen(logits, None)  # type: ignore[arg-type]
     assert {gate: own.tolist() for gate, own in found.items()} == {
         (0, "attn_reads"): [False, True, True],
@@ -186,6 +226,8 @@ def test_without_a_budget_the_sign_decides_and_one_stays() -> None:
 def test_a_family_without_lanes_is_refused() -> None:
     from espalier.modeling.families.opt import OPT
 
-    config = OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2)
+    config = OPTConfig(
+        vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2
+    )
     with pytest.raises(Mistake, match="family opt cannot be routed"):
         Routing(OPTForCausalLM(config), OPT, 1)

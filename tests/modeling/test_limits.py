@@ -37,10 +37,18 @@ def lines(directory: Path, settings: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning", "hetlora"])
-def test_windows_longer_than_the_model_takes_are_refused_all_at_once(decoder: Path, method: str) -> None:
+def test_windows_longer_than_the_model_takes_are_refused_all_at_once(
+    decoder: Path, method: str
+) -> None:
     assert lines(decoder, SHORT | {"method": method}) == []
-    rest = "the model has 64 positions (max_position_embeddings in its config.json); set it to 64 or less"
-    assert lines(decoder, SHORT | {"method": method, "data.window-tokens": 65, "evaluation.window-tokens": 66}) == [
+    rest = (
+        "the model has 64 positions (max_position_embeddings in its config.json); set it to 64 or"
+        " less"
+    )
+    assert lines(
+        decoder,
+        SHORT | {"method": method, "data.window-tokens": 65, "evaluation.window-tokens": 66},
+    ) == [
         f"evaluation.window-tokens = 66: {rest}",
         f"data.window-tokens = 65: {rest}",
     ]
@@ -55,17 +63,31 @@ def test_windows_longer_than_the_model_takes_are_refused_all_at_once(decoder: Pa
         (ON_ITEMS, True, {"task.max-tokens"}),
     ],
 )
-def test_only_what_the_run_uses_is_looked_at(settings: dict[str, Any], encoder: bool, keys: set[str]) -> None:
+def test_only_what_the_run_uses_is_looked_at(
+    settings: dict[str, Any], encoder: bool, keys: set[str]
+) -> None:
     assert sequence_lengths(parse(settings), encoder).keys() == keys
 
 
-@pytest.mark.parametrize(("kind", "longest"), [("opt", 64), ("bert", 64), ("roberta", 62), ("xlm-roberta", 62)])
-def test_learned_positions_end_where_they_are_said_to(tmp_path: Path, kind: str, longest: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "longest"), [("opt", 64), ("bert", 64), ("roberta", 62), ("xlm-roberta", 62)]
+)
+def test_learned_positions_end_where_they_are_said_to(
+    tmp_path: Path, kind: str, longest: int
+) -> None:
     """transformers goes as far and no further: RoBERTa counts from 2, and OPT too, but in a table that is longer by 2."""
     auto_class = "AutoModelForCausalLM" if kind == "opt" else "AutoModelForMaskedLM"
     if kind == "opt":
-        sizes = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
-        config = OPTConfig(**sizes, vocab_size=VOCABULARY, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64)
+        sizes = {
+            key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+        }
+        config = OPTConfig(
+            **sizes,
+            vocab_size=VOCABULARY,
+            ffn_dim=48,
+            word_embed_proj_dim=32,
+            max_position_embeddings=64,
+        )
         save_model(tmp_path, config)
     else:
         save_encoder(tmp_path, kind)
@@ -90,8 +112,9 @@ def test_tokens_without_an_embedding_are_refused(decoder: Path) -> None:
     tokenizer.add_tokens(["one-more"])
     tokenizer.save_pretrained(decoder)
     assert lines(decoder, SHORT) == [
-        f"{decoder}: its tokenizer has tokens up to number 96, but the model has embeddings for 96 (vocab_size in its "
-        "config.json); put the tokenizer beside it that the model was trained with"
+        f"{decoder}: its tokenizer has tokens up to number 96, but the model has embeddings for 96"
+        " (vocab_size in its config.json); put the tokenizer beside it that the model was trained"
+        " with"
     ]
 
 

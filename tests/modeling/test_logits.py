@@ -28,7 +28,9 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
             max_position_embeddings=16, word_embed_proj_dim=16, do_layer_norm_before=False,
         )  # fmt: skip
         return save_model(tmp_path_factory.mktemp("opt"), config)
-    return save_model(tmp_path_factory.mktemp("llama"), llama_config(tie_word_embeddings=request.param == "tied"))
+    return save_model(
+        tmp_path_factory.mktemp("llama"), llama_config(tie_word_embeddings=request.param == "tied")
+    )
 
 
 @pytest.fixture
@@ -36,17 +38,22 @@ def five_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("espalier.modeling.logits.LOGITS_AT_ONCE", 5 * VOCABULARY + 1)
 
 
-@pytest.mark.parametrize(("vocabulary", "tokens"), [(1, 1 << 24), (32000, 524), (1 << 24, 1), (1 << 25, 1)])
+@pytest.mark.parametrize(
+    ("vocabulary", "tokens"), [(1, 1 << 24), (32000, 524), (1 << 24, 1), (1 << 25, 1)]
+)
 def test_a_piece_has_as_many_tokens_as_fit_and_one_at_least(vocabulary: int, tokens: int) -> None:
     assert tokens_at_once(vocabulary) == tokens
 
 
 @torch.no_grad()
 @pytest.mark.usefixtures("five_tokens")
-def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Batches of 3 and 1 windows of 7 tokens: pieces of 5, 5, 5, 5 and 1, then 5 and 2 tokens."""
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 21)
-    windows, stream = token_windows(4, 7), BlockStream(OpenedModel(directory), CPU)
+    windows = token_windows(4, 7)
+    stream = BlockStream(OpenedModel(directory), CPU)
     pieces = list(stream.logits(run_through(stream, windows)))
     assert [len(piece) for piece in pieces] == [5, 5, 5, 5, 1, 5, 2]
     expected = whole_model(directory)(input_ids=windows, use_cache=False).logits
@@ -56,8 +63,10 @@ def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(directory: Path,
 @torch.no_grad()
 @pytest.mark.usefixtures("five_tokens")
 def test_a_whole_model_gives_its_logits_at_some_places_in_pieces(directory: Path) -> None:
-    model, seen = whole_model(directory), list[int]()
-    windows, padding = token_windows(3, 9), torch.ones(3, 9, dtype=torch.int64)
+    model = whole_model(directory)
+    seen = list[int]()
+    windows = token_windows(3, 9)
+    padding = torch.ones(3, 9, dtype=torch.int64)
     padding[1, 6:] = 0
     places = (torch.rand(3, 9, generator=torch.Generator().manual_seed(0)) < 0.5) & (padding == 1)
     expected = model(input_ids=windows, attention_mask=padding).logits[places]
@@ -77,14 +86,22 @@ def test_a_whole_model_gives_its_logits_at_some_places_in_pieces(directory: Path
 def test_a_model_that_fails_keeps_no_hook(directory: Path) -> None:
     model = whole_model(directory)
     with pytest.raises(IndexError):
-        list(logits_at(model, torch.full((1, 2), VOCABULARY), None, torch.ones(1, 2, dtype=torch.bool)))
+        list(
+            logits_at(
+                model, torch.full((1, 2), VOCABULARY), None, torch.ones(1, 2, dtype=torch.bool)
+            )
+        )
     assert not model.get_output_embeddings()._forward_pre_hooks
 
 
 @torch.no_grad()
-def test_embeddings_are_read_once_unless_they_are_the_head(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, read = OpenedModel(directory), list[str]()
-    stream, original = BlockStream(model, CPU), model.checkpoint.read
+def test_embeddings_are_read_once_unless_they_are_the_head(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = OpenedModel(directory)
+    read = list[str]()
+    stream = BlockStream(model, CPU)
+    original = model.checkpoint.read
     activations = run_through(stream, token_windows(1, 4))
     monkeypatch.setattr(model.checkpoint, "read", lambda name: read.append(name) or original(name))
     list(stream.logits(activations))

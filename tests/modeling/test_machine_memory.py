@@ -18,9 +18,15 @@ def write(folder: Path, **files: str) -> None:
 
 
 def test_limits_of_a_group_and_of_those_around_it(tmp_path: Path) -> None:
-    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own = tmp_path / "cgroup"
+    groups = tmp_path / "groups"
     own.write_text("0::/site/node\n")
-    write(groups / "site", memory__max="8000", memory__current="7000", memory__stat="anon 1\ninactive_file 2000")
+    write(
+        groups / "site",
+        memory__max="8000",
+        memory__current="7000",
+        memory__stat="anon 1\ninactive_file 2000",
+    )
     write(groups / "site" / "node", memory__max="max", memory__current="10")
     assert list(limits(own, groups)) == [(8000, 5000)]
     write(groups / "site" / "node", memory__max="100", memory__current="10")
@@ -28,7 +34,8 @@ def test_limits_of_a_group_and_of_those_around_it(tmp_path: Path) -> None:
 
 
 def test_limits_of_the_first_version(tmp_path: Path) -> None:
-    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own = tmp_path / "cgroup"
+    groups = tmp_path / "groups"
     own.write_text("5:cpu,cpuacct:/x\n4:memory:/x\n")
     none = str(2**63 - 4096)
     write(groups / "memory", memory__limit_in_bytes=none, memory__usage_in_bytes="1")
@@ -43,7 +50,9 @@ def test_limits_of_the_first_version(tmp_path: Path) -> None:
 
 def test_the_least_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     total, free = machine_memory()
-    monkeypatch.setattr(module, "limits", lambda own, groups: iter([(total * 2, 0), (GIGA // 10, GIGA // 20)]))
+    monkeypatch.setattr(
+        module, "limits", lambda own, groups: iter([(total * 2, 0), (GIGA // 10, GIGA // 20)])
+    )
     assert machine_memory() == (GIGA // 10, min(free, GIGA // 20))
     monkeypatch.setattr(module, "limits", lambda own, groups: iter([(GIGA // 10, GIGA)]))
     assert machine_memory() == (GIGA // 10, 0)
@@ -52,7 +61,8 @@ def test_the_least_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_processes_that_were_killed_for_memory_are_counted(tmp_path: Path) -> None:
     """Of the process's own group; in a container that group is where the outermost would be."""
-    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own = tmp_path / "cgroup"
+    groups = tmp_path / "groups"
     own.write_text("0::/site/node\n")
     write(groups, memory__events="low 0\noom 9\noom_kill 7")
     assert memory_kills(own, groups) == 7
@@ -61,15 +71,18 @@ def test_processes_that_were_killed_for_memory_are_counted(tmp_path: Path) -> No
 
 
 def test_killed_processes_in_the_first_version(tmp_path: Path) -> None:
-    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own = tmp_path / "cgroup"
+    groups = tmp_path / "groups"
     own.write_text("5:cpu,cpuacct:/x\n4:memory:/docker/x\n0::/\n")
     write(groups / "memory", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 4")
     assert memory_kills(own, groups) == 4
 
 
 def test_a_system_that_does_not_count_killed_processes(tmp_path: Path) -> None:
-    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own = tmp_path / "cgroup"
+    groups = tmp_path / "groups"
     assert memory_kills(own, groups) is None
     own.write_text("4:memory:/x\n")
-    write(groups / "memory" / "x", memory__oom_control="oom_kill_disable 0\nunder_oom 0")  # before Linux 4.13
+    # Before Linux 4.13.
+    write(groups / "memory" / "x", memory__oom_control="oom_kill_disable 0\nunder_oom 0")
     assert memory_kills(own, groups) is None

@@ -27,8 +27,12 @@ from espalier.modeling.whole import Base, load_whole
 from espalier.settings.mistakes import Mistake
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
-OPT_125M = OPTConfig(vocab_size=50272, hidden_size=768, ffn_dim=3072, num_hidden_layers=12, num_attention_heads=12)
-LLAMA3 = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_key_value_heads=8)
+OPT_125M = OPTConfig(
+    vocab_size=50272, hidden_size=768, ffn_dim=3072, num_hidden_layers=12, num_attention_heads=12
+)
+LLAMA3 = LlamaConfig(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_key_value_heads=8
+)
 QWEN2 = Qwen2Config(
     vocab_size=152064,
     hidden_size=3584,
@@ -52,8 +56,12 @@ PUBLISHED: list[tuple[str, PretrainedConfig, int | None, float]] = [
 
 
 @pytest.mark.parametrize(("name", "config", "num_labels", "published"), PUBLISHED)
-def test_totals_of_published_models(name: str, config: PretrainedConfig, num_labels: int | None, published: float) -> None:
-    assert footprint(config.to_dict(), num_labels).parameters == pytest.approx(published, rel=0.0005)
+def test_totals_of_published_models(
+    name: str, config: PretrainedConfig, num_labels: int | None, published: float
+) -> None:
+    assert footprint(config.to_dict(), num_labels).parameters == pytest.approx(
+        published, rel=0.0005
+    )
 
 
 def test_llama_7b_on_paper() -> None:
@@ -70,7 +78,10 @@ def test_llama_7b_on_paper() -> None:
     nf4 = linears // 2 + scales + 4 * groups + 4 * 7 * 32 + 4 * (16 + 256)
     assert found.weight_bytes("nf4") == nf4 + 2 * rest
     assert found.weight_bytes("nf4", torch.float32) == nf4 + 4 * rest
-    assert found.weight_bytes("nf4", double_quantisation=False) == linears // 2 + 4 * scales + 4 * 16 + 2 * rest
+    assert (
+        found.weight_bytes("nf4", double_quantisation=False)
+        == linears // 2 + 4 * scales + 4 * 16 + 2 * rest
+    )
 
 
 def test_roberta_on_paper() -> None:
@@ -90,7 +101,9 @@ def bytes_of(model: nn.Module) -> int:
         if isinstance(module, bitsandbytes().nn.Linear4bit):
             state = module.weight.quant_state
             tensors += [state.absmax, state.code]
-            tensors += [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
+            tensors += (
+                [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
+            )
     return sum(size for _, size in {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors})
 
 
@@ -102,15 +115,26 @@ BASES: list[tuple[Base, torch.dtype, bool]] = [
 ]
 
 
-def compare(found: Footprint, directory: Path, num_labels: int | None, base: Base, dtype: torch.dtype, double: bool) -> None:
+def compare(
+    found: Footprint,
+    directory: Path,
+    num_labels: int | None,
+    base: Base,
+    dtype: torch.dtype,
+    double: bool,
+) -> None:
     computing = Computing(torch.device("cpu"), dtype, 1)
-    whole = load_whole(OpenedModel(directory), computing, base, num_labels=num_labels, double_quantisation=double)
+    whole = load_whole(
+        OpenedModel(directory), computing, base, num_labels=num_labels, double_quantisation=double
+    )
     assert found.weight_bytes(base, dtype, double) == bytes_of(whole)
 
 
 @pytest.mark.parametrize(("base", "dtype", "double"), BASES)
 @pytest.mark.parametrize("tie", [False, True])
-def test_bytes_are_those_of_a_loaded_decoder(tie: bool, base: Base, dtype: torch.dtype, double: bool, tmp_path: Path) -> None:
+def test_bytes_are_those_of_a_loaded_decoder(
+    tie: bool, base: Base, dtype: torch.dtype, double: bool, tmp_path: Path
+) -> None:
     config = llama_config(**WIDE, tie_word_embeddings=tie, attention_bias=True)
     found = footprint(config.to_dict())
     assert found.head == (0 if tie else 96 * 64)

@@ -22,7 +22,8 @@ DOES_NOT = [
 
 
 def test_known_files_are_copied_and_no_others(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+    source = tmp_path / "source"
+    target = tmp_path / "target"
     for folder in (source, target, source / "additional_chat_templates", source / "checkpoint-10"):
         folder.mkdir()
     for name in [*BELONGS, *DOES_NOT]:
@@ -31,7 +32,11 @@ def test_known_files_are_copied_and_no_others(tmp_path: Path) -> None:
     (source / "additional_chat_templates" / "draft.txt").write_text("a note")
     (source / "checkpoint-10" / "config.json").write_text("another model")
     copy_beside(source, target)
-    found = {file.relative_to(target).as_posix(): file.read_text() for file in target.rglob("*") if file.is_file()}
+    found = {
+        file.relative_to(target).as_posix(): file.read_text()
+        for file in target.rglob("*")
+        if file.is_file()
+    }
     expected = {name: f"this is {name}" for name in BELONGS}
     assert found == expected | {"additional_chat_templates/tool_use.jinja": "a template"}
 
@@ -45,7 +50,9 @@ def test_what_is_left_out_is_not_copied(tmp_path: Path) -> None:
 
 
 def test_links_of_the_hub_s_cache_are_copied_as_files(tmp_path: Path) -> None:
-    blob, snapshot, target = tmp_path / "blobs" / "4f", tmp_path / "snapshots" / "ab", tmp_path / "target"
+    blob = tmp_path / "blobs" / "4f"
+    snapshot = tmp_path / "snapshots" / "ab"
+    target = tmp_path / "target"
     for folder in (blob.parent, snapshot, target):
         folder.mkdir(parents=True)
     blob.write_text("{}")
@@ -59,14 +66,28 @@ def test_links_of_the_hub_s_cache_are_copied_as_files(tmp_path: Path) -> None:
     ("directory", "config", "name"),
     [
         ("/data/models/Llama-2-7b-hf", {}, "Llama-2-7b-hf"),
-        ("/data/models/Llama-2-7b-hf", {"_name_or_path": "meta-llama/Llama-2-7b-hf"}, "meta-llama/Llama-2-7b-hf"),
-        ("/data/models/our-tuned-llama", {"_name_or_path": "meta-llama/Llama-2-7b-hf"}, "our-tuned-llama"),
+        (
+            "/data/models/Llama-2-7b-hf",
+            {"_name_or_path": "meta-llama/Llama-2-7b-hf"},
+            "meta-llama/Llama-2-7b-hf",
+        ),
+        (
+            "/data/models/our-tuned-llama",
+            {"_name_or_path": "meta-llama/Llama-2-7b-hf"},
+            "our-tuned-llama",
+        ),
         ("/data/models/opt", {"_name_or_path": "/home/somebody/models/opt"}, "opt"),
         ("/data/models/opt", {"_name_or_path": 7}, "opt"),
         ("/cache/hub/models--facebook--opt-125m/snapshots/27dcfa74", {}, "facebook/opt-125m"),
-        ("/cache/hub/models--facebook--opt-125m/snapshots/27dcfa74", {"_name_or_path": "x/27dcfa74"}, "facebook/opt-125m"),
+        (
+            "/cache/hub/models--facebook--opt-125m/snapshots/27dcfa74",
+            {"_name_or_path": "x/27dcfa74"},
+            "facebook/opt-125m",
+        ),
         ("/cache/hub/models--gpt2/snapshots/607a30d7", {}, "gpt2"),
     ],
 )
-def test_a_model_is_called_what_others_call_it(directory: str, config: dict[str, Any], name: str) -> None:
+def test_a_model_is_called_what_others_call_it(
+    directory: str, config: dict[str, Any], name: str
+) -> None:
     assert public_name(Path(directory), config) == name

@@ -19,7 +19,9 @@ from espalier.settings.mistakes import Mistake
 
 def change_config(directory: Path, **changes: Any) -> None:
     config = json.loads((directory / "config.json").read_text()) | changes
-    (directory / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    (directory / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if value is not None})
+    )
 
 
 def change_tensors(directory: Path, change: Any) -> None:
@@ -48,7 +50,9 @@ def test_the_plan_on_paper(untied: Path) -> None:
 
 
 def test_a_tied_head_is_counted_once(untied: Path, tied: Path) -> None:
-    assert OpenedModel(untied).plan.num_parameters - OpenedModel(tied).plan.num_parameters == 96 * 32
+    assert (
+        OpenedModel(untied).plan.num_parameters - OpenedModel(tied).plan.num_parameters == 96 * 32
+    )
 
 
 def test_text_becomes_token_ids(untied: Path) -> None:
@@ -63,7 +67,9 @@ def test_a_model_without_a_tokenizer_is_a_mistake_when_text_is_read(copied: Path
         model.encode("w1")
 
 
-def test_a_directory_is_opened_by_name_and_the_demo_model_comes_with_the_package(untied: Path) -> None:
+def test_a_directory_is_opened_by_name_and_the_demo_model_comes_with_the_package(
+    untied: Path,
+) -> None:
     assert open_model(str(untied)).plan == OpenedModel(untied).plan
     assert open_model("demo").plan.num_weights > 0
 
@@ -80,7 +86,9 @@ def test_the_hash_does_not_depend_on_sharding(untied: Path, sharded: Path) -> No
     assert OpenedModel(untied).sha256 == OpenedModel(sharded).sha256
 
 
-def test_the_hash_does_not_depend_on_the_order_in_the_file_or_its_metadata(copied: Path, untied: Path) -> None:
+def test_the_hash_does_not_depend_on_the_order_in_the_file_or_its_metadata(
+    copied: Path, untied: Path
+) -> None:
     tensors = load_file(copied / "model.safetensors")
     save_file(dict(reversed(tensors.items())), copied / "model.safetensors", {"note": "another"})
     assert OpenedModel(copied).sha256 == OpenedModel(untied).sha256
@@ -103,7 +111,9 @@ def another_dtype(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("change", [one_bit, another_name, another_shape, another_dtype])
-def test_the_hash_changes_with_every_bit_name_shape_and_dtype(copied: Path, untied: Path, change: Any) -> None:
+def test_the_hash_changes_with_every_bit_name_shape_and_dtype(
+    copied: Path, untied: Path, change: Any
+) -> None:
     change_tensors(copied, change)
     assert OpenedModel(copied).sha256 != OpenedModel(untied).sha256
 
@@ -127,9 +137,14 @@ def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
         open_model(str(tmp_path / "nothing"))
 
 
-def test_the_name_of_a_model_on_the_hub_is_told_from_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_model_on_the_hub_is_told_from_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    told = r"model = 'owner/name': there is no directory .*/owner/name\. .*\(hf download owner/name --local-dir name\)"
+    told = (
+        r"model = 'owner/name': there is no directory .*/owner/name\. .*\(hf download owner/name"
+        r" --local-dir name\)"
+    )
     with pytest.raises(Mistake, match=told):
         open_model("owner/name")
     (tmp_path / "owner" / "name").mkdir(parents=True)
@@ -151,7 +166,9 @@ def test_a_damaged_configuration_is_named(copied: Path, content: str) -> None:
         OpenedModel(copied)
 
 
-@pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size"])
+@pytest.mark.parametrize(
+    "key", ["num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size"]
+)
 def test_a_mixture_of_experts_is_refused_by_its_key(copied: Path, key: str) -> None:
     change_config(copied, **{key: 8})
     with pytest.raises(Mistake, match=rf"config.json: {key} = 8; mixture-of-experts"):
@@ -167,7 +184,9 @@ def test_a_quantised_model_is_refused_by_its_key(copied: Path) -> None:
 @pytest.mark.parametrize("model_type", ["mamba", None, ["llama"]])
 def test_an_unknown_type_is_met_with_the_known_ones(copied: Path, model_type: Any) -> None:
     change_config(copied, model_type=model_type)
-    with pytest.raises(Mistake, match=r"config.json: model_type = .* is not supported; supported are .*llama"):
+    with pytest.raises(
+        Mistake, match=r"config.json: model_type = .* is not supported; supported are .*llama"
+    ):
         OpenedModel(copied)
 
 
@@ -180,18 +199,26 @@ def test_quantisation_is_told_before_the_unknown_type() -> None:
 def test_a_wrong_number_of_blocks_names_the_key(copied: Path, number: Any) -> None:
     change_config(copied, num_hidden_layers=number)
     with pytest.raises(
-        Mistake, match=r"config.json(: num_hidden_layers = | says no num_hidden_layers, and transformers takes 32)"
+        Mistake,
+        match=(
+            r"config.json(: num_hidden_layers = | says no num_hidden_layers, and transformers"
+            r" takes 32)"
+        ),
     ):
         OpenedModel(copied)
 
 
 def test_a_missing_linear_is_named(copied: Path) -> None:
     change_tensors(copied, lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight"))
-    with pytest.raises(Mistake, match=r"copied: tensor model.layers.2.mlp.up_proj.weight is missing"):
+    with pytest.raises(
+        Mistake, match=r"copied: tensor model.layers.2.mlp.up_proj.weight is missing"
+    ):
         OpenedModel(copied)
 
 
-def test_more_blocks_in_the_configuration_than_in_the_file_name_the_first_missing_tensor(copied: Path) -> None:
+def test_more_blocks_in_the_configuration_than_in_the_file_name_the_first_missing_tensor(
+    copied: Path,
+) -> None:
     change_config(copied, num_hidden_layers=4)
     with pytest.raises(Mistake, match=r"model.layers.3.self_attn.q_proj.weight is missing"):
         OpenedModel(copied)
@@ -204,19 +231,28 @@ def test_a_linear_that_is_no_matrix_is_named(copied: Path) -> None:
         OpenedModel(copied)
 
 
-def test_a_model_in_a_folder_that_moved_is_found_by_its_new_name(untied: Path, tmp_path: Path) -> None:
+def test_a_model_in_a_folder_that_moved_is_found_by_its_new_name(
+    untied: Path, tmp_path: Path
+) -> None:
     moved = shutil.copytree(untied, tmp_path / "moved")
     assert OpenedModel(Path(moved)).sha256 == OpenedModel(untied).sha256
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
-def test_named_code_is_not_fetched(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"]
+)
+def test_named_code_is_not_fetched(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """transformers would ask the hub for a kernel of that name, and run it; a server may have written this file."""
     model = save_tiny_llama(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, key: "kernels-community/flash-attn2"}))
     asked = list[str]()
-    monkeypatch.setattr("transformers.integrations.hub_kernels.get_kernel", lambda name, *_, **__: asked.append(name))
+    monkeypatch.setattr(
+        "transformers.integrations.hub_kernels.get_kernel",
+        lambda name, *_, **__: asked.append(name),
+    )
     skeleton = OpenedModel(model).new_skeleton()
     assert not asked
     assert skeleton.config._attn_implementation in ("sdpa", "eager")

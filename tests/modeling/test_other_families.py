@@ -47,7 +47,11 @@ class TestQwen2(FamilyContract):
     kv_groups = (2, 2)
 
     def config(self, **changes: Any) -> PretrainedConfig:
-        return Qwen2Config(**SIZES | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1} | changes)
+        return Qwen2Config(
+            **SIZES
+            | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+            | changes
+        )
 
 
 class TestQwen3(FamilyContract):
@@ -76,5 +80,11 @@ class TestOpt(FamilyContract):
     kv_groups = (4, 1)
 
     def config(self, **changes: Any) -> PretrainedConfig:
-        sizes = {key: value for key, value in SIZES.items() if key not in ("intermediate_size", "num_key_value_heads")}
-        return OPTConfig(**sizes | {"ffn_dim": 48, "word_embed_proj_dim": 24, "init_std": 0.2} | changes)
+        sizes = {
+            key: value
+            for key, value in SIZES.items()
+            if key not in ("intermediate_size", "num_key_value_heads")
+        }
+        return OPTConfig(
+            **sizes | {"ffn_dim": 48, "word_embed_proj_dim": 24, "init_std": 0.2} | changes
+        )

@@ -33,7 +33,12 @@ def test_models_are_loaded_by_their_own_code(tmp_path: Path) -> None:
     windows = token_windows(6, 20)
     torch.save(windows, tmp_path / "windows.pt")
     base = OpenedModel(save(tmp_path / "llama", "llama"))
-    export_structured(OpenedModel(base.directory, uneven(base, lanes=True)), dense, tmp_path / "compact", "compact")
+    export_structured(
+        OpenedModel(base.directory, uneven(base, lanes=True)),
+        dense,
+        tmp_path / "compact",
+        "compact",
+    )
     model = OpenedModel(save(tmp_path / "qwen3", "qwen3"))
     bases = [basis_of(moments, 24)[0] for moments in mean_moments(BlockStream(model, CPU), windows)]
     export_sliced(SlicedModel(model, bases.__getitem__, 24), tmp_path / "sliced")
@@ -42,5 +47,7 @@ def test_models_are_loaded_by_their_own_code(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     for name in ("compact", "sliced"):
-        expected = load_whole(OpenedModel(tmp_path / name), CPU, "float32")(input_ids=windows).logits
+        expected = load_whole(OpenedModel(tmp_path / name), CPU, "float32")(
+            input_ids=windows
+        ).logits
         torch.testing.assert_close(torch.load(tmp_path / f"{name}.pt"), expected)

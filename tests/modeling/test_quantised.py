@@ -44,18 +44,27 @@ def scales_of(matrix: Nf4Matrix, device: torch.device) -> list[float]:
 
 
 def slowly_dequantised(matrix: Nf4Matrix, device: torch.device) -> Tensor:
-    scales, values = scales_of(matrix, device), []
+    scales = scales_of(matrix, device)
+    values = []
     for pair in matrix.packed.flatten().tolist():
         values += [LEVELS[pair >> 4], LEVELS[pair & 15]]
     weights = matrix.shape[0] * matrix.shape[1]
-    return torch.tensor([values[index] * scales[index // 64] for index in range(weights)]).view(matrix.shape)
+    return torch.tensor([values[index] * scales[index // 64] for index in range(weights)]).view(
+        matrix.shape
+    )
 
 
 def dequantised(linear: nn.Module) -> Tensor:
-    return bitsandbytes().functional.dequantize_4bit(linear.weight.data, linear.weight.quant_state).cpu()
+    return (
+        bitsandbytes()
+        .functional.dequantize_4bit(linear.weight.data, linear.weight.quant_state)
+        .cpu()
+    )
 
 
-def linear_from(matrix: Nf4Matrix, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
+def linear_from(
+    matrix: Nf4Matrix, device: torch.device, dtype: torch.dtype = torch.float32
+) -> nn.Module:
     return linear_of(matrix, tables(device), dtype, bias=False)
 
 
@@ -65,7 +74,8 @@ def test_codes_are_the_nearest_level_of_each_weight_over_the_largest_of_its_bloc
 ) -> None:
     weight = weight_of(shape)
     matrix = quantise([weight.flatten()], shape, device, double_quantisation=False)
-    flat, codes = weight.flatten().tolist(), [code for pair in matrix.packed.flatten().tolist() for code in divmod(pair, 16)]
+    flat = weight.flatten().tolist()
+    codes = [code for pair in matrix.packed.flatten().tolist() for code in divmod(pair, 16)]
     for start in range(0, len(flat), 64):
         block = flat[start : start + 64]
         largest = max(abs(value) for value in block)
@@ -85,7 +95,9 @@ def test_the_linear_computes_with_what_a_slow_loop_makes_of_the_tensors(
     linear = linear_from(matrix, device)
     torch.testing.assert_close(dequantised(linear), expected, rtol=1e-5, atol=1e-7)
     inputs = weight_of((4, shape[1]), seed=1)
-    torch.testing.assert_close(linear(inputs.to(device)).cpu(), inputs @ expected.T, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        linear(inputs.to(device)).cpu(), inputs @ expected.T, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_scales_are_kept_to_a_hundredth_by_double_quantisation(device: torch.device) -> None:
@@ -107,13 +119,16 @@ def test_cut_into_pieces_or_whole_it_is_the_same(dtype: torch.dtype, device: tor
     whole = quantise([flat], shape, device)
     cut = quantise(flat.split(5 * BLOCK * 1000), shape, device)
     assert all(torch.equal(tensor, cut.tensors[name]) for name, tensor in whole.tensors.items())
-    direct, _ = bitsandbytes().functional.quantize_4bit(flat.to(device), blocksize=64, quant_type="nf4")
+    direct, _ = bitsandbytes().functional.quantize_4bit(
+        flat.to(device), blocksize=64, quant_type="nf4"
+    )
     assert torch.equal(whole.packed, direct)
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     """Of these 65,536 scales the mean in float32 does; that of fewer is never shared between threads."""
-    flat, before = weight_of((2048, 2048), seed=3).flatten(), torch.get_num_threads()
+    flat = weight_of((2048, 2048), seed=3).flatten()
+    before = torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3):
@@ -139,10 +154,14 @@ def test_a_forward_pass_in_evaluation_mode_leaves_the_weight_alone(
     shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
     """On CPUs with AVX512-BF16 bitsandbytes would repack it, and refuse the second shape."""
-    linear = linear_from(quantise([weight_of(shape).flatten()], shape, device), device, dtype).eval()
+    linear = linear_from(
+        quantise([weight_of(shape).flatten()], shape, device), device, dtype
+    ).eval()
     before = dequantised(linear)
     with torch.no_grad():
-        first, second = (linear(torch.ones(3, shape[1], dtype=dtype, device=device)) for _ in range(2))
+        first, second = (
+            linear(torch.ones(3, shape[1], dtype=dtype, device=device)) for _ in range(2)
+        )
     assert first.dtype == dtype
     assert torch.equal(first, second)
     assert torch.equal(dequantised(linear), before)
@@ -154,15 +173,23 @@ def test_gradients_reach_the_input_and_not_the_weight(device: torch.device) -> N
     inputs = weight_of((5, 128), seed=2).to(device).requires_grad_()
     linear(inputs).sum().backward()
     assert inputs.grad is not None
-    torch.testing.assert_close(inputs.grad.cpu(), dequantised(linear).sum(dim=0).expand(5, -1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        inputs.grad.cpu(), dequantised(linear).sum(dim=0).expand(5, -1), rtol=1e-4, atol=1e-5
+    )
     assert linear.weight.grad is None
     assert not linear.weight.requires_grad
 
 
 @pytest.mark.parametrize("shape", [(64, 32), (48, 96), (5, 66), (33, 65), (1, 100)])
-def test_rows_that_are_no_whole_number_of_blocks_are_refused(shape: tuple[int, int], device: torch.device) -> None:
+def test_rows_that_are_no_whole_number_of_blocks_are_refused(
+    shape: tuple[int, int], device: torch.device
+) -> None:
     with pytest.raises(
-        Mistake, match=rf"training.base = 'nf4': a matrix has {shape[1]} input features, .* set training.base to 'bfloat16'"
+        Mistake,
+        match=(
+            rf"training.base = 'nf4': a matrix has {shape[1]} input features, .* set training.base"
+            r" to 'bfloat16'"
+        ),
     ):
         quantise([weight_of(shape).flatten()], shape, device)
     with pytest.raises(Mistake, match="input features"):
@@ -174,7 +201,9 @@ def test_rows_that_are_no_whole_number_of_blocks_are_refused(shape: tuple[int, i
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1030, 1088)])
 @pytest.mark.parametrize("double", [True, False])
-def test_bytes_are_those_of_the_buffers(shape: tuple[int, int], double: bool, device: torch.device) -> None:
+def test_bytes_are_those_of_the_buffers(
+    shape: tuple[int, int], double: bool, device: torch.device
+) -> None:
     matrix = quantise([weight_of(shape).flatten()], shape, device, double)
     assert matrix_bytes(shape, double) == sum(tensor.nbytes for tensor in matrix.tensors.values())
 
@@ -182,7 +211,10 @@ def test_bytes_are_those_of_the_buffers(shape: tuple[int, int], double: bool, de
 def test_bytes_on_paper() -> None:
     """4096 x 4096: 2^24 weights, 2^18 scales, 2^10 scales of scales; the tables have 16 and 256 floats."""
     assert matrix_bytes((4096, 4096), True) == 2**23 + 2**18 + 4 * 2**10 + 4
-    assert nf4_bytes([(4096, 4096)] * 2, True) == 2 * (2**23 + 2**18 + 4 * 2**10 + 4) + 4 * 16 + 4 * 256
+    assert (
+        nf4_bytes([(4096, 4096)] * 2, True)
+        == 2 * (2**23 + 2**18 + 4 * 2**10 + 4) + 4 * 16 + 4 * 256
+    )
     assert nf4_bytes([(4096, 4096)] * 2, False) == 2 * (2**23 + 4 * 2**18) + 4 * 16
 
 
@@ -195,7 +227,9 @@ def test_the_tables_are_those_of_the_paper(device: torch.device) -> None:
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_are_those_of_the_whole_matrix_bit_for_bit(shape: tuple[int, int], double: bool, device: torch.device) -> None:
+def test_rows_are_those_of_the_whole_matrix_bit_for_bit(
+    shape: tuple[int, int], double: bool, device: torch.device
+) -> None:
     """Stretches whose scales begin in the middle of a nested block among them."""
     matrix = quantise([weight_of(shape).flatten()], shape, device, double)
     linear = linear_from(matrix, device, torch.bfloat16)
@@ -204,5 +238,7 @@ def test_rows_are_those_of_the_whole_matrix_bit_for_bit(shape: tuple[int, int], 
     for size in (1, 5, 64):
         pieces = [read(start, min(start + size, shape[0])) for start in range(0, shape[0], size)]
         assert {piece.dtype for piece in pieces} == {torch.float32}
-        assert torch.cat(pieces).cpu().tolist() == [pytest.approx(row, rel=1e-6) for row in whole.tolist()]
+        assert torch.cat(pieces).cpu().tolist() == [
+            pytest.approx(row, rel=1e-6) for row in whole.tolist()
+        ]
         assert torch.equal(torch.cat(pieces), dequantised_matrix(matrix, tables(device)))

@@ -36,7 +36,8 @@ def model(directory: Path) -> OpenedModel:
 @pytest.fixture
 def quantised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Shapes of the matrices that were quantised, in order."""
-    shapes, work = [], quantised_cache.quantise
+    shapes = []
+    work = quantised_cache.quantise
 
     def counted(*arguments, **named):  # type: ignore[no-untyped-def]
         shapes.append(arguments[1])
@@ -46,10 +47,14 @@ def quantised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return shapes
 
 
-def bits(model: OpenedModel, cache: Path | None, double: bool = True, device: torch.device = CPU) -> Bits:
+def bits(
+    model: OpenedModel, cache: Path | None, double: bool = True, device: torch.device = CPU
+) -> Bits:
     """Bytes of every tensor of every matrix."""
     return {
-        linear.parameter: {name: bytes(tensor.cpu().numpy().tobytes()) for name, tensor in matrix.tensors.items()}
+        linear.parameter: {
+            name: bytes(tensor.cpu().numpy().tobytes()) for name, tensor in matrix.tensors.items()
+        }
         for linear, matrix in quantised_linears(model, device, double, cache)
     }
 
@@ -58,8 +63,11 @@ def file_of(model: OpenedModel, cache: Path, double: bool = True) -> Path:
     return cache / cache_key(model, CPU, double) / "model.safetensors"
 
 
-def test_what_is_used_stays_and_what_is_not_goes(model: OpenedModel, tmp_path: Path, quantised: list[tuple[int, int]]) -> None:
-    root, long_ago = tmp_path / "state", 1_000_000.0
+def test_what_is_used_stays_and_what_is_not_goes(
+    model: OpenedModel, tmp_path: Path, quantised: list[tuple[int, int]]
+) -> None:
+    root = tmp_path / "state"
+    long_ago = 1_000_000.0
     cache = root / "quantised"
     bits(model, cache)
     bits(model, cache, double=False)
@@ -75,7 +83,11 @@ def test_what_is_used_stays_and_what_is_not_goes(model: OpenedModel, tmp_path: P
 
 @pytest.mark.parametrize("double", [True, False])
 def test_the_second_load_does_not_quantise_and_gives_the_same_bits(
-    model: OpenedModel, tmp_path: Path, double: bool, quantised: list[tuple[int, int]], device: torch.device
+    model: OpenedModel,
+    tmp_path: Path,
+    double: bool,
+    quantised: list[tuple[int, int]],
+    device: torch.device,
 ) -> None:
     fresh = bits(model, None, double, device)
     assert len(fresh) == len(quantised) == 14
@@ -85,16 +97,22 @@ def test_the_second_load_does_not_quantise_and_gives_the_same_bits(
     assert len(quantised) == 28
 
 
-def test_a_refused_model_is_refused_before_anything_is_quantised(tmp_path: Path, quantised: list[tuple[int, int]]) -> None:
+def test_a_refused_model_is_refused_before_anything_is_quantised(
+    tmp_path: Path, quantised: list[tuple[int, int]]
+) -> None:
     config = llama_config(hidden_size=64, intermediate_size=96)
     narrow = OpenedModel(save_model(tmp_path / "model", config))
-    with pytest.raises(Mistake, match=r"base = .nf4.: model.layers.0.mlp.down_proj.weight has 96 input features"):
+    with pytest.raises(
+        Mistake, match=r"base = .nf4.: model.layers.0.mlp.down_proj.weight has 96 input features"
+    ):
         bits(narrow, tmp_path / "cache")
     assert not quantised
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_file_is_plain_safetensors_and_holds_codes_scales_and_tables(model: OpenedModel, tmp_path: Path) -> None:
+def test_the_file_is_plain_safetensors_and_holds_codes_scales_and_tables(
+    model: OpenedModel, tmp_path: Path
+) -> None:
     fresh = bits(model, tmp_path)
     stored = load_file(file_of(model, tmp_path))
     assert stored["tables.table"].shape == (16,)
@@ -110,7 +128,9 @@ def test_the_file_is_plain_safetensors_and_holds_codes_scales_and_tables(model: 
 def test_another_way_of_quantising_or_another_model_has_a_file_of_its_own(
     model: OpenedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = OpenedModel(save_model(tmp_path / "other", llama_config(hidden_size=64, intermediate_size=128)))
+    other = OpenedModel(
+        save_model(tmp_path / "other", llama_config(hidden_size=64, intermediate_size=128))
+    )
     keys = [cache_key(model, CPU, True), cache_key(model, CPU, False), cache_key(other, CPU, True)]
     keys.append(cache_key(model, torch.device("cuda"), True))
     monkeypatch.setattr(quantised_cache.bitsandbytes(), "__version__", "0.51.0")
@@ -171,18 +191,32 @@ def other_shape(path: Path) -> None:
 def exchanged(path: Path) -> None:
     """Two matrices of one shape, each with its own hash."""
     tensors = load_file(path)
-    one, other = "model.layers.0.self_attn.k_proj.weight.", "model.layers.0.self_attn.v_proj.weight."
+    one = "model.layers.0.self_attn.k_proj.weight."
+    other = "model.layers.0.self_attn.v_proj.weight."
     for name in ("packed", "absmax", "nested_absmax", "offset", "sha256"):
         tensors[one + name], tensors[other + name] = tensors[other + name], tensors[one + name]
     save_file(tensors, path)
 
 
-DAMAGES = [cut, emptied, os.unlink, one_bit_at(0.5), one_bit_at(0.999), another_table, a_tensor_less, other_shape, exchanged]
+DAMAGES = [
+    cut,
+    emptied,
+    os.unlink,
+    one_bit_at(0.5),
+    one_bit_at(0.999),
+    another_table,
+    a_tensor_less,
+    other_shape,
+    exchanged,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_made_anew(
-    model: OpenedModel, tmp_path: Path, damage: Callable[[Path], None], quantised: list[tuple[int, int]]
+    model: OpenedModel,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    quantised: list[tuple[int, int]],
 ) -> None:
     expected = bits(model, tmp_path)
     damage(file_of(model, tmp_path))
@@ -198,14 +232,21 @@ def test_what_a_killed_process_left_is_removed(model: OpenedModel, tmp_path: Pat
     mark_as_ours(path.parent)  # which comes first
     (path.parent / ".model.safetensors.abcd").write_bytes(b"half")
     bits(model, tmp_path)
-    assert {file.name for file in path.parent.iterdir()} == {"model.safetensors", "lock", VERSION_FILE}
+    assert {file.name for file in path.parent.iterdir()} == {
+        "model.safetensors",
+        "lock",
+        VERSION_FILE,
+    }
 
 
 def test_a_load_that_ends_half_way_leaves_no_file(model: OpenedModel, tmp_path: Path) -> None:
     linears = quantised_linears(model, CPU, True, tmp_path)
     next(linears)
     linears.close()  # type: ignore[attr-defined]
-    assert {file.name for file in file_of(model, tmp_path).parent.iterdir()} == {"lock", VERSION_FILE}
+    assert {file.name for file in file_of(model, tmp_path).parent.iterdir()} == {
+        "lock",
+        VERSION_FILE,
+    }
     assert len(bits(model, tmp_path)) == 14
 
 
@@ -233,10 +274,16 @@ def _load(directory: Path, cache: Path, together: object, found: object) -> None
     found.put((len(shapes), bits(model, cache), len(shapes)))  # type: ignore[attr-defined]
 
 
-def test_of_processes_that_load_at_once_one_quantises_and_all_get_the_same(model: OpenedModel, tmp_path: Path) -> None:
+def test_of_processes_that_load_at_once_one_quantises_and_all_get_the_same(
+    model: OpenedModel, tmp_path: Path
+) -> None:
     context = multiprocessing.get_context("fork")
-    together, found = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=_load, args=(model.directory, tmp_path, together, found)) for _ in range(3)]
+    together = context.Barrier(3)
+    found = context.Queue()
+    processes = [
+        context.Process(target=_load, args=(model.directory, tmp_path, together, found))
+        for _ in range(3)
+    ]
     for process in processes:
         process.start()
     results = [found.get(timeout=600) for _ in processes]

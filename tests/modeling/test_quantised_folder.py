@@ -15,7 +15,13 @@ from safetensors.torch import load_file, save_file
 from tiny_encoders import save_encoder
 from tiny_models import VOCABULARY, llama_config, random_model, save_model, token_windows
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, OPTConfig, PretrainedConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    OPTConfig,
+    PretrainedConfig,
+    Qwen2Config,
+)
 
 from espalier.modeling import quantised_checkpoint
 from espalier.modeling.block_stream import BlockStream, run_through
@@ -53,8 +59,16 @@ OPT_SIZES: dict[str, Any] = {
 }
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": llama_config(**WIDE),
-    "llama tied, with biases": llama_config(**WIDE, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
-    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=False, use_sliding_window=True, sliding_window=4, max_window_layers=2),
+    "llama tied, with biases": llama_config(
+        **WIDE, tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
+    "qwen2": Qwen2Config(
+        **SIZES,
+        tie_word_embeddings=False,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=2,
+    ),
     "opt": OPTConfig(**OPT_SIZES),
     "opt with projections": OPTConfig(**OPT_SIZES, word_embed_proj_dim=24),
 }
@@ -101,27 +115,42 @@ def plainly_loaded(folder: Path) -> Any:
 
 
 def four_bit(whole: nn.Module) -> dict[str, Any]:
-    return {path: module for path, module in whole.named_modules() if isinstance(module, bitsandbytes().nn.Linear4bit)}
+    return {
+        path: module
+        for path, module in whole.named_modules()
+        if isinstance(module, bitsandbytes().nn.Linear4bit)
+    }
 
 
 def linears_of(model: OpenedModel) -> list[str]:
     return [linear.parameter for block in model.plan.blocks for linear in block.linears]
 
 
-def handed_out(model: OpenedModel, double: bool = True, cache: Path | None = None) -> dict[str, dict[str, Tensor]]:
-    return {linear.parameter: matrix.tensors for linear, matrix in quantised_linears(model, CPU, double, cache)}
+def handed_out(
+    model: OpenedModel, double: bool = True, cache: Path | None = None
+) -> dict[str, dict[str, Tensor]]:
+    return {
+        linear.parameter: matrix.tensors
+        for linear, matrix in quantised_linears(model, CPU, double, cache)
+    }
 
 
 def quantised_anew(model: OpenedModel, double: bool) -> dict[str, dict[str, Tensor]]:
     """Each matrix read whole from files in float32, and quantised."""
-    shapes = {linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears}
+    shapes = {
+        linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears
+    }
     tensors = load_file(model.directory / "model.safetensors")
-    return {name: quantise([tensors[name].float().flatten()], shape, CPU, double).tensors for name, shape in shapes.items()}
+    return {
+        name: quantise([tensors[name].float().flatten()], shape, CPU, double).tensors
+        for name, shape in shapes.items()
+    }
 
 
 def same(one: dict[str, dict[str, Tensor]], other: dict[str, dict[str, Tensor]]) -> bool:
     return list(one) == list(other) and all(
-        one[key].keys() == other[key].keys() and all(torch.equal(tensor, other[key][part]) for part, tensor in one[key].items())
+        one[key].keys() == other[key].keys()
+        and all(torch.equal(tensor, other[key][part]) for part, tensor in one[key].items())
         for key in one
     )
 
@@ -141,9 +170,12 @@ def test_plain_transformers_loads_it_and_computes_what_we_do(
 ) -> None:
     base = OpenedModel(saved(name))
     folder = written(base.directory, tmp_path / "nf4", double)
-    theirs, model = plainly_loaded(folder), OpenedModel(folder)
+    theirs = plainly_loaded(folder)
+    model = OpenedModel(folder)
     ours = load_whole(model, Computing(theirs.device, torch.float32, 1), "nf4")
-    assert [f"{path}.weight" for path in four_bit(theirs)] == [path + ".weight" for path in four_bit(ours)]
+    assert [f"{path}.weight" for path in four_bit(theirs)] == [
+        path + ".weight" for path in four_bit(ours)
+    ]
     assert {f"{path}.weight" for path in four_bit(theirs)} == set(linears_of(base))
     tied = theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight
     assert tied == base.config["tie_word_embeddings"]
@@ -163,10 +195,19 @@ def test_plain_transformers_loads_it_and_computes_what_we_do(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_it_computes_in_the_dtype_of_the_files(dtype: torch.dtype, tmp_path: Path) -> None:
-    folder = written(save_model(tmp_path / "saved", CONFIGS["qwen2"], dtype), tmp_path / "nf4", True)
+    folder = written(
+        save_model(tmp_path / "saved", CONFIGS["qwen2"], dtype), tmp_path / "nf4", True
+    )
     theirs = plainly_loaded(folder)
-    assert {parameter.dtype for name, parameter in theirs.named_parameters() if "_proj.weight" not in name} == {dtype}
-    assert {(linear.compute_dtype, linear.weight.quant_state.dtype) for linear in four_bit(theirs).values()} == {(dtype, dtype)}
+    assert {
+        parameter.dtype
+        for name, parameter in theirs.named_parameters()
+        if "_proj.weight" not in name
+    } == {dtype}
+    assert {
+        (linear.compute_dtype, linear.weight.quant_state.dtype)
+        for linear in four_bit(theirs).values()
+    } == {(dtype, dtype)}
     ours = load_whole(OpenedModel(folder), Computing(theirs.device, dtype, 1), "nf4")
     windows = token_windows(2, 7).to(theirs.device)
     assert torch.equal(theirs(input_ids=windows).logits, ours(input_ids=windows).logits)
@@ -182,16 +223,22 @@ def test_a_configuration_that_names_no_dtype_gets_that_of_the_files(tmp_path: Pa
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("name", ["llama", "opt"])
-def test_what_transformers_writes_is_read(name: str, double: bool, saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_transformers_writes_is_read(
+    name: str, double: bool, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Also in several files."""
-    way = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double)
+    way = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double
+    )
     theirs = AutoModelForCausalLM.from_pretrained(saved(name), quantization_config=way)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
     model = OpenedModel(tmp_path / "theirs")
     assert len(model.checkpoint.shards) > 1
     assert set(linears_of(model)) == {f"{path}.weight" for path in four_bit(theirs)}
     for path, linear in four_bit(theirs).items():
-        expected = bitsandbytes().functional.dequantize_4bit(linear.weight.data, linear.weight.quant_state)
+        expected = bitsandbytes().functional.dequantize_4bit(
+            linear.weight.data, linear.weight.quant_state
+        )
         assert torch.equal(model.checkpoint.read(f"{path}.weight"), expected.cpu())
 
 
@@ -199,7 +246,9 @@ def test_what_transformers_writes_is_read(name: str, double: bool, saved: Callab
 
 
 @pytest.fixture(params=[True, False], ids=["double", "single"])
-def lengthy(request: pytest.FixtureRequest, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenedModel:
+def lengthy(
+    request: pytest.FixtureRequest, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> OpenedModel:
     """In NF4, and read in stretches of 10,240 weights: 160 scales, which are no whole block of scales."""
     monkeypatch.setattr(quantised_checkpoint, "STRETCH", 10_240)
     return OpenedModel(written(long, tmp_path / "nf4", request.param))
@@ -207,11 +256,20 @@ def lengthy(request: pytest.FixtureRequest, long: Path, tmp_path: Path, monkeypa
 
 def test_values_are_those_of_bitsandbytes_for_the_whole_matrix(lengthy: OpenedModel) -> None:
     for path, linear in four_bit(plainly_loaded(lengthy.directory)).items():
-        expected = bitsandbytes().functional.dequantize_4bit(linear.weight.data, linear.weight.quant_state).cpu()
-        stored, found = lengthy.checkpoint.tensors[f"{path}.weight"], lengthy.checkpoint.read(f"{path}.weight")
+        expected = (
+            bitsandbytes()
+            .functional.dequantize_4bit(linear.weight.data, linear.weight.quant_state)
+            .cpu()
+        )
+        stored = lengthy.checkpoint.tensors[f"{path}.weight"]
+        found = lengthy.checkpoint.read(f"{path}.weight")
         assert found.dtype == expected.dtype == torch.float32
         assert torch.equal(found, expected)
-        assert (stored.dtype, stored.shape, stored.num_bytes) == ("F32", tuple(expected.shape), expected.nbytes)
+        assert (stored.dtype, stored.shape, stored.num_bytes) == (
+            "F32",
+            tuple(expected.shape),
+            expected.nbytes,
+        )
 
 
 def test_rows_pieces_and_rooms_are_parts_of_the_whole(lengthy: OpenedModel) -> None:
@@ -220,17 +278,27 @@ def test_rows_pieces_and_rooms_are_parts_of_the_whole(lengthy: OpenedModel) -> N
         whole = found.read(name)
         assert b"".join(found.chunks(name)) == whole.numpy().tobytes()
         assert torch.equal(found.read_into(name, found.room(name)), whole)
-        for first, last in [(0, 1), (0, len(whole)), (len(whole) - 1, len(whole)), (7, 59), (60, 61), (5, 5)]:
+        for first, last in [
+            (0, 1),
+            (0, len(whole)),
+            (len(whole) - 1, len(whole)),
+            (7, 59),
+            (60, 61),
+            (5, 5),
+        ]:
             assert torch.equal(found.read_rows(name, first, last), whole[first:last])
     assert max(len(chunk) for chunk in found.chunks(MATRIX)) == 4 * 10_240
 
 
-def test_values_are_near_those_that_were_quantised_and_all_else_is_as_it_was(long: Path, lengthy: OpenedModel) -> None:
+def test_values_are_near_those_that_were_quantised_and_all_else_is_as_it_was(
+    long: Path, lengthy: OpenedModel
+) -> None:
     base = OpenedModel(long)
     assert lengthy.checkpoint.tensors.keys() == base.checkpoint.tensors.keys()
     quantised = set(linears_of(base))
     for name in base.checkpoint.tensors:
-        was, found = base.checkpoint.read(name), lengthy.checkpoint.read(name)
+        was = base.checkpoint.read(name)
+        found = lengthy.checkpoint.read(name)
         if name in quantised:
             assert 0 < (found - was).norm() < 0.15 * was.norm()
         else:
@@ -242,7 +310,9 @@ def test_values_are_near_those_that_were_quantised_and_all_else_is_as_it_was(lon
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_matrices_are_handed_out_as_they_were_written(double: bool, saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_matrices_are_handed_out_as_they_were_written(
+    double: bool, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Whatever way is asked for, and without a cache."""
     base = OpenedModel(saved("opt"))
     model = OpenedModel(written(base.directory, tmp_path / "nf4", double))
@@ -253,7 +323,8 @@ def test_matrices_are_handed_out_as_they_were_written(double: bool, saved: Calla
 
 
 def test_its_hash_is_of_the_stored_bytes(folder: Path, saved: Callable[[str], Path]) -> None:
-    model, again = OpenedModel(folder), OpenedModel(folder)
+    model = OpenedModel(folder)
+    again = OpenedModel(folder)
     assert model.sha256 == again.sha256 != OpenedModel(saved("llama")).sha256
     tensors = load_file(folder / "model.safetensors")
     tensors[f"{MATRIX}.absmax"][3] ^= 1
@@ -263,11 +334,13 @@ def test_its_hash_is_of_the_stored_bytes(folder: Path, saved: Callable[[str], Pa
 
 def test_it_is_opened_and_hashed_without_torch(folder: Path) -> None:
     program = (
-        "import sys\nfor name in ('torch', 'transformers', 'bitsandbytes'): sys.modules[name] = None\n"
-        "from pathlib import Path\nfrom espalier.modeling.opened import OpenedModel\n"
-        "print(OpenedModel(Path(sys.argv[1])).sha256)"
+        "import sys\nfor name in ('torch', 'transformers', 'bitsandbytes'): sys.modules[name] ="
+        " None\nfrom pathlib import Path\nfrom espalier.modeling.opened import"
+        " OpenedModel\nprint(OpenedModel(Path(sys.argv[1])).sha256)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True
+    )
     assert done.stdout.strip() == OpenedModel(folder).sha256, done.stderr
 
 
@@ -281,8 +354,13 @@ def test_bytes_on_paper(double: bool, saved: Callable[[str], Path], tmp_path: Pa
     folder = written(base.directory, tmp_path / "nf4", double)
     stored = load_file(folder / "model.safetensors")
     matrices = len(linears_of(base))
-    rest = sum(own.num_bytes for name, own in base.checkpoint.tensors.items() if name not in linears_of(base))
-    offsets, tables = 4 * double, table_bytes(double)
+    rest = sum(
+        own.num_bytes
+        for name, own in base.checkpoint.tensors.items()
+        if name not in linears_of(base)
+    )
+    offsets = 4 * double
+    tables = table_bytes(double)
     shapes = [linear.shape for block in base.plan.blocks for linear in block.linears]
     in_nf4 = nf4_bytes(shapes, double) - tables + matrices * (tables + 256 - offsets)
     assert sum(tensor.nbytes for tensor in stored.values()) == in_nf4 + rest
@@ -296,18 +374,30 @@ def test_the_same_model_gives_the_same_bytes(saved: Callable[[str], Path], tmp_p
     assert contents(written(saved("llama"), tmp_path / "two", True)) == one
     sharded = save_model(tmp_path / "sharded", CONFIGS["llama"], max_shard_size="40KB")
     assert contents(written(sharded, tmp_path / "three", True)) == one
-    assert set(one) == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert set(one) == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_one_in_nf4_is_written_again_as_it_is(double: bool, saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_one_in_nf4_is_written_again_as_it_is(
+    double: bool, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
     one = written(saved("opt"), tmp_path / "one", double)
     assert contents(written(one, tmp_path / "two", double)) == contents(one)
 
 
-def test_one_in_nf4_can_be_written_with_scales_in_the_other_way(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_one_in_nf4_can_be_written_with_scales_in_the_other_way(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
     single = written(saved("llama"), tmp_path / "single", False)
-    assert contents(written(single, tmp_path / "double", True)) == contents(written(saved("llama"), tmp_path / "direct", True))
+    assert contents(written(single, tmp_path / "double", True)) == contents(
+        written(saved("llama"), tmp_path / "direct", True)
+    )
 
 
 # ----- smaller models -------------------------------------------------------------------------------------------------
@@ -315,33 +405,50 @@ def test_one_in_nf4_can_be_written_with_scales_in_the_other_way(saved: Callable[
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "opt"])
 @torch.no_grad()
-def test_a_model_without_some_blocks_is_one_of_the_family(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_model_without_some_blocks_is_one_of_the_family(
+    name: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
     base = OpenedModel(saved(name))
     small = OpenedModel(base.directory, Structure.whole(base.plan).with_blocks([0, 2]))
     write_quantised(small, tmp_path / "nf4", True)
-    theirs, model = plainly_loaded(tmp_path / "nf4"), OpenedModel(tmp_path / "nf4")
+    theirs = plainly_loaded(tmp_path / "nf4")
+    model = OpenedModel(tmp_path / "nf4")
     assert len(model.plan.blocks) == theirs.config.num_hidden_layers == 2
     assert type(theirs) is type(random_model(CONFIGS[name]))
     assert model.structure is None
-    numbers = {name: name.replace("layers.2.", "layers.1.") for name in linears_of(base) if "layers.1." not in name}
+    numbers = {
+        name: name.replace("layers.2.", "layers.1.")
+        for name in linears_of(base)
+        if "layers.1." not in name
+    }
     whole = quantised_anew(base, True)
     assert same(handed_out(model), {new: whole[old] for old, new in numbers.items()})
     windows = token_windows(2, 9).to(theirs.device)
     ours = load_whole(model, Computing(theirs.device, torch.float32, 1), "nf4")
     assert torch.equal(theirs(input_ids=windows).logits, ours(input_ids=windows).logits)
     near = load_whole(small, Computing(theirs.device, torch.float32, 1), "nf4")
-    torch.testing.assert_close(near(input_ids=windows).logits, theirs(input_ids=windows).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        near(input_ids=windows).logits, theirs(input_ids=windows).logits, rtol=1e-4, atol=1e-4
+    )
 
 
-def test_without_no_block_it_is_the_whole_model(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_without_no_block_it_is_the_whole_model(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
     base = OpenedModel(saved("qwen2"))
-    write_quantised(OpenedModel(base.directory, Structure.whole(base.plan)), tmp_path / "kept", True)
+    write_quantised(
+        OpenedModel(base.directory, Structure.whole(base.plan)), tmp_path / "kept", True
+    )
     expected = written(base.directory, tmp_path / "whole", True)
-    assert (tmp_path / "kept" / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+    assert (tmp_path / "kept" / "model.safetensors").read_bytes() == (
+        expected / "model.safetensors"
+    ).read_bytes()
     assert same(handed_out(OpenedModel(tmp_path / "kept")), quantised_anew(base, True))
 
 
-def test_blocks_dropped_from_one_in_nf4_leave_the_codes_of_the_others(folder: Path, tmp_path: Path) -> None:
+def test_blocks_dropped_from_one_in_nf4_leave_the_codes_of_the_others(
+    folder: Path, tmp_path: Path
+) -> None:
     whole = OpenedModel(folder)
     small = OpenedModel(folder, Structure.whole(whole.plan).with_blocks([1, 2]))
     expected = {
@@ -357,17 +464,26 @@ def test_blocks_dropped_from_one_in_nf4_leave_the_codes_of_the_others(folder: Pa
 
 def test_units_are_cut_from_one_in_nf4_as_from_one_in_float32(folder: Path) -> None:
     whole = OpenedModel(folder)
-    small = OpenedModel(folder, Structure.whole(whole.plan).keeping({0: {"channels": list(range(0, 128, 2))}}))
+    small = OpenedModel(
+        folder, Structure.whole(whole.plan).keeping({0: {"channels": list(range(0, 128, 2))}})
+    )
     assert torch.equal(small.checkpoint.read(MATRIX), whole.checkpoint.read(MATRIX)[:, ::2])
     up = MATRIX.replace("down", "up")
     assert torch.equal(small.checkpoint.read(up), whole.checkpoint.read(up)[::2])
     assert handed_out(small)[MATRIX]["packed"].shape == (64 * 64 // 2, 1)
 
 
-def test_what_transformers_has_no_words_for_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_transformers_has_no_words_for_is_refused(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
     base = OpenedModel(saved("llama"))
-    uneven = OpenedModel(base.directory, Structure.whole(base.plan).keeping({0: {"channels": list(range(64))}}))
-    with pytest.raises(Mistake, match=r"llama: the smaller model cannot be written in NF4: .*; drop whole blocks only"):
+    uneven = OpenedModel(
+        base.directory, Structure.whole(base.plan).keeping({0: {"channels": list(range(64))}})
+    )
+    with pytest.raises(
+        Mistake,
+        match=r"llama: the smaller model cannot be written in NF4: .*; drop whole blocks only",
+    ):
         write_quantised(uneven, tmp_path / "nf4", True)
     encoder = save_encoder(tmp_path / "encoder", "bert", hidden_size=64, intermediate_size=64)
     with pytest.raises(Mistake, match=r"an encoder"):
@@ -381,7 +497,9 @@ def test_what_transformers_has_no_words_for_is_refused(saved: Callable[[str], Pa
 # ----- models that are made of it -------------------------------------------------------------------------------------
 
 
-def test_an_export_is_in_float32_and_says_so(saved: Callable[[str], Path], folder: Path, tmp_path: Path) -> None:
+def test_an_export_is_in_float32_and_says_so(
+    saved: Callable[[str], Path], folder: Path, tmp_path: Path
+) -> None:
     """Also of files that have an index, which names other tensors."""
     way = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     theirs = AutoModelForCausalLM.from_pretrained(saved("llama"), quantization_config=way)
@@ -391,7 +509,9 @@ def test_an_export_is_in_float32_and_says_so(saved: Callable[[str], Path], folde
     for source in (folder, tmp_path / "sharded"):
         stream = BlockStream(OpenedModel(source), Computing(CPU, torch.float32, 1))
         export_edited(stream.model, dense, tmp_path / "model")
-        assert "quantization_config" not in json.loads((tmp_path / "model" / "config.json").read_text())
+        assert "quantization_config" not in json.loads(
+            (tmp_path / "model" / "config.json").read_text()
+        )
         check_export(stream, dense, tmp_path / "model", token_windows(2, 7), "transformers")
         assert type(OpenedModel(tmp_path / "model").checkpoint) is Checkpoint
 
@@ -433,7 +553,9 @@ def other(part: str, change: Callable[[Tensor], Tensor]) -> Change:
 
 
 def as_fp4(tensors: dict[str, Tensor]) -> None:
-    tensors[f"{MATRIX}.quant_state.bitsandbytes__fp4"] = tensors.pop(f"{MATRIX}.quant_state.bitsandbytes__nf4")
+    tensors[f"{MATRIX}.quant_state.bitsandbytes__fp4"] = tensors.pop(
+        f"{MATRIX}.quant_state.bitsandbytes__nf4"
+    )
 
 
 DAMAGE: dict[str, tuple[Change, str]] = {
@@ -442,10 +564,22 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "no scales of scales": (without("nested_absmax"), "nested_absmax is missing"),
     "no state": (without("quant_state.bitsandbytes__nf4"), "bitsandbytes__nf4 is missing"),
     "no codes": (lambda tensors: tensors.__delitem__(MATRIX), "down_proj.weight is missing"),
-    "codes in float": (other("", lambda codes: codes.float()), r"is F32 \[4096, 1\], not U8 \[4096, 1\]"),
-    "codes too short": (other("", lambda codes: codes[:-1]), r"is U8 \[4095, 1\], not U8 \[4096, 1\]"),
-    "scales too short": (other("absmax", lambda scales: scales[1:]), r"absmax is U8 \[127\], not U8 \[128\]"),
-    "scales in float": (other("absmax", lambda scales: scales.float()), r"absmax is F32 \[128\], not U8 \[128\]"),
+    "codes in float": (
+        other("", lambda codes: codes.float()),
+        r"is F32 \[4096, 1\], not U8 \[4096, 1\]",
+    ),
+    "codes too short": (
+        other("", lambda codes: codes[:-1]),
+        r"is U8 \[4095, 1\], not U8 \[4096, 1\]",
+    ),
+    "scales too short": (
+        other("absmax", lambda scales: scales[1:]),
+        r"absmax is U8 \[127\], not U8 \[128\]",
+    ),
+    "scales in float": (
+        other("absmax", lambda scales: scales.float()),
+        r"absmax is F32 \[128\], not U8 \[128\]",
+    ),
     "another shape": (state(shape=[128, 128]), r"is U8 \[4096, 1\], not U8 \[8192, 1\]"),
     "rows that share blocks": (state(shape=[256, 32]), "rows are no whole number of blocks"),
     "no shape": (state(shape=[8192]), "has no shape"),
@@ -455,8 +589,14 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "another type": (state(quant_type="fp4"), "no NF4 in blocks of 64"),
     "another nested length": (state(nested_blocksize=64), "scales are quantised in another way"),
     "offset no number": (state(nested_offset=float("nan")), "scales are quantised in another way"),
-    "state no text": (other("quant_state.bitsandbytes__nf4", lambda text: text[:20]), "copy the model again"),
-    "state too long": (other("quant_state.bitsandbytes__nf4", lambda text: text.repeat(17)), "has .* more than 4096"),
+    "state no text": (
+        other("quant_state.bitsandbytes__nf4", lambda text: text[:20]),
+        "copy the model again",
+    ),
+    "state too long": (
+        other("quant_state.bitsandbytes__nf4", lambda text: text.repeat(17)),
+        "has .* more than 4096",
+    ),
     "fp4": (as_fp4, "down_proj.weight is quantised to FP4"),
 }
 
@@ -478,12 +618,16 @@ def test_other_tables_are_refused_when_a_matrix_is_read(part: str, folder: Path)
     save_file(tensors, folder / "model.safetensors")
     model = OpenedModel(folder)
     for read in (lambda: model.checkpoint.read(MATRIX), lambda: handed_out(model)):
-        with pytest.raises(Mistake, match=rf"model.safetensors: tensor {MATRIX}.{part} is not bitsandbytes' table of NF4"):
+        with pytest.raises(
+            Mistake,
+            match=rf"model.safetensors: tensor {MATRIX}.{part} is not bitsandbytes' table of NF4",
+        ):
             read()
 
 
 def test_a_file_that_was_cut_is_named(folder: Path) -> None:
-    path, model = folder / "model.safetensors", OpenedModel(folder)
+    path = folder / "model.safetensors"
+    model = OpenedModel(folder)
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(Mistake, match=r"model.safetensors: ends before tensor"):
         OpenedModel(folder)
@@ -505,11 +649,18 @@ def test_a_file_that_was_cut_is_named(folder: Path) -> None:
         ({"bnb_4bit_use_double_quant": "yes"}, "bnb_4bit_use_double_quant = 'yes'"),
     ],
 )
-def test_another_quantisation_is_named(changes: dict[str, object], message: str, folder: Path) -> None:
+def test_another_quantisation_is_named(
+    changes: dict[str, object], message: str, folder: Path
+) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= changes
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Mistake, match=rf"config.json: quantization_config is set, with {message}.*; name the model as it was"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            rf"config.json: quantization_config is set, with {message}.*; name the model as it was"
+        ),
+    ):
         OpenedModel(folder)
 
 
@@ -517,13 +668,19 @@ def test_a_configuration_that_says_otherwise_of_scales_is_refused(folder: Path) 
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["bnb_4bit_use_double_quant"] = False
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Mistake, match=r"model.safetensors: .*says otherwise whether its scales are quantised"):
+    with pytest.raises(
+        Mistake, match=r"model.safetensors: .*says otherwise whether its scales are quantised"
+    ):
         OpenedModel(folder)
 
 
-def test_a_configuration_alone_makes_no_model_in_nf4(saved: Callable[[str], Path], folder: Path, tmp_path: Path) -> None:
+def test_a_configuration_alone_makes_no_model_in_nf4(
+    saved: Callable[[str], Path], folder: Path, tmp_path: Path
+) -> None:
     directory = shutil.copytree(saved("llama"), tmp_path / "saved")
     shutil.copyfile(folder / "config.json", directory / "config.json")
-    with pytest.raises(Mistake, match=r"quantization_config in config.json is set, but no matrix is in NF4"):
+    with pytest.raises(
+        Mistake, match=r"quantization_config in config.json is set, but no matrix is in NF4"
+    ):
         OpenedModel(directory)
     assert isinstance(OpenedModel(folder).checkpoint, QuantisedCheckpoint)

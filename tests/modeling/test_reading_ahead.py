@@ -45,18 +45,24 @@ def blocks_in(names: list[str]) -> list[str]:
     return [block for place, block in enumerate(found) if place == 0 or block != found[place - 1]]
 
 
-def test_blocks_are_read_once_and_in_order_with_the_same_result(untied: Path, reads: list[str]) -> None:
+def test_blocks_are_read_once_and_in_order_with_the_same_result(
+    untied: Path, reads: list[str]
+) -> None:
     found = logits(ahead(untied))
     once = list(reads)
     assert blocks_in(once) == [".", "0", "1", "2", "."]
-    assert len([name for name in once if ".layers." in name]) == len({name for name in once if ".layers." in name})
+    assert len([name for name in once if ".layers." in name]) == len(
+        {name for name in once if ".layers." in name}
+    )
     reads.clear()
     expected = logits(BlockStream(OpenedModel(untied), CPU))
     assert reads == once
     assert torch.equal(found, expected)
 
 
-def test_the_next_block_is_read_before_the_one_in_hand_is_left(untied: Path, reads: list[str]) -> None:
+def test_the_next_block_is_read_before_the_one_in_hand_is_left(
+    untied: Path, reads: list[str]
+) -> None:
     stream = ahead(untied)
     assert stream._ahead is not None
     with stream.block(0, following=1):
@@ -65,7 +71,9 @@ def test_the_next_block_is_read_before_the_one_in_hand_is_left(untied: Path, rea
         assert blocks_in(reads) == ["0", "1"]
 
 
-def test_another_block_than_the_announced_one_is_read_and_nothing_of_that_is_kept(untied: Path) -> None:
+def test_another_block_than_the_announced_one_is_read_and_nothing_of_that_is_kept(
+    untied: Path,
+) -> None:
     stream = ahead(untied)
     assert stream._ahead is not None
     with stream.block(0, following=1):
@@ -73,7 +81,10 @@ def test_another_block_than_the_announced_one_is_read_and_nothing_of_that_is_kep
     with stream.block(2, following=0):
         assert all(".layers.0." in name for name in stream._ahead._begun)
     with stream.block(2) as block:
-        assert torch.equal(block.mlp.up_proj.weight, stream.model.checkpoint.read("model.layers.2.mlp.up_proj.weight"))
+        assert torch.equal(
+            block.mlp.up_proj.weight,
+            stream.model.checkpoint.read("model.layers.2.mlp.up_proj.weight"),
+        )
 
 
 def test_nothing_follows_the_last_block(untied: Path) -> None:
@@ -91,7 +102,10 @@ def test_what_cannot_be_read_is_told_at_the_block_that_needs_it(copied: Path) ->
     assert stream._ahead is not None
     with stream.block(0, following=1), pytest.raises(Mistake):
         [begun.result() for begun in list(stream._ahead._begun.values())]
-    with pytest.raises(Mistake, match=r"model\.safetensors: ends before tensor model\.layers\.1\."), stream.block(1):
+    with (
+        pytest.raises(Mistake, match=r"model\.safetensors: ends before tensor model\.layers\.1\."),
+        stream.block(1),
+    ):
         pass
 
 

@@ -32,19 +32,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("apart", [0, 1, 3])
 @pytest.mark.parametrize("first", [0, 1])
-def test_distances_are_angles_between_outputs_at_the_last_token(model: Path, apart: int, first: int) -> None:
+def test_distances_are_angles_between_outputs_at_the_last_token(
+    model: Path, apart: int, first: int
+) -> None:
     windows = torch.randint(3, 260, (5, 12), generator=torch.Generator().manual_seed(0))
     emulator = range(first, BLOCKS - 1)
     found = angular_distances(BlockStream(OpenedModel(model), CPU), windows, apart, emulator)
     with torch.no_grad():
-        states = AutoModelForCausalLM.from_pretrained(model)(windows, output_hidden_states=True).hidden_states
+        states = AutoModelForCausalLM.from_pretrained(model)(
+            windows, output_hidden_states=True
+        ).hidden_states
     outputs = [state[:, -1].double() for state in states[1:]]  # the first are the embeddings
     expected = []
     for index in emulator:
         if index + apart in emulator:
-            one, other = outputs[index], outputs[index + apart]
+            one = outputs[index]
+            other = outputs[index + apart]
             angles = [
-                math.acos(min(1.0, float(a @ b / (a.norm() * b.norm())))) / math.pi for a, b in zip(one, other, strict=True)
+                math.acos(min(1.0, float(a @ b / (a.norm() * b.norm())))) / math.pi
+                for a, b in zip(one, other, strict=True)
             ]
             expected.append(sum(angles) / len(angles))
     assert found == pytest.approx(expected, abs=1e-4)
@@ -55,7 +61,9 @@ def test_groups_stay_in_the_emulator_and_do_not_overlap() -> None:
     """The last start is the one whose group ends with the emulator: one less than the paper's range."""
     distances = [0.5, 0.1, 0.4, 0.1, 0.3, 0.05]  # an emulator of 8 blocks, n = 2
     starts = similar_groups(distances, 2, 2, 1)
-    choices = [pair for pair in combinations(range(6), 2) if all(b - a >= 3 for a, b in pairwise(pair))]
+    choices = [
+        pair for pair in combinations(range(6), 2) if all(b - a >= 3 for a, b in pairwise(pair))
+    ]
     best = min(choices, key=lambda pair: sum(distances[start] for start in pair))
     assert [start - 1 for start in starts] == list(best)
     dropped = dropped_of_groups(starts, 2)
@@ -79,7 +87,9 @@ def test_the_index_map_counts_what_went_before() -> None:
         (range(4), 3, [1, 2, 3], [1, 2, 3]),
     ],
 )
-def test_blocks_go_at_even_distances(emulator: range, number: int, nearest: list[int], down: list[int]) -> None:
+def test_blocks_go_at_even_distances(
+    emulator: range, number: int, nearest: list[int], down: list[int]
+) -> None:
     assert evenly_dropped(emulator, number, "nearest") == nearest
     assert evenly_dropped(emulator, number, "down") == down
 

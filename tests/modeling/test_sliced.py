@@ -32,12 +32,17 @@ WINDOWS = token_windows(6, 20)
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
     """A dense model per family, in several shards."""
     folder = tmp_path_factory.mktemp("dense")
-    return {name: OpenedModel(save_model(folder / name, DECODERS[name], max_shard_size="40KB")) for name in FAMILIES}
+    return {
+        name: OpenedModel(save_model(folder / name, DECODERS[name], max_shard_size="40KB"))
+        for name in FAMILIES
+    }
 
 
 def found_bases(model: OpenedModel, width: int) -> list[Tensor]:
     """The bases of all places."""
-    return [basis_of(moments, width)[0] for moments in mean_moments(BlockStream(model, CPU), WINDOWS)]
+    return [
+        basis_of(moments, width)[0] for moments in mean_moments(BlockStream(model, CPU), WINDOWS)
+    ]
 
 
 def exported(model: OpenedModel, width: int, folder: Path) -> Path:
@@ -77,9 +82,13 @@ def project(model: Any, found: Sequence[Tensor]) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_a_model_that_is_rotated_alone_gives_the_dense_logits(bases: dict[str, OpenedModel], name: str, tmp_path: Path) -> None:
+def test_a_model_that_is_rotated_alone_gives_the_dense_logits(
+    bases: dict[str, OpenedModel], name: str, tmp_path: Path
+) -> None:
     expected = logits(bases[name].directory)
-    torch.testing.assert_close(logits(exported(bases[name], 32, tmp_path / "same")), expected, rtol=1e-5, atol=5e-5)
+    torch.testing.assert_close(
+        logits(exported(bases[name], 32, tmp_path / "same")), expected, rtol=1e-5, atol=5e-5
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -102,18 +111,30 @@ def test_a_sliced_model_is_the_dense_one_with_a_projected_residual_stream(
 def test_signals_are_what_norms_give_but_for_their_scale(bases: dict[str, OpenedModel]) -> None:
     """Their second moments, against a whole model in memory; and of several batches they are those of all together."""
     base = bases["llama"]
-    whole, found = whole_model(base.directory), list[Tensor]()
-    norms = [norm for block in whole.model.layers for norm in (block.input_layernorm, block.post_attention_layernorm)]
+    whole = whole_model(base.directory)
+    found = list[Tensor]()
+    norms = [
+        norm
+        for block in whole.model.layers
+        for norm in (block.input_layernorm, block.post_attention_layernorm)
+    ]
     for norm in (*norms, whole.model.norm):
-        norm.register_forward_hook(lambda norm, _, output: found.append((output / norm.weight).flatten(0, -2).double()))
+        norm.register_forward_hook(
+            lambda norm, _, output: found.append((output / norm.weight).flatten(0, -2).double())
+        )
     with torch.no_grad():
         whole(input_ids=WINDOWS)
     moments = list(mean_moments(BlockStream(base, CPU), WINDOWS))
     assert len(moments) == len(found) == 9
     for mean, signals in zip(moments, found, strict=True):
-        torch.testing.assert_close(mean, signals.T @ signals / WINDOWS.numel(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            mean, signals.T @ signals / WINDOWS.numel(), rtol=1e-4, atol=1e-5
+        )
         assert float(mean.trace()) <= 32 + 1e-9
-    parts = [list(mean_moments(BlockStream(base, CPU), windows)) for windows in (WINDOWS[:2], WINDOWS[2:])]
+    parts = [
+        list(mean_moments(BlockStream(base, CPU), windows))
+        for windows in (WINDOWS[:2], WINDOWS[2:])
+    ]
     for mean, first, second in zip(moments, *parts, strict=True):
         torch.testing.assert_close(mean, (2 * first + 4 * second) / 6, rtol=1e-5, atol=1e-7)
 
@@ -121,10 +142,19 @@ def test_signals_are_what_norms_give_but_for_their_scale(bases: dict[str, Opened
 def test_what_is_written(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
     base = bases["llama with biases"]
     folder = exported(base, 24, tmp_path / "small")
-    small, config = OpenedModel(folder), json.loads((folder / "config.json").read_text())
-    assert (config["model_type"], config["hidden_size"], config["dense_hidden_size"]) == ("sliced-llama", 24, 32)
+    small = OpenedModel(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["hidden_size"], config["dense_hidden_size"]) == (
+        "sliced-llama",
+        24,
+        32,
+    )
     assert (config["head_dim"], config["tie_word_embeddings"]) == (8, False)
-    assert {file.name for file in folder.iterdir()} >= {"modeling_sliced.py", "tokenizer.json", "model.safetensors.index.json"}
+    assert {file.name for file in folder.iterdir()} >= {
+        "modeling_sliced.py",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+    }
     counted = sum(parameter.numel() for parameter in whole_model(folder).parameters())
     assert small.plan.num_parameters == counted
     block = small.plan.blocks[0]
@@ -134,14 +164,20 @@ def test_what_is_written(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
     for norm in ("model.norm.weight", "model.layers.1.input_layernorm.weight"):
         assert small.checkpoint.read(norm).tolist() == [1.0] * 24
     again = exported(base, 24, tmp_path / "again")
-    assert [file.read_bytes() for file in sorted(again.iterdir())] == [file.read_bytes() for file in sorted(folder.iterdir())]
+    assert [file.read_bytes() for file in sorted(again.iterdir())] == [
+        file.read_bytes() for file in sorted(folder.iterdir())
+    ]
 
 
 @torch.no_grad()
-def test_it_writes_the_same_with_and_without_a_cache(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
+def test_it_writes_the_same_with_and_without_a_cache(
+    bases: dict[str, OpenedModel], tmp_path: Path
+) -> None:
     model = whole_model(exported(bases["qwen2"], 24, tmp_path / "small"))
     words = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    cached, anew = (model.generate(WINDOWS[:2, :6], use_cache=cache, **words) for cache in (True, False))
+    cached, anew = (
+        model.generate(WINDOWS[:2, :6], use_cache=cache, **words) for cache in (True, False)
+    )
     assert cached.shape == (2, 18)
     assert torch.equal(cached, anew)
 
@@ -151,7 +187,9 @@ def test_it_is_loaded_for_tuning(bases: dict[str, OpenedModel], tmp_path: Path) 
     """As any base: whole, in either dtype; and edited, written and opened again."""
     folder = exported(bases["mistral"], 24, tmp_path / "small")
     small = OpenedModel(folder)
-    torch.testing.assert_close(load_whole(small, CPU, "float32")(input_ids=WINDOWS).logits, logits(folder))
+    torch.testing.assert_close(
+        load_whole(small, CPU, "float32")(input_ids=WINDOWS).logits, logits(folder)
+    )
     export_edited(small, dense, tmp_path / "copy")
     assert torch.equal(logits(tmp_path / "copy"), logits(folder))
 
@@ -174,18 +212,27 @@ def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
     made = OpenedModel(exported(OpenedModel(tmp_path / "base-nf4"), 192, tmp_path / "same"))
     assert {stored.dtype for stored in made.checkpoint.tensors.values()} == {"F32"}
     expected = logits_of(BlockStream(OpenedModel(tmp_path / "base-nf4"), CPU), WINDOWS, dense)
-    torch.testing.assert_close(logits(tmp_path / "same").flatten(0, 1), torch.cat(list(expected)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        logits(tmp_path / "same").flatten(0, 1), torch.cat(list(expected)), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_what_cannot_be_sliced_says_which_models_can(tmp_path: Path) -> None:
     model = OpenedModel(save_model(tmp_path / "opt", DECODERS["opt"]))
-    with pytest.raises(Mistake, match=r"model_type = 'opt': .*RMS norms alone.* llama, mistral, qwen2, qwen3 .*name one"):
+    with pytest.raises(
+        Mistake,
+        match=r"model_type = 'opt': .*RMS norms alone.* llama, mistral, qwen2, qwen3 .*name one",
+    ):
         SlicedModel(model, lambda place: torch.eye(32), 32)
 
 
-def test_a_sliced_model_is_neither_cut_nor_sliced_again(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
+def test_a_sliced_model_is_neither_cut_nor_sliced_again(
+    bases: dict[str, OpenedModel], tmp_path: Path
+) -> None:
     small = OpenedModel(exported(bases["llama"], 24, tmp_path / "small"))
-    with pytest.raises(Mistake, match=r"model_type = 'sliced-llama': units and blocks are not cut .*name the model"):
+    with pytest.raises(
+        Mistake, match=r"model_type = 'sliced-llama': units and blocks are not cut .*name the model"
+    ):
         OpenedModel(small.directory, Structure.whole(small.plan).with_blocks([0, 1]))
     with pytest.raises(Mistake, match=r"model_type = 'sliced-llama': .*as they were trained"):
         SlicedModel(small, lambda place: torch.eye(24), 24)

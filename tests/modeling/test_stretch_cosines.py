@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CPU, VOCABULARY, llama_config, random_model, save_model, save_tokenizer, token_windows, whole_model
+from tiny_models import (
+    CPU,
+    VOCABULARY,
+    llama_config,
+    random_model,
+    save_model,
+    save_tokenizer,
+    token_windows,
+    whole_model,
+)
 from torch import Tensor
 from transformers import OPTConfig, PretrainedConfig, Qwen3Config
 
@@ -27,7 +36,11 @@ def by_loop(hidden: list[Tensor], span: int) -> list[float]:
     """Mean cosine of each stretch, token by token."""
     found = []
     for start in range(len(hidden) - span):
-        pairs = zip(hidden[start].flatten(0, 1).double(), hidden[start + span].flatten(0, 1).double(), strict=True)
+        pairs = zip(
+            hidden[start].flatten(0, 1).double(),
+            hidden[start + span].flatten(0, 1).double(),
+            strict=True,
+        )
         own = [float(one @ other / (one.norm() * other.norm())) for one, other in pairs]
         found.append(sum(own) / len(own))
     return found
@@ -36,18 +49,26 @@ def by_loop(hidden: list[Tensor], span: int) -> list[float]:
 @torch.no_grad()
 def hidden_states(directory: Path, windows: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """What transformers returns as hidden states, and the same with the last block's own output at the end."""
-    model, last = whole_model(directory), list[Tensor]()
+    model = whole_model(directory)
+    last = list[Tensor]()
     decoder = model.get_decoder()
     decoder.layers[-1].register_forward_hook(
         lambda _, args, output: last.append(output if isinstance(output, Tensor) else output[0])
     )
-    published = list(model(input_ids=windows, output_hidden_states=True, use_cache=False).hidden_states)
+    published = list(
+        model(input_ids=windows, output_hidden_states=True, use_cache=False).hidden_states
+    )
     return published, [*published[:-1], last[0]]
 
 
 @pytest.mark.parametrize(
     "config",
-    [llama_config(), Qwen3Config(**QWEN3), OPTConfig(**OPT), OPTConfig(**OPT, do_layer_norm_before=False)],
+    [
+        llama_config(),
+        Qwen3Config(**QWEN3),
+        OPTConfig(**OPT),
+        OPTConfig(**OPT, do_layer_norm_before=False),
+    ],
     ids=["llama", "qwen3", "opt", "opt without a final norm"],
 )
 @pytest.mark.parametrize("span", [1, 2, 3])
@@ -56,7 +77,8 @@ def test_cosines_are_those_of_transformers_own_hidden_states(
 ) -> None:
     """Windows pass in two batches."""
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 16)
-    directory, windows = save_model(tmp_path / "model", config), token_windows(3, 8)
+    directory = save_model(tmp_path / "model", config)
+    windows = token_windows(3, 8)
     stream = BlockStream(OpenedModel(directory), CPU)
     published, before_norm = hidden_states(directory, windows)
     for after_norm, hidden in ((True, published), (False, before_norm)):
@@ -76,7 +98,8 @@ def test_the_final_norm_decides_whether_the_last_block_seems_to_do_nothing(tmp_p
         model.get_parameter("model.norm.weight").copy_(torch.tensor([1.0, -1.0]).repeat(16))
     model.save_pretrained(tmp_path)  # type: ignore[operator]
     save_tokenizer(tmp_path)
-    stream, windows = BlockStream(OpenedModel(tmp_path), CPU), token_windows(2, 8)
+    stream = BlockStream(OpenedModel(tmp_path), CPU)
+    windows = token_windows(2, 8)
     before_norm = stretch_cosines(stream, windows, 1, after_norm=False)
     assert likest(before_norm) == 2
     assert float(before_norm[2]) == pytest.approx(1.0)

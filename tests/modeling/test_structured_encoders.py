@@ -25,7 +25,13 @@ from espalier.wire.payload import block_key
 from espalier.wire.structure import Structure, unit_costs
 
 SETTINGS = parse(
-    {"method": "fedpetuning", "lora.rank": 3, "lora.alpha": 6.0, "lora.targets": "all", "training.base": "float32"}
+    {
+        "method": "fedpetuning",
+        "lora.rank": 3,
+        "lora.alpha": 6.0,
+        "lora.targets": "all",
+        "training.base": "float32",
+    }
 )
 CLASSES = ("entailment", "neutral", "contradiction")
 HEADS = ("classifier", "bert.pooler")
@@ -50,7 +56,10 @@ def test_units_cost_what_goes_with_them(saved: dict[str, Path], name: str) -> No
     head, channel = unit_costs(base.plan, base.plan.blocks[0])
     assert (head, channel) == (3 * 8 * 33 + 8 * 32, 33 + 32)
     cut = Structure.whole(base.plan).keeping({1: {"groups": [0, 3]}, 2: {"channels": range(1, 48)}})
-    assert OpenedModel(base.directory, cut).plan.num_parameters == base.plan.num_parameters - 2 * head - channel
+    assert (
+        OpenedModel(base.directory, cut).plan.num_parameters
+        == base.plan.num_parameters - 2 * head - channel
+    )
 
 
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
@@ -63,14 +72,20 @@ def test_each_way_of_attention_gives_the_logits_of_a_masked_encoder_also_behind_
     structure = uneven(base, drop=False)
     small = load_whole(OpenedModel(base.directory, structure), CPU, "float32", num_labels=3, seed=5)
     whole = AutoModelForSequenceClassification.from_pretrained(base.directory, num_labels=3).eval()
-    whole.load_state_dict({key: value for key, value in small.state_dict().items() if key.startswith(HEADS)}, strict=False)
+    whole.load_state_dict(
+        {key: value for key, value in small.state_dict().items() if key.startswith(HEADS)},
+        strict=False,
+    )
     wanted = masked(whole, base, structure)
     for model in (small, wanted):
         model.set_attn_implementation(how)
-    windows, seen = token_windows(3, 9), torch.ones(3, 9, dtype=torch.int64)
+    windows = token_windows(3, 9)
+    seen = torch.ones(3, 9, dtype=torch.int64)
     seen[1, 4:] = 0
     expected = wanted(input_ids=windows, attention_mask=seen).logits
-    torch.testing.assert_close(small(input_ids=windows, attention_mask=seen).logits, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        small(input_ids=windows, attention_mask=seen).logits, expected, rtol=1e-5, atol=1e-5
+    )
     assert (
         small.num_parameters()
         == sum(value.numel() for key, value in small.named_parameters() if key.startswith(HEADS))
@@ -85,7 +100,8 @@ def test_what_is_trained_of_a_smaller_encoder_learns_as_in_a_masked_one(
 ) -> None:
     """Gradients of LoRA on all matrices, number by number where something stays, and of the whole head."""
     base = OpenedModel(saved[name])
-    structure, adapters = uneven(base, drop=False), adapter_plan(base.plan, SETTINGS.lora, 3)
+    structure = uneven(base, drop=False)
+    adapters = adapter_plan(base.plan, SETTINGS.lora, 3)
     tensors = drawn(adapters.shapes())
     for block in structure.blocks:  # what is cut has no part in the whole model either
         own = tensors[block_key(block.source)]
@@ -94,7 +110,10 @@ def test_what_is_trained_of_a_smaller_encoder_learns_as_in_a_masked_one(
     whole = AdaptedModel.load(base, CPU, SETTINGS, adapters)
     masked(whole.whole, base, structure)
     small = AdaptedModel.load(
-        OpenedModel(base.directory, structure), CPU, SETTINGS, cut_adapter_plan(adapters, base.plan, structure)
+        OpenedModel(base.directory, structure),
+        CPU,
+        SETTINGS,
+        cut_adapter_plan(adapters, base.plan, structure),
     )
     whole.set(tensors)
     small.set(cut_trained(tensors, base.plan, structure))
@@ -109,18 +128,26 @@ def test_what_is_trained_of_a_smaller_encoder_learns_as_in_a_masked_one(
 def drawn(shapes: Any) -> dict[str, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(3)
     return {
-        key: {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in own.items()} for key, own in shapes.items()
+        key: {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in own.items()}
+        for key, own in shapes.items()
     }
 
 
 def gradients(model: AdaptedModel, checkpointing: bool) -> dict[str, dict[str, torch.Tensor]]:
     """Of one batch."""
     if checkpointing:
-        enable = getattr(model.whole, "activation_checkpointing_enable", model.whole.gradient_checkpointing_enable)
+        enable = getattr(
+            model.whole,
+            "activation_checkpointing_enable",
+            model.whole.gradient_checkpointing_enable,
+        )
         enable({"use_reentrant": False})
     model.whole.train()
     model.whole(input_ids=token_windows(3, 9), labels=torch.tensor([0, 2, 1])).loss.backward()
-    found = {key: {name: value.grad for name, value in own.items()} for key, own in model.parameters.items()}
+    found = {
+        key: {name: value.grad for name, value in own.items()}
+        for key, own in model.parameters.items()
+    }
     assert all(gradient is not None for own in found.values() for gradient in own.values())
     return found  # type: ignore[return-value]  # as asserted
 
@@ -136,25 +163,42 @@ def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
 ) -> None:
     """With code of its own where blocks have other widths, and without where all have 40 channels and all heads."""
     base = OpenedModel(saved[name])
-    alike = Structure.whole(base.plan).keeping({index: {"channels": range(index, 40 + index)} for index in range(4)})
+    alike = Structure.whole(base.plan).keeping(
+        {index: {"channels": range(index, 40 + index)} for index in range(4)}
+    )
     small = OpenedModel(base.directory, uneven(base, drop=False) if uneven_blocks else alike)
     adapters = adapter_plan(small.plan, SETTINGS.lora, 3)
-    meant, tensors = AdaptedModel.load(small, CPU, SETTINGS, adapters), drawn(adapters.shapes())
+    meant = AdaptedModel.load(small, CPU, SETTINGS, adapters)
+    tensors = drawn(adapters.shapes())
     meant.set(tensors)
     edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
     target = tmp_path / "written"
     export_cut_encoder(small, edits, tensors[HEAD_KEY], CLASSES, target, card="# smaller")
-    loaded, messages = AutoModelForSequenceClassification.from_pretrained(target, output_loading_info=True)
+    loaded, messages = AutoModelForSequenceClassification.from_pretrained(
+        target, output_loading_info=True
+    )
     assert not any(messages.values())
     windows = token_windows(3, 9)
     expected = meant.whole(input_ids=windows).logits
-    torch.testing.assert_close(loaded.eval()(input_ids=windows).logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        loaded.eval()(input_ids=windows).logits, expected, rtol=1e-4, atol=1e-4
+    )
     check_against(small, edits, tensors[HEAD_KEY], meant.whole, target, "streamed")
-    config, files = json.loads((target / "config.json").read_text()), {file.name for file in target.iterdir()}
-    assert ("structured" in config["model_type"], "auto_map" in config) == (uneven_blocks, uneven_blocks)
+    config = json.loads((target / "config.json").read_text())
+    files = {file.name for file in target.iterdir()}
+    assert ("structured" in config["model_type"], "auto_map" in config) == (
+        uneven_blocks,
+        uneven_blocks,
+    )
     assert config["architectures"] == [type(loaded).__name__]
     assert loaded.config.id2label == dict(enumerate(CLASSES))
-    beside = {"config.json", "model.safetensors", "README.md", "tokenizer.json", "tokenizer_config.json"}
+    beside = {
+        "config.json",
+        "model.safetensors",
+        "README.md",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert files - {"special_tokens_map.json"} == beside | (
         {"structure.json", "modeling_structured.py"} if uneven_blocks else set()
     )

@@ -50,7 +50,9 @@ def test_all_forms_that_are_possible_give_the_same_logits(
     for form in ("compact", "zero-filled"):
         target = tmp_path / form
         export_structured(small, dense, target, form, card="# smaller")  # type: ignore[arg-type]
-        torch.testing.assert_close(whole_model(target)(input_ids=WINDOWS).logits, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            whole_model(target)(input_ids=WINDOWS).logits, expected, rtol=1e-5, atol=1e-5
+        )
         assert (target / "README.md").read_text() == "# smaller"
         assert len(list(target.glob("*.safetensors"))) > 1
     again = OpenedModel(tmp_path / "compact")
@@ -62,36 +64,53 @@ def test_all_forms_that_are_possible_give_the_same_logits(
     assert {key: stored.shape for key, stored in filled.checkpoint.tensors.items()} == {
         key: stored.shape for key, stored in base.checkpoint.tensors.items()
     }
-    with pytest.raises(Mistake, match=r"cannot be written as 'plain': its blocks are not alike.*choose 'compact' or 'zero-"):
+    with pytest.raises(
+        Mistake,
+        match=r"cannot be written as 'plain': its blocks are not alike.*choose 'compact' or 'zero-",
+    ):
         export_structured(small, dense, tmp_path / "plain", "plain")
 
 
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_blocks_that_are_alike_are_written_for_transformers_alone(saved: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_blocks_that_are_alike_are_written_for_transformers_alone(
+    saved: dict[str, Path], tmp_path: Path, name: str
+) -> None:
     base = OpenedModel(saved[name])
     groups = {"groups": range(2)} if name != "opt" else {}
     kept = {index: {"channels": range(index, index + 20), **groups} for index in range(4)}
-    small = OpenedModel(base.directory, Structure.whole(base.plan).keeping(kept).with_blocks([1, 3]))
+    small = OpenedModel(
+        base.directory, Structure.whole(base.plan).keeping(kept).with_blocks([1, 3])
+    )
     assert best_form(small) == "plain"
     export_structured(small, dense, tmp_path / "plain", "plain")
     config = json.loads((tmp_path / "plain" / "config.json").read_text())
     assert config["model_type"] == base.config["model_type"]
     assert "structure" not in config
-    torch.testing.assert_close(whole_model(tmp_path / "plain")(input_ids=WINDOWS).logits, logits(small), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        whole_model(tmp_path / "plain")(input_ids=WINDOWS).logits,
+        logits(small),
+        rtol=1e-5,
+        atol=1e-5,
+    )
     assert OpenedModel(tmp_path / "plain").plan.num_parameters == small.plan.num_parameters
 
 
 def test_the_code_beside_an_export_knows_the_paths_of_the_families() -> None:
     """It stands alone, and so names them again."""
     by_type = {name: family for family in FAMILIES for name in family.model_types}
-    assert {cls.config_class.model_type.removeprefix("structured-") for cls in modeling_structured.CLASSES} == by_type.keys()
+    assert {
+        cls.config_class.model_type.removeprefix("structured-")
+        for cls in modeling_structured.CLASSES
+    } == by_type.keys()
     for cls in modeling_structured.CLASSES:
         family = by_type[cls.config_class.model_type.removeprefix("structured-")]
         assert (cls.paths, cls.blocks) == (dict(family.linears), family.blocks)
 
 
-@pytest.mark.parametrize(("name", "possible"), [("llama", True), ("qwen3", False), ("opt", True), ("mistral", False)])
+@pytest.mark.parametrize(
+    ("name", "possible"), [("llama", True), ("qwen3", False), ("opt", True), ("mistral", False)]
+)
 @torch.no_grad()
 def test_added_biases_are_in_every_form_that_can_have_them(
     saved: dict[str, Path], tmp_path: Path, name: str, possible: bool
@@ -101,7 +120,9 @@ def test_added_biases_are_in_every_form_that_can_have_them(
     structure = replace(cut, added_biases=("attn.o", "mlp.down"))
     paths = [base.family.linears[linear] for linear in structure.added_biases]
     given = {
-        f"{base.family.blocks}.{index}.{path}.bias": torch.full((32,), 0.1 * index) for index in range(4) for path in paths
+        f"{base.family.blocks}.{index}.{path}.bias": torch.full((32,), 0.1 * index)
+        for index in range(4)
+        for path in paths
     }
     small = OpenedModel(base.directory, structure, given)
     expected = logits(small)
@@ -143,14 +164,20 @@ def test_a_smaller_model_is_edited_and_cut_again(saved: dict[str, Path], tmp_pat
     export_structured(third, dense, tmp_path / "third", "compact")
     assert [block.source for block in OpenedModel(tmp_path / "third").structure.blocks] == [0, 3]  # type: ignore[union-attr]
     torch.testing.assert_close(logits(OpenedModel(tmp_path / "third")), logits(third))
-    with pytest.raises(Mistake, match="holds a smaller model itself, and what was cut from it is not there"):
+    with pytest.raises(
+        Mistake, match="holds a smaller model itself, and what was cut from it is not there"
+    ):
         export_structured(third, dense, tmp_path / "filled", "zero-filled")
 
 
 @pytest.mark.parametrize("spoil", ["remove", "other", "text"])
-def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(saved: dict[str, Path], tmp_path: Path, spoil: str) -> None:
+def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(
+    saved: dict[str, Path], tmp_path: Path, spoil: str
+) -> None:
     base = OpenedModel(saved["llama"])
-    export_structured(OpenedModel(base.directory, uneven(base)), dense, tmp_path / "small", "compact")
+    export_structured(
+        OpenedModel(base.directory, uneven(base)), dense, tmp_path / "small", "compact"
+    )
     path = tmp_path / "small" / "structure.json"
     document = json.loads(path.read_text())
     document["blocks"][0]["groups"] = "0"
@@ -160,9 +187,13 @@ def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(saved: dict[st
         OpenedModel(tmp_path / "small")
 
 
-def test_a_run_s_directory_is_opened_as_the_model_that_it_wrote(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_s_directory_is_opened_as_the_model_that_it_wrote(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
     base = OpenedModel(saved["llama"])
-    export_structured(OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact")
+    export_structured(
+        OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact"
+    )
     (tmp_path / "run.json").write_text("{}")
     assert open_model(str(tmp_path)).directory == tmp_path / "model"
     (tmp_path / "run.json").unlink()
@@ -170,18 +201,32 @@ def test_a_run_s_directory_is_opened_as_the_model_that_it_wrote(saved: dict[str,
         open_model(str(tmp_path))
 
 
-def test_a_process_that_opens_a_smaller_model_is_asked_nothing(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_a_process_that_opens_a_smaller_model_is_asked_nothing(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
     """transformers would ask whether to run the code beside it, before it knows the classes."""
     base = OpenedModel(saved["llama"])
-    export_structured(OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact")
-    code = "import sys; from espalier.modeling.opened import open_model; print(len(open_model(sys.argv[1]).tokenizer))"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], capture_output=True, text=True, input="")
+    export_structured(
+        OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact"
+    )
+    code = (
+        "import sys; from espalier.modeling.opened import open_model;"
+        " print(len(open_model(sys.argv[1]).tokenizer))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        input="",
+    )
     assert (done.returncode, done.stdout) == (0, "96\n"), done.stderr
     assert "custom code" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["qwen2"])
-def test_sliding_blocks_stay_sliding_where_the_base_says_it_by_their_numbers_alone(tmp_path: Path, name: str) -> None:
+def test_sliding_blocks_stay_sliding_where_the_base_says_it_by_their_numbers_alone(
+    tmp_path: Path, name: str
+) -> None:
     """Older files have no list of layer types: from block 2 on there are windows, whatever number a block has later."""
     base = save(tmp_path / "base", name)
     config = json.loads((base / "config.json").read_text())
@@ -196,15 +241,23 @@ def test_sliding_blocks_stay_sliding_where_the_base_says_it_by_their_numbers_alo
     assert written.config.layer_types == [types[0], types[2], types[3]]
 
 
-def test_a_plain_model_that_was_cut_from_a_compact_one_asks_for_no_code(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_a_plain_model_that_was_cut_from_a_compact_one_asks_for_no_code(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
     base = OpenedModel(saved["llama"])
-    alike = Structure.whole(base.plan).keeping({index: {"channels": list(range(32))} for index in range(4)})
+    alike = Structure.whole(base.plan).keeping(
+        {index: {"channels": list(range(32))} for index in range(4)}
+    )
     export_structured(OpenedModel(base.directory, alike), dense, tmp_path / "compact", "compact")
     compact = OpenedModel(tmp_path / "compact")
     smaller = OpenedModel(compact.directory, Structure.whole(compact.plan).with_blocks([0, 3]))
     assert best_form(smaller) == "plain"
     export_structured(smaller, dense, tmp_path / "plain", "plain")
     config = json.loads((tmp_path / "plain" / "config.json").read_text())
-    assert (config.get("auto_map"), config["architectures"], config["model_type"]) == (None, ["LlamaForCausalLM"], "llama")
+    assert (config.get("auto_map"), config["architectures"], config["model_type"]) == (
+        None,
+        ["LlamaForCausalLM"],
+        "llama",
+    )
     assert not list((tmp_path / "plain").glob("*.py"))
     torch.testing.assert_close(whole_model(tmp_path / "plain")(WINDOWS).logits, logits(smaller))

@@ -22,12 +22,19 @@ def weight() -> torch.Tensor:
 def stored(weight: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     """Read 512 bytes at a time."""
     monkeypatch.setattr(checkpoint_module, "CHUNK", 512)
-    tensors = {"f32": weight, "bf16": weight.to(torch.bfloat16), "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4)}
+    tensors = {
+        "f32": weight,
+        "bf16": weight.to(torch.bfloat16),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 4),
+    }
     save_file(tensors, tmp_path / "model.safetensors")
     return Checkpoint(tmp_path)
 
 
-def test_pieces_follow_each_other_in_row_major_order(stored: Checkpoint, weight: torch.Tensor) -> None:
+def test_pieces_follow_each_other_in_row_major_order(
+    stored: Checkpoint, weight: torch.Tensor
+) -> None:
     found = list(pieces(stored, "f32"))
     assert [len(piece) for piece in found] == [128, 128, 74]
     assert torch.equal(torch.cat(found), weight.flatten())
@@ -36,7 +43,9 @@ def test_pieces_follow_each_other_in_row_major_order(stored: Checkpoint, weight:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["f32", "bf16"])
-def test_converted_is_rounded_once(stored: Checkpoint, weight: torch.Tensor, name: str, dtype: torch.dtype) -> None:
+def test_converted_is_rounded_once(
+    stored: Checkpoint, weight: torch.Tensor, name: str, dtype: torch.dtype
+) -> None:
     expected = (weight if name == "f32" else weight.to(torch.bfloat16)).to(dtype)
     found = converted(stored, name, dtype, CPU)
     assert found.dtype == dtype

@@ -11,7 +11,8 @@ from tiny_model import save_tiny_llama
 from espalier.modeling.opened import OpenedModel, opened_in
 from espalier.settings.mistakes import Mistake
 
-FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+FILE = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
 
 
 def written(name: str, content: str | bytes) -> Callable[[Path], None]:
@@ -68,14 +69,23 @@ def dangling(folder: Path) -> None:
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 NOTHING = "none of the files that hold a vocabulary (tokenizer.json, "
-OWN_CODE = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+OWN_CODE = {
+    "tokenizer_class": "OwnTokenizer",
+    "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]},
+}
 
 
 @pytest.mark.parametrize(
     ("damages", "told"),
     [
-        ([changed(**OWN_CODE)], "names code of the tokenizer's own (own.OwnTokenizer), which is not run"),
-        ([changed(tokenizer_class="Own", auto_map=["own.Own", None])], "code of the tokenizer's own (own.Own)"),
+        (
+            [changed(**OWN_CODE)],
+            "names code of the tokenizer's own (own.OwnTokenizer), which is not run",
+        ),
+        (
+            [changed(tokenizer_class="Own", auto_map=["own.Own", None])],
+            "code of the tokenizer's own (own.Own)",
+        ),
         ([removed(FILE)], NOTHING),
         ([removed(FILE, SETTINGS)], NOTHING),
         ([removed(FILE), changed(tokenizer_class="LlamaTokenizer")], NOTHING),
@@ -89,22 +99,37 @@ OWN_CODE = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["o
         ([written(FILE, "<!DOCTYPE html>")], "tokenizer.json is not JSON (line 1, column 1"),
         ([written(FILE, b"\x00\xff")], "tokenizer.json is not UTF-8 (byte 1)"),
         ([written(FILE, "[]")], "tokenizer.json holds no JSON object"),
-        ([written(FILE, "{}")], "tokenizer.json is damaged, or of a newer version of the library tokenizers"),
+        (
+            [written(FILE, "{}")],
+            "tokenizer.json is damaged, or of a newer version of the library tokenizers",
+        ),
         (
             [written(FILE, "[" * 100_000)],
-            "tokenizer.json is not JSON that can be read (its lists and objects are nested more than 64 deep)",
+            (
+                "tokenizer.json is not JSON that can be read (its lists and objects are nested more"
+                " than 64 deep)"
+            ),
         ),
-        ([replaced('"BPE"', '"XPE"')], "tokenizer.json is damaged, or of a newer version of the library tokenizers"),
+        (
+            [replaced('"BPE"', '"XPE"')],
+            "tokenizer.json is damaged, or of a newer version of the library tokenizers",
+        ),
         ([dangling], "tokenizer.json is a link to a file that is not there"),
         ([written(SETTINGS, '{"tokenizer_class":')], "tokenizer_config.json ends too early"),
         ([written(SETTINGS, "[]")], "tokenizer_config.json holds no JSON object"),
-        ([changed(tokenizer_class=5)], "a value in tokenizer_config.json does not fit tokenizer.json"),
+        (
+            [changed(tokenizer_class=5)],
+            "a value in tokenizer_config.json does not fit tokenizer.json",
+        ),
         ([written("special_tokens_map.json", "{")], "special_tokens_map.json ends too early"),
         ([written("added_tokens.json", '["a"]')], "added_tokens.json holds no JSON object"),
     ],
 )
 def test_the_reason_names_the_file(
-    damages: list[Callable[[Path], None]], told: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    damages: list[Callable[[Path], None]],
+    told: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     base = tmp_path_factory.getbasetemp() / "model-with-tokenizer"
     if not base.exists():
@@ -130,9 +155,14 @@ class Panic(BaseException):
     """As pyo3's: no Exception."""
 
 
-@pytest.mark.parametrize(("raised", "expected"), [(Panic, Mistake), (KeyboardInterrupt, KeyboardInterrupt)])
+@pytest.mark.parametrize(
+    ("raised", "expected"), [(Panic, Mistake), (KeyboardInterrupt, KeyboardInterrupt)]
+)
 def test_a_panic_of_the_library_is_a_mistake_and_an_interrupt_is_none(
-    raised: type[BaseException], expected: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    raised: type[BaseException],
+    expected: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*given: object, **named: object) -> None:
         raise raised("index out of bounds")

@@ -9,13 +9,23 @@ import pytest
 from tiny_model import save_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from espalier.modeling.tokenizer_rules import KNOWN_PATTERNS, alternatives, is_known_pattern, require_known_parts
+from espalier.modeling.tokenizer_rules import (
+    KNOWN_PATTERNS,
+    alternatives,
+    is_known_pattern,
+    require_known_parts,
+)
 from espalier.settings.mistakes import Mistake
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN2 = LLAMA3.replace("{1,3}", "")
-CLIP = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+CLIP = (
+    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+)
 EVIL = [
     r"(a+)+$",
     r"(x+x+)+y|\s+",
@@ -54,7 +64,9 @@ def test_a_pattern_is_split_where_its_alternatives_end(pattern: str, parts: list
     assert list(alternatives(pattern)) == parts
 
 
-@pytest.mark.parametrize("pattern", [GPT2, LLAMA3, QWEN2, CLIP, r" {2,}", r"\A +| +\z", r"a\|b|c\ d|ü", "▁"])
+@pytest.mark.parametrize(
+    "pattern", [GPT2, LLAMA3, QWEN2, CLIP, r" {2,}", r"\A +| +\z", r"a\|b|c\ d|ü", "▁"]
+)
 def test_patterns_of_published_tokenizers_are_known(pattern: str) -> None:
     Regex(pattern)
     assert is_known_pattern(pattern)
@@ -65,7 +77,11 @@ def test_other_patterns_are_not(pattern: str) -> None:
     assert not is_known_pattern(pattern)
     for where in (
         {"normalizer": normalizers.Replace(Regex(pattern), "x")},
-        {"pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated")])},
+        {
+            "pre_tokenizer": pre_tokenizers.Sequence(
+                [pre_tokenizers.Split(Regex(pattern), "isolated")]
+            )
+        },
         {"decoder": decoders.Replace(Regex(pattern), "x")},
     ):
         with pytest.raises(Mistake, match="a regular expression is none of a published tokenizer"):
@@ -74,7 +90,11 @@ def test_other_patterns_are_not(pattern: str) -> None:
 
 def test_every_known_alternative_is_a_pattern_that_matches_fast() -> None:
     """Over texts that make others search for long, whole and with an end that does not match: the library answers at once."""
-    texts = [letter * 2000 + end for letter in ("a", " ", "1", "\n", "é", "!", "▁", "'", "一") for end in ("", "!", "x")]
+    texts = [
+        letter * 2000 + end
+        for letter in ("a", " ", "1", "\n", "é", "!", "▁", "'", "一")
+        for end in ("", "!", "x")
+    ]
     for pattern in {part for known in KNOWN_PATTERNS for part in alternatives(known)}:
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         for text in texts:
@@ -85,11 +105,22 @@ def test_the_parts_of_known_models_are_allowed(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     require_known_parts(json.loads((tmp_path / "tokenizer.json").read_text()), "tokenizer.json")
     llama2 = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    require_known_parts(built(normalizer=llama2, decoder=decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])), "")
+    require_known_parts(
+        built(
+            normalizer=llama2, decoder=decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        ),
+        "",
+    )
     split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
-    llama3 = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    llama3 = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     require_known_parts(built(pre_tokenizer=llama3, post_processor=processors.ByteLevel()), "")
-    for model in (models.WordLevel({"a": 0}, "a"), models.Unigram([("a", 0.0)], 0), models.WordPiece({"a": 0}, unk_token="a")):
+    for model in (
+        models.WordLevel({"a": 0}, "a"),
+        models.Unigram([("a", 0.0)], 0),
+        models.WordPiece({"a": 0}, unk_token="a"),
+    ):
         require_known_parts(json.loads(Tokenizer(model).to_str()), "")
 
 
@@ -102,40 +133,97 @@ def replacing(pattern: str, content: str) -> dict[str, Any]:
 
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "type": (lambda file: file.update(normalizer={"type": "Shell"}), "normalizer: type 'Shell' is none of"),
-    "nested type": (lambda file: file.update(normalizer=sequence(sequence({"type": "Shell"}))), "type 'Shell'"),
-    "long sequence": (lambda file: file.update(normalizer=sequence(*[{"type": "NFC"}] * 65)), "a sequence has 65 parts"),
-    "growth": (lambda file: file.update(normalizer=replacing("a", "a" * 17)), "makes 17 characters of one"),
-    "growth of several": (lambda file: file.update(normalizer=sequence(*[replacing("a", "aa")] * 5)), "makes 32 characters"),
+    "type": (
+        lambda file: file.update(normalizer={"type": "Shell"}),
+        "normalizer: type 'Shell' is none of",
+    ),
+    "nested type": (
+        lambda file: file.update(normalizer=sequence(sequence({"type": "Shell"}))),
+        "type 'Shell'",
+    ),
+    "long sequence": (
+        lambda file: file.update(normalizer=sequence(*[{"type": "NFC"}] * 65)),
+        "a sequence has 65 parts",
+    ),
+    "growth": (
+        lambda file: file.update(normalizer=replacing("a", "a" * 17)),
+        "makes 17 characters of one",
+    ),
+    "growth of several": (
+        lambda file: file.update(normalizer=sequence(*[replacing("a", "aa")] * 5)),
+        "makes 32 characters",
+    ),
     "growth of a pattern": (
-        lambda file: file.update(normalizer={"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": "x" * 17}),
+        lambda file: file.update(
+            normalizer={"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": "x" * 17}
+        ),
         "makes 17",
     ),
-    "long content": (lambda file: file.update(normalizer=replacing("a" * 200, "a" * 300)), "content has more than"),
-    "long prefix": (lambda file: file.update(normalizer={"type": "Prepend", "prepend": "a" * 300}), "prepend has more"),
+    "long content": (
+        lambda file: file.update(normalizer=replacing("a" * 200, "a" * 300)),
+        "content has more than",
+    ),
+    "long prefix": (
+        lambda file: file.update(normalizer={"type": "Prepend", "prepend": "a" * 300}),
+        "prepend has more",
+    ),
     "table": (
-        lambda file: file.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "A" * (1 << 22)}),
+        lambda file: file.update(
+            normalizer={"type": "Precompiled", "precompiled_charsmap": "A" * (1 << 22)}
+        ),
         "precompiled_charsmap has more",
     ),
     "drawn": (lambda file: file["model"].update(dropout=0.5), "tokens would be drawn at random"),
-    "long words": (lambda file: file["model"].update(max_input_chars_per_word=10**9), "max_input_chars_per_word"),
+    "long words": (
+        lambda file: file["model"].update(max_input_chars_per_word=10**9),
+        "max_input_chars_per_word",
+    ),
     "template": (
-        lambda file: file.update(post_processor={"type": "TemplateProcessing", "single": [{}] * 65, "special_tokens": {}}),
+        lambda file: file.update(
+            post_processor={"type": "TemplateProcessing", "single": [{}] * 65, "special_tokens": {}}
+        ),
         "a template has more than 64 parts",
     ),
     "template's token": (
         lambda file: file.update(
-            post_processor={"type": "TemplateProcessing", "single": [{}], "special_tokens": {"a": {"ids": [0] * 10**6}}}
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{}],
+                "special_tokens": {"a": {"ids": [0] * 10**6}},
+            }
         ),
         "a template has more than 64 parts or tokens",
     ),
-    "added": (lambda file: file.update(added_tokens=[{"content": "a"}] * 70_000), "added_tokens: more than 65536"),
-    "long added": (lambda file: file.update(added_tokens=[{"content": "a" * 5000}]), "of more than 4096 characters"),
-    "padding": (lambda file: file.update(padding={"strategy": {"Fixed": 1 << 30}}), "padding: to more than"),
-    "multiple": (lambda file: file.update(padding={"strategy": "BatchLongest", "pad_to_multiple_of": 1 << 30}), "padding"),
-    "no part": (lambda file: file.update(normalizer=[1]), "is not a file of the tokenizers library"),
-    "no type": (lambda file: file.update(decoder={"a": 1}), "is not a file of the tokenizers library"),
-    "no numbers": (lambda file: file.update(padding={"strategy": {"Fixed": "x"}}), "is not a file of the tokenizers library"),
+    "added": (
+        lambda file: file.update(added_tokens=[{"content": "a"}] * 70_000),
+        "added_tokens: more than 65536",
+    ),
+    "long added": (
+        lambda file: file.update(added_tokens=[{"content": "a" * 5000}]),
+        "of more than 4096 characters",
+    ),
+    "padding": (
+        lambda file: file.update(padding={"strategy": {"Fixed": 1 << 30}}),
+        "padding: to more than",
+    ),
+    "multiple": (
+        lambda file: file.update(
+            padding={"strategy": "BatchLongest", "pad_to_multiple_of": 1 << 30}
+        ),
+        "padding",
+    ),
+    "no part": (
+        lambda file: file.update(normalizer=[1]),
+        "is not a file of the tokenizers library",
+    ),
+    "no type": (
+        lambda file: file.update(decoder={"a": 1}),
+        "is not a file of the tokenizers library",
+    ),
+    "no numbers": (
+        lambda file: file.update(padding={"strategy": {"Fixed": "x"}}),
+        "is not a file of the tokenizers library",
+    ),
 }
 
 
@@ -148,7 +236,9 @@ def test_what_is_not_allowed_is_named(name: str) -> None:
         require_known_parts(file, "tokenizer.json")
 
 
-@pytest.mark.parametrize("document", [None, [], 1, "x", {"model": 1}, {"normalizer": "NFC"}, {"added_tokens": 5}])
+@pytest.mark.parametrize(
+    "document", [None, [], 1, "x", {"model": 1}, {"normalizer": "NFC"}, {"added_tokens": 5}]
+)
 def test_what_is_no_tokenizer_is_refused(document: Any) -> None:
     with pytest.raises(Mistake, match="is not a file of the tokenizers library"):
         require_known_parts(document, "tokenizer.json")

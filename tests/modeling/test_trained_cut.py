@@ -37,7 +37,9 @@ def drawn(adapters: AdapterPlan) -> dict[str, dict[str, torch.Tensor]]:
 def test_the_plan_is_that_of_the_smaller_model(tmp_path: Path) -> None:
     plan, structure, adapters = made(tmp_path)
     found = cut_adapter_plan(adapters, plan, structure)
-    expected = adapter_plan(structured_plan(plan, structure), LoraSettings(rank=3, targets="all", alpha=6.0))
+    expected = adapter_plan(
+        structured_plan(plan, structure), LoraSettings(rank=3, targets="all", alpha=6.0)
+    )
     assert found.blocks == expected.blocks
     assert found.whole == {  # of 4 groups of one head of width 8 and two queries, block 2 keeps one
         "block-0001": {"norm.mlp.weight": (32,), "attn.q.weight": (16, 32)},
@@ -52,14 +54,21 @@ def test_the_smaller_update_is_the_slice_of_the_larger_one(tmp_path: Path, lanes
     adapters = adapter_plan(model.plan, LoraSettings(rank=3, targets="all", alpha=6.0))
     tensors = drawn(adapters)
     cut = cut_trained(tensors, model.plan, structure)
-    assert {key: {name: tuple(value.shape) for name, value in own.items()} for key, own in cut.items()} == cut_adapter_plan(
-        adapters, model.plan, structure
-    ).shapes()
+    assert {
+        key: {name: tuple(value.shape) for name, value in own.items()} for key, own in cut.items()
+    } == cut_adapter_plan(adapters, model.plan, structure).shapes()
     for index, block in enumerate(structure.blocks):
         for linear in model.plan.blocks[block.source].linears:
-            before, after = tensors[f"block-{block.source:04d}"], cut[f"block-{index:04d}"]
-            whole, small = (own[f"{linear.name}.lora_b"] @ own[f"{linear.name}.lora_a"] for own in (before, after))
-            assert small.shape == structured_plan(model.plan, structure).blocks[index].linear(linear.name).shape
+            before = tensors[f"block-{block.source:04d}"]
+            after = cut[f"block-{index:04d}"]
+            whole, small = (
+                own[f"{linear.name}.lora_b"] @ own[f"{linear.name}.lora_a"]
+                for own in (before, after)
+            )
+            assert (
+                small.shape
+                == structured_plan(model.plan, structure).blocks[index].linear(linear.name).shape
+            )
             rows, columns = kept_by_hand(block, linear.name, whole.shape)
             torch.testing.assert_close(small, whole[rows][:, columns])
 
@@ -83,7 +92,12 @@ def kept_by_hand(block: object, name: str, shape: torch.Size) -> tuple[list[int]
 
 def test_a_structure_that_keeps_all_changes_nothing(tmp_path: Path) -> None:
     plan, _, adapters = made(tmp_path)
-    whole, tensors = Structure.whole(plan), drawn(adapters)
+    whole = Structure.whole(plan)
+    tensors = drawn(adapters)
     assert cut_adapter_plan(adapters, plan, whole) == adapters
     same = cut_trained(tensors, plan, whole)
-    assert all(torch.equal(same[key][name], value) for key, own in tensors.items() for name, value in own.items())
+    assert all(
+        torch.equal(same[key][name], value)
+        for key, own in tensors.items()
+        for name, value in own.items()
+    )

@@ -32,9 +32,13 @@ def opened(directory: Path, name: str) -> OpenedModel:
     return OpenedModel(save_model(directory, AutoConfig.for_model(name, **SIZES | DECODERS[name])))
 
 
-def whole_of(model: OpenedModel, base: Any = "float32", dtype: torch.dtype = torch.float32) -> nn.Module:
+def whole_of(
+    model: OpenedModel, base: Any = "float32", dtype: torch.dtype = torch.float32
+) -> nn.Module:
     labels = 3 if model.family.kind == "encoder" else None
-    whole: nn.Module = load_whole(model, Computing(torch.device("cpu"), dtype, 1), base, num_labels=labels)
+    whole: nn.Module = load_whole(
+        model, Computing(torch.device("cpu"), dtype, 1), base, num_labels=labels
+    )
     return whole
 
 
@@ -42,20 +46,33 @@ def whole_of(model: OpenedModel, base: Any = "float32", dtype: torch.dtype = tor
 def test_every_tensor_of_a_block_has_one_canonical_name(tmp_path: Path, name: str) -> None:
     model = opened(tmp_path, name)
     of = [*model.family.linears, *model.family.norms]
-    paths = [model.family.parameter_path(f"{one}.{kind}", 1) for one in of for kind in ("weight", "bias")]
-    held = [path for path, _ in whole_of(model).named_parameters() if path.startswith(f"{model.family.blocks}.1.")]
+    paths = [
+        model.family.parameter_path(f"{one}.{kind}", 1) for one in of for kind in ("weight", "bias")
+    ]
+    held = [
+        path
+        for path, _ in whole_of(model).named_parameters()
+        if path.startswith(f"{model.family.blocks}.1.")
+    ]
     assert len(set(paths)) == len(paths)
     assert set(held) <= set(paths)
     assert len(held) >= len(model.family.linears) + 2
-    outside = [model.family.parameter_path(f"{one}.weight", None) for one in ("norm.final", "head.dense", "head.out")]
-    assert [path is not None for path in outside] == ([False, True, True] if name in ENCODERS else [True, False, False])
+    outside = [
+        model.family.parameter_path(f"{one}.weight", None)
+        for one in ("norm.final", "head.dense", "head.out")
+    ]
+    assert [path is not None for path in outside] == (
+        [False, True, True] if name in ENCODERS else [True, False, False]
+    )
     assert model.family.parameter_path("norm.final.weight", 1) is None
     assert model.family.parameter_path("attn.q.weight", None) is None
 
 
 def test_block_keys_are_read_as_they_are_written() -> None:
     assert [block_of_key(block_key(index)) for index in (0, 7, 12345)] == [0, 7, 12345]
-    assert [block_of_key(key) for key in ("head", "block-1", "block-", "block-00001", "block--001", "")] == [None] * 6
+    assert [
+        block_of_key(key) for key in ("head", "block-1", "block-", "block-00001", "block--001", "")
+    ] == [None] * 6
 
 
 def test_shapes_and_values_are_those_of_the_files(tmp_path: Path) -> None:
@@ -64,9 +81,12 @@ def test_shapes_and_values_are_those_of_the_files(tmp_path: Path) -> None:
     directory = tmp_path / "opt"
     config = AutoConfig.for_model("opt", **SIZES | OPT_SIZES)
     save_model(directory, config, torch.bfloat16)
-    model, stored = OpenedModel(directory), load_file(directory / "model.safetensors")
+    model = OpenedModel(directory)
+    stored = load_file(directory / "model.safetensors")
     found = stored_values(model, names)
-    assert {key: {name: tuple(value.shape) for name, value in own.items()} for key, own in found.items()} == {
+    assert {
+        key: {name: tuple(value.shape) for name, value in own.items()} for key, own in found.items()
+    } == {
         "block-0001": {"norm.mlp.weight": (64,), "attn.v.bias": (64,)},
         "final": {"norm.final.bias": (64,)},
     }
@@ -83,35 +103,49 @@ def test_shapes_and_values_are_those_of_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
 @pytest.mark.parametrize("name", ["opt", "llama", "roberta"])
-def test_they_are_float32_on_any_base_and_the_model_computes_as_before(tmp_path: Path, name: str, base: Any) -> None:
+def test_they_are_float32_on_any_base_and_the_model_computes_as_before(
+    tmp_path: Path, name: str, base: Any
+) -> None:
     """A float32 tensor that is rounded where it is used gives the same logits, bit by bit, until it is trained."""
     model = opened(tmp_path, name)
     dtype = torch.float32 if base == "float32" else torch.bfloat16
-    before, whole = whole_of(model, base, dtype), whole_of(model, base, dtype)
+    before = whole_of(model, base, dtype)
+    whole = whole_of(model, base, dtype)
     names = {block_key(1): ["norm.attn.weight", "attn.q.bias"], block_key(0): ["norm.mlp.weight"]}
     if name == "llama":
         names[block_key(1)].remove("attn.q.bias")
-    names |= {"head": ["head.out.weight"]} if name == "roberta" else {"final": ["norm.final.weight"]}
+    names |= (
+        {"head": ["head.out.weight"]} if name == "roberta" else {"final": ["norm.final.weight"]}
+    )
     found = trained_whole(model, whole, names)
     assert {key: list(block) for key, block in found.items()} == names
     flat = {(key, each): value for key, block in found.items() for each, value in block.items()}
-    assert all(value.dtype == torch.float32 and value.requires_grad and value.is_leaf for value in flat.values())
+    assert all(
+        value.dtype == torch.float32 and value.requires_grad and value.is_leaf
+        for value in flat.values()
+    )
     exact = stored_values(model, {key: few for key, few in names.items() if key != "head"})
-    assert all(torch.equal(value, exact[key][each]) for (key, each), value in flat.items() if key != "head")
+    assert all(
+        torch.equal(value, exact[key][each]) for (key, each), value in flat.items() if key != "head"
+    )
     windows = token_windows(2, 7) % 90 + 2
     logits = whole(input_ids=windows).logits
     assert torch.equal(logits, before(input_ids=windows).logits)
     logits.float().square().mean().backward()
     assert all(value.grad is not None and bool(value.grad.any()) for value in flat.values())
     head = {id(value) for path, value in whole.named_parameters() if path.startswith("classifier")}
-    assert {id(value) for value in whole.parameters() if value.requires_grad} == head | {id(value) for value in flat.values()}
+    assert {id(value) for value in whole.parameters() if value.requires_grad} == head | {
+        id(value) for value in flat.values()
+    }
 
 
 def test_small_steps_are_not_lost_on_bfloat16(tmp_path: Path) -> None:
     """A thousandth of a bfloat16's step at a time: after enough of them the model computes something else."""
     model = opened(tmp_path, "llama")
     whole = whole_of(model, "bfloat16")
-    norm = trained_whole(model, whole, {"final": ["norm.final.weight"]})["final"]["norm.final.weight"]
+    norm = trained_whole(model, whole, {"final": ["norm.final.weight"]})["final"][
+        "norm.final.weight"
+    ]
     windows = token_windows(2, 7)
     first = whole(input_ids=windows).logits
     with torch.no_grad():
@@ -124,13 +158,22 @@ def test_small_steps_are_not_lost_on_bfloat16(tmp_path: Path) -> None:
 
 def test_gradients_are_those_of_the_model_of_transformers(tmp_path: Path) -> None:
     model = opened(tmp_path, "qwen3")
-    whole, windows = whole_of(model), token_windows(2, 7)
-    names = {block_key(0): ["norm.q.weight", "norm.attn.weight", "mlp.down.weight"], "final": ["norm.final.weight"]}
+    whole = whole_of(model)
+    windows = token_windows(2, 7)
+    names = {
+        block_key(0): ["norm.q.weight", "norm.attn.weight", "mlp.down.weight"],
+        "final": ["norm.final.weight"],
+    }
     found = trained_whole(model, whole, names)
     whole(input_ids=windows, labels=windows).loss.backward()
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     plain(input_ids=windows, labels=windows).loss.backward()
-    paths = ["layers.0.self_attn.q_norm", "layers.0.input_layernorm", "layers.0.mlp.down_proj", "norm"]
+    paths = [
+        "layers.0.self_attn.q_norm",
+        "layers.0.input_layernorm",
+        "layers.0.mlp.down_proj",
+        "norm",
+    ]
     flat = [value for block in found.values() for value in block.values()]
     for value, path in zip(flat, paths, strict=True):
         expected = plain.get_parameter(f"model.{path}.weight").grad
@@ -141,23 +184,41 @@ def test_gradients_are_those_of_the_model_of_transformers(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("key", "name", "words"),
     [
-        ("block-0000", "attn.q.bias", r"the model has no attn.q.bias of block-0000; train another tensor whole"),
+        (
+            "block-0000",
+            "attn.q.bias",
+            r"the model has no attn.q.bias of block-0000; train another tensor whole",
+        ),
         ("block-0002", "norm.mlp.weight", r"the model has no norm.mlp.weight of block-0002"),
-        ("block-0000", "norm.q.weight", r"block-0000 norm.q.weight: models of the family llama have no such tensor"),
-        ("final", "head.out.weight", r"final head.out.weight: models of the family llama have no such tensor"),
+        (
+            "block-0000",
+            "norm.q.weight",
+            r"block-0000 norm.q.weight: models of the family llama have no such tensor",
+        ),
+        (
+            "final",
+            "head.out.weight",
+            r"final head.out.weight: models of the family llama have no such tensor",
+        ),
     ],
 )
-def test_what_the_model_does_not_have_is_named(tmp_path: Path, key: str, name: str, words: str) -> None:
+def test_what_the_model_does_not_have_is_named(
+    tmp_path: Path, key: str, name: str, words: str
+) -> None:
     model = OpenedModel(save_model(tmp_path, llama_config(num_hidden_layers=2)))
     with pytest.raises(Mistake, match=words):
         trained_whole(model, whole_of(model), {key: [name]})
-    with pytest.raises(Mistake, match=rf"(holds no {name} of {key}|family llama have no such tensor)"):
+    with pytest.raises(
+        Mistake, match=rf"(holds no {name} of {key}|family llama have no such tensor)"
+    ):
         stored_values(model, {key: [name]})
 
 
 def test_a_quantised_matrix_is_not_trained_whole(tmp_path: Path) -> None:
     model = opened(tmp_path, "opt")
     whole = whole_of(model, "nf4")
-    with pytest.raises(Mistake, match=r"training\.base = 'nf4': block-0000 attn.q.weight is held in 4 bits"):
+    with pytest.raises(
+        Mistake, match=r"training\.base = 'nf4': block-0000 attn.q.weight is held in 4 bits"
+    ):
         trained_whole(model, whole, {"block-0000": ["attn.q.weight"]})
     trained_whole(model, whole, {"block-0000": ["attn.q.bias"]})

@@ -42,7 +42,9 @@ OPT_SIZES: dict[str, Any] = {
 DTYPES: list[tuple[Base, torch.dtype]] = [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
 DECODERS: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": llama_config,
-    "llama with biases": lambda **changes: llama_config(attention_bias=True, mlp_bias=True, **changes),
+    "llama with biases": lambda **changes: llama_config(
+        attention_bias=True, mlp_bias=True, **changes
+    ),
     "mistral": lambda **changes: MistralConfig(**SIZES | changes),
     "qwen2": lambda **changes: Qwen2Config(**SIZES | changes),
     "qwen3": lambda **changes: Qwen3Config(**SIZES | {"head_dim": 16} | changes),
@@ -52,7 +54,10 @@ DECODERS: dict[str, Callable[..., PretrainedConfig]] = {
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("wide"), llama_config(**WIDE, num_hidden_layers=2, attention_bias=True))
+    return save_model(
+        tmp_path_factory.mktemp("wide"),
+        llama_config(**WIDE, num_hidden_layers=2, attention_bias=True),
+    )
 
 
 def bits(model: nn.Module) -> dict[str, Tensor]:
@@ -73,8 +78,12 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_a_decoder_is_bit_for_bit_what_transformers_loads(
     family: str, tie: bool, base: Base, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    directory = save_model(tmp_path, DECODERS[family](tie_word_embeddings=tie), max_shard_size="20KB")
-    found = load_whole(OpenedModel(directory), Computing(torch.device("cpu"), torch.float32, 1), base)
+    directory = save_model(
+        tmp_path, DECODERS[family](tie_word_embeddings=tie), max_shard_size="20KB"
+    )
+    found = load_whole(
+        OpenedModel(directory), Computing(torch.device("cpu"), torch.float32, 1), base
+    )
     expected = whole_model(directory, dtype)
     assert type(found) is type(expected)
     assert same(bits(found), bits(expected))
@@ -95,23 +104,39 @@ def test_files_of_another_dtype_are_converted(
 ) -> None:
     """A few bytes at a time, and no tensor read whole: what is in memory beyond the model is one piece."""
     directory = save_model(tmp_path, llama_config(), dtype=stored_as)
-    expected = {name: value.to(torch.bfloat16) for name, value in load_file(directory / "model.safetensors").items()}
+    expected = {
+        name: value.to(torch.bfloat16)
+        for name, value in load_file(directory / "model.safetensors").items()
+    }
     monkeypatch.setattr(checkpoint, "CHUNK", 1024)
     monkeypatch.setattr(checkpoint.Checkpoint, "read", None)
     found = load_whole(OpenedModel(directory), computing, "bfloat16")
     assert same(bits(found), expected)
-    assert {value.device.type for value in [*found.parameters(), *found.buffers()]} == {computing.device.type}
+    assert {value.device.type for value in [*found.parameters(), *found.buffers()]} == {
+        computing.device.type
+    }
 
 
-def test_a_missing_tensor_is_named_before_anything_is_read(tmp_path: Path, computing: Computing) -> None:
+def test_a_missing_tensor_is_named_before_anything_is_read(
+    tmp_path: Path, computing: Computing
+) -> None:
     directory = save_model(tmp_path / "saved", llama_config())
     tensors = load_file(directory / "model.safetensors")
     norm = tensors.pop("model.norm.weight")
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Mistake, match=r"saved: tensor model.norm.weight is missing: its files hold 29 tensors"):
+    with pytest.raises(
+        Mistake, match=r"saved: tensor model.norm.weight is missing: its files hold 29 tensors"
+    ):
         load_whole(OpenedModel(directory), computing, "float32")
-    save_file(tensors | {"model.norm.weight": norm[:5].clone()}, directory / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Mistake, match=r"model.norm.weight is \[5\] in model.safetensors, config.json makes it \[32\]"):
+    save_file(
+        tensors | {"model.norm.weight": norm[:5].clone()},
+        directory / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(
+        Mistake,
+        match=r"model.norm.weight is \[5\] in model.safetensors, config.json makes it \[32\]",
+    ):
         load_whole(OpenedModel(directory), computing, "float32")
 
 
@@ -128,7 +153,9 @@ STORED_AS = ["AutoModelForMaskedLM", "AutoModel", "AutoModelForSequenceClassific
 @torch.no_grad()
 def classifier(directory: Path, found: Any, model_type: str) -> Any:
     """What transformers loads, with the head of the model that was found."""
-    expected = AutoModelForSequenceClassification.from_pretrained(directory, num_labels=3, ignore_mismatched_sizes=True)
+    expected = AutoModelForSequenceClassification.from_pretrained(
+        directory, num_labels=3, ignore_mismatched_sizes=True
+    )
     for path in HEAD_PATHS[model_type].values():
         expected.get_submodule(path).load_state_dict(found.get_submodule(path).state_dict())
     return expected.eval()
@@ -148,9 +175,13 @@ def test_an_encoder_is_what_transformers_loads_under_a_head_of_its_own(
     windows = token_windows(3, 9) % 90 + 2
     logits = found(input_ids=windows.to(computing.device)).logits
     assert logits.shape == (3, 3)
-    torch.testing.assert_close(logits.cpu(), expected(input_ids=windows).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits.cpu(), expected(input_ids=windows).logits, rtol=1e-5, atol=1e-5
+    )
     trained = {name for name, parameter in found.named_parameters() if parameter.requires_grad}
-    assert trained == {f"{path}.{kind}" for path in HEAD_PATHS[model_type].values() for kind in ("weight", "bias")}
+    assert trained == {
+        f"{path}.{kind}" for path in HEAD_PATHS[model_type].values() for kind in ("weight", "bias")
+    }
     assert found.config.num_labels == 3
 
 
@@ -172,7 +203,9 @@ def test_the_head_by_canonical_name(model_type: str, tmp_path: Path, computing: 
     assert base == {torch.bfloat16}
 
 
-def test_the_head_depends_on_its_seed_and_on_no_global_generator(tmp_path: Path, computing: Computing) -> None:
+def test_the_head_depends_on_its_seed_and_on_no_global_generator(
+    tmp_path: Path, computing: Computing
+) -> None:
     model = OpenedModel(save_encoder(tmp_path, "roberta"))
     heads = []
     for state, seed in ((1, 7), (2, 7), (2, 8)):
@@ -188,10 +221,15 @@ def test_the_head_depends_on_its_seed_and_on_no_global_generator(tmp_path: Path,
     assert not heads[0]["classifier.out_proj.bias"].any()
 
 
-def test_a_dense_layer_that_the_files_hold_is_where_tuning_starts(tmp_path: Path, computing: Computing) -> None:
+def test_a_dense_layer_that_the_files_hold_is_where_tuning_starts(
+    tmp_path: Path, computing: Computing
+) -> None:
     """BERT's pooler; the classes of an earlier task are forgotten, also when they are as many."""
-    model = OpenedModel(save_encoder(tmp_path, "bert", "AutoModelForSequenceClassification", num_labels=3))
-    found, stored = bits(load_whole(model, computing, "float32", num_labels=3)), load_file(tmp_path / "model.safetensors")
+    model = OpenedModel(
+        save_encoder(tmp_path, "bert", "AutoModelForSequenceClassification", num_labels=3)
+    )
+    found = bits(load_whole(model, computing, "float32", num_labels=3))
+    stored = load_file(tmp_path / "model.safetensors")
     assert torch.equal(found["bert.pooler.dense.weight"], stored["bert.pooler.dense.weight"])
     assert torch.equal(found["bert.pooler.dense.bias"], stored["bert.pooler.dense.bias"])
     assert not torch.equal(found["classifier.weight"], stored["classifier.weight"])
@@ -199,7 +237,9 @@ def test_a_dense_layer_that_the_files_hold_is_where_tuning_starts(tmp_path: Path
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])
 @pytest.mark.parametrize("base", ["bfloat16", "nf4"])
-def test_the_head_learns_in_float32_on_any_base(model_type: str, base: Base, tmp_path: Path, device: torch.device) -> None:
+def test_the_head_learns_in_float32_on_any_base(
+    model_type: str, base: Base, tmp_path: Path, device: torch.device
+) -> None:
     model = OpenedModel(save_encoder(tmp_path, model_type, **WIDE))
     found = load_whole(model, Computing(device, torch.bfloat16, 1), base, num_labels=3)
     labels = torch.tensor([0, 1, 2], device=device)
@@ -219,7 +259,11 @@ def dequantised(linear: Any) -> Tensor:
 
 
 def quantised_paths(model: nn.Module) -> list[str]:
-    return [path for path, module in model.named_modules() if isinstance(module, bitsandbytes().nn.Linear4bit)]
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, bitsandbytes().nn.Linear4bit)
+    ]
 
 
 @torch.no_grad()
@@ -234,7 +278,9 @@ def without_quantisation(directory: Path, found: nn.Module, dtype: torch.dtype) 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_only_the_linears_of_blocks_are_quantised(wide: Path, double: bool, dtype: torch.dtype, device: torch.device) -> None:
+def test_only_the_linears_of_blocks_are_quantised(
+    wide: Path, double: bool, dtype: torch.dtype, device: torch.device
+) -> None:
     model = OpenedModel(wide)
     found = load_whole(model, Computing(device, dtype, 1), "nf4", double_quantisation=double)
     assert {f"{path}.weight" for path in quantised_paths(found)} == {
@@ -255,7 +301,9 @@ def test_only_the_linears_of_blocks_are_quantised(wide: Path, double: bool, dtyp
 
 
 @torch.no_grad()
-def test_a_forward_pass_in_evaluation_mode_leaves_the_weights_alone(wide: Path, device: torch.device) -> None:
+def test_a_forward_pass_in_evaluation_mode_leaves_the_weights_alone(
+    wide: Path, device: torch.device
+) -> None:
     found = load_whole(OpenedModel(wide), Computing(device, torch.bfloat16, 1), "nf4")
     before = [dequantised(found.get_submodule(path)) for path in quantised_paths(found)]
     found(input_ids=token_windows(3, 9).to(device))
@@ -274,7 +322,9 @@ def test_a_model_from_the_cache_is_a_model_that_was_just_quantised(
     assert same(bits(first), bits(second))
 
 
-def test_tied_embeddings_stay_tied_and_are_not_quantised(tmp_path: Path, computing: Computing) -> None:
+def test_tied_embeddings_stay_tied_and_are_not_quantised(
+    tmp_path: Path, computing: Computing
+) -> None:
     directory = save_model(tmp_path, llama_config(**WIDE, tie_word_embeddings=True))
     found = load_whole(OpenedModel(directory), computing, "nf4")
     assert found.lm_head.weight is found.model.embed_tokens.weight
@@ -290,13 +340,19 @@ def test_peft_adapts_it_and_only_adapters_learn(wide: Path, device: torch.device
     windows = token_windows(3, 9).to(device)
     adapted(input_ids=windows, labels=windows).loss.backward()
     assert sum(isinstance(module, Linear4bit) for module in adapted.modules()) == 4
-    learning = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
+    learning = {
+        name for name, parameter in adapted.named_parameters() if parameter.grad is not None
+    }
     assert len(learning) == 2 * 2 * 2
     assert all("lora_" in name for name in learning)
 
 
 def test_a_matrix_that_cannot_be_quantised_is_named(untied: Path, computing: Computing) -> None:
     with pytest.raises(
-        Mistake, match=r"training.base = 'nf4': .*q_proj.weight has 32 input features, .* set training.base to 'bfloat16'"
+        Mistake,
+        match=(
+            r"training.base = 'nf4': .*q_proj.weight has 32 input features, .* set training.base to"
+            r" 'bfloat16'"
+        ),
     ):
         load_whole(OpenedModel(untied), computing, "nf4")

@@ -35,11 +35,15 @@ def encoder_config(model_type: str, **changes: Any) -> PretrainedConfig:
     return AutoConfig.for_model(model_type, **SIZES | changes)
 
 
-def save_encoder(directory: Path, model_type: str, stored_as: str = "AutoModelForMaskedLM", **changes: Any) -> Path:
+def save_encoder(
+    directory: Path, model_type: str, stored_as: str = "AutoModelForMaskedLM", **changes: Any
+) -> Path:
     """Save a random encoder as a class of transformers stores it; norms and biases are random too."""
     with torch.random.fork_rng():
         torch.manual_seed(13)
-        model = getattr(transformers, stored_as).from_config(encoder_config(model_type, **changes), dtype=torch.float32)
+        model = getattr(transformers, stored_as).from_config(
+            encoder_config(model_type, **changes), dtype=torch.float32
+        )
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "LayerNorm" in name or name.endswith("bias"):

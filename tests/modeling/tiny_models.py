@@ -9,7 +9,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 from espalier.modeling.computing import Computing
 
@@ -46,7 +51,10 @@ def random_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -
 
 
 def save_model(
-    directory: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB"
+    directory: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "1GB",
 ) -> Path:
     """Save a random model and a word-level tokenizer whose words are ``w0``, ``w1``, ..."""
     random_model(config, dtype).save_pretrained(directory, max_shard_size=max_shard_size)
@@ -56,19 +64,25 @@ def save_model(
 
 def save_tokenizer(directory: Path) -> None:
     """Save a word-level tokenizer whose words are ``w0``, ``w1``, ..."""
-    words = Tokenizer(WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
+    words = Tokenizer(
+        WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0")
+    )
     words.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(directory)
 
 
 def whole_model(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The model as any user of transformers loads it."""
-    return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=dtype).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        directory, local_files_only=True, dtype=dtype
+    ).eval()
 
 
 def token_windows(windows: int, tokens: int, seed: int = 5) -> Tensor:
     """Random token ids, (windows, tokens), int64."""
-    return torch.randint(VOCABULARY, (windows, tokens), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        VOCABULARY, (windows, tokens), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def random_masks(shapes: Mapping[str, tuple[int, ...]], block: int) -> dict[str, Tensor]:

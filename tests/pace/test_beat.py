@@ -39,7 +39,8 @@ def test_another_thread_s_beats_are_not_heard() -> None:
 
 
 def test_a_line_every_ten_seconds_with_the_time_since_the_work_began() -> None:
-    seconds, lines = [100.0], list[str]()
+    seconds = [100.0]
+    lines = list[str]()
     pace = Pace(lines.append, lambda: seconds[0], every=10.0)
     for at in (101.0, 109.0, 110.0, 119.0, 120.5, 130.0, 131.0):
         seconds[0] = at
@@ -48,7 +49,8 @@ def test_a_line_every_ten_seconds_with_the_time_since_the_work_began() -> None:
 
 
 def test_a_line_of_another_kind_puts_the_next_one_off() -> None:
-    seconds, lines = [0.0], list[str]()
+    seconds = [0.0]
+    lines = list[str]()
     pace = Pace(lines.append, lambda: seconds[0], every=10.0)
     for at in (9.0, 12.0, 19.0):
         seconds[0] = at
@@ -70,7 +72,8 @@ def test_whose_beats_they_are_is_said_where_somebody_listens() -> None:
 
 
 def test_a_share_is_told_with_the_time_left_at_this_pace_by_hand() -> None:
-    seconds, heard = [100.0], list[str]()
+    seconds = [100.0]
+    heard = list[str]()
     share = Share("reading a.txt", 800, lambda: seconds[0])
     share(100)  # nobody listens
     with heard_by(heard.append):
@@ -90,4 +93,8 @@ def test_many_parts_are_told_in_shares() -> None:
     heard: list[str] = []
     with heard_by(heard.append):
         assert list(in_shares("abcd", "encoding")) == ["a", "b", "c", "d"]
-    assert [line.split(",")[0] for line in heard] == ["encoding: 25%", "encoding: 50%", "encoding: 75%"]
+    assert [line.split(",")[0] for line in heard] == [
+        "encoding: 25%",
+        "encoding: 50%",
+        "encoding: 75%",
+    ]

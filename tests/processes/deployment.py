@@ -28,8 +28,18 @@ def environment(home: Path) -> dict[str, str]:
     """An environment that keeps Flower's files in ``home`` and calls nobody."""
     home.mkdir(parents=True, exist_ok=True)
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    return {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path, "ESPALIER_STATE_DIR": str(home / "state")}
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    return {
+        **os.environ,
+        **quiet,
+        "FLWR_HOME": str(home),
+        "PATH": path,
+        "ESPALIER_STATE_DIR": str(home / "state"),
+    }
 
 
 def free_ports(number: int) -> list[int]:
@@ -41,11 +51,15 @@ def free_ports(number: int) -> list[int]:
 
 
 @contextmanager
-def process(command: Sequence[str], folder: Path, name: str, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    command: Sequence[str], folder: Path, name: str, env: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process with its output in ``<name>.log``, and stop it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{name}.log", "wb") as log:
-        started = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT)
+        started = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         yield started
     finally:
@@ -93,7 +107,9 @@ class Federation:
         found = []
         for status in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
-                if program.encode() in status.read_bytes() and own & set(_ancestors(int(status.parent.name))):
+                if program.encode() in status.read_bytes() and own & set(
+                    _ancestors(int(status.parent.name))
+                ):
                     found.append(int(status.parent.name))
         return found
 
@@ -142,7 +158,11 @@ def federation(
         tap = stack.enter_context(tapped(fleet))
 
         def start_node(site: str) -> subprocess.Popen[bytes]:
-            program = [str(BIN / "espalier"), "node", *warm_words] if site in warm else [str(BIN / "flower-supernode")]
+            program = (
+                [str(BIN / "espalier"), "node", *warm_words]
+                if site in warm
+                else [str(BIN / "flower-supernode")]
+            )
             supernode = [
                 *program, "--insecure", "--superlink", f"127.0.0.1:{tap.port if site == tapped_site else fleet}",
                 "--port", str(ports[site]),
@@ -151,7 +171,9 @@ def federation(
             return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))
 
         started = {site: start_node(site) for site in (sites if at_once is None else at_once)}
-        yield Federation(folder, f"127.0.0.1:{control}", link, started, start_node, start_superlink, tap)
+        yield Federation(
+            folder, f"127.0.0.1:{control}", link, started, start_node, start_superlink, tap
+        )
 
 
 def espalier_command(folder: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
@@ -159,18 +181,26 @@ def espalier_command(folder: Path, *arguments: str) -> tuple[list[str], dict[str
     return [str(BIN / "espalier"), *arguments], environment(folder / "command")
 
 
-def espalier(folder: Path, *arguments: str, seconds: float = 1800) -> subprocess.CompletedProcess[str]:
+def espalier(
+    folder: Path, *arguments: str, seconds: float = 1800
+) -> subprocess.CompletedProcess[str]:
     """Give the ``espalier`` command and wait for its end, so many seconds at most."""
     command, env = espalier_command(folder, *arguments)
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds)
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds
+    )
 
 
 def submit(app: Path, running: Federation, config: Mapping[str, Any]) -> None:
     """Submit a run with this configuration by Flower's own ``flwr run``, in this process; the SuperLink takes it from there."""
     folder = running.folder / "submitted"
     folder.mkdir(exist_ok=True)
-    (folder / "config.toml").write_text(f'[superlink.own]\naddress = "{running.control}"\ninsecure = true\n')
-    (folder / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
+    (folder / "config.toml").write_text(
+        f'[superlink.own]\naddress = "{running.control}"\ninsecure = true\n'
+    )
+    (folder / "run.toml").write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
+    )
     flwr(folder, "run", str(app), "own", "--run-config", str(folder / "run.toml"))
 
 

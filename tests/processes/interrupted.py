@@ -11,7 +11,14 @@ from deployment import espalier_command, eventually
 
 ROOT = Path(__file__).parent.parent.parent
 SITES = ("hospital-a", "hospital-b")
-SETTINGS = ("two-sites", "fedprllm.strategy=iterative", "evaluation.max-windows=4", "data.windows=2", "--app", str(ROOT))
+SETTINGS = (
+    "two-sites",
+    "fedprllm.strategy=iterative",
+    "evaluation.max-windows=4",
+    "data.windows=2",
+    "--app",
+    str(ROOT),
+)
 
 
 def results_of(folder: Path) -> Path:
@@ -21,13 +28,21 @@ def results_of(folder: Path) -> Path:
 
 def repeated(run: Path) -> dict[str, bytes]:
     """What must be the same however often the run was interrupted."""
-    files = [run / "masks.safetensors", *run.glob("model/*"), *(file for file in run.glob("checkpoint/**/*") if file.is_file())]
+    files = [
+        run / "masks.safetensors",
+        *run.glob("model/*"),
+        *(file for file in run.glob("checkpoint/**/*") if file.is_file()),
+    ]
     return {str(file.relative_to(run)): file.read_bytes() for file in files}
 
 
 def without_traffic(run: Path) -> dict[str, bytes]:
     """What must be the same where messages were repeated, which checkpoints count."""
-    return {name: data for name, data in repeated(run).items() if not name.endswith(("state.json", "previous.json"))}
+    return {
+        name: data
+        for name, data in repeated(run).items()
+        if not name.endswith(("state.json", "previous.json"))
+    }
 
 
 def summary(run: Path) -> dict[str, object]:
@@ -63,7 +78,9 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Give the ``espalier`` command and go on; it is stopped at the end."""
     command, env = espalier_command(folder, *arguments)
     with open(folder / "command.log", "w") as log:
-        running = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
+        running = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True
+        )
         try:
             yield running
         finally:

@@ -24,8 +24,12 @@ from dataclasses import dataclass
 import pytest
 from deployment import eventually
 
-SERVER, SITE = "10.77.0.1", "10.77.0.2"
-TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
+SERVER = "10.77.0.1"
+SITE = "10.77.0.2"
+TUNSETIFF = 0x400454CA
+IFF_TUN = 0x0001
+IFF_NO_PI = 0x1000
+CLONE_NEWNET = 0x40000000
 MOST_WAITING = 1.0
 """Seconds of packets that wait for their turn; what comes then is dropped."""
 LARGEST = 65_536
@@ -49,9 +53,14 @@ def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
         words = [sys.executable, __file__, *map(str, pids), str(delay), str(loss), str(megabits)]
         stack.enter_context(_ended(subprocess.Popen(words)))
         server, site = ([*_inside(pid)] for pid in pids)
-        asked = f"import errno, socket, sys; sys.exit(socket.socket().connect_ex(('{SITE}', 9)) != errno.ECONNREFUSED)"
+        asked = (
+            f"import errno, socket, sys; sys.exit(socket.socket().connect_ex(('{SITE}', 9)) !="
+            " errno.ECONNREFUSED)"
+        )
         reached = [*server, sys.executable, "-c", asked]
-        eventually(lambda: subprocess.run(reached, capture_output=True, check=False).returncode == 0)
+        eventually(
+            lambda: subprocess.run(reached, capture_output=True, check=False).returncode == 0
+        )
         yield Ends(server, site)
 
 
@@ -60,7 +69,9 @@ def _namespace() -> Iterator[int]:
     """A process in a network namespace of its own, which lasts as long as it does."""
     with _ended(subprocess.Popen(["unshare", "--net", "sleep", "infinity"])) as holder:
         own = os.readlink("/proc/self/ns/net")
-        eventually(lambda: holder.poll() is not None or os.readlink(f"/proc/{holder.pid}/ns/net") != own)
+        eventually(
+            lambda: holder.poll() is not None or os.readlink(f"/proc/{holder.pid}/ns/net") != own
+        )
         if holder.poll() is not None:
             pytest.skip("no network namespace can be made here")
         subprocess.run([*_inside(holder.pid), "ip", "link", "set", "lo", "up"], check=True)
@@ -82,14 +93,17 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]
 
 def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) -> None:
     """Carry packets between two devices for ever."""
-    chance, under_way, number = random.Random(0), list[tuple[float, int, int, bytes]](), 0
+    chance = random.Random(0)
+    under_way = list[tuple[float, int, int, bytes]]()
+    number = 0
     free = [0.0, 0.0]
     while True:
         wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
         ready, _, _ = select.select(devices, [], [], wait)
         now = time.monotonic()
         for device in ready:
-            packet, way = os.read(device, LARGEST), devices.index(device)
+            packet = os.read(device, LARGEST)
+            way = devices.index(device)
             begins = max(now, free[way])
             if chance.random() < loss or begins - now > MOST_WAITING:
                 continue
@@ -108,7 +122,10 @@ def _device(pid: int, address: str, other: str) -> int:
             raise OSError(ctypes.get_errno(), "setns")
     device = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", b"wire", IFF_TUN | IFF_NO_PI))
-    for words in (["addr", "add", address, "peer", other, "dev", "wire"], ["link", "set", "wire", "up"]):
+    for words in (
+        ["addr", "add", address, "peer", other, "dev", "wire"],
+        ["link", "set", "wire", "up"],
+    ):
         subprocess.run(["ip", *words], check=True)
     return device
 

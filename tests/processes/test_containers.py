@@ -16,7 +16,9 @@ from deployment import environment, free_ports, process
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parent.parent.parent
-SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())[
+    "services"
+]
 IMAGE = (ROOT / "docker" / "Dockerfile").read_text().split("FROM")[-1]
 LATER = "run"
 """The service whose end is everybody's."""
@@ -34,7 +36,9 @@ class Outside:
         found = {}
         for volume in SERVICES[name].get("volumes", []):
             source, target, *_ = volume.split(":")
-            found[target] = (ROOT / "docker" / source) if source.startswith(".") else self.folder / source
+            found[target] = (
+                (ROOT / "docker" / source) if source.startswith(".") else self.folder / source
+            )
             if not source.startswith("."):
                 found[target].mkdir(exist_ok=True)
         return found
@@ -61,14 +65,19 @@ class Outside:
         together = self.folder / f"{name}-{folder}"
         together.mkdir(exist_ok=True)
         for target, source in mounts.items():
-            if target.startswith(f"/{folder}/") and not (link := together / Path(target).name).exists():
+            if (
+                target.startswith(f"/{folder}/")
+                and not (link := together / Path(target).name).exists()
+            ):
                 link.symlink_to(source)
         return together
 
     def environment(self) -> dict[str, str]:
         """The image's, but for where programs lie."""
         told = re.findall(r"(\w+)=(\S+)", IMAGE.split("ENV")[1])
-        return environment(self.folder / "flower") | {key: value for key, value in told if key != "PATH"}
+        return environment(self.folder / "flower") | {
+            key: value for key, value in told if key != "PATH"
+        }
 
     def working_directory(self, name: str) -> Path:
         folder = self.mounts(name).get("/results", self.folder / f"{name}-home")
@@ -85,11 +94,14 @@ def test_the_services_of_the_compose_file_do_a_run_and_end_with_0(tmp_path: Path
     env = outside.environment()
     with ExitStack() as stack:
         for name in SERVICES:
-            words, where = outside.words(name), outside.working_directory(name)
+            words = outside.words(name)
+            where = outside.working_directory(name)
             if name != LATER:
                 stack.enter_context(process(words, where, name, env))
         words += ["evaluation.max-windows=4", "evaluation.local-only=false", "--app", str(ROOT)]
-        done = subprocess.run(words, cwd=where, env=env, capture_output=True, text=True, timeout=1200, check=False)
+        done = subprocess.run(
+            words, cwd=where, env=env, capture_output=True, text=True, timeout=1200, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "results" / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
@@ -97,5 +109,9 @@ def test_the_services_of_the_compose_file_do_a_run_and_end_with_0(tmp_path: Path
         (name, "completed") for name in SERVICES if name.startswith("hospital")
     ]
     assert (run / "model" / "model.safetensors").exists()
-    logs = [json.loads(line) for file in tmp_path.glob("hospital-?/**/*.jsonl") for line in file.read_text().splitlines()]
+    logs = [
+        json.loads(line)
+        for file in tmp_path.glob("hospital-?/**/*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
     assert len([entry for entry in logs if entry.get("kind") == "train"]) == 3

@@ -39,17 +39,32 @@ PLAIN = "hospital-c"
 
 def weights_and_structure(folder: Path) -> dict[str, bytes]:
     """Of a client's own model, whose card has its name."""
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".safetensors", ".json")}
+    return {
+        file.name: file.read_bytes()
+        for file in folder.iterdir()
+        if file.suffix in (".safetensors", ".json")
+    }
 
 
 METHODS = {
     "fedpetuning": (
-        ("federation.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "evaluation.local-only=false"),
+        (
+            "federation.rounds=2",
+            "training.steps=2",
+            "lora.targets=all",
+            "lora.merge=true",
+            "evaluation.local-only=false",
+        ),
         ["enrol", "train", "fetch", "deliver", "train", "fetch"],
     ),
     "fedprllm": (("data.windows=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
     "fedspallm": (
-        ("fedspallm.capabilities=1,2", "data.windows=20", "evaluation.local-only=false", "part-bytes=1000000"),
+        (
+            "fedspallm.capabilities=1,2",
+            "data.windows=20",
+            "evaluation.local-only=false",
+            "part-bytes=1000000",
+        ),
         ["enrol", "train"],
     ),
     "fedsoda": (
@@ -84,13 +99,26 @@ METHODS = {
         ["enrol", "train", "deliver", "train", "deliver", "alone"],
     ),
     "sft-p": (
-        ("federation.rounds=1", "training.steps=2", "evaluation.local-only=false", "part-bytes=1000000"),
+        (
+            "federation.rounds=1",
+            "training.steps=2",
+            "evaluation.local-only=false",
+            "part-bytes=1000000",
+        ),
         ["enrol", "train", "deliver", "alone"],
     ),
     "flap": (("data.windows=20", "evaluation.local-only=false"), ["enrol", "train"]),
-    "slicegpt": (("data.windows=20", "evaluation.local-only=false", "part-bytes=1000000"), ["enrol", "train"]),
+    "slicegpt": (
+        ("data.windows=20", "evaluation.local-only=false", "part-bytes=1000000"),
+        ["enrol", "train"],
+    ),
     "llm-pruner": (
-        ("data.windows=20", "evaluation.local-only=false", "llm-pruner.spare-first=0", "llm-pruner.spare-last=0"),
+        (
+            "data.windows=20",
+            "evaluation.local-only=false",
+            "llm-pruner.spare-first=0",
+            "llm-pruner.spare-last=0",
+        ),
         ["enrol", "train"],
     ),
     "llm-streamline": (
@@ -168,7 +196,12 @@ class Sites:
 def words_for(method: str, words: Sequence[str], folder: Path) -> tuple[str, ...]:
     """What the run of a method is told."""
     more, _ = METHODS[method]
-    return ("two-sites", f"method={method}", *words, *(word.replace("{folder}", str(folder)) for word in more))
+    return (
+        "two-sites",
+        f"method={method}",
+        *words,
+        *(word.replace("{folder}", str(folder)) for word in more),
+    )
 
 
 HOLDS = ("hospital-b", PLAIN)
@@ -204,19 +237,37 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     """
     folder = tmp_path_factory.mktemp("sites")
     shared = home(folder)
-    shared.public.write_text("\n\n".join(private_text(client) for client in range(3, 6)))  # a mean over few words never leaves
+    # A mean over few words never leaves.
+    shared.public.write_text("\n\n".join(private_text(client) for client in range(3, 6)))
     (folder / "align.txt").write_text(private_text(6))
-    save_tiny_llama(folder / "deeper", blocks=4, hidden=64, feed_forward=64)  # for fedsoda, whose clients have no model
+    # For fedsoda, whose clients have no model.
+    save_tiny_llama(folder / "deeper", blocks=4, hidden=64, feed_forward=64)
     texts = {site: folder / f"text-{client}.txt" for client, site in enumerate((*SITES, PLAIN))}
     for client, text in enumerate(texts.values()):
         text.write_text(private_text(client))
-    data = (f"model={shared.model}", "data.source=text", f"data.path={folder}/text-{{client}}.txt", "data.window-tokens=32")
-    words = (*data, f"evaluation.texts=public={shared.public}", "evaluation.window-tokens=32", "part-bytes=1024")
+    data = (
+        f"model={shared.model}",
+        "data.source=text",
+        f"data.path={folder}/text-{{client}}.txt",
+        "data.window-tokens=32",
+    )
+    words = (
+        *data,
+        f"evaluation.texts=public={shared.public}",
+        "evaluation.window-tokens=32",
+        "part-bytes=1024",
+    )
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
-    own = {site: f'{config} most-model-bytes=1000000000 models-dir="{folder}/own"' for site, config in own.items()}
+    own = {
+        site: f'{config} most-model-bytes=1000000000 models-dir="{folder}/own"'
+        for site, config in own.items()
+    }
     own[PLAIN] += ' allow-methods="fedprllm"'
     own |= {site: f'{own[site]} hold-replies="tensors"' for site in HOLDS}
-    with federation(folder, (*SITES, PLAIN), own, warm=SITES, tapped_site=SITES[0]) as started, officer(folder):
+    with (
+        federation(folder, (*SITES, PLAIN), own, warm=SITES, tapped_site=SITES[0]) as started,
+        officer(folder),
+    ):
 
         def submit_run_of(method: str) -> None:
             config, _ = configuration(ROOT, words_for(method, words, folder), on_this_machine=False)
@@ -245,7 +296,9 @@ def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> P
         assert done.returncode == 0, done.stdout + done.stderr
     else:
         config, _ = configuration(ROOT, chosen, on_this_machine=True)
-        nodes = [{"partition-id": client, "num-partitions": len(SITES)} for client in range(len(SITES))]
+        nodes = [
+            {"partition-id": client, "num-partitions": len(SITES)} for client in range(len(SITES))
+        ]
         grid = InProcessGrid(client_app.app.app, nodes, config)
         server_app.app.run_method(grid, Context(1, 0, {}, RecordDict(), config), FakeTime().clock())
     (found,) = (folder / "simulated").iterdir()
@@ -257,7 +310,9 @@ def test_every_method_has_a_run() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: Sites, method: str) -> None:
+def test_real_processes_give_the_bytes_of_the_simulation(
+    tmp_path: Path, sites: Sites, method: str
+) -> None:
     running, (_, expected_kinds) = sites.running, METHODS[method]
     words = words_for(method, sites.words, running.folder)
     sites.start(method)
@@ -269,12 +324,19 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     if not stays:
         assert files(deployed / "model") == files(simulated / "model")
     lineage = json.loads((deployed / "run.json").read_text())["lineage"]
-    for site, client in zip(SITES, sorted((simulated / "clients").glob("*")), strict=True) if stays else ():
+    for site, client in (
+        zip(SITES, sorted((simulated / "clients").glob("*")), strict=True) if stays else ()
+    ):
         (own,) = (running.folder / "own").glob(f"{lineage}-{site}")
         assert weights_and_structure(own) == weights_and_structure(client)
     for name in ("masks.safetensors", "adapter/adapter_model.safetensors", "generator.safetensors"):
-        assert [file.read_bytes() for file in deployed.glob(name)] == [file.read_bytes() for file in simulated.glob(name)]
-    beside = [*deployed.glob("masks.safetensors"), *deployed.glob("adapter/adapter_model.safetensors")]
+        assert [file.read_bytes() for file in deployed.glob(name)] == [
+            file.read_bytes() for file in simulated.glob(name)
+        ]
+    beside = [
+        *deployed.glob("masks.safetensors"),
+        *deployed.glob("adapter/adapter_model.safetensors"),
+    ]
     assert len(beside) == (0 if method in SMALLER else 1)
     summary = json.loads((deployed / "summary.json").read_text())
     assert summary["status"] == "completed"
@@ -285,10 +347,20 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
         log = running.folder / name / "egress" / f"{lineage}-{name}.jsonl"
         assert chain_check(log).fault == ""
         entries = [json.loads(line) for line in log.read_text().splitlines()]
-        assert all(("released" in entry) == (name in HOLDS and entry["blobs"] != []) for entry in entries if "blobs" in entry)
-        assert {entry["entry"] for entry in entries} == ({"reply", "held", "released"} if name in HOLDS else {"reply"})
+        assert all(
+            ("released" in entry) == (name in HOLDS and entry["blobs"] != [])
+            for entry in entries
+            if "blobs" in entry
+        )
+        assert {entry["entry"] for entry in entries} == (
+            {"reply", "held", "released"} if name in HOLDS else {"reply"}
+        )
         kinds = [entry["kind"] for entry in entries]
-        assert kinds == expected_kinds if name == SITES[0] else (kinds[0], "train" in kinds) == ("enrol", True)
+        assert (
+            kinds == expected_kinds
+            if name == SITES[0]
+            else (kinds[0], "train" in kinds) == ("enrol", True)
+        )
 
 
 def test_the_command_ends_with_its_run(sites: Sites) -> None:
@@ -312,6 +384,8 @@ def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:
 def test_without_tls_tensor_names_can_be_read_on_the_wire(sites: Sites) -> None:
     """The search of ``test_secure_deployment``, where there is something to find."""
     run = json.loads((sites.wait_for(BY_ESPALIER) / "run.json").read_text())
-    names = tensor_names(sites.running.folder / SITES[0] / "egress" / f"{run['lineage']}-{SITES[0]}.jsonl")
+    names = tensor_names(
+        sites.running.folder / SITES[0] / "egress" / f"{run['lineage']}-{SITES[0]}.jsonl"
+    )
     assert names
     assert sites.running.tap.readable(names) == names

@@ -33,7 +33,9 @@ def kill_serverapp(running: Federation) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
+def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(
+    tmp_path: Path, whole: Path
+) -> None:
     with federation(tmp_path / "killed", SITES) as killed:
         with started(tmp_path / "killed", "run", *SETTINGS, "--superlink", killed.control):
             eventually(lambda: finished_rounds(tmp_path / "killed") >= 2)
@@ -42,14 +44,23 @@ def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(tmp_path
         run = results_of(tmp_path / "killed")
         before = finished_rounds(tmp_path / "killed")
         assert 2 <= before < 6
-        done = espalier(tmp_path / "killed", "run", *SETTINGS, f"resume-from={run}", "--superlink", killed.control)
+        done = espalier(
+            tmp_path / "killed",
+            "run",
+            *SETTINGS,
+            f"resume-from={run}",
+            "--superlink",
+            killed.control,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"resumed      after round {before}" in done.stdout
     assert repeated(run) == repeated(whole)
     assert summary(run) == summary(whole)
 
 
-def test_a_superlink_killed_and_started_again_with_its_database_leads_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
+def test_a_superlink_killed_and_started_again_with_its_database_leads_to_the_same_bytes(
+    tmp_path: Path, whole: Path
+) -> None:
     with federation(tmp_path, SITES) as running:
         with started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run:
             first_round(tmp_path, espalier_run)
@@ -60,7 +71,10 @@ def test_a_superlink_killed_and_started_again_with_its_database_leads_to_the_sam
         assert espalier_run.returncode == 1
         assert f"the SuperLink at {running.control} does not answer" in log
         assert "start it again with the same --database" in log
-        assert "Traceback (most recent call last):\n  File" not in log.split("espalier: the SuperLink")[1]
+        assert (
+            "Traceback (most recent call last):\n  File"
+            not in log.split("espalier: the SuperLink")[1]
+        )
         running.superlink = running.start_superlink()
         done = espalier(tmp_path, *how_to_go_on(tmp_path))
         assert done.returncode == 0, done.stdout + done.stderr
@@ -74,7 +88,11 @@ def test_a_superlink_killed_and_started_again_with_its_database_leads_to_the_sam
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """A file system of its own, of a given size; making one takes the rights to mount."""
     folder.mkdir(parents=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     try:
@@ -90,9 +108,16 @@ def fill(file: Path) -> None:
             filler.write(bytes(4096))
 
 
-def test_a_run_whose_disk_was_full_is_resumed_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
-    with small_disk(tmp_path / "full" / "runs", "64m") as disk, federation(tmp_path / "full", SITES) as running:
-        with started(tmp_path / "full", "run", *SETTINGS, "--superlink", running.control) as espalier_run:
+def test_a_run_whose_disk_was_full_is_resumed_to_the_same_bytes(
+    tmp_path: Path, whole: Path
+) -> None:
+    with (
+        small_disk(tmp_path / "full" / "runs", "64m") as disk,
+        federation(tmp_path / "full", SITES) as running,
+    ):
+        with started(
+            tmp_path / "full", "run", *SETTINGS, "--superlink", running.control
+        ) as espalier_run:
             eventually(lambda: finished_rounds(tmp_path / "full") >= 1)
             fill(disk / "filler")
             eventually(lambda: espalier_run.poll() is not None)
@@ -101,7 +126,14 @@ def test_a_run_whose_disk_was_full_is_resumed_to_the_same_bytes(tmp_path: Path, 
         (disk / "filler").unlink()
         run = results_of(tmp_path / "full")
         assert 1 <= finished_rounds(tmp_path / "full") < 6
-        done = espalier(tmp_path / "full", "run", *SETTINGS, f"resume-from={run}", "--superlink", running.control)
+        done = espalier(
+            tmp_path / "full",
+            "run",
+            *SETTINGS,
+            f"resume-from={run}",
+            "--superlink",
+            running.control,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         resumed = repeated(run), summary(run)
     assert resumed == (repeated(whole), summary(whole))
@@ -109,7 +141,14 @@ def test_a_run_whose_disk_was_full_is_resumed_to_the_same_bytes(tmp_path: Path, 
 
 def test_a_supernode_killed_for_good_costs_its_own_contribution(tmp_path: Path) -> None:
     with federation(tmp_path, SITES) as running:
-        command = ("run", *SETTINGS, "quorum=0.5", "deadline-seconds=60.0", "--superlink", running.control)
+        command = (
+            "run",
+            *SETTINGS,
+            "quorum=0.5",
+            "deadline-seconds=60.0",
+            "--superlink",
+            running.control,
+        )
         with started(tmp_path, *command) as espalier_run:
             first_round(tmp_path, espalier_run)
             running.nodes["hospital-b"].kill()
@@ -121,7 +160,14 @@ def test_a_supernode_killed_for_good_costs_its_own_contribution(tmp_path: Path) 
 
 def test_a_supernode_that_comes_back_goes_on_where_it_was(tmp_path: Path, whole: Path) -> None:
     with federation(tmp_path, SITES) as running:
-        command = ("run", *SETTINGS, "deadline-seconds=20.0", "attempts=8", "--superlink", running.control)
+        command = (
+            "run",
+            *SETTINGS,
+            "deadline-seconds=20.0",
+            "attempts=8",
+            "--superlink",
+            running.control,
+        )
         with started(tmp_path, *command) as espalier_run:
             first_round(tmp_path, espalier_run)
             running.nodes["hospital-b"].kill()
@@ -136,7 +182,14 @@ def test_a_supernode_that_comes_back_goes_on_where_it_was(tmp_path: Path, whole:
 
 def test_a_clientapp_killed_in_a_round_is_started_again(tmp_path: Path, whole: Path) -> None:
     with federation(tmp_path, SITES) as running:
-        command = ("run", *SETTINGS, "deadline-seconds=25.0", "attempts=4", "--superlink", running.control)
+        command = (
+            "run",
+            *SETTINGS,
+            "deadline-seconds=25.0",
+            "attempts=4",
+            "--superlink",
+            running.control,
+        )
         with started(tmp_path, *command) as espalier_run:
             first_round(tmp_path, espalier_run)
             eventually(lambda: bool(running.processes("flwr-clientapp")))
@@ -169,7 +222,10 @@ def simulated(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
         eventually(lambda: finished_rounds(folder) >= 1 or espalier_run.poll() is not None)
         processes = psutil.Process(espalier_run.pid).children(recursive=True)
         named = words_of(processes)
-        assert all(program in named for program in ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet"))
+        assert all(
+            program in named
+            for program in ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet")
+        )
         yield espalier_run, processes
 
 
@@ -186,7 +242,9 @@ def how_to_go_on(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_simulation_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_simulation_that_is_ended_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with simulated(tmp_path) as (espalier_run, processes):
         espalier_run.send_signal(number)
         eventually(lambda: espalier_run.poll() is not None)

@@ -27,7 +27,9 @@ ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 NOBODY = "http://127.0.0.1:9"
 """A proxy that does not answer."""
-PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY)
+PROXIES = dict.fromkeys(
+    ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY
+)
 
 
 @pytest.fixture
@@ -71,7 +73,11 @@ def listening(pid: int) -> set[tuple[str, str]]:
         for one in (parent, *parent.children(recursive=True)):
             with suppress(psutil.Error):
                 sockets = one.net_connections("tcp")
-                found |= {(one.name(), socket.laddr.ip) for socket in sockets if socket.status == psutil.CONN_LISTEN}
+                found |= {
+                    (one.name(), socket.laddr.ip)
+                    for socket in sockets
+                    if socket.status == psutil.CONN_LISTEN
+                }
     return found
 
 
@@ -98,8 +104,13 @@ def simulating(folder: Path, port: int, home: Path) -> Iterator["subprocess.Pope
         yield link
 
 
-def test_nobody_else_reaches_a_run_and_no_proxy_or_odd_directory_stops_it(tmp_path: Path, config: dict[str, object]) -> None:
-    odd = tmp_path / "a directory for temporary files, with blanks and too long a name for Ray's sockets"
+def test_nobody_else_reaches_a_run_and_no_proxy_or_odd_directory_stops_it(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    odd = (
+        tmp_path
+        / "a directory for temporary files, with blanks and too long a name for Ray's sockets"
+    )
     odd.mkdir()
     env = {
         **environment(tmp_path / "home"),
@@ -110,7 +121,9 @@ def test_nobody_else_reaches_a_run_and_no_proxy_or_odd_directory_stops_it(tmp_pa
     }
     command = [str(BIN / "espalier"), "run", *words(config), "--app", str(ROOT)]
     with open(tmp_path / "log", "wb") as log:
-        started = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=subprocess.STDOUT)
+        started = subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         found = listeners_of(started, started.pid)
     finally:
@@ -123,7 +136,10 @@ def test_nobody_else_reaches_a_run_and_no_proxy_or_odd_directory_stops_it(tmp_pa
 def flwr_run(folder: Path, port: int, config: str) -> tuple[list[str], dict[str, str]]:
     """Plain ``flwr run`` of this checkout, which looks for a local SuperLink on this port, and its environment."""
     options = ["--stream", "--federation-config", "num-supernodes=2", "--run-config", config]
-    return [str(BIN / "flwr"), "run", str(ROOT), *options], {**environment(folder / "command"), PORT_VARIABLE: str(port)}
+    return [str(BIN / "flwr"), "run", str(ROOT), *options], {
+        **environment(folder / "command"),
+        PORT_VARIABLE: str(port),
+    }
 
 
 def test_plain_flwr_run_is_not_reached_either(tmp_path: Path, config: dict[str, object]) -> None:
@@ -133,21 +149,30 @@ def test_plain_flwr_run_is_not_reached_either(tmp_path: Path, config: dict[str, 
     file = written(config, tmp_path / "run.toml")
     command, env = flwr_run(tmp_path, port, file)
     with simulating(own, port, tmp_path / "home") as link:
-        started = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        started = subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         found = listeners_of(started, link.pid)
     require_loopback(found)
     assert len(list(own.glob("runs/*/model/model.safetensors"))) == 1
 
 
-def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(tmp_path: Path, config: dict[str, object]) -> None:
+def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
     """The stranger's program is the same, and so is the environment; only the directory is another."""
     (port,) = free_ports(1)
     stranger = unshared_app(ROOT, tmp_path)
     file = written(config, tmp_path / "run.toml")
     with simulating(stranger, port, tmp_path / "home") as link:
         command, env = flwr_run(tmp_path, port, file)
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert f"this SuperLink is not of the checkout that the run comes from: the run comes from {ROOT}" in done.stdout
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert (
+            "this SuperLink is not of the checkout that the run comes from: the run comes from"
+            f" {ROOT}" in done.stdout
+        )
         assert f"process {link.pid} of user" in done.stdout
     assert not (stranger / "runs").exists()
 
@@ -167,8 +192,17 @@ def test_a_bundle_that_was_installed_in_part_is_recognised_and_the_run_succeeds(
     (port,) = free_ports(1)
     own = tmp_path / "own"
     with simulating(own, port, tmp_path / "home"):
-        for _ in range(RAY_STARTS):  # on a busy machine Ray sometimes does not start, and the directory stays as it is
-            done = espalier(tmp_path, "run", *words(config), "--app", str(ROOT), "--superlink", f"127.0.0.1:{port}")
+        # On a busy machine Ray sometimes does not start, and the directory stays as it is.
+        for _ in range(RAY_STARTS):
+            done = espalier(
+                tmp_path,
+                "run",
+                *words(config),
+                "--app",
+                str(ROOT),
+                "--superlink",
+                f"127.0.0.1:{port}",
+            )
             if done.returncode == 0 or not RAY_DID_NOT_START.search(done.stdout):
                 break
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,9 +12,29 @@ from pathlib import Path
 
 import psutil
 import pytest
-from deployment import BIN, Federation, environment, espalier, eventually, federation, process, submit
+from deployment import (
+    BIN,
+    Federation,
+    environment,
+    espalier,
+    eventually,
+    federation,
+    process,
+    submit,
+)
 from devices import NEEDS_CUDA
-from interrupted import ROOT, SETTINGS, SITES, first_round, repeated, results_of, started, summary, without_traffic, words_of
+from interrupted import (
+    ROOT,
+    SETTINGS,
+    SITES,
+    first_round,
+    repeated,
+    results_of,
+    started,
+    summary,
+    without_traffic,
+    words_of,
+)
 from slow_network import SERVER, Ends, slow_network
 
 from espalier.flower import programs
@@ -49,12 +69,24 @@ def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole
         stack.enter_context(process([*ends.server, *superlink], tmp_path, "superlink", env))
         eventually(lambda: listens(ends, CONTROL) and listens(ends, FLEET))
         for site, port in ((WARM, 9094), (PLAIN, 9095)):
-            program = [str(BIN / "espalier"), "node"] if site == WARM else [str(BIN / "flower-supernode")]
+            program = (
+                [str(BIN / "espalier"), "node"] if site == WARM else [str(BIN / "flower-supernode")]
+            )
             own = ["--node-config", f'site="{site}" state-dir="{tmp_path / site}" least-tokens=1']
             where = ["--insecure", "--superlink", FLEET, "--port", str(port)]
-            stack.enter_context(process([*ends.site, *program, *where, *own], tmp_path, f"node-{site}", env))
+            stack.enter_context(
+                process([*ends.site, *program, *where, *own], tmp_path, f"node-{site}", env)
+            )
         command = [*ends.server, str(BIN / "espalier"), "run", *SETTINGS, "--superlink", CONTROL]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1800, check=False)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     clients = summary(results_of(tmp_path))["clients"]
     assert [client["status"] for client in clients] == ["completed", "completed"]
@@ -67,7 +99,14 @@ def workers(running: Federation, site: str) -> list[int]:
 
 def test_a_worker_killed_in_a_round_is_replaced(tmp_path: Path, whole: Path) -> None:
     with federation(tmp_path, SITES, warm=SITES) as running:
-        command = ("run", *SETTINGS, "deadline-seconds=25.0", "attempts=4", "--superlink", running.control)
+        command = (
+            "run",
+            *SETTINGS,
+            "deadline-seconds=25.0",
+            "attempts=4",
+            "--superlink",
+            running.control,
+        )
         with started(tmp_path, *command) as espalier_run:
             first_round(tmp_path, espalier_run)
             (first,) = workers(running, WARM)
@@ -100,32 +139,62 @@ def test_a_worker_killed_in_mid_step_costs_time_alone(tmp_path: Path) -> None:
 
 def _kill_in_mid_step(folder: Path, running: Federation) -> None:
     """Kill the worker that has told of a step, and answered nothing yet: it is stopped first, so that it does not go on."""
-    eventually(lambda: re.search(rf"{WARM} +train: training step", (folder / f"supernode-{WARM}.log").read_text()) is not None)
+    eventually(
+        lambda: (
+            re.search(
+                rf"{WARM} +train: training step", (folder / f"supernode-{WARM}.log").read_text()
+            )
+            is not None
+        )
+    )
     (worker,) = workers(running, WARM)
     os.kill(worker, signal.SIGSTOP)
     (log,) = (folder / WARM / "egress").iterdir()
-    assert not [line for line in log.read_text().splitlines() if json.loads(line)["kind"] == "train"]
+    assert not [
+        line for line in log.read_text().splitlines() if json.loads(line)["kind"] == "train"
+    ]
     os.kill(worker, signal.SIGKILL)
 
 
 def test_another_program_at_a_warm_node_is_refused_and_runs_nowhere_there(tmp_path: Path) -> None:
     """What the submitter changed notes each process that imports it: its own command, and nobody at the site."""
-    app, seen = tmp_path / "app", tmp_path / "seen"
-    shutil.copytree(ROOT, app, ignore=shutil.ignore_patterns(".git", "docs", "tests", "benchmarks", "__pycache__"))
+    app = tmp_path / "app"
+    seen = tmp_path / "seen"
+    shutil.copytree(
+        ROOT,
+        app,
+        ignore=shutil.ignore_patterns(".git", "docs", "tests", "benchmarks", "__pycache__"),
+    )
     seen.mkdir()
     program = app / "client_app" / "app.py"
-    told = f"open(f'{seen}/{{__import__(\"os\").getpid()}}', 'w').write(open('/proc/self/cmdline').read())"
+    told = (
+        f"open(f'{seen}/{{__import__(\"os\").getpid()}}',"
+        " 'w').write(open('/proc/self/cmdline').read())"
+    )
     program.write_text(f"{program.read_text()}\n{told}\n")
-    config = {"method": "fedprllm", "num-clients": 1, "quorum": 1.0, "enrol-seconds": 5.0, "out-dir": str(tmp_path / "runs")}
+    config = {
+        "method": "fedprllm",
+        "num-clients": 1,
+        "quorum": 1.0,
+        "enrol-seconds": 5.0,
+        "out-dir": str(tmp_path / "runs"),
+    }
     with federation(tmp_path, (WARM,), warm=(WARM,)) as running:
         log = tmp_path / f"supernode-{WARM}.log"
         eventually(lambda: "SuperNode ID" in log.read_text())
         submit(app, running, config)
         eventually(lambda: "this node runs its own program" in log.read_text())
-        own = {str(process.pid) for process in psutil.Process(running.nodes[WARM].pid).children(recursive=True)}
+        own = {
+            str(process.pid)
+            for process in psutil.Process(running.nodes[WARM].pid).children(recursive=True)
+        }
         assert own
         assert not own & {file.name for file in seen.iterdir()}
-        assert not [file for file in seen.iterdir() if "warm_worker" in file.read_text() or "clientapp" in file.read_text()]
+        assert not [
+            file
+            for file in seen.iterdir()
+            if "warm_worker" in file.read_text() or "clientapp" in file.read_text()
+        ]
 
 
 def test_a_worker_that_idles_ends_and_another_one_answers(tmp_path: Path) -> None:
@@ -162,7 +231,9 @@ def test_a_site_that_comes_while_others_wait_takes_part(tmp_path: Path, whole: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_on_a_superlink_that_is_ended_leaves_nothing_at_work(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_run_on_a_superlink_that_is_ended_leaves_nothing_at_work(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """SuperLink and nodes stay, and the command that was told goes on."""
     with federation(tmp_path, SITES, warm=(WARM,)) as running:
         with started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run:
@@ -170,16 +241,29 @@ def test_a_run_on_a_superlink_that_is_ended_leaves_nothing_at_work(tmp_path: Pat
             espalier_run.send_signal(number)
             eventually(lambda: espalier_run.poll() is not None)
         assert espalier_run.returncode == 130
-        eventually(lambda: not running.processes("flwr-serverapp") and not running.processes("flwr-clientapp"))
+        eventually(
+            lambda: (
+                not running.processes("flwr-serverapp") and not running.processes("flwr-clientapp")
+            )
+        )
         assert running.superlink.poll() is None
         assert all(node.poll() is None for node in running.nodes.values())
-        done = espalier(tmp_path, "run", *SETTINGS, f"resume-from={results_of(tmp_path)}", "--superlink", running.control)
+        done = espalier(
+            tmp_path,
+            "run",
+            *SETTINGS,
+            f"resume-from={results_of(tmp_path)}",
+            "--superlink",
+            running.control,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "resumed      after round" in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_warm_node_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_warm_node_that_is_ended_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with federation(tmp_path, (WARM,), warm=(WARM,)) as running:
         command = ("run", *SETTINGS, "num-clients=1", "--superlink", running.control)
         with started(tmp_path, *command) as espalier_run:
@@ -188,7 +272,12 @@ def test_a_warm_node_that_is_ended_leaves_no_process(tmp_path: Path, number: sig
             processes = node.children(recursive=True)
             named = words_of(processes)
             assert all(
-                program in named for program in ("espalier.flower.supernode", "client_app.warm_node", "client_app.warm_worker")
+                program in named
+                for program in (
+                    "espalier.flower.supernode",
+                    "client_app.warm_node",
+                    "client_app.warm_worker",
+                )
             )
             node.send_signal(number)
             eventually(lambda: running.nodes[WARM].poll() is not None)

@@ -24,7 +24,9 @@ NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(not sites_share_port(), reason="before Flower 1.40 sites have a port of their own"),
+    pytest.mark.skipif(
+        not sites_share_port(), reason="before Flower 1.40 sites have a port of their own"
+    ),
     pytest.mark.skipif(NGINX is None, reason="needs nginx"),
 ]
 
@@ -54,11 +56,26 @@ class Proxied:
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     folder = tmp_path_factory.mktemp("proxied")
-    assert espalier(folder, "keys", "federation", "--server", "localhost", "--site", SITE, "--site", "stranger").returncode == 0
+    assert (
+        espalier(
+            folder,
+            "keys",
+            "federation",
+            "--server",
+            "localhost",
+            "--site",
+            SITE,
+            "--site",
+            "stranger",
+        ).returncode
+        == 0
+    )
     shutil.copytree(folder / "federation" / "server", folder / "server")
     superlink, proxy = free_ports(2)
     conf = (ROOT / "docker" / "reverse-proxy.conf").read_text()
-    conf = conf.replace("listen 9092", f"listen 127.0.0.1:{proxy}").replace("127.0.0.1:9093", f"127.0.0.1:{superlink}")
+    conf = conf.replace("listen 9092", f"listen 127.0.0.1:{proxy}").replace(
+        "127.0.0.1:9093", f"127.0.0.1:{superlink}"
+    )
     (folder / "nginx.conf").write_text(conf)
     own = folder / "server"
     command = [
@@ -67,17 +84,24 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
         "--ssl-certfile", str(own / "server.pem"), "--ssl-keyfile", str(own / "server.key"),
     ]  # fmt: skip
     with ExitStack() as stack:
-        link = stack.enter_context(process(command, folder, "superlink", environment(folder / "flower")))
+        link = stack.enter_context(
+            process(command, folder, "superlink", environment(folder / "flower"))
+        )
         wait_for_port(superlink, link)
         nginx = [str(NGINX), "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
-        wait_for_port(proxy, stack.enter_context(process(nginx, folder, "nginx", environment(folder / "flower"))))
+        wait_for_port(
+            proxy,
+            stack.enter_context(process(nginx, folder, "nginx", environment(folder / "flower"))),
+        )
         found = Proxied(folder, superlink, proxy)
         key = folder / "federation" / "server" / "sites" / f"{SITE}.key.pub"
         flwr(found.home("owner", superlink), "supernode", "register", str(key), "it")
         yield found
 
 
-def test_an_authenticated_site_does_a_run_through_the_proxy(proxied: Proxied, tmp_path: Path) -> None:
+def test_an_authenticated_site_does_a_run_through_the_proxy(
+    proxied: Proxied, tmp_path: Path
+) -> None:
     save_tiny_llama(tmp_path / "model")
     for name, seed in (("notes", 1), ("public", 2)):
         (tmp_path / f"{name}.txt").write_text(private_text(seed) * 4)
@@ -94,15 +118,24 @@ def test_an_authenticated_site_does_a_run_through_the_proxy(proxied: Proxied, tm
         "evaluation.window-tokens=32", "evaluation.max-windows=2", "evaluation.baselines=false", "threads=1",
     ]  # fmt: skip
     with process(node, tmp_path, "node", environment(tmp_path / "flower")):
-        reached = ("--superlink", f"localhost:{proxied.superlink}", "--root-certificates", str(proxied.authority))
+        reached = (
+            "--superlink",
+            f"localhost:{proxied.superlink}",
+            "--root-certificates",
+            str(proxied.authority),
+        )
         done = espalier(tmp_path, "run", *words, "--app", str(ROOT), *reached)
     assert done.returncode == 0, done.stdout + done.stderr
     (summary,) = proxied.folder.glob("runs/*/summary.json")
     assert [client["site"] for client in json.loads(summary.read_text())["clients"]] == [SITE]
 
 
-@pytest.mark.parametrize("words", [["ls"], ["supernode", "list"], ["supernode", "register", "{key}"]], ids=" ".join)
-def test_a_stranger_with_the_authority_s_certificate_governs_nothing(proxied: Proxied, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["ls"], ["supernode", "list"], ["supernode", "register", "{key}"]], ids=" ".join
+)
+def test_a_stranger_with_the_authority_s_certificate_governs_nothing(
+    proxied: Proxied, words: list[str]
+) -> None:
     key = proxied.folder / "federation" / "server" / "sites" / "stranger.key.pub"
     home = proxied.home("stranger", proxied.proxy)
     given = [*(word.replace("{key}", str(key)) for word in words), "it"]

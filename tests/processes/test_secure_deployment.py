@@ -15,7 +15,18 @@ from pathlib import Path
 import pytest
 import tomli_w
 from bench import private_text
-from deployment import BIN, Tap, environment, eventually, flwr, free_ports, process, tapped, tensor_names, wait_for_port
+from deployment import (
+    BIN,
+    Tap,
+    environment,
+    eventually,
+    flwr,
+    free_ports,
+    process,
+    tapped,
+    tensor_names,
+    wait_for_port,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -39,7 +50,9 @@ def commands(part: str) -> list[list[str]]:
     return [shlex.split(line) for block in blocks(part) for line in block.splitlines()]
 
 
-(OF_FLOWERS_NODE,) = [command for command in commands(OTHER_WAYS) if command[0] == "flower-supernode"]
+(OF_FLOWERS_NODE,) = [
+    command for command in commands(OTHER_WAYS) if command[0] == "flower-supernode"
+]
 
 
 @dataclass
@@ -71,14 +84,23 @@ class Machines:
         reached = self.tap.port if self.tap and site == TAPPED else self.ports["9092"]
         words = [word.replace(f"{SERVER}:9092", f"127.0.0.1:{reached}") for word in command]
         for page, port in self.ports.items():
-            words = [re.sub(rf"^(?:127\.0\.0\.1|0\.0\.0\.0):{page}$", f"127.0.0.1:{port}", word) for word in words]
+            words = [
+                re.sub(rf"^(?:127\.0\.0\.1|0\.0\.0\.0):{page}$", f"127.0.0.1:{port}", word)
+                for word in words
+            ]
         return [str(BIN / words[0]), *(self.ports.get(word, word) for word in words[1:])]
 
     def give(self, command: list[str], machine: Path) -> str:
         """Give a command that ends, and return what it says."""
         env = environment(machine / "flower")
         done = subprocess.run(
-            self.here(command), cwd=machine, env=env, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+            self.here(command),
+            cwd=machine,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -86,15 +108,24 @@ class Machines:
     def start(self, command: list[str], machine: Path, name: str) -> subprocess.Popen[bytes]:
         """Start a command that goes on; its output is in ``<name>.log``."""
         env = environment(machine / "flower")
-        return self.stack.enter_context(process(self.here(command, site_of(command)), machine, name, env))
+        return self.stack.enter_context(
+            process(self.here(command, site_of(command)), machine, name, env)
+        )
 
     def log(self, name: str) -> str:
         return (self.machine(name) / f"{name}.log").read_text(errors="replace")
 
     def listed(self) -> dict[str, str]:
         """Status of each registered node by its id, in the order of their registration, by the page's command."""
-        (command,) = [command for command in commands(WALK) if command[:3] == ["flwr", "supernode", "list"]]
-        return dict(re.findall(r"(\d{6,}) .*?(online|offline|registered)", flwr(self.server / "flower", *command[1:])))
+        (command,) = [
+            command for command in commands(WALK) if command[:3] == ["flwr", "supernode", "list"]
+        ]
+        return dict(
+            re.findall(
+                r"(\d{6,}) .*?(online|offline|registered)",
+                flwr(self.server / "flower", *command[1:]),
+            )
+        )
 
     def online(self) -> int:
         return list(self.listed().values()).count("online")
@@ -109,7 +140,9 @@ def site_of(command: list[str]) -> str:
 def with_site(command: list[str], site: str, key: str) -> list[str]:
     """Flower's node of the page, with another key, and what it says."""
     return [
-        word.replace("hospital-a/", f"{key}/").replace(f"/{TAPPED}.key", f"/{key}.key").replace(TAPPED, site)
+        word.replace("hospital-a/", f"{key}/")
+        .replace(f"/{TAPPED}.key", f"/{key}.key")
+        .replace(TAPPED, site)
         for word in command
     ]
 
@@ -124,19 +157,27 @@ def follow(machines: Machines, command: list[str]) -> None:
             shutil.copytree(made / "server", machines.server / "server")
             for site in (*SITES, LATE):
                 shutil.copytree(made / "sites" / site, machines.machine(site) / site)
-                (machines.machine(site) / "notes.txt").write_text("\n\n".join(private_text(n) for n in range(10)))
+                (machines.machine(site) / "notes.txt").write_text(
+                    "\n\n".join(private_text(n) for n in range(10))
+                )
             started = machines.start(command, machines.server, "server")
             for port in ("9092", "9093"):
                 wait_for_port(int(machines.ports[port]), started)
             machines.tap = machines.stack.enter_context(tapped(int(machines.ports["9092"])))
             stanza = tomllib.loads(blocks(WALK, "toml")[0])
             connection = stanza["superlink"]["deployment"]
-            assert connection == {"address": "127.0.0.1:9093", "root-certificates": "/srv/espalier/server/ca.crt"}
+            assert connection == {
+                "address": "127.0.0.1:9093",
+                "root-certificates": "/srv/espalier/server/ca.crt",
+            }
             connection["address"] = f"127.0.0.1:{machines.ports['9093']}"
             connection["root-certificates"] = str(machines.server / "server" / "ca.crt")
             (machines.server / "flower" / "config.toml").write_text(tomli_w.dumps(stanza))
         case ["flwr", "supernode"]:
-            words = [str(machines.server / word) if word.startswith("server/") else word for word in command[1:]]
+            words = [
+                str(machines.server / word) if word.startswith("server/") else word
+                for word in command[1:]
+            ]
             flwr(machines.server / "flower", *words)
         case ["espalier", "check-node"]:
             machines.said["check-node"] = machines.give(command, machines.machine(TAPPED))
@@ -188,7 +229,9 @@ def run(machines: Machines) -> Path:
 def test_the_page_leads_to_a_run_of_three_sites(machines: Machines, run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "completed"
-    assert [(client["site"], client["status"]) for client in summary["clients"]] == [(site, "completed") for site in SITES]
+    assert [(client["site"], client["status"]) for client in summary["clients"]] == [
+        (site, "completed") for site in SITES
+    ]
     assert (run / "model").is_dir()
     assert "The node can take part" in machines.said["check-node"]
 
@@ -198,7 +241,9 @@ def test_a_node_whose_key_is_not_registered_is_turned_away(machines: Machines) -
     assert machines.online() == len(SITES) + 1
 
 
-def test_a_registered_node_that_says_anothers_name_is_refused(machines: Machines, run: Path) -> None:
+def test_a_registered_node_that_says_anothers_name_is_refused(
+    machines: Machines, run: Path
+) -> None:
     *_, impostor = machines.listed()
     reason = "says that it is hospital-b, and has not the key of hospital-b that lies in site-keys"
     assert json.loads((run / "summary.json").read_text())["refused"] == {f"node {impostor}": reason}
@@ -210,7 +255,10 @@ def test_with_tls_no_tensor_name_can_be_read_on_the_wire(machines: Machines, run
     lineage = json.loads((run / "run.json").read_text())["lineage"]
     state = machines.machine(TAPPED) / "flower" / "state" / "egress"
     names = tensor_names(state / f"{lineage}-{TAPPED}.jsonl")
-    sent = sum(json.loads(line)["bytes"] for line in (state / f"{lineage}-{TAPPED}.jsonl").read_text().splitlines())
+    sent = sum(
+        json.loads(line)["bytes"]
+        for line in (state / f"{lineage}-{TAPPED}.jsonl").read_text().splitlines()
+    )
     assert any("prune_mask" in name for name in names)
     assert machines.tap is not None
     assert machines.tap.num_bytes() > sent > 100_000

@@ -22,10 +22,14 @@ def way(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     device = request.param if isinstance(request.param, torch.device) else CPU
     with pytest.MonkeyPatch.context() as monkeypatch, working_on(device):
         for module in (selection, votes):
-            monkeypatch.setattr(module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER)
+            monkeypatch.setattr(
+                module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER
+            )
         if request.param not in ("compiled", "plain"):
             monkeypatch.setattr(selection, "_select_sorted", selection._select_on_device)
-            monkeypatch.setattr(votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, device))
+            monkeypatch.setattr(
+                votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, device)
+            )
         yield device
 
 
@@ -34,7 +38,9 @@ def compiled_or_plain(request: pytest.FixtureRequest) -> Iterator[None]:
     """For kernels without device code of their own: those for large matrices, and the plain ones."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for module in (kept_mean, selection, sparsegpt, votes):
-            monkeypatch.setattr(module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER)
+            monkeypatch.setattr(
+                module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER
+            )
         yield
 
 
@@ -44,5 +50,7 @@ def compiled_plain_or_cuda(request: pytest.FixtureRequest) -> Iterator[None]:
     device = request.param if isinstance(request.param, torch.device) else CPU
     with pytest.MonkeyPatch.context() as monkeypatch, working_on(device), tests_work_on(device):
         for module in (selection, sparsegpt):
-            monkeypatch.setattr(module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER)
+            monkeypatch.setattr(
+                module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER
+            )
         yield

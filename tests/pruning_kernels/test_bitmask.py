@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.bitmask import count, has_clean_padding, num_words, pack, stack_of_masks, unpack
+from pruning_kernels.bitmask import (
+    count,
+    has_clean_padding,
+    num_words,
+    pack,
+    stack_of_masks,
+    unpack,
+)
 
 
 def words_by_arithmetic(bits: list[bool]) -> list[int]:
@@ -16,7 +23,9 @@ def words_by_arithmetic(bits: list[bool]) -> list[int]:
     return words
 
 
-@pytest.mark.parametrize(("weights", "words"), [(0, 0), (1, 1), (63, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
+@pytest.mark.parametrize(
+    ("weights", "words"), [(0, 0), (1, 1), (63, 1), (64, 1), (65, 2), (128, 2), (129, 3)]
+)
 def test_number_of_words(weights: int, words: int) -> None:
     assert num_words(weights) == words
 
@@ -38,7 +47,10 @@ def test_packing_equals_arithmetic(bits: list[bool]) -> None:
 @given(st.integers(1, 20), st.integers(1, 20), st.randoms(use_true_random=False))
 def test_unpacking_inverts_packing(rows: int, columns: int, random: object) -> None:
     mask = [[random.random() < 0.5 for _ in range(columns)] for _ in range(rows)]  # type: ignore[attr-defined]
-    found = unpack(np.array(words_by_arithmetic([bit for row in mask for bit in row]), dtype=np.uint64), (rows, columns))
+    found = unpack(
+        np.array(words_by_arithmetic([bit for row in mask for bit in row]), dtype=np.uint64),
+        (rows, columns),
+    )
     assert found.dtype == np.bool_
     assert found.tolist() == mask
     assert unpack(pack(np.array(mask)), (rows, columns)).tolist() == mask

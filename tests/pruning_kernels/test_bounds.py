@@ -33,13 +33,19 @@ def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("shape", [(1, 1), (17, 1), (3, 70), (5, 64), (9, 13), (4, 512), (3, 515)])
 @pytest.mark.parametrize("group", ["layer", "row", "column"])
 @pytest.mark.parametrize("highest", [0, 2])
-def test_the_most_voted_are_found_without_an_index_beyond_an_array(shape: tuple[int, int], group: str, highest: int) -> None:
+def test_the_most_voted_are_found_without_an_index_beyond_an_array(
+    shape: tuple[int, int], group: str, highest: int
+) -> None:
     generator = np.random.default_rng(sum(shape))
     counts = generator.integers(0, highest + 1, shape).astype(np.int32)
     counted = HostVotes(shape, 3)
     for plane, words in enumerate(counted.planes):
         words[:] = pack(counts >> plane & 1 == 1)
-    for sizes in (None, generator.integers(0, 3, shape, dtype=np.uint32), generator.integers(0, 9, shape, dtype=np.uint16)):
+    for sizes in (
+        None,
+        generator.integers(0, 3, shape, dtype=np.uint32),
+        generator.integers(0, 9, shape, dtype=np.uint16),
+    ):
         found = counted.most_voted(0.5, group, sizes)
         assert (found == pack(select_most_voted(counts, 0.5, group, sizes))).all()
 
@@ -55,4 +61,6 @@ def test_a_guess_that_is_wrong_by_any_number_of_votes_is_mended(
         words[:] = pack(counts >> plane & 1 == 1)
     monkeypatch.setattr(votes, "WORTH_COMPILING", 0)
     monkeypatch.setattr(most_voted, "_guess", lambda planes, share: guess)
-    assert (counted.most_voted(share, "layer", None) == pack(select_most_voted(counts, share, "layer"))).all()
+    assert (
+        counted.most_voted(share, "layer", None) == pack(select_most_voted(counts, share, "layer"))
+    ).all()

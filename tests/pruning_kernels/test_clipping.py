@@ -36,24 +36,36 @@ def test_factors_by_hand(sizes: list[float], ratio: float, factors: list[float])
 
 def test_a_row_that_the_median_client_left_alone_may_change_a_little() -> None:
     """A tenth of what the median row does, times the ratio: 0.1 * 3 * 4."""
-    own = [torch.tensor([0.0, 2.0, 3.0]), torch.tensor([0.0, 3.0, 4.0]), torch.tensor([2.4, 3.0, 5.0])]
+    own = [
+        torch.tensor([0.0, 2.0, 3.0]),
+        torch.tensor([0.0, 3.0, 4.0]),
+        torch.tensor([2.4, 3.0, 5.0]),
+    ]
     first, second, third = clip_rows(own, 4.0)
     assert first.tolist() == second.tolist() == [1.0, 1.0, 1.0]
     assert third.tolist() == pytest.approx([0.5, 1.0, 1.0])
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.floats(0.1, 100.0), min_size=2, max_size=9), st.floats(1.0, 5.0), st.floats(0.0, 1e30))
+@given(
+    st.lists(st.floats(0.1, 100.0), min_size=2, max_size=9),
+    st.floats(1.0, 5.0),
+    st.floats(0.0, 1e30),
+)
 def test_one_client_goes_no_further_than_the_ratio_of_the_largest_other(
     honest: list[float], ratio: float, absurd: float
 ) -> None:
     sizes = dict(enumerate([*honest, absurd]))
     factors = clip_factors(sizes, ratio)
-    assert max(size * factors[client] for client, size in sizes.items()) <= ratio * max(honest) * (1 + 1e-12)
+    assert max(size * factors[client] for client, size in sizes.items()) <= ratio * max(honest) * (
+        1 + 1e-12
+    )
 
 
 def test_a_root_mean_square_does_not_hang_on_how_many_numbers_there_are() -> None:
-    assert root_mean_square(torch.full((3, 4), -2.0)) == root_mean_square(torch.full((7,), 2.0)) == 2.0
+    assert (
+        root_mean_square(torch.full((3, 4), -2.0)) == root_mean_square(torch.full((7,), 2.0)) == 2.0
+    )
     assert root_mean_square(torch.empty(0)) == 0.0
 
 
@@ -67,7 +79,11 @@ def test_distances_from_the_mean_of_the_others() -> None:
 
 def test_numbers_stay_within_a_ratio_of_the_median_client_s() -> None:
     numbers = torch.tensor([[1.0, 4.0, 0.0], [2.0, 4.0, 0.0], [100.0, 0.1, 9.0]])
-    assert within_ratio(numbers, 2.0).tolist() == [[1.0, 4.0, 0.0], [2.0, 4.0, 0.0], [4.0, 2.0, 0.0]]
+    assert within_ratio(numbers, 2.0).tolist() == [
+        [1.0, 4.0, 0.0],
+        [2.0, 4.0, 0.0],
+        [4.0, 2.0, 0.0],
+    ]
     assert within_ratio(numbers[1:], 2.0) is not None
     assert torch.equal(within_ratio(numbers[1:], 2.0), numbers[1:])
     shares = torch.tensor([[1.0, -3.0], [1.0, -3.0], [-1.0, 9.0]])
@@ -76,13 +92,17 @@ def test_numbers_stay_within_a_ratio_of_the_median_client_s() -> None:
 
 def test_moments_are_limited_in_the_directions_in_which_others_have_little() -> None:
     """Others: energies 16, 4 and 0.01 on turned axes; own: all in the third. Floor: a tenth of the median lane's energy."""
-    turn, _ = torch.linalg.qr(torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 3.0]]).double())
+    turn, _ = torch.linalg.qr(
+        torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 3.0]]).double()
+    )
     others = turn @ torch.diag(torch.tensor([16.0, 4.0, 0.01]).double()) @ turn.T
     own = turn @ torch.diag(torch.tensor([0.0, 0.0, 20.0]).double()) @ turn.T
     limited, largest = limited_moments(own, others, 2.0)
     most = 2 * 0.01 + 0.1 * float(others.diagonal().median())
     assert largest == pytest.approx(20 / most)
-    assert torch.allclose(turn.T @ limited @ turn, torch.diag(torch.tensor([0.0, 0.0, most]).double()), atol=1e-9)
+    assert torch.allclose(
+        turn.T @ limited @ turn, torch.diag(torch.tensor([0.0, 0.0, most]).double()), atol=1e-9
+    )
     same, nothing = limited_moments(1.9 * others, others, 2.0)
     assert nothing == 1.0
     assert torch.equal(same, 1.9 * others)
@@ -92,7 +112,11 @@ def test_moments_are_limited_in_the_directions_in_which_others_have_little() -> 
 @given(st.integers(0, 2**32 - 1))
 def test_no_direction_of_limited_moments_is_above_the_bound(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    roots = [torch.randn(6, 5, generator=generator).double() * 10 ** float(torch.rand(1, generator=generator)) for _ in "12"]
+    roots = [
+        torch.randn(6, 5, generator=generator).double()
+        * 10 ** float(torch.rand(1, generator=generator))
+        for _ in "12"
+    ]
     own, others = (root @ root.T for root in roots)
     limited, _ = limited_moments(own, others, 2.0)
     bound = 2 * others + 0.1 * others.diagonal().median() * torch.eye(6)
@@ -108,7 +132,10 @@ def test_moments_of_channels_stay_near_the_median_party_s() -> None:
     ]
     limited, excesses = limited_by_median(parts, 2.0)
     assert excesses[:3] == [1.0, 1.0, 1.0]
-    assert all(one is not None and torch.equal(one.mean, part.mean) for one, part in zip(limited[:3], parts, strict=False))
+    assert all(
+        one is not None and torch.equal(one.mean, part.mean)
+        for one, part in zip(limited[:3], parts, strict=False)
+    )
     assert torch.allclose(limited[3].squares, torch.full((4,), 20.0).double())
     assert torch.allclose(limited[3].mean, torch.full((4,), 0.2).double())
     assert excesses[3] == pytest.approx(5e5)

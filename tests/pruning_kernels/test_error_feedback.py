@@ -17,9 +17,12 @@ CODECS = [pytest.param(NF4, id="nf4"), pytest.param(BFLOAT16, id="bfloat16")]
 WIDEST_GAP = 1 - 0.6961928009986877
 
 
-def decoded_rounds(values: torch.Tensor, rounds: int, codec: Codec[Any], feedback: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def decoded_rounds(
+    values: torch.Tensor, rounds: int, codec: Codec[Any], feedback: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean in float64 of what is decoded in so many rounds, and the last residual."""
-    total, residual = torch.zeros(values.shape, dtype=torch.float64), torch.zeros_like(values)
+    total = torch.zeros(values.shape, dtype=torch.float64)
+    residual = torch.zeros_like(values)
     for _ in range(rounds):
         code, lost = encode_with_feedback(values, residual, codec)
         total += codec.decode(code, values.shape)
@@ -62,10 +65,14 @@ def test_the_mean_of_many_rounds_converges_with_feedback_alone(codec: Codec[Any]
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 130), st.integers(1, 12), st.integers(0, 2**32 - 1))
-def test_the_sum_of_what_was_decoded_lacks_the_last_residual(size: int, rounds: int, seed: int) -> None:
+def test_the_sum_of_what_was_decoded_lacks_the_last_residual(
+    size: int, rounds: int, seed: int
+) -> None:
     """Values that change from round to round; the residual stays below its bound, a share of the largest value."""
     generator = np.random.default_rng(seed)
-    given_sum, decoded_sum, residual = np.zeros(size), np.zeros(size), torch.zeros(size)
+    given_sum = np.zeros(size)
+    decoded_sum = np.zeros(size)
+    residual = torch.zeros(size)
     largest = 0.0
     for _ in range(rounds):
         values = torch.tensor(generator.normal(size=size).astype(np.float32))

@@ -21,19 +21,28 @@ def test_the_taylor_term_on_paper(device: torch.device) -> None:
 
 
 def test_the_taylor_term_does_not_underflow() -> None:
-    assert taylor_term(torch.full((2, 1), 1e-15), torch.full((2, 1), 1e-15)) == pytest.approx(2e-60, rel=1e-5)
+    assert taylor_term(torch.full((2, 1), 1e-15), torch.full((2, 1), 1e-15)) == pytest.approx(
+        2e-60, rel=1e-5
+    )
 
 
 def test_the_spectral_term_is_the_mean_of_sums_of_singular_values(device: torch.device) -> None:
     """2 [[1], [2]] [[3, 4]] has one, 10 sqrt 5; 3 diag(1, 2) has 3 and 6."""
-    one = Factors(torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0)
-    two = Factors(torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device), torch.eye(2, device=device), 3.0)
+    one = Factors(
+        torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0
+    )
+    two = Factors(
+        torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device), torch.eye(2, device=device), 3.0
+    )
     assert spectral_term([one, two]) == pytest.approx((10 * math.sqrt(5) + 9) / 2)
 
 
 def test_the_spectral_term_against_the_dense_update() -> None:
     numbers = torch.Generator().manual_seed(0)
-    modules = [Factors(torch.randn(9, 4, generator=numbers), torch.randn(4, 7, generator=numbers), 0.5) for _ in range(3)]
+    modules = [
+        Factors(torch.randn(9, 4, generator=numbers), torch.randn(4, 7, generator=numbers), 0.5)
+        for _ in range(3)
+    ]
     dense = [0.5 * module.b.double().numpy() @ module.a.double().numpy() for module in modules]
     expected = np.mean([np.linalg.svd(matrix, compute_uv=False).sum() for matrix in dense])
     assert spectral_term(modules) == pytest.approx(expected, rel=1e-5)
@@ -51,7 +60,11 @@ def test_a_term_that_is_zero_everywhere_counts_alike_for_all() -> None:
     assert comparable({}) == {}
 
 
-@given(st.dictionaries(st.integers(0, 9), st.builds(Terms, st.floats(0, 1e300), st.floats(0, 1e300)), min_size=1))
+@given(
+    st.dictionaries(
+        st.integers(0, 9), st.builds(Terms, st.floats(0, 1e300), st.floats(0, 1e300)), min_size=1
+    )
+)
 def test_the_mean_is_two_and_the_order_changes_nothing(terms: dict[int, Terms]) -> None:
     found = comparable(terms)
     assert found == comparable(dict(reversed(terms.items())))

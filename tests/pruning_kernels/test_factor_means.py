@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.factor_means import KeptFactors, PrunedSide, coverage_mean, weighted_mean, zero_padded_mean
+from pruning_kernels.factor_means import (
+    KeptFactors,
+    PrunedSide,
+    coverage_mean,
+    weighted_mean,
+    zero_padded_mean,
+)
 from pruning_kernels.factors import Factors
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
@@ -16,7 +22,11 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 def drawn(rows: int, columns: int, rank: int, scaling: float, seed: int) -> Factors:
     generator = torch.Generator().manual_seed(seed)
-    return Factors(torch.randn(rows, rank, generator=generator), torch.randn(rank, columns, generator=generator), scaling)
+    return Factors(
+        torch.randn(rows, rank, generator=generator),
+        torch.randn(rank, columns, generator=generator),
+        scaling,
+    )
 
 
 def dense(factors: Factors) -> np.ndarray:
@@ -38,16 +48,26 @@ def row(*numbers: float) -> torch.Tensor:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 4), st.floats(0.1, 4)), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 99))
-def test_the_weighted_mean_is_that_of_the_dense_updates(clients: list[tuple[int, float]], rank: int, seed: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.floats(0.1, 4)), min_size=1, max_size=5),
+    st.integers(1, 6),
+    st.integers(0, 99),
+)
+def test_the_weighted_mean_is_that_of_the_dense_updates(
+    clients: list[tuple[int, float]], rank: int, seed: int
+) -> None:
     """Ranks and scalings differ from client to client; together they are above the smaller side at times."""
     given_clients = [drawn(10, 8, r, s, seed + i) for i, (r, s) in enumerate(clients)]
     weights = [1.0 + 0.5 * i for i in range(len(clients))]
-    mean = sum(w * dense(client) for w, client in zip(weights, given_clients, strict=True)) / sum(weights)
+    mean = sum(w * dense(client) for w, client in zip(weights, given_clients, strict=True)) / sum(
+        weights
+    )
     found = weighted_mean(given_clients, weights, rank, 2.0)
     assert (found.rank, found.scaling, found.b.dtype) == (rank, 2.0, torch.float32)
     error = np.linalg.norm(dense(found) - mean)
-    assert error == pytest.approx(np.linalg.norm(cut(mean, rank) - mean), abs=1e-5 * (1 + np.linalg.norm(mean)))
+    assert error == pytest.approx(
+        np.linalg.norm(cut(mean, rank) - mean), abs=1e-5 * (1 + np.linalg.norm(mean))
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])
@@ -64,7 +84,8 @@ def test_equal_clients_give_what_each_of_them_has(number: int) -> None:
 
 def test_the_mean_of_products_is_not_the_product_of_means() -> None:
     """Of e_1 e_1^T and e_2 e_2^T the mean is half the identity; that of the factors has a quarter in every entry."""
-    one, other = Factors(column(1.0, 0.0), row(1.0, 0.0), 1.0), Factors(column(0.0, 1.0), row(0.0, 1.0), 1.0)
+    one = Factors(column(1.0, 0.0), row(1.0, 0.0), 1.0)
+    other = Factors(column(0.0, 1.0), row(0.0, 1.0), 1.0)
     assert dense(weighted_mean([one, other], [1, 1], 2, 1.0)) == pytest.approx(np.diag([0.5, 0.5]))
     assert dense(zero_padded_mean([one, other], [1, 1], 1)) == pytest.approx(np.full((2, 2), 0.25))
 
@@ -81,19 +102,29 @@ def test_coverage_of_rows_on_paper(device: torch.device) -> None:
     clients = [KeptFactors(first, maps[0]), KeptFactors(second, maps[1])]
     found = coverage_mean(clients, [1, 3], "rows", 2, 4.0)
     mean = Factors(found.b.cpu(), found.a.cpu(), found.scaling)
-    assert dense(mean) == pytest.approx(np.array([[2.0, 4.0], [4.0, 2.0], [8.0, 0.0], [0.0, 0.0]]), abs=1e-5)
+    assert dense(mean) == pytest.approx(
+        np.array([[2.0, 4.0], [4.0, 2.0], [8.0, 0.0], [0.0, 0.0]]), abs=1e-5
+    )
     assert found.b[3].tolist() == [0.0, 0.0]
     diluted = coverage_mean(clients, [1, 3], "rows", 2, 4.0, divisor="all")
     expected = np.array([[0.5, 1.0], [4.0, 2.0], [6.0, 0.0], [0.0, 0.0]])
-    assert dense(Factors(diluted.b.cpu(), diluted.a.cpu(), 4.0)) == pytest.approx(expected, abs=1e-5)
+    assert dense(Factors(diluted.b.cpu(), diluted.a.cpu(), 4.0)) == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_coverage_of_columns_on_paper() -> None:
     """The same, turned."""
-    first = KeptFactors(Factors(column(1.0, 2.0), row(1.0, 2.0), 2.0), torch.tensor([True, True, False, False]))
-    second = KeptFactors(Factors(column(1.0, 0.0), row(4.0, 8.0), 1.0), torch.tensor([False, True, True, False]))
+    first = KeptFactors(
+        Factors(column(1.0, 2.0), row(1.0, 2.0), 2.0), torch.tensor([True, True, False, False])
+    )
+    second = KeptFactors(
+        Factors(column(1.0, 0.0), row(4.0, 8.0), 1.0), torch.tensor([False, True, True, False])
+    )
     found = coverage_mean([first, second], [1, 3], "columns", 2, 4.0)
-    assert dense(found) == pytest.approx(np.array([[2.0, 4.0, 8.0, 0.0], [4.0, 2.0, 0.0, 0.0]]), abs=1e-5)
+    assert dense(found) == pytest.approx(
+        np.array([[2.0, 4.0, 8.0, 0.0], [4.0, 2.0, 0.0, 0.0]]), abs=1e-5
+    )
     assert found.a[:, 3].tolist() == [0.0, 0.0]
 
 
@@ -103,13 +134,17 @@ def test_coverage_against_a_slow_loop(side: PrunedSide, number: int, seed: int) 
     """Row by row over dense updates; ranks high enough for an exact mean, below and above the smaller side."""
     generator = np.random.default_rng(seed)
     sides = (12, 7) if side == "rows" else (7, 12)
-    clients, weights, total = [], generator.integers(1, 9, number).astype(float).tolist(), np.zeros((12, 7))
+    clients = []
+    weights = generator.integers(1, 9, number).astype(float).tolist()
+    total = np.zeros((12, 7))
     coverage = np.zeros(12)
     for index in range(number):
         keep = generator.random(12) < 0.6
         keep[generator.integers(12)] = True
         kept = (int(keep.sum()), 7) if side == "rows" else (7, int(keep.sum()))
-        factors = drawn(*kept, int(generator.integers(1, 4)), float(generator.uniform(0.5, 2)), index)
+        factors = drawn(
+            *kept, int(generator.integers(1, 4)), float(generator.uniform(0.5, 2)), index
+        )
         clients.append(KeptFactors(factors, torch.tensor(keep)))
         lines = iter(dense(factors) if side == "rows" else dense(factors).T)
         for place in np.flatnonzero(keep):
@@ -134,11 +169,16 @@ def test_a_device_without_weight_covers_nothing() -> None:
 @pytest.mark.parametrize("side", ["rows", "columns"])
 def test_what_nobody_kept_stays_as_it_was_where_somebody_else_has_it(side: PrunedSide) -> None:
     """Of four rows devices keep 0 and 1, absent ones 1 and 2, of which 1 is the devices', and nobody has 3."""
-    devices = KeptFactors(Factors(column(1.0, 2.0), row(1.0, 2.0), 2.0), torch.tensor([True, True, False, False]))
-    absent = KeptFactors(Factors(column(9.0, 5.0), row(0.0, 3.0), 1.0), torch.tensor([False, True, True, False]))
+    devices = KeptFactors(
+        Factors(column(1.0, 2.0), row(1.0, 2.0), 2.0), torch.tensor([True, True, False, False])
+    )
+    absent = KeptFactors(
+        Factors(column(9.0, 5.0), row(0.0, 3.0), 1.0), torch.tensor([False, True, True, False])
+    )
     if side == "columns":
         devices, absent = (
-            KeptFactors(Factors(k.factors.a.T, k.factors.b.T, k.factors.scaling), k.keep) for k in (devices, absent)
+            KeptFactors(Factors(k.factors.a.T, k.factors.b.T, k.factors.scaling), k.keep)
+            for k in (devices, absent)
         )
     expected = np.array([[2.0, 4.0], [4.0, 8.0], [0.0, 15.0], [0.0, 0.0]])
     found = dense(coverage_mean([devices], [3], side, 2, 4.0, last=absent))
@@ -149,17 +189,24 @@ def test_what_nobody_kept_stays_as_it_was_where_somebody_else_has_it(side: Prune
 def test_where_devices_cover_all_the_last_update_changes_no_bit() -> None:
     kept = KeptFactors(drawn(3, 5, 2, 1.0, 0), torch.tensor([True, True, False, True]))
     last = KeptFactors(drawn(2, 5, 2, 1.0, 1), torch.tensor([True, False, False, True]))
-    plain, found = coverage_mean([kept], [1], "rows", 2, 1.0), coverage_mean([kept], [1], "rows", 2, 1.0, last=last)
+    plain = coverage_mean([kept], [1], "rows", 2, 1.0)
+    found = coverage_mean([kept], [1], "rows", 2, 1.0, last=last)
     assert torch.equal(plain.b, found.b)
     assert torch.equal(plain.a, found.a)
     with pytest.raises(ValueError, match="pruned rows of matrices of different sizes"):
-        coverage_mean([kept], [1], "rows", 2, 1.0, last=KeptFactors(drawn(2, 4, 2, 1.0, 1), last.keep))
+        coverage_mean(
+            [kept], [1], "rows", 2, 1.0, last=KeptFactors(drawn(2, 4, 2, 1.0, 1), last.keep)
+        )
 
 
 def test_everything_kept_is_the_weighted_mean() -> None:
     clients = [drawn(8, 9, 2, 1.0, seed) for seed in range(3)]
     found = coverage_mean(
-        [KeptFactors(client, torch.ones(8, dtype=torch.bool)) for client in clients], [1, 2, 3], "rows", 6, 1.0
+        [KeptFactors(client, torch.ones(8, dtype=torch.bool)) for client in clients],
+        [1, 2, 3],
+        "rows",
+        6,
+        1.0,
     )
     expected = (dense(clients[0]) + 2 * dense(clients[1]) + 3 * dense(clients[2])) / 6
     assert dense(found) == pytest.approx(expected, abs=1e-5)
@@ -169,7 +216,9 @@ def test_zero_padding_on_paper(device: torch.device) -> None:
     """Ranks 1 and 2, weights 1 and 3: the second column of B is three quarters of the second client's."""
     one = Factors(column(4.0, 8.0).to(device), row(4.0, 0.0).to(device), 2.0)
     two = Factors(
-        torch.tensor([[0.0, 4.0], [4.0, 8.0]], device=device), torch.tensor([[8.0, 4.0], [4.0, 0.0]], device=device), 2.0
+        torch.tensor([[0.0, 4.0], [4.0, 8.0]], device=device),
+        torch.tensor([[8.0, 4.0], [4.0, 0.0]], device=device),
+        2.0,
     )
     found = zero_padded_mean([one, two], [1, 3], 3)
     assert found.b.tolist() == [[1.0, 3.0, 0.0], [5.0, 6.0, 0.0]]
@@ -207,7 +256,8 @@ def test_weights_that_are_none_are_refused(weights: list[float], text: str) -> N
 
 
 def test_weights_whose_sum_is_beyond_float64() -> None:
-    one, other = Factors(column(1.0), row(2.0), 1.0), Factors(column(1.0), row(4.0), 1.0)
+    one = Factors(column(1.0), row(2.0), 1.0)
+    other = Factors(column(1.0), row(4.0), 1.0)
     assert zero_padded_mean([one, other], [1.5e308, 1.5e308], 1).a.tolist() == [[3.0]]
 
 
@@ -215,8 +265,13 @@ def test_no_clients_and_different_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="got 0 and 0"):
         weighted_mean([], [], 1, 1.0)
     clients = [drawn(3, 3, 2, 1.0, 0), drawn(3, 4, 2, 1.0, 0)]
-    for mean in (lambda: weighted_mean(clients, [1, 1], 2, 1.0), lambda: zero_padded_mean(clients, [1, 1], 2)):
-        with pytest.raises(ValueError, match=r"different shapes have no mean: \[\(3, 3\), \(3, 4\)\]"):
+    for mean in (
+        lambda: weighted_mean(clients, [1, 1], 2, 1.0),
+        lambda: zero_padded_mean(clients, [1, 1], 2),
+    ):
+        with pytest.raises(
+            ValueError, match=r"different shapes have no mean: \[\(3, 3\), \(3, 4\)\]"
+        ):
             mean()
 
 
@@ -229,7 +284,9 @@ def test_maps_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="a map keeps 2 columns, its factors have 3"):
         coverage_mean([KeptFactors(client, torch.tensor([True, True]))], [1], "columns", 1, 1.0)
     maps = [torch.tensor([True, True]), torch.tensor([True, True, False])]
-    with pytest.raises(ValueError, match=r"pruned rows of matrices of different sizes: \[\(2, 3\), \(3, 3\)\]"):
+    with pytest.raises(
+        ValueError, match=r"pruned rows of matrices of different sizes: \[\(2, 3\), \(3, 3\)\]"
+    ):
         coverage_mean([KeptFactors(client, keep) for keep in maps], [1, 1], "rows", 1, 1.0)
 
 

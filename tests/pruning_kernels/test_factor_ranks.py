@@ -20,14 +20,20 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def drawn(rows: int, columns: int, rank: int, seed: int = 0) -> Factors:
     numbers = generator(seed)
-    return Factors(torch.randn(rows, rank, generator=numbers), torch.randn(rank, columns, generator=numbers), 0.5)
+    return Factors(
+        torch.randn(rows, rank, generator=numbers),
+        torch.randn(rank, columns, generator=numbers),
+        0.5,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("extra", [0, 1, 5])
 def test_shrinking_what_grew_gives_the_same_bits(dtype: torch.dtype, extra: int) -> None:
     before = Factors(
-        torch.randn(6, 3, generator=generator()).to(dtype), torch.randn(3, 4, generator=generator(1)).to(dtype), 0.5
+        torch.randn(6, 3, generator=generator()).to(dtype),
+        torch.randn(3, 4, generator=generator(1)).to(dtype),
+        0.5,
     )
     grown = grow(before, 3 + extra, generator(2), 0.02)
     after = shrink(grown, 3)
@@ -42,7 +48,9 @@ def test_growing_adds_zeros_to_b_and_normal_rows_to_a(device: torch.device) -> N
     before = Factors(torch.ones(2, 1, device=device), torch.ones(1, 1000, device=device), 2.0)
     grown = grow(before, 5, generator(), 0.02)
     assert not grown.b[:, 1:].any()
-    assert grown.a[1:].cpu().tolist() == (torch.randn(4, 1000, generator=generator()) * 0.02).tolist()
+    assert (
+        grown.a[1:].cpu().tolist() == (torch.randn(4, 1000, generator=generator()) * 0.02).tolist()
+    )
     assert float(grown.a[1:].std()) == pytest.approx(0.02, rel=0.1)
 
 
@@ -51,7 +59,9 @@ def test_growing_adds_zeros_to_b_and_normal_rows_to_a(device: torch.device) -> N
 def test_growing_leaves_the_update_as_it_is(rank: int, extra: int, seed: int) -> None:
     """Whole numbers, whose sums have no rounding in any order."""
     numbers = generator(seed)
-    b, a = (torch.randint(-50, 50, shape, generator=numbers).float() for shape in ((6, rank), (rank, 7)))
+    b, a = (
+        torch.randint(-50, 50, shape, generator=numbers).float() for shape in ((6, rank), (rank, 7))
+    )
     before = Factors(b, a, 0.5)
     assert torch.equal(product(grow(before, rank + extra, numbers, 1.0)), product(before))
 
@@ -82,7 +92,8 @@ def test_ranks_that_do_not_fit_are_refused() -> None:
 
 def test_the_tail_on_paper(device: torch.device) -> None:
     """Columns from 1 on of B: (3, 4), norm 5. Rows from 1 on of A: (0, 2), norm 2. The scaling has no part in it."""
-    b, a = torch.tensor([[9.0, 3.0], [9.0, 4.0]], device=device), torch.tensor([[9.0, 9.0], [0.0, 2.0]], device=device)
+    b = torch.tensor([[9.0, 3.0], [9.0, 4.0]], device=device)
+    a = torch.tensor([[9.0, 9.0], [0.0, 2.0]], device=device)
     assert float(tail_norm(Factors(b, a, 7.0), 1)) == pytest.approx(10.0)
     assert float(tail_norm(Factors(b, a, 7.0), 2)) == 0.0
     assert float(tail_norm(Factors(b, a, 7.0), 0)) == pytest.approx(math.sqrt(187) * math.sqrt(166))
@@ -101,7 +112,8 @@ def test_the_gradient_of_the_tail_on_paper() -> None:
 
 def test_a_tail_of_zeros_has_a_gradient_of_zero() -> None:
     """As B is before an adapter is trained: not NaN."""
-    b, a = torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.ones(3, 2))
+    b = torch.nn.Parameter(torch.zeros(2, 3))
+    a = torch.nn.Parameter(torch.ones(3, 2))
     found = tail_norm(Factors(b, a, 1.0), 1)
     found.backward()  # type: ignore[no-untyped-call]
     assert float(found.detach()) == 0.0
@@ -118,7 +130,15 @@ def test_a_tail_that_starts_elsewhere_is_refused(first: int) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "gamma", "kept"),
-    [(8, 0.99, 7), (8, 0.5, 4), (8, 1.0, 8), (50, 0.58, 29), (20, 0.95, 19), (3, 0.1, 1), (1, 0.5, 1)],
+    [
+        (8, 0.99, 7),
+        (8, 0.5, 4),
+        (8, 1.0, 8),
+        (50, 0.58, 29),
+        (20, 0.95, 19),
+        (3, 0.1, 1),
+        (1, 0.5, 1),
+    ],
 )
 def test_kept_ranks(rank: int, gamma: float, kept: int) -> None:
     assert kept_rank(rank, gamma) == kept
@@ -137,7 +157,9 @@ def tail_of(size: float) -> Factors:
 
 
 def rank_after(before: float, after: Factors, gamma: float) -> int:
-    return self_prune_rank(after.rank, gamma, before, float(tail_norm(after, kept_rank(after.rank, gamma))))
+    return self_prune_rank(
+        after.rank, gamma, before, float(tail_norm(after, kept_rank(after.rank, gamma)))
+    )
 
 
 def test_a_client_prunes_its_rank_where_the_tail_has_shrunk() -> None:

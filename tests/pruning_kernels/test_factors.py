@@ -19,13 +19,16 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def dense(factors: Factors, rank: int | None = None) -> np.ndarray:
     """scaling * B @ A of the first ranks, in NumPy."""
-    b, a = factors.b.double().numpy()[:, :rank], factors.a.double().numpy()[:rank]
+    b = factors.b.double().numpy()[:, :rank]
+    a = factors.a.double().numpy()[:rank]
     return factors.scaling * b @ a
 
 
 def test_on_paper(device: torch.device) -> None:
     """2 * [[1], [2]] @ [[3, 4]]: the only singular value is 2 * sqrt(5) * 5."""
-    factors = Factors(torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0)
+    factors = Factors(
+        torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0
+    )
     assert (factors.rank, factors.shape) == (1, (2, 2))
     assert product(factors).tolist() == [[6.0, 8.0], [12.0, 16.0]]
     assert norm(factors) == pytest.approx(10 * math.sqrt(5))
@@ -34,15 +37,23 @@ def test_on_paper(device: torch.device) -> None:
 
 def test_a_diagonal_product_on_paper(device: torch.device) -> None:
     """diag(1, -9, 4) with scaling 4: columns by size 9, 4, 1; B and A share the roots of 9/4, 1 and 1/4; B's is positive."""
-    found = refactorise(torch.diag(torch.tensor([1.0, -9.0, 4.0])).to(device), torch.eye(3, device=device), 3, 4.0)
-    assert found.b.tolist() == [pytest.approx(row) for row in [[0, 0, 0.5], [1.5, 0, 0], [0, 1.0, 0]]]
-    assert found.a.tolist() == [pytest.approx(row) for row in [[0, -1.5, 0], [0, 0, 1.0], [0.5, 0, 0]]]
+    found = refactorise(
+        torch.diag(torch.tensor([1.0, -9.0, 4.0])).to(device), torch.eye(3, device=device), 3, 4.0
+    )
+    assert found.b.tolist() == [
+        pytest.approx(row) for row in [[0, 0, 0.5], [1.5, 0, 0], [0, 1.0, 0]]
+    ]
+    assert found.a.tolist() == [
+        pytest.approx(row) for row in [[0, -1.5, 0], [0, 0, 1.0], [0.5, 0, 0]]
+    ]
     assert found.scaling == 4.0
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)), st.integers(0, 1000))
-def test_norm_and_singular_values_against_the_dense_matrix(sizes: tuple[int, int, int], seed: int) -> None:
+def test_norm_and_singular_values_against_the_dense_matrix(
+    sizes: tuple[int, int, int], seed: int
+) -> None:
     """Ranks above the number of rows or columns among them."""
     rows, columns, rank = sizes
     factors = Factors(drawn(rows, rank, seed=seed), drawn(rank, columns, seed=seed + 1), 0.5)
@@ -50,17 +61,33 @@ def test_norm_and_singular_values_against_the_dense_matrix(sizes: tuple[int, int
     assert norm(factors) == pytest.approx(math.sqrt((expected**2).sum()), rel=1e-6, abs=1e-6)
     found = singular_values(factors)
     assert (found.dtype, found.shape) == (torch.float32, (rank,))
-    assert found.tolist() == pytest.approx([*expected, *[0.0] * (rank - len(expected))], rel=1e-5, abs=1e-6)
-    assert product(factors).tolist() == [pytest.approx(row, rel=1e-5, abs=1e-6) for row in dense(factors)]
+    assert found.tolist() == pytest.approx(
+        [*expected, *[0.0] * (rank - len(expected))], rel=1e-5, abs=1e-6
+    )
+    assert product(factors).tolist() == [
+        pytest.approx(row, rel=1e-5, abs=1e-6) for row in dense(factors)
+    ]
 
 
-SHAPES = [(40, 30, 6), (30, 40, 6), (24, 24, 23), (20, 50, 20), (50, 20, 33), (1, 7, 3), (7, 1, 1), (5, 5, 1)]
+SHAPES = [
+    (40, 30, 6),
+    (30, 40, 6),
+    (24, 24, 23),
+    (20, 50, 20),
+    (50, 20, 33),
+    (1, 7, 3),
+    (7, 1, 1),
+    (5, 5, 1),
+]
 
 
 @pytest.mark.parametrize(("rows", "columns", "k"), SHAPES)
-def test_the_error_is_that_of_eckart_and_young_for_every_rank(rows: int, columns: int, k: int, device: torch.device) -> None:
+def test_the_error_is_that_of_eckart_and_young_for_every_rank(
+    rows: int, columns: int, k: int, device: torch.device
+) -> None:
     """k below and from the smaller side on; the rank above it as well."""
-    left, right = drawn(rows, k, seed=1), drawn(k, columns, seed=2)
+    left = drawn(rows, k, seed=1)
+    right = drawn(k, columns, seed=2)
     whole = left.double() @ right.double()
     values = torch.linalg.svd(whole).S.numpy()
     highest = min(rows, columns, k) + 2
@@ -69,14 +96,19 @@ def test_the_error_is_that_of_eckart_and_young_for_every_rank(rows: int, columns
     found = Factors(found.b.cpu(), found.a.cpu(), found.scaling)
     for rank in range(1, highest + 1):
         error = np.linalg.norm(dense(found, rank) - whole.numpy())
-        assert error == pytest.approx(math.sqrt((values[rank:] ** 2).sum()), abs=1e-5 * float(values[0]))
-    assert dense(refactorise(left, right, 2, 0.25)) == pytest.approx(dense(found, 2), abs=1e-5 * float(values[0]))
+        assert error == pytest.approx(
+            math.sqrt((values[rank:] ** 2).sum()), abs=1e-5 * float(values[0])
+        )
+    assert dense(refactorise(left, right, 2, 0.25)) == pytest.approx(
+        dense(found, 2), abs=1e-5 * float(values[0])
+    )
 
 
 @pytest.mark.parametrize("k", [4, 12])
 def test_columns_are_ordered_balanced_orthogonal_and_signed(k: int) -> None:
     found = refactorise(drawn(12, k, seed=3), drawn(k, 15, seed=4), 4, 2.0)
-    b, a = found.b.double().numpy(), found.a.double().numpy()
+    b = found.b.double().numpy()
+    a = found.a.double().numpy()
     squares = np.diag(b.T @ b)
     assert b.T @ b == pytest.approx(np.diag(squares), abs=1e-5)
     assert a @ a.T == pytest.approx(np.diag(squares), abs=1e-5)
@@ -87,7 +119,9 @@ def test_columns_are_ordered_balanced_orthogonal_and_signed(k: int) -> None:
 @pytest.mark.parametrize("k", [5, 40])
 def test_the_factors_depend_on_the_product_alone(k: int) -> None:
     """Another basis between left and right, and signs the other way round; k = 40 takes the dense product."""
-    left, right, basis = drawn(20, 5, seed=5).double(), drawn(5, 30, seed=6).double(), drawn(5, k, seed=7).double()
+    left = drawn(20, 5, seed=5).double()
+    right = drawn(5, 30, seed=6).double()
+    basis = drawn(5, k, seed=7).double()
     expected = refactorise(left, right, 5, 1.0)
     found = refactorise(-left @ basis, -torch.linalg.pinv(basis) @ right, 5, 1.0)
     torch.testing.assert_close(found.b, expected.b, rtol=1e-5, atol=1e-5)
@@ -97,7 +131,8 @@ def test_the_factors_depend_on_the_product_alone(k: int) -> None:
 @pytest.mark.parametrize("k", [6, 20])
 def test_ranks_above_the_products_own_are_zero(k: int) -> None:
     """Three directions, repeated; and a product that cancels."""
-    left, right = drawn(20, 3, seed=8), drawn(3, 15, seed=9)
+    left = drawn(20, 3, seed=8)
+    right = drawn(3, 15, seed=9)
     copies = torch.arange(k) % 3
     found = refactorise(left[:, copies], right[copies], 5, 1.0)
     assert [bool(column.any()) for column in found.b.T] == [True] * 3 + [False] * 2
@@ -108,7 +143,9 @@ def test_ranks_above_the_products_own_are_zero(k: int) -> None:
 
 
 def test_the_same_inputs_give_the_same_bits() -> None:
-    results = [refactorise(drawn(50, 20, seed=10), drawn(20, 60, seed=11), 8, 2.0) for _ in range(2)]
+    results = [
+        refactorise(drawn(50, 20, seed=10), drawn(20, 60, seed=11), 8, 2.0) for _ in range(2)
+    ]
     assert torch.equal(results[0].b, results[1].b)
     assert torch.equal(results[0].a, results[1].a)
 
@@ -116,7 +153,11 @@ def test_the_same_inputs_give_the_same_bits() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes_come_out_in_float32(dtype: torch.dtype) -> None:
     factors = Factors(drawn(4, 2).to(dtype), drawn(2, 3).to(dtype), 1.0)
-    for found in (product(factors), singular_values(factors), refactorise(factors.b, factors.a, 2, 1.0).a):
+    for found in (
+        product(factors),
+        singular_values(factors),
+        refactorise(factors.b, factors.a, 2, 1.0).a,
+    ):
         assert found.dtype == torch.float32
     assert product(factors).tolist() == [pytest.approx(row, rel=1e-6) for row in dense(factors)]
 
@@ -128,7 +169,15 @@ def test_parameters_are_read_without_their_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("b", "a"), [((3, 2), (3, 4)), ((3, 2), (2,)), ((3,), (3, 4)), ((3, 0), (0, 4)), ((0, 2), (2, 4)), ((1, 3, 2), (2, 4))]
+    ("b", "a"),
+    [
+        ((3, 2), (3, 4)),
+        ((3, 2), (2,)),
+        ((3,), (3, 4)),
+        ((3, 0), (0, 4)),
+        ((0, 2), (2, 4)),
+        ((1, 3, 2), (2, 4)),
+    ],
 )
 def test_factors_that_do_not_fit_are_refused(b: tuple[int, ...], a: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="do not fit each other"):

@@ -10,12 +10,16 @@ from pruning_kernels.fluctuation import Metric, channel_scores, moments_of, pool
 
 def inputs(tokens: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(tokens, 5, generator=generator) * torch.tensor([1.0, 3.0, 0.01, 1e-6, 1.0]) + seed
+    return (
+        torch.randn(tokens, 5, generator=generator) * torch.tensor([1.0, 3.0, 0.01, 1e-6, 1.0])
+        + seed
+    )
 
 
 def test_pooled_moments_are_those_of_all_inputs() -> None:
     parts = [inputs(tokens, seed) for seed, tokens in enumerate((7, 1, 300, 12))]
-    found, whole = pooled([moments_of(part) for part in parts]), torch.cat(parts).double()
+    found = pooled([moments_of(part) for part in parts])
+    whole = torch.cat(parts).double()
     assert found.count == 320
     torch.testing.assert_close(found.mean, whole.mean(dim=0), rtol=1e-12, atol=0)
     torch.testing.assert_close(found.variance, whole.var(dim=0), rtol=1e-12, atol=0)
@@ -24,7 +28,8 @@ def test_pooled_moments_are_those_of_all_inputs() -> None:
 
 @pytest.mark.parametrize("metric", ["wifv", "ifv", "wifn"])
 def test_scores_equal_loops(metric: Metric) -> None:
-    values, weight = inputs(40, 2), torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
+    values = inputs(40, 2)
+    weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
     expected = []
     for channel in range(5):
         column = [float(weight[row, channel]) for row in range(3)]
@@ -37,7 +42,9 @@ def test_scores_equal_loops(metric: Metric) -> None:
                 "wifn": statistics.fmean(map(abs, column)) * mean_square**0.5,
             }[metric]
         )
-    assert channel_scores(moments_of(values), weight, metric).tolist() == pytest.approx(expected, rel=1e-6)
+    assert channel_scores(moments_of(values), weight, metric).tolist() == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 def test_one_token_does_not_fluctuate() -> None:

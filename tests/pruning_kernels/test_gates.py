@@ -48,7 +48,8 @@ def test_its_expectation_is_the_enumerated_gradient_of_a_quadratic(z: float) -> 
         return ((g - 0.3) ** 2).sum() + 0.5 * g[0] * g[1] - g[1] * g[2]
 
     exact = values.clone().requires_grad_(True)
-    probabilities, total = torch.sigmoid(exact), torch.zeros((), dtype=torch.float64)
+    probabilities = torch.sigmoid(exact)
+    total = torch.zeros((), dtype=torch.float64)
     expected = torch.zeros(3, dtype=torch.float64)
     for draw in itertools.product((0.0, 1.0), repeat=3):
         drawn = torch.tensor(draw, dtype=torch.float64)
@@ -78,7 +79,11 @@ def test_the_paper_s_temperature_turns_the_gradient_round() -> None:
             total += probability * z.grad.item()
         return total
 
-    true = (0.7**2 - 0.3**2) * torch.sigmoid(torch.tensor(3.0)).item() * (1 - torch.sigmoid(torch.tensor(3.0)).item())
+    true = (
+        (0.7**2 - 0.3**2)
+        * torch.sigmoid(torch.tensor(3.0)).item()
+        * (1 - torch.sigmoid(torch.tensor(3.0)).item())
+    )
     assert mean_gradient(1.0) == pytest.approx(true, rel=1e-4)
     assert mean_gradient(1.0) > 0 > mean_gradient(0.4)
 
@@ -96,16 +101,22 @@ def test_gumbel_gates_are_hard_and_have_the_soft_one_s_gradient() -> None:
     torch.testing.assert_close(z.grad, soft * (1 - soft) / 0.4)
 
 
-@pytest.mark.parametrize(("spent", "expected"), [(50.0, math.log(2)), (100.0, 0.0), (200.0, math.log(2)), (0.0, math.log(100))])
+@pytest.mark.parametrize(
+    ("spent", "expected"),
+    [(50.0, math.log(2)), (100.0, 0.0), (200.0, math.log(2)), (0.0, math.log(100))],
+)
 def test_a_missed_budget_counts_the_same_on_both_sides(spent: float, expected: float) -> None:
     assert float(log_ratio(torch.tensor(spent), 100.0)) == pytest.approx(expected)
 
 
 def slow_choice(logits: list[float], costs: list[int], pools: list[int], target: int) -> list[bool]:
     """By a loop over ranks, each time looking for the best gate that is left."""
-    chosen, left = set[int](), target
+    chosen = set[int]()
+    left = target
     for pool in sorted(set(pools)):
-        best = max((i for i in range(len(logits)) if pools[i] == pool), key=lambda i: (logits[i], -i))
+        best = max(
+            (i for i in range(len(logits)) if pools[i] == pool), key=lambda i: (logits[i], -i)
+        )
         chosen.add(best)
         left -= costs[best]
     rest = set(range(len(logits))) - chosen
@@ -137,7 +148,8 @@ def test_gates_spend_the_budget_but_for_less_than_one_gate(seed: int) -> None:
 
 
 def test_what_cannot_be_is_told() -> None:
-    two, pools = torch.tensor([5, 5]), torch.tensor([0, 1])
+    two = torch.tensor([5, 5])
+    pools = torch.tensor([0, 1])
     with pytest.raises(ValueError, match="one gate of each kind costs 10, and 9 may be spent"):
         within_budget(torch.zeros(2), two, pools, 9)
     with pytest.raises(ValueError, match="NaN"):

@@ -30,7 +30,9 @@ def test_no_other_choice_is_cheaper(size: int, span: int, number: int) -> None:
             continue
         found = cheapest_groups(costs, span, number)
         assert tuple(found) in choices
-        assert sum(costs[start] for start in found) == pytest.approx(min(sum(costs[s] for s in one) for one in choices))
+        assert sum(costs[start] for start in found) == pytest.approx(
+            min(sum(costs[s] for s in one) for one in choices)
+        )
 
 
 def test_the_first_cheap_group_may_have_to_stay() -> None:

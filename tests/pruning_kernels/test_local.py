@@ -56,7 +56,9 @@ def test_a_weight_that_is_not_finite_is_refused(
 
 @pytest.mark.parametrize("large", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("group", ["layer", "row", "column", "2:4"])
-def test_ria_against_a_slow_loop(monkeypatch: pytest.MonkeyPatch, group: ComparisonGroup, large: bool) -> None:
+def test_ria_against_a_slow_loop(
+    monkeypatch: pytest.MonkeyPatch, group: ComparisonGroup, large: bool
+) -> None:
     """Scores in float64, one weight at a time; rows and columns of zeros, and rows that tie, are among them."""
     if large:
         monkeypatch.setattr(selection, "WORTH_COMPILING", 1)
@@ -69,9 +71,16 @@ def test_ria_against_a_slow_loop(monkeypatch: pytest.MonkeyPatch, group: Compari
     scores = np.zeros(weight.shape)
     for i, j in np.argwhere(weight != 0):
         size = abs(float(weight[i, j]))
-        shares = size / np.abs(weight[:, j].astype(float)).sum() + size / np.abs(weight[i].astype(float)).sum()
+        shares = (
+            size / np.abs(weight[:, j].astype(float)).sum()
+            + size / np.abs(weight[i].astype(float)).sum()
+        )
         scores[i, j] = shares * square_sum[j] ** 0.25
-    found = LocalPruning("ria", 0.4, group).prune_mask(torch.from_numpy(weight), torch.from_numpy(square_sum)).numpy()
+    found = (
+        LocalPruning("ria", 0.4, group)
+        .prune_mask(torch.from_numpy(weight), torch.from_numpy(square_sum))
+        .numpy()
+    )
     size = {"layer": 130 * 24, "row": 24, "column": 130, "2:4": 4}[group]
     lines = (scores.T if group == "column" else scores).reshape(-1, size)
     masks = (found.T if group == "column" else found).reshape(-1, size)
@@ -90,7 +99,8 @@ def test_ria_has_the_same_bits_whether_its_scores_are_written_down_or_not(
     generator = torch.Generator().manual_seed(5)
     weight = (torch.randn(200, 132, generator=generator) * 4).round().to(dtype) / 8
     square_sum = torch.randint(0, 3, (132,), generator=generator).to(torch.float64)
-    local, found = LocalPruning("ria", 0.5, group), []
+    local = LocalPruning("ria", 0.5, group)
+    found = []
     for worth in (1, 1 << 62):
         monkeypatch.setattr(selection, "WORTH_COMPILING", worth)
         found.append(local.prune_mask(weight, square_sum))
@@ -100,8 +110,14 @@ def test_ria_has_the_same_bits_whether_its_scores_are_written_down_or_not(
 def test_groups_differ_where_rows_have_different_scales(device: torch.device) -> None:
     weight = torch.tensor([[1.0, 2.0], [10.0, 20.0]], device=device)
     ones = torch.ones(2, device=device)
-    assert LocalPruning("wanda", 0.5, "layer").prune_mask(weight, ones).tolist() == [[True, True], [False, False]]
-    assert LocalPruning("wanda", 0.5, "row").prune_mask(weight, ones).tolist() == [[True, False], [True, False]]
+    assert LocalPruning("wanda", 0.5, "layer").prune_mask(weight, ones).tolist() == [
+        [True, True],
+        [False, False],
+    ]
+    assert LocalPruning("wanda", 0.5, "row").prune_mask(weight, ones).tolist() == [
+        [True, False],
+        [True, False],
+    ]
 
 
 def test_magnitude_does_not_look_at_the_activations(device: torch.device) -> None:

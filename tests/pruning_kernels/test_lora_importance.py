@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning_kernels.factors import Factors
-from pruning_kernels.lora_importance import Gradients, Score, combined, moving_average, unit_importance
+from pruning_kernels.lora_importance import (
+    Gradients,
+    Score,
+    combined,
+    moving_average,
+    unit_importance,
+)
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
@@ -18,22 +24,32 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def adapter(rows: int, columns: int, rank: int, seed: int = 0) -> tuple[torch.Tensor, Factors, Gradients]:
+def adapter(
+    rows: int, columns: int, rank: int, seed: int = 0
+) -> tuple[torch.Tensor, Factors, Gradients]:
     weight, b, a, gradient_b, gradient_a = (
         drawn(*shape, seed=seed + place)
-        for place, shape in enumerate([(rows, columns), (rows, rank), (rank, columns), (rows, rank), (rank, columns)])
+        for place, shape in enumerate(
+            [(rows, columns), (rows, rank), (rank, columns), (rows, rank), (rank, columns)]
+        )
     )
     return weight, Factors(b, a, 1.5), Gradients(gradient_b, gradient_a)
 
 
-def expected(weight: torch.Tensor, factors: Factors, gradients: Gradients, side: int, size: int, score: Score) -> list[float]:
+def expected(
+    weight: torch.Tensor, factors: Factors, gradients: Gradients, side: int, size: int, score: Score
+) -> list[float]:
     """Weight by weight, as equation 10 is written, with s."""
-    b, a = factors.b.numpy(), factors.a.numpy()
-    gradient_b, gradient_a = gradients.b.numpy(), gradients.a.numpy()
+    b = factors.b.numpy()
+    a = factors.a.numpy()
+    gradient_b = gradients.b.numpy()
+    gradient_a = gradients.a.numpy()
     units = [0.0] * (weight.shape[side] // size)
     for m in range(weight.shape[0]):
         for n in range(weight.shape[1]):
-            estimate = gradient_b[m] @ a[:, n] + b[m] @ gradient_a[:, n] - gradient_b[m] @ gradient_a[:, n]
+            estimate = (
+                gradient_b[m] @ a[:, n] + b[m] @ gradient_a[:, n] - gradient_b[m] @ gradient_a[:, n]
+            )
             product = estimate * (float(weight[m, n]) + factors.scaling * (b[m] @ a[:, n]))
             units[(m, n)[side] // size] += product**2 if score == "exact" else product
     return units if score == "exact" else [unit**2 for unit in units]
@@ -45,8 +61,12 @@ def test_on_paper(device: torch.device) -> None:
     With s = 2 and a W of ones M = [[3, 5], [1, 1]], so the products are diag(3, 2).
     """
     one = torch.ones(2, 2, device=device)
-    factors = Factors(torch.tensor([[1.0], [0.0]], device=device), torch.tensor([[1.0, 2.0]], device=device), 2.0)
-    gradients = Gradients(torch.tensor([[0.0], [1.0]], device=device), torch.tensor([[1.0, 0.0]], device=device))
+    factors = Factors(
+        torch.tensor([[1.0], [0.0]], device=device), torch.tensor([[1.0, 2.0]], device=device), 2.0
+    )
+    gradients = Gradients(
+        torch.tensor([[0.0], [1.0]], device=device), torch.tensor([[1.0, 0.0]], device=device)
+    )
     for side in (0, 1):
         assert unit_importance(one, factors, gradients, side, 1).tolist() == [9.0, 4.0]
         assert unit_importance(one, factors, gradients, side, 1, "group").tolist() == [9.0, 4.0]
@@ -60,20 +80,30 @@ def test_on_paper(device: torch.device) -> None:
     st.sampled_from(["exact", "group"]), st.sampled_from([1, 5, 12, 99]), st.integers(0, 999),
 )  # fmt: skip
 def test_streamed_equals_a_loop_over_weights(
-    shape: tuple[int, int], rank: int, side: int, size: int, score: Score, rows_at_once: int, seed: int
+    shape: tuple[int, int],
+    rank: int,
+    side: int,
+    size: int,
+    score: Score,
+    rows_at_once: int,
+    seed: int,
 ) -> None:
     """Blocks of rows that cut units among them; the weight as a tensor and as a reader."""
     weight, factors, gradients = adapter(*shape, rank, seed)
     found = unit_importance(weight, factors, gradients, side, size, score, rows_at_once)
     assert (found.dtype, found.shape) == (torch.float64, (shape[side] // size,))
-    assert found.tolist() == pytest.approx(expected(weight, factors, gradients, side, size, score), rel=1e-9, abs=1e-9)
+    assert found.tolist() == pytest.approx(
+        expected(weight, factors, gradients, side, size, score), rel=1e-9, abs=1e-9
+    )
     read: list[tuple[int, int]] = []
 
     def rows(first: int, end: int) -> torch.Tensor:
         read.append((first, end))
         return weight[first:end]
 
-    assert torch.equal(unit_importance(rows, factors, gradients, side, size, score, rows_at_once), found)
+    assert torch.equal(
+        unit_importance(rows, factors, gradients, side, size, score, rows_at_once), found
+    )
     assert [row for first, end in read for row in range(first, end)] == list(range(shape[0]))
 
 
@@ -82,10 +112,16 @@ def test_streamed_equals_a_loop_over_weights(
 def test_float32_agrees_and_repeats(side: int, score: Score) -> None:
     weight, factors, gradients = adapter(20, 30, 3)
     whole = unit_importance(weight, factors, gradients, side, 5, score)
-    halves = [unit_importance(weight, factors, gradients, side, 5, score, 7, torch.float32) for _ in range(2)]
+    halves = [
+        unit_importance(weight, factors, gradients, side, 5, score, 7, torch.float32)
+        for _ in range(2)
+    ]
     assert torch.equal(halves[0], halves[1])
     assert torch.equal(whole, unit_importance(weight, factors, gradients, side, 5, score))
-    assert (halves[0].dtype, halves[0].tolist()) == (torch.float64, pytest.approx(whole.tolist(), rel=1e-4))
+    assert (halves[0].dtype, halves[0].tolist()) == (
+        torch.float64,
+        pytest.approx(whole.tolist(), rel=1e-4),
+    )
 
 
 def test_parameters_are_read_without_their_gradients() -> None:
@@ -101,8 +137,13 @@ def test_group_is_the_first_order_change_of_the_loss_where_the_estimate_is_the_g
     weight, factors, gradients = adapter(6, 4, 4)
     first = Factors(torch.zeros_like(factors.b), factors.a, 1.5)
     slope = gradients.b @ factors.a
-    found = unit_importance(weight, first, Gradients(gradients.b, torch.zeros_like(gradients.a)), 0, 2, "group")
-    lost = [float((slope[start : start + 2] * weight[start : start + 2]).sum()) ** 2 for start in (0, 2, 4)]
+    found = unit_importance(
+        weight, first, Gradients(gradients.b, torch.zeros_like(gradients.a)), 0, 2, "group"
+    )
+    lost = [
+        float((slope[start : start + 2] * weight[start : start + 2]).sum()) ** 2
+        for start in (0, 2, 4)
+    ]
     assert found.tolist() == pytest.approx(lost)
 
 
@@ -118,7 +159,9 @@ def test_refusals() -> None:
         unit_importance(weight, factors, Gradients(gradients.b, gradients.a[:1]), 0, 1)
     with pytest.raises(ValueError, match=r"has its shape, got \(6, 4\)"):
         unit_importance(weight.T, factors, gradients, 0, 1)
-    with pytest.raises(ValueError, match=r"rows 0 to 4 of a matrix \(4, 6\) cannot have the shape \(3, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"rows 0 to 4 of a matrix \(4, 6\) cannot have the shape \(3, 6\)"
+    ):
         unit_importance(lambda first, end: weight[first : end - 1], factors, gradients, 0, 1)
     for side, size in ((0, 3), (1, 4), (2, 1), (0, 0)):
         with pytest.raises(ValueError, match="do not fill a matrix"):
@@ -134,7 +177,9 @@ def test_refusals() -> None:
 
 def test_matrices_are_normalised_before_they_are_added(device: torch.device) -> None:
     """(3, 4) over its norm 5, (0, 10) over 10; zeros add nothing; without the norm the sums are 3 and 14."""
-    one, other, zeros = (torch.tensor(values, device=device) for values in ([3.0, 4.0], [0.0, 10.0], [0.0, 0.0]))
+    one, other, zeros = (
+        torch.tensor(values, device=device) for values in ([3.0, 4.0], [0.0, 10.0], [0.0, 0.0])
+    )
     assert combined([one, other, zeros]).tolist() == pytest.approx([0.6, 1.8])
     assert combined([one, other, zeros], normalise=False).tolist() == [3.0, 14.0]
     assert combined([zeros]).tolist() == [0.0, 0.0]
@@ -150,7 +195,10 @@ def test_matrices_of_other_units_are_refused() -> None:
 
 def test_the_moving_average_on_paper(device: torch.device) -> None:
     """8, then 0.75 * 8 + 0.25 * 4 = 7; a step that is not finite is none."""
-    seen = [torch.tensor(values, device=device) for values in ([8.0, 0.0], [4.0, 4.0], [math.nan, 1.0], [math.inf, 1.0])]
+    seen = [
+        torch.tensor(values, device=device)
+        for values in ([8.0, 0.0], [4.0, 4.0], [math.nan, 1.0], [math.inf, 1.0])
+    ]
     first = moving_average(None, seen[0], 0.75)
     assert first is not None
     assert first.tolist() == [8.0, 0.0]

@@ -17,5 +17,13 @@ def test_no_tensor_is_as_large_as_the_matrix(side: int, score: Score) -> None:
     a, gradient_a = torch.randn(2, 2, 96, generator=generator)
     held = torch.randn(64, 96, generator=generator).to(torch.bfloat16)
     with LargestTensor() as largest:
-        unit_importance(held, Factors(b, a, 1.5), Gradients(gradient_b, gradient_a), side, 1, score, rows_at_once=8)
+        unit_importance(
+            held,
+            Factors(b, a, 1.5),
+            Gradients(gradient_b, gradient_a),
+            side,
+            1,
+            score,
+            rows_at_once=8,
+        )
     assert largest.numbers <= max(8 * 96, 2 * 2 * 96, 2 * 2 * 64)

@@ -33,7 +33,8 @@ def rise(gradients: np.ndarray, cut: set[int]) -> float:
 
 def greedy(gradients: np.ndarray, cut: set[int]) -> set[int]:
     """The paper's search: every staying unit is cut in turn, and of all that are cut the best one comes back."""
-    cut, own = set(cut), [rise(gradients, {unit}) for unit in range(gradients.shape[1])]
+    cut = set(cut)
+    own = [rise(gradients, {unit}) for unit in range(gradients.shape[1])]
     for unit in sorted(set(range(gradients.shape[1])) - cut, key=lambda unit: own[unit]):
         cut.add(unit)
         cut.remove(min(sorted(cut), key=lambda back: (rise(gradients, cut - {back}), back != unit)))
@@ -43,8 +44,11 @@ def greedy(gradients: np.ndarray, cut: set[int]) -> set[int]:
 @st.composite
 def searches(draw: st.DrawFn) -> tuple[np.ndarray, set[int]]:
     """Gradients of a few windows by a few units' masks, and how the units of least own information are cut."""
-    units, windows = draw(st.integers(2, 7)), draw(st.integers(1, 5))
-    gradients = np.random.default_rng(draw(st.integers(0, 10_000))).standard_normal((windows, units))
+    units = draw(st.integers(2, 7))
+    windows = draw(st.integers(1, 5))
+    gradients = np.random.default_rng(draw(st.integers(0, 10_000))).standard_normal(
+        (windows, units)
+    )
     lowest = np.argsort(np.square(gradients).sum(axis=0))[: draw(st.integers(1, units - 1))]
     return gradients, set(map(int, lowest))
 
@@ -58,11 +62,15 @@ def as_set(cut: torch.Tensor) -> set[int]:
 
 
 @given(searches())
-def test_a_rearrangement_is_the_plain_greedy_one_and_never_worse_than_its_start(drawn: tuple[np.ndarray, set[int]]) -> None:
+def test_a_rearrangement_is_the_plain_greedy_one_and_never_worse_than_its_start(
+    drawn: tuple[np.ndarray, set[int]],
+) -> None:
     gradients, start = drawn
     found = as_set(rearranged(torch.from_numpy(gradients), as_mask(start, gradients.shape[1])))
     assert found == greedy(gradients, start)
-    every = [rise(gradients, set(some)) for some in combinations(range(gradients.shape[1]), len(start))]
+    every = [
+        rise(gradients, set(some)) for some in combinations(range(gradients.shape[1]), len(start))
+    ]
     assert min(every) - 1e-9 <= rise(gradients, found) <= rise(gradients, start) + 1e-9
     if len(start) == gradients.shape[1] - 1:  # of all units the best one comes back
         assert rise(gradients, found) == pytest.approx(min(every))
@@ -100,13 +108,20 @@ def test_a_factor_has_the_information_of_the_gradients(windows: int, units: int,
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_what_units_give_together_equals_nested_loops(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_units_give_together_equals_nested_loops(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mask_tuning, "UNITS_AT_ONCE", 2)
     generator = torch.Generator().manual_seed(2)
-    inputs, weight = (torch.randn(rows, 5 * size, generator=generator, dtype=torch.float64) for rows in (6, 4))
+    inputs, weight = (
+        torch.randn(rows, 5 * size, generator=generator, dtype=torch.float64) for rows in (6, 4)
+    )
     expected = np.zeros((5, 5))
     for token in inputs:
-        given_by = [weight[:, unit * size : (unit + 1) * size] @ token[unit * size : (unit + 1) * size] for unit in range(5)]
+        given_by = [
+            weight[:, unit * size : (unit + 1) * size] @ token[unit * size : (unit + 1) * size]
+            for unit in range(5)
+        ]
         for one in range(5):
             for other in range(5):
                 expected[one, other] += float(given_by[one] @ given_by[other])
@@ -118,17 +133,21 @@ def test_scales_are_those_of_least_squares(damping: float) -> None:
     """NumPy solves A s = b with rows below that draw s to 1; two of the columns are nearly the same."""
     outputs = np.random.default_rng(3).standard_normal((40, 6))
     outputs[:, 5] = outputs[:, 4] + 1e-4 * outputs[:, 5]
-    aims = outputs @ np.array([2.0, 0.5, 1.0, -1.0, 1.0, 1.5]) + np.random.default_rng(4).standard_normal(40)
+    aims = outputs @ np.array([2.0, 0.5, 1.0, -1.0, 1.0, 1.5]) + np.random.default_rng(
+        4
+    ).standard_normal(40)
     joint = outputs.T @ outputs
     weight = np.sqrt(damping * np.diagonal(joint).mean())
-    rows, wanted = np.vstack([outputs, weight * np.eye(6)]), np.concatenate([aims, weight * np.ones(6)])
+    rows = np.vstack([outputs, weight * np.eye(6)])
+    wanted = np.concatenate([aims, weight * np.ones(6)])
     expected = np.linalg.lstsq(rows, wanted, rcond=None)[0]
     found = best_scales(torch.from_numpy(joint), torch.from_numpy(outputs.T @ aims), damping)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_units_that_give_nothing_stay_as_they_are_and_no_inner_products_have_no_scales() -> None:
-    zeros, impossible = torch.zeros(2, 2), torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    zeros = torch.zeros(2, 2)
+    impossible = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
     assert best_scales(zeros, torch.zeros(2), 0.01).tolist() == [1, 1]
     assert is_positive(zeros, 0.01)
     assert best_scales(impossible, torch.ones(2), 0.01).isnan().all()

@@ -36,7 +36,8 @@ def slow_codes(values: list[float]) -> list[int]:
 
 def test_the_levels_are_normal_quantiles() -> None:
     """QLoRA's recipe: from 1 - (1/32 + 1/30) / 2 to one half in 8 even steps, and in 7 for below zero; over the largest."""
-    normal, offset = torch.distributions.Normal(0.0, 1.0), 0.9677083
+    normal = torch.distributions.Normal(0.0, 1.0)
+    offset = 0.9677083
 
     def quantiles(number: int) -> list[float]:
         return normal.icdf(torch.linspace(offset, 0.5, number, dtype=torch.float64)[:-1]).tolist()
@@ -74,11 +75,17 @@ def test_the_middle_between_two_levels_takes_the_lower_one() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 200), st.floats(1e-30, 1e30), st.integers(0, 2**32 - 1))
 def test_against_a_slow_loop(size: int, scale: float, seed: int) -> None:
-    values = torch.tensor((np.random.default_rng(seed).normal(size=size) * scale).astype(np.float32))
+    values = torch.tensor(
+        (np.random.default_rng(seed).normal(size=size) * scale).astype(np.float32)
+    )
     found = encode(values)
     assert codes_of(found, size) == slow_codes(values.tolist())
-    assert found.absmax.tolist() == [max(abs(v) for v in values[s : s + 64].tolist()) for s in range(0, size, 64)]
-    for value, decoded, start in zip(values.tolist(), decode(found, (size,)).tolist(), range(size), strict=True):
+    assert found.absmax.tolist() == [
+        max(abs(v) for v in values[s : s + 64].tolist()) for s in range(0, size, 64)
+    ]
+    for value, decoded, start in zip(
+        values.tolist(), decode(found, (size,)).tolist(), range(size), strict=True
+    ):
         assert abs(value - decoded) <= float(found.absmax[start // 64]) * WIDEST_GAP / 2 * 1.000001
 
 
@@ -104,13 +111,17 @@ def test_bytes_per_value() -> None:
     assert BLOCK == 64
 
 
-@pytest.mark.parametrize("values", [[0.0] * 70, [1e-42, -5e-43, 0.0], [3e38, -3e38, 1e38], [-0.0, 0.0]])
+@pytest.mark.parametrize(
+    "values", [[0.0] * 70, [1e-42, -5e-43, 0.0], [3e38, -3e38, 1e38], [-0.0, 0.0]]
+)
 def test_numbers_at_the_ends_of_float32(values: list[float]) -> None:
     """Too small for a reciprocal, they become zero at worst."""
     given_values = torch.tensor(values)
     decoded = decode(encode(given_values), (len(values),))
     assert bool(torch.isfinite(decoded).all())
-    assert float((decoded - given_values).abs().max()) <= max(float(given_values.abs().max()) * WIDEST_GAP / 2, 1e-38)
+    assert float((decoded - given_values).abs().max()) <= max(
+        float(given_values.abs().max()) * WIDEST_GAP / 2, 1e-38
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -134,7 +145,8 @@ def test_whole_numbers_are_refused() -> None:
 
 def damaged(name: str) -> Nf4:
     """65 values: 33 bytes, 2 magnitudes; one thing about them is wrong."""
-    packed, absmax = torch.full((33,), 0x77, dtype=torch.uint8), torch.ones(2)
+    packed = torch.full((33,), 0x77, dtype=torch.uint8)
+    absmax = torch.ones(2)
     changed = {
         "a byte too few": Nf4(packed[:-1], absmax),
         "a byte too many": Nf4(torch.cat([packed, packed[:1]]), absmax),
@@ -145,7 +157,9 @@ def damaged(name: str) -> Nf4:
         "negative": Nf4(packed, torch.tensor([1.0, -1.0])),
         "nan": Nf4(packed, torch.tensor([math.nan, 1.0])),
         "infinite": Nf4(packed, torch.tensor([1.0, math.inf])),
-        "unused bits": Nf4(torch.cat([packed[:-1], torch.tensor([0x70], dtype=torch.uint8)]), absmax),
+        "unused bits": Nf4(
+            torch.cat([packed[:-1], torch.tensor([0x70], dtype=torch.uint8)]), absmax
+        ),
     }
     return changed[name]
 
@@ -157,7 +171,10 @@ def damaged(name: str) -> Nf4:
         ("a byte too many", r"got \(34,\)"),
         ("codes of another dtype", "got .* of torch.int32"),
         ("codes in two dimensions", r"got \(1, 33\)"),
-        ("a magnitude too few", r"the magnitudes of 65 values in NF4 are 2 of torch.float32, got \(1,\)"),
+        (
+            "a magnitude too few",
+            r"the magnitudes of 65 values in NF4 are 2 of torch.float32, got \(1,\)",
+        ),
         ("magnitudes of another dtype", "of torch.float16"),
         ("negative", "negative, NaN or infinite"),
         ("nan", "negative, NaN or infinite"),
@@ -178,22 +195,30 @@ def test_codes_of_another_number_of_values_are_refused() -> None:
 @pytest.mark.parametrize("size", [64, 64 * 33, 6, 64 * 5 + 18])
 def test_codes_and_values_are_those_of_bitsandbytes(size: int) -> None:
     """Whole blocks agree in all bits; of a short one, values in the very middle could differ, and here there are none."""
-    functional = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+    functional = pytest.importorskip(
+        "bitsandbytes.functional", reason="bitsandbytes is not installed"
+    )
     values = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 0.02
     packed, state = functional.quantize_4bit(values, blocksize=64, quant_type="nf4")
     found = encode(values)
     assert torch.equal(found.packed, packed.reshape(-1))
     assert torch.equal(found.absmax, state.absmax)
-    assert torch.equal(decode(found, values.shape), functional.dequantize_4bit(packed, state).reshape(-1))
+    assert torch.equal(
+        decode(found, values.shape), functional.dequantize_4bit(packed, state).reshape(-1)
+    )
 
 
 def test_the_middle_is_that_of_bitsandbytes() -> None:
     """All middles between two levels and their neighbours in float32, with magnitudes that divide without a rounding error."""
-    functional = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+    functional = pytest.importorskip(
+        "bitsandbytes.functional", reason="bitsandbytes is not installed"
+    )
     levels = torch.tensor(LEVELS)
     middles = (levels[1:] + levels[:-1]) / 2
     near = [torch.nextafter(middles, torch.tensor(side)) for side in (-2.0, 2.0)]
     values = torch.zeros(4, 64)
-    values[:, :46] = torch.cat([torch.ones(1), middles, *near]) * torch.tensor([[1.0], [2.0], [2.0**-20], [2.0**20]])
+    values[:, :46] = torch.cat([torch.ones(1), middles, *near]) * torch.tensor(
+        [[1.0], [2.0], [2.0**-20], [2.0**20]]
+    )
     packed, _ = functional.quantize_4bit(values, blocksize=64, quant_type="nf4")
     assert torch.equal(encode(values).packed, packed.reshape(-1))

@@ -30,13 +30,20 @@ def test_wanda_takes_the_norm_from_the_inputs_square_sum(device: torch.device) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_wanda_scores_are_float32_whatever_the_weights_are(device: torch.device, dtype: torch.dtype) -> None:
-    scores = wanda_score(torch.ones(2, 3, dtype=dtype, device=device), torch.ones(3, dtype=torch.float64, device=device))
+def test_wanda_scores_are_float32_whatever_the_weights_are(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    scores = wanda_score(
+        torch.ones(2, 3, dtype=dtype, device=device),
+        torch.ones(3, dtype=torch.float64, device=device),
+    )
     assert scores.dtype == torch.float32
 
 
 def test_a_channel_that_never_fires_scores_zero(device: torch.device) -> None:
-    scores = wanda_score(torch.tensor([[5.0, 5.0]], device=device), torch.tensor([0.0, 1.0], device=device))
+    scores = wanda_score(
+        torch.tensor([[5.0, 5.0]], device=device), torch.tensor([0.0, 1.0], device=device)
+    )
     assert scores.tolist() == [[0.0, 5.0]]
 
 
@@ -55,4 +62,6 @@ def test_wanda_refuses_activations_that_are_not_finite(device: torch.device, bad
 def test_a_square_sum_beyond_float32_still_has_a_finite_norm(device: torch.device) -> None:
     """Sums are float64: 1e40 is too large for float32, its root 1e20 is not."""
     square_sum = torch.tensor([1e40], dtype=torch.float64, device=device)
-    assert wanda_score(torch.tensor([[2.0]], device=device), square_sum).tolist() == [[pytest.approx(2e20)]]
+    assert wanda_score(torch.tensor([[2.0]], device=device), square_sum).tolist() == [
+        [pytest.approx(2e20)]
+    ]

@@ -34,14 +34,18 @@ def signals() -> Tensor:
 
 def test_a_signal_is_divided_by_its_root_mean_square() -> None:
     found = normalised(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), 0.5)
-    torch.testing.assert_close(found[0], torch.tensor([3.0, 4.0], dtype=torch.float64) / math.sqrt(13.0), **EXACT)
+    torch.testing.assert_close(
+        found[0], torch.tensor([3.0, 4.0], dtype=torch.float64) / math.sqrt(13.0), **EXACT
+    )
     assert found[1].tolist() == [0.0, 0.0]
 
 
 def test_second_moments_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not centred; in as many pieces as the rows need."""
     monkeypatch.setattr(slicing, "ROWS_AT_ONCE", 2)
-    found = second_moments(torch.tensor([[1.0, 2.0], [0.0, 3.0], [-1.0, 1.0]], dtype=torch.bfloat16))
+    found = second_moments(
+        torch.tensor([[1.0, 2.0], [0.0, 3.0], [-1.0, 1.0]], dtype=torch.bfloat16)
+    )
     assert found.tolist() == [[2.0, 1.0], [1.0, 14.0]]
     assert found.dtype == torch.float64
 
@@ -63,8 +67,12 @@ def test_a_basis_by_hand() -> None:
     """Strongest first; the largest entry is positive, of two that are as large the first."""
     basis = principal_basis(torch.tensor([[2.0, -1.0, 0.0], [-1.0, 2.0, 0.0], [0.0, 0.0, 9.0]]), 2)
     half = math.sqrt(0.5)
-    torch.testing.assert_close(basis[:, 0].abs(), torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), **EXACT)
-    torch.testing.assert_close(basis[:, 1].abs(), torch.tensor([half, half, 0.0], dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(
+        basis[:, 0].abs(), torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), **EXACT
+    )
+    torch.testing.assert_close(
+        basis[:, 1].abs(), torch.tensor([half, half, 0.0], dtype=torch.float64), **EXACT
+    )
     largest = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))
     assert (largest > 0).all()
     assert basis[0, 1] * basis[1, 1] < 0
@@ -72,9 +80,15 @@ def test_a_basis_by_hand() -> None:
 
 @pytest.mark.parametrize("kept", [1, 7, 12])
 def test_a_basis_is_orthonormal_whatever_the_scale_and_the_rank(signals: Tensor, kept: int) -> None:
-    for moments in (second_moments(signals) * 1e-6, second_moments(signals[:4]), torch.zeros(12, 12)):
+    for moments in (
+        second_moments(signals) * 1e-6,
+        second_moments(signals[:4]),
+        torch.zeros(12, 12),
+    ):
         basis = principal_basis(moments, kept)
-        torch.testing.assert_close(basis.T @ basis, torch.eye(kept, dtype=torch.float64), rtol=0.0, atol=1e-12)
+        torch.testing.assert_close(
+            basis.T @ basis, torch.eye(kept, dtype=torch.float64), rtol=0.0, atol=1e-12
+        )
 
 
 def test_what_is_kept_is_what_lies_in_the_basis(signals: Tensor) -> None:
@@ -101,11 +115,17 @@ def test_matrices_that_read_and_write_by_hand(monkeypatch: pytest.MonkeyPatch) -
     basis = torch.tensor([[0.6], [0.8]], dtype=torch.float64)
     weight = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.bfloat16)
     torch.testing.assert_close(
-        sliced_reader(weight, basis, torch.tensor([2.0, 0.5])), torch.tensor([[2.0], [3.2]], dtype=torch.float64), **EXACT
+        sliced_reader(weight, basis, torch.tensor([2.0, 0.5])),
+        torch.tensor([[2.0], [3.2]], dtype=torch.float64),
+        **EXACT,
     )
-    torch.testing.assert_close(sliced_writer(weight, basis), torch.tensor([[3.0, 0.4]], dtype=torch.float64), **EXACT)
     torch.testing.assert_close(
-        sliced_writer(torch.tensor([1.0, 2.0]), basis), torch.tensor([2.2], dtype=torch.float64), **EXACT
+        sliced_writer(weight, basis), torch.tensor([[3.0, 0.4]], dtype=torch.float64), **EXACT
+    )
+    torch.testing.assert_close(
+        sliced_writer(torch.tensor([1.0, 2.0]), basis),
+        torch.tensor([2.2], dtype=torch.float64),
+        **EXACT,
     )
 
 

@@ -24,7 +24,9 @@ TOLERANCE = 1e-4
 def inputs_of(tokens: int, channels: int, seed: int = 0) -> Tensor:
     """Correlated inputs: white noise, mixed."""
     generator = torch.Generator().manual_seed(seed)
-    mixing = torch.eye(channels) + torch.randn(channels, channels, generator=generator) / math.sqrt(channels)
+    mixing = torch.eye(channels) + torch.randn(channels, channels, generator=generator) / math.sqrt(
+        channels
+    )
     return torch.randn(tokens, channels, generator=generator) @ mixing
 
 
@@ -46,7 +48,11 @@ def lowest(scores: NDArray[np.float64], quota: int) -> NDArray[np.bool_]:
 
 
 def brain_surgeon(
-    weight: Tensor, hessian: NDArray[np.float64], sparsity: float, pattern: tuple[int, int] | None, block_size: int
+    weight: Tensor,
+    hessian: NDArray[np.float64],
+    sparsity: float,
+    pattern: tuple[int, int] | None,
+    block_size: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float]:
     """The slow answer, and how far apart relatively the last pruned and the first kept score of a group came at least.
 
@@ -64,9 +70,18 @@ def brain_surgeon(
             group = slice(j, min(j + size, columns))
             scores = found[:, group] ** 2 / costs[group]
             if pattern is None:
-                parts = [(scores, pruned[:, group], int(rows * group.stop * sparsity) - int(rows * j * sparsity))]
+                parts = [
+                    (
+                        scores,
+                        pruned[:, group],
+                        int(rows * group.stop * sparsity) - int(rows * j * sparsity),
+                    )
+                ]
             else:
-                parts = [(scores[row], pruned[row, group], pattern[1] - pattern[0]) for row in range(rows)]
+                parts = [
+                    (scores[row], pruned[row, group], pattern[1] - pattern[0])
+                    for row in range(rows)
+                ]
             for part, chosen, quota in parts:
                 chosen[...] = lowest(part, quota)
                 if 0 < quota < part.size:
@@ -95,20 +110,30 @@ def test_factor_on_paper() -> None:
 def test_damping_on_paper() -> None:
     """The mean diagonal is 2; half of it is added: H = diag(2, 4), and U = diag(sqrt(1/2), 1/2)."""
     factor = factorise(torch.diag(torch.tensor([1.0, 3.0])), damping=0.5)
-    assert factor.upper.tolist() == [pytest.approx([math.sqrt(1 / 2), 0.0]), pytest.approx([0.0, 0.5])]
+    assert factor.upper.tolist() == [
+        pytest.approx([math.sqrt(1 / 2), 0.0]),
+        pytest.approx([0.0, 0.5]),
+    ]
 
 
 def test_damping_on_paper_where_a_channel_is_dead() -> None:
     """Of diagonals 1, 3 and 0 the mean is 2 without the last; it is (1 + 3 + 8) / 3 = 4 where that counts as 8."""
     gram = torch.diag(torch.tensor([1.0, 3.0, 0.0]))
-    left_out, counted = factorise(gram, 0.5), factorise(gram, 0.5, dead_diagonal=8.0)
-    assert left_out.upper.diagonal().tolist() == pytest.approx([math.sqrt(1 / 2), math.sqrt(1 / 4), 1.0])
-    assert counted.upper.diagonal().tolist() == pytest.approx([math.sqrt(1 / 3), math.sqrt(1 / 5), 1.0])
+    left_out = factorise(gram, 0.5)
+    counted = factorise(gram, 0.5, dead_diagonal=8.0)
+    assert left_out.upper.diagonal().tolist() == pytest.approx(
+        [math.sqrt(1 / 2), math.sqrt(1 / 4), 1.0]
+    )
+    assert counted.upper.diagonal().tolist() == pytest.approx(
+        [math.sqrt(1 / 3), math.sqrt(1 / 5), 1.0]
+    )
 
 
 def test_with_dead_channels_in_the_mean_the_factor_is_that_of_the_published_procedure() -> None:
     """H = 2 / n x x^T summed over n windows, one window and one number at a time; 1 in place of each diagonal that is 0."""
-    windows, tokens, channels = 6, 12, 10
+    windows = 6
+    tokens = 12
+    channels = 10
     inputs = (0.02 * inputs_of(windows * tokens, channels)).reshape(windows, tokens, channels)
     inputs[:, :, [2, 7]] = 0
     hessian = np.zeros((channels, channels))
@@ -122,9 +147,13 @@ def test_with_dead_channels_in_the_mean_the_factor_is_that_of_the_published_proc
     hessian += 0.01 * np.mean(np.diag(hessian)) * np.eye(channels)
     expected = np.linalg.cholesky(np.linalg.inv(hessian)).T
     flat = inputs.reshape(-1, channels)
-    found = factorise(flat.T @ flat, 0.01, dead_diagonal=windows / 2).upper.numpy() * math.sqrt(windows / 2)
+    found = factorise(flat.T @ flat, 0.01, dead_diagonal=windows / 2).upper.numpy() * math.sqrt(
+        windows / 2
+    )
     live = [channel for channel in range(channels) if channel not in (2, 7)]
-    assert found[np.ix_(live, live)] == pytest.approx(expected[np.ix_(live, live)], rel=1e-4, abs=1e-5)
+    assert found[np.ix_(live, live)] == pytest.approx(
+        expected[np.ix_(live, live)], rel=1e-4, abs=1e-5
+    )
     left_out = factorise(flat.T @ flat, 0.01).upper.numpy() * math.sqrt(windows / 2)
     assert np.abs(left_out - found)[np.ix_(live, live)].max() > 0.05 * np.abs(expected).max()
 
@@ -137,7 +166,10 @@ def test_pruning_on_paper() -> None:
     its left stays.
     """
     factor = factorise(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), damping=0.0)
-    for weight, pruned, updated in (([1.0, 3.0], [True, False], [0.0, 3.5]), ([3.0, 1.0], [False, True], [3.0, 0.0])):
+    for weight, pruned, updated in (
+        ([1.0, 3.0], [True, False], [0.0, 3.5]),
+        ([3.0, 1.0], [False, True], [3.0, 0.0]),
+    ):
         for pattern in (None, (1, 2)):
             prune_mask, found = prune(torch.tensor([weight]), factor, 0.5, pattern)
             assert prune_mask.tolist() == [pruned]
@@ -159,17 +191,25 @@ def test_the_factor_is_that_of_the_inverse(channels: int) -> None:
     given = gram.clone()
     factor = factorise(gram)
     expected = np.linalg.cholesky(np.linalg.inv(damped(gram))).T
-    np.testing.assert_allclose(factor.upper.numpy(), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        factor.upper.numpy(), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max()
+    )
     assert torch.equal(factor.upper, factor.upper.triu())
     assert torch.equal(gram, given)
     assert factor.damping == 0.01
 
 
 @pytest.mark.parametrize("sparsity", [0.3, 0.5, 0.7])
-@pytest.mark.parametrize(("rows", "columns", "block_size"), [(6, 40, 128), (9, 50, 16), (5, 150, 128), (4, 96, 8), (3, 21, 1)])
-def test_equals_the_brain_surgeon(rows: int, columns: int, block_size: int, sparsity: float) -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns", "block_size"),
+    [(6, 40, 128), (9, 50, 16), (5, 150, 128), (4, 96, 8), (3, 21, 1)],
+)
+def test_equals_the_brain_surgeon(
+    rows: int, columns: int, block_size: int, sparsity: float
+) -> None:
     inputs = inputs_of(3 * columns, columns)
-    weight, gram = weight_of(rows, columns), inputs.T @ inputs
+    weight = weight_of(rows, columns)
+    gram = inputs.T @ inputs
     pruned, expected, gap = brain_surgeon(weight, damped(gram), sparsity, None, block_size)
     assert gap > 1e-5, "scores so close that rounding decides: choose another seed"
     prune_mask, updated = prune(weight, factorise(gram), sparsity, block_size=block_size)
@@ -181,10 +221,13 @@ def test_equals_the_brain_surgeon(rows: int, columns: int, block_size: int, spar
 @pytest.mark.parametrize("blocks", [1, 2, 7])
 def test_patterns_equal_the_brain_surgeon(pattern: tuple[int, int], blocks: int) -> None:
     inputs = inputs_of(300, 80)
-    weight, gram = weight_of(6, 80), inputs.T @ inputs
+    weight = weight_of(6, 80)
+    gram = inputs.T @ inputs
     pruned, expected, gap = brain_surgeon(weight, damped(gram), 0.0, pattern, 128)
     assert gap > 1e-5, "scores so close that rounding decides: choose another seed"
-    prune_mask, updated = prune(weight, factorise(gram), 0.0, pattern, block_size=blocks * pattern[1])
+    prune_mask, updated = prune(
+        weight, factorise(gram), 0.0, pattern, block_size=blocks * pattern[1]
+    )
     assert np.array_equal(prune_mask.numpy(), pruned)
     assert updated.numpy() == pytest.approx(expected, abs=TOLERANCE * np.abs(expected).max())
     n, m = pattern
@@ -193,7 +236,8 @@ def test_patterns_equal_the_brain_surgeon(pattern: tuple[int, int], blocks: int)
 
 def test_both_ways_agree_on_a_matrix_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of(1200, 900)
-    weight, factor = weight_of(70, 900), factorise(inputs.T @ inputs)
+    weight = weight_of(70, 900)
+    factor = factorise(inputs.T @ inputs)
     for pattern in (None, (2, 4)):
         found = []
         for worth in (0, 1 << 62):
@@ -208,7 +252,9 @@ def test_both_ways_agree_on_a_matrix_of_several_blocks(monkeypatch: pytest.Monke
 @given(st.integers(1, 7), st.integers(1, 40), st.floats(0, 0.999), st.integers(1, 17))
 def test_exact_sparsity(rows: int, columns: int, sparsity: float, block_size: int) -> None:
     """After every block, and so after the last; all scores are equal, and nothing is updated."""
-    prune_mask, updated = prune(torch.ones(rows, columns), factorise(torch.eye(columns)), sparsity, block_size=block_size)
+    prune_mask, updated = prune(
+        torch.ones(rows, columns), factorise(torch.eye(columns)), sparsity, block_size=block_size
+    )
     for end in [*range(block_size, columns, block_size), columns]:
         assert int(prune_mask[:, :end].sum()) == int(rows * end * sparsity)
     assert torch.equal(updated == 0, prune_mask)
@@ -301,7 +347,11 @@ def test_damping_out_of_range_is_refused(damping: float) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(
-    shape: tuple[int, int], sparsity: float, pattern: tuple[int, int] | None, block_size: int, text: str
+    shape: tuple[int, int],
+    sparsity: float,
+    pattern: tuple[int, int] | None,
+    block_size: int,
+    text: str,
 ) -> None:
     with pytest.raises(ValueError, match=text):
         prune(torch.ones(shape), factorise(torch.eye(8)), sparsity, pattern, block_size)
@@ -317,11 +367,14 @@ def test_the_scale_of_the_gram_does_not_matter(scale: float) -> None:
     """Sums and means over tokens prune alike, dead channels or not; powers of four change no bit."""
     inputs = inputs_of(300, 60)
     inputs[:, 7] = 0
-    weight, gram = weight_of(9, 60), inputs.T @ inputs
+    weight = weight_of(9, 60)
+    gram = inputs.T @ inputs
     prune_mask, updated = prune(weight, factorise(gram), 0.5)
     scaled_mask, scaled = prune(weight, factorise(gram * scale), 0.5)
     assert torch.equal(prune_mask, scaled_mask)
-    assert scaled.numpy() == pytest.approx(updated.numpy(), rel=0 if scale in (4.0**-20, 4.0**20) else 1e-3, abs=1e-5)
+    assert scaled.numpy() == pytest.approx(
+        updated.numpy(), rel=0 if scale in (4.0**-20, 4.0**20) else 1e-3, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("pattern", [None, (2, 4)])

@@ -18,11 +18,17 @@ def test_sums_equal_nested_loops(side: int, size: int) -> None:
     assert coupled_sums(scores, side, size).tolist() == pytest.approx(expected)
 
 
-def walked(scores: list[float], costs: list[int], pools: list[int], target: int, gone: set[int]) -> set[int]:
+def walked(
+    scores: list[float], costs: list[int], pools: list[int], target: int, gone: set[int]
+) -> set[int]:
     """Take the lowest unit that is not the last of its pool, again and again."""
     cut = set(gone)
     for unit in sorted(range(len(scores)), key=lambda unit: (scores[unit], unit)):
-        left = [other for other in range(len(scores)) if pools[other] == pools[unit] and other not in cut]
+        left = [
+            other
+            for other in range(len(scores))
+            if pools[other] == pools[unit] and other not in cut
+        ]
         if sum(costs[other] for other in cut) < target and unit in left and len(left) > 1:
             cut.add(unit)
     return cut
@@ -31,7 +37,9 @@ def walked(scores: list[float], costs: list[int], pools: list[int], target: int,
 @st.composite
 def units(draw: st.DrawFn) -> tuple[list[float], list[int], list[int], int]:
     number = draw(st.integers(2, 20))
-    scores = draw(st.lists(st.sampled_from([-1.5, 0.0, 0.25, 1.0, 7.0]), min_size=number, max_size=number))
+    scores = draw(
+        st.lists(st.sampled_from([-1.5, 0.0, 0.25, 1.0, 7.0]), min_size=number, max_size=number)
+    )
     pools = draw(st.lists(st.integers(0, 3), min_size=number, max_size=number))
     cost_of = draw(st.lists(st.integers(1, 9), min_size=4, max_size=4))
     return scores, [cost_of[pool] for pool in pools], pools, draw(st.integers(0, 60))
@@ -67,13 +75,16 @@ def test_choices_of_a_growing_target_grow_whatever_the_scores_were(
         return
     gone = set(first.nonzero().squeeze(1).tolist())
     assert (second | ~first).all()
-    assert set(second.nonzero().squeeze(1).tolist()) == walked([-score for score in scores], costs, pools, target + more, gone)
+    assert set(second.nonzero().squeeze(1).tolist()) == walked(
+        [-score for score in scores], costs, pools, target + more, gone
+    )
 
 
 def test_by_hand() -> None:
     """Two blocks of two groups (cost 10) and three channels (cost 1): a third of 46 is 16."""
     scores = torch.tensor([0.0, 1.0, 5.0, 0.5, 9.0, 3.0, 4.0, 0.1, 0.2, 0.3])
-    costs, pools = torch.tensor([10, 10, 1, 1, 1] * 2), torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
+    costs = torch.tensor([10, 10, 1, 1, 1] * 2)
+    pools = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
     cut = lowest_units(scores, costs, pools, share_of(46, 1 / 3))
     assert cut.nonzero().squeeze(1).tolist() == [0, 3, 5, 7, 8]
     blocks = torch.tensor([0] * 5 + [1] * 5)
@@ -82,7 +93,12 @@ def test_by_hand() -> None:
 
 
 def test_a_share_is_rounded_up() -> None:
-    assert [share_of(10, 0.5), share_of(10, 0.51), share_of(3, 1 / 3), share_of(0, 0.5)] == [5, 6, 1, 0]
+    assert [share_of(10, 0.5), share_of(10, 0.51), share_of(3, 1 / 3), share_of(0, 0.5)] == [
+        5,
+        6,
+        1,
+        0,
+    ]
 
 
 def test_a_score_that_is_no_number_is_refused() -> None:
@@ -91,16 +107,28 @@ def test_a_score_that_is_no_number_is_refused() -> None:
 
 
 @given(units())
-def test_the_search_finds_the_least_score_among_all_numbers(drawn: tuple[list[float], list[int], list[int], int]) -> None:
+def test_the_search_finds_the_least_score_among_all_numbers(
+    drawn: tuple[list[float], list[int], list[int], int],
+) -> None:
     """Pools 0 and 2 are of one kind, 1 and 3 of the other; each kind has one cost, and its lowest units go."""
-    scores, _, pools, target = [abs(score) for score in drawn[0]], drawn[1], drawn[2], drawn[3]
+    scores = [abs(score) for score in drawn[0]]
+    _ = drawn[1]
+    pools = drawn[2]
+    target = drawn[3]
     kinds = [pool % 2 for pool in pools]
     costs = [(7, 2)[kind] for kind in kinds]
     number = range(len(pools))
-    stays = {max((unit for unit in number if pools[unit] == pool), key=lambda unit: (scores[unit], unit)) for pool in pools}
+    stays = {
+        max((unit for unit in number if pools[unit] == pool), key=lambda unit: (scores[unit], unit))
+        for pool in pools
+    }
     free = sorted((unit for unit in number if unit not in stays), key=lambda unit: scores[unit])
     orders = [[unit for unit in free if kinds[unit] == kind] for kind in (0, 1)]
-    choices = [{*orders[0][:a], *orders[1][:b]} for a in range(len(orders[0]) + 1) for b in range(len(orders[1]) + 1)]
+    choices = [
+        {*orders[0][:a], *orders[1][:b]}
+        for a in range(len(orders[0]) + 1)
+        for b in range(len(orders[1]) + 1)
+    ]
     enough = [choice for choice in choices if sum(costs[unit] for unit in choice) >= target]
     tensors = (torch.tensor(scores), torch.tensor(costs), torch.tensor(pools), torch.tensor(kinds))
     if not enough:
@@ -109,11 +137,19 @@ def test_the_search_finds_the_least_score_among_all_numbers(drawn: tuple[list[fl
         return
     found = set(searched(*tensors, target).nonzero().squeeze(1).tolist())
     assert found in enough
-    assert sum(scores[unit] for unit in found) == pytest.approx(min(sum(scores[unit] for unit in own) for own in enough))
+    assert sum(scores[unit] for unit in found) == pytest.approx(
+        min(sum(scores[unit] for unit in own) for own in enough)
+    )
 
 
 def test_the_search_refuses_what_is_no_loss() -> None:
     ones = torch.ones(4, dtype=torch.int64)
     for wrong in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="NaN or negative"):
-            searched(torch.tensor([0.0, 1.0, wrong, 2.0]), ones, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 1]), 1)
+            searched(
+                torch.tensor([0.0, 1.0, wrong, 2.0]),
+                ones,
+                torch.tensor([0, 0, 1, 1]),
+                torch.tensor([0, 0, 1, 1]),
+                1,
+            )

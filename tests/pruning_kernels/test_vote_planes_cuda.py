@@ -16,7 +16,9 @@ from pruning_kernels.votes import VoteCounter, magnitudes
 
 ROOT = Path(__file__).parent.parent.parent
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs on the CUDA device")
+NO_CUDA = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernel itself runs on the CUDA device"
+)
 CASES = [(1, 1), (2, 3), (3, 256), (7, 9), (8, 257), (9, 70), (64, 300), (300, 5)]
 """Voters and words: groups of eight voters and tiles of words that are full and that are not."""
 
@@ -35,9 +37,12 @@ def require_sums(device: torch.device) -> None:
         planes = torch.full((voters.bit_length(), words + 4), -1, device=device)
         count_votes(torch.from_numpy(masks.view(np.int64)).to(device), planes[:, 2:-2])
         bits = [
-            np.unpackbits(plane.view(np.uint8)).astype(int) << bit for bit, plane in enumerate(planes[:, 2:-2].cpu().numpy())
+            np.unpackbits(plane.view(np.uint8)).astype(int) << bit
+            for bit, plane in enumerate(planes[:, 2:-2].cpu().numpy())
         ]
-        assert (sum(bits) == sum(np.unpackbits(mask.view(np.uint8)).astype(int) for mask in masks)).all()
+        assert (
+            sum(bits) == sum(np.unpackbits(mask.view(np.uint8)).astype(int) for mask in masks)
+        ).all()
         assert (planes[:, :2] == -1).all()
         assert (planes[:, -2:] == -1).all()
 
@@ -56,7 +61,9 @@ def test_the_kernel_counts_what_unpacked_masks_sum_to() -> None:
 @NO_CUDA
 @pytest.mark.parametrize("ones", [(), ("voters",), ("words", "stride")])
 @pytest.mark.parametrize(("num_planes", "capability"), [(1, 80), (4, 80), (10, 80), (7, 90)])
-def test_the_kernel_compiles_without_a_device(num_planes: int, capability: int, ones: tuple[str, ...]) -> None:
+def test_the_kernel_compiles_without_a_device(
+    num_planes: int, capability: int, ones: tuple[str, ...]
+) -> None:
     """For compute capabilities 8.0 and 9.0; Triton makes constants of arguments that are 1."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -67,17 +74,23 @@ def test_the_kernel_compiles_without_a_device(num_planes: int, capability: int, 
     constants = {"num_planes": num_planes, "tile": TILE} | dict.fromkeys(ones, 1)
     names = {"masks": "*i64", "planes": "*i64", "voters": "i32", "words": "i32", "stride": "i32"}
     source = ASTSource(_count_tile, names | dict.fromkeys(constants, "constexpr"), constants)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS})
+    made = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS}
+    )
     assert "ld.local" not in made.asm["ptx"]
 
 
 @NEEDS_CUDA
 @pytest.mark.parametrize("shape", [(1300, 1000), (7, 33)])
-def test_a_counter_on_a_cuda_device_gives_the_bits_of_one_on_the_cpu(shape: tuple[int, int]) -> None:
+def test_a_counter_on_a_cuda_device_gives_the_bits_of_one_on_the_cpu(
+    shape: tuple[int, int],
+) -> None:
     generator = torch.Generator().manual_seed(0)
     sizes = magnitudes(torch.randn(shape, generator=generator).to(torch.bfloat16))
     counters = [VoteCounter(shape, 20), VoteCounter(shape, 20, CUDA)]
-    votes = np.stack([pack((torch.rand(shape, generator=generator) < 0.4).numpy()) for _ in range(20)])
+    votes = np.stack(
+        [pack((torch.rand(shape, generator=generator) < 0.4).numpy()) for _ in range(20)]
+    )
     for counter in counters:
         counter.count(votes)
     assert len({counter.counts().tobytes() for counter in counters}) == 1

@@ -25,7 +25,8 @@ def words_of(bits: list[bool]) -> np.ndarray:
 
 def counter_of(shape: tuple[int, int], masks: list[list[bool]]) -> VoteCounter:
     """A counter that was given the masks in two stretches of words, if they have so many."""
-    counter, words = VoteCounter(shape, len(masks)), np.stack([words_of(mask) for mask in masks])
+    counter = VoteCounter(shape, len(masks))
+    words = np.stack([words_of(mask) for mask in masks])
     half = words.shape[1] // 2
     if half:
         counter.count(words[:, :half])
@@ -45,7 +46,11 @@ def masks_with(counts: list[list[int]]) -> list[list[bool]]:
 
 
 def selected(
-    counts: list[list[int]], sparsity: float, group: ComparisonGroup, sizes: list[list[float]] | None, dtype: str = "float32"
+    counts: list[list[int]],
+    sparsity: float,
+    group: ComparisonGroup,
+    sizes: list[list[float]] | None,
+    dtype: str = "float32",
 ) -> list[list[bool]]:
     """The counter's selection; sizes go in as the bits of floats."""
     shape = (len(counts), len(counts[0]))
@@ -58,13 +63,17 @@ def most_voted_by_sorting(
     counts: list[list[int]], sparsity: float, group: str, keys: list[list[float]] | None
 ) -> list[list[bool]]:
     """Sort each group by (-votes, key, index) and prune its first weights."""
-    rows, columns = len(counts), len(counts[0])
+    rows = len(counts)
+    columns = len(counts[0])
     cells = [(row, column) for row in range(rows) for column in range(columns)]
     kept, _, of = group.partition(":")
-    number = {"layer": lambda cell: 0, "row": lambda cell: cell[0], "column": lambda cell: cell[1]}.get(
-        group, lambda cell: cell[0] * columns + cell[1] // int(of or 1)
-    )
-    pruned, lines = [[False] * columns for _ in range(rows)], dict[int, list[tuple[int, int]]]()
+    number = {
+        "layer": lambda cell: 0,
+        "row": lambda cell: cell[0],
+        "column": lambda cell: cell[1],
+    }.get(group, lambda cell: cell[0] * columns + cell[1] // int(of or 1))
+    pruned = [[False] * columns for _ in range(rows)]
+    lines = dict[int, list[tuple[int, int]]]()
     for cell in cells:
         lines.setdefault(number(cell), []).append(cell)
     for competing in lines.values():
@@ -84,7 +93,9 @@ def most_voted_by_sorting(
 
 @st.composite
 def votes_and_keys(draw: st.DrawFn) -> tuple[list[list[int]], list[list[float]]]:
-    rows, columns, highest = draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.sampled_from([0, 1, 3, 300]))
+    rows = draw(st.integers(1, 8))
+    columns = draw(st.integers(1, 8))
+    highest = draw(st.sampled_from([0, 1, 3, 300]))
     line = lambda values: st.lists(values, min_size=columns, max_size=columns)  # noqa: E731
     counts = draw(st.lists(line(st.integers(0, highest)), min_size=rows, max_size=rows))
     keys = draw(st.lists(line(st.sampled_from([0.0, 0.5, 1.5])), min_size=rows, max_size=rows))
@@ -107,7 +118,10 @@ def test_counts_equal_nested_loops(data: st.DataObject) -> None:
 @pytest.mark.parametrize("clients", [127, 128, 129, 255, 256, 257, 300])
 def test_more_clients_than_a_byte_holds(clients: int) -> None:
     """Weight 0 gets every vote, weight 1 none, weight 2 every second, weight 66 the last one."""
-    masks = [[True, False, client % 2 == 0] + [False] * 63 + [client == clients - 1] for client in range(clients)]
+    masks = [
+        [True, False, client % 2 == 0] + [False] * 63 + [client == clients - 1]
+        for client in range(clients)
+    ]
     counts = counted(masks)
     assert (counts[0], counts[1], counts[2], counts[66]) == (clients, 0, (clients + 1) // 2, 1)
     assert sum(counts) == clients + (clients + 1) // 2 + 1
@@ -118,7 +132,9 @@ def test_counts_do_not_depend_on_the_order_of_arrival() -> None:
     assert counted(masks) == counted(masks[::-1])
 
 
-@pytest.mark.parametrize(("voters", "words"), [(64, 40), (41, 4097), (33, 8192), (8, 70), (7, 9), (1, 1)])
+@pytest.mark.parametrize(
+    ("voters", "words"), [(64, 40), (41, 4097), (33, 8192), (8, 70), (7, 9), (1, 1)]
+)
 def test_votes_of_random_words(voters: int, words: int) -> None:
     """Groups of 32, 8 and single voters, tiles and lanes that are full and that are not."""
     masks = np.random.default_rng(voters).integers(0, 2**64, (voters, words), dtype=np.uint64)
@@ -128,7 +144,8 @@ def test_votes_of_random_words(voters: int, words: int) -> None:
     assert (counter.counts() == expected).all()
     assert (unpack(counter.unanimous(), (1, 64 * words)) == (expected == voters)).all()
 
-    stack, apart = stack_of_masks(voters, words), VoteCounter((1, 64 * words), voters)
+    stack = stack_of_masks(voters, words)
+    apart = VoteCounter((1, 64 * words), voters)
     stack[:] = masks
     apart.count(stack[:, : words // 2])
     apart.count(stack[:, words // 2 :], words // 2)
@@ -151,15 +168,24 @@ def test_masks_of_another_size_are_refused(shape: tuple[int, int]) -> None:
 
 def test_selection_on_paper() -> None:
     """Half of six: the two weights with 3 votes, then among those with 2 votes the one of smaller magnitude."""
-    counts, magnitude = [[3, 2, 0], [2, 3, 1]], [[9.0, -0.7, 0.0], [0.2, 9.0, 0.0]]
+    counts = [[3, 2, 0], [2, 3, 1]]
+    magnitude = [[9.0, -0.7, 0.0], [0.2, 9.0, 0.0]]
     assert selected(counts, 0.5, "layer", magnitude) == [[True, False, False], [True, True, False]]
     assert selected(counts, 0.5, "layer", None) == [[True, True, False], [False, True, False]]
 
 
 @settings(max_examples=80, deadline=None)
-@given(votes_and_keys(), st.floats(0, 0.999), st.sampled_from(GROUPS), st.sampled_from(["", "float32", "bfloat16", "float16"]))
+@given(
+    votes_and_keys(),
+    st.floats(0, 0.999),
+    st.sampled_from(GROUPS),
+    st.sampled_from(["", "float32", "bfloat16", "float16"]),
+)
 def test_selection_equals_sorting(
-    drawn: tuple[list[list[int]], list[list[float]]], sparsity: float, group: ComparisonGroup, dtype: str
+    drawn: tuple[list[list[int]], list[list[float]]],
+    sparsity: float,
+    group: ComparisonGroup,
+    dtype: str,
 ) -> None:
     counts, keys = drawn
     found = selected(counts, sparsity, group, keys if dtype else None, dtype or "float32")
@@ -169,12 +195,17 @@ def test_selection_equals_sorting(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("group", [*GROUPS, "2:5", "8:40"])
 @pytest.mark.parametrize("shape", [(13, 200), (64, 40), (3, 1000)])
-def test_large_matrices_with_many_ties(shape: tuple[int, int], group: ComparisonGroup, dtype: str) -> None:
+def test_large_matrices_with_many_ties(
+    shape: tuple[int, int], group: ComparisonGroup, dtype: str
+) -> None:
     """Rows that begin within a word, and ties whose sizes have their sign bit set."""
     generator = np.random.default_rng(1)
     counts = generator.integers(0, 4, shape)
     masks = masks_with(counts.tolist())
-    weight = torch.tensor(generator.choice([-2.5, -0.001, 0.0, 0.001, 1.0, 7.0, -300.0], shape), dtype=getattr(torch, dtype))
+    weight = torch.tensor(
+        generator.choice([-2.5, -0.001, 0.0, 0.001, 1.0, 7.0, -300.0], shape),
+        dtype=getattr(torch, dtype),
+    )
     keys = weight.abs().double().tolist()
     for sparsity in (0.0, 0.3, 0.97):
         words = counter_of(shape, masks).most_voted(sparsity, group, magnitudes(weight))
@@ -186,7 +217,9 @@ def test_large_matrices_with_many_ties(shape: tuple[int, int], group: Comparison
 @pytest.mark.parametrize("group", GROUPS)
 def test_equal_votes_and_equal_keys_go_by_index(group: ComparisonGroup) -> None:
     counts = [[4] * 6 for _ in range(4)]
-    assert selected(counts, 0.5, group, [[0.0] * 6] * 4) == most_voted_by_sorting(counts, 0.5, group, None)
+    assert selected(counts, 0.5, group, [[0.0] * 6] * 4) == most_voted_by_sorting(
+        counts, 0.5, group, None
+    )
 
 
 @pytest.mark.parametrize("sampled", [0, 40, 64])
@@ -197,27 +230,35 @@ def test_a_layer_whose_first_lines_are_unlike_the_others(sampled: int, sparsity:
     counts = generator.integers(0, 65, 2 * 64 * 512)
     for first in range(0, counts.size, 61 * 512):
         counts[first : first + 512] = sampled
-    shape, voters = (256, 256), np.arange(64)
-    masks = np.stack([np.packbits(counts > voter, bitorder="little").view("<u8") for voter in voters]).astype(np.uint64)
+    shape = (256, 256)
+    voters = np.arange(64)
+    masks = np.stack(
+        [np.packbits(counts > voter, bitorder="little").view("<u8") for voter in voters]
+    ).astype(np.uint64)
     counter = VoteCounter(shape, 64)
     counter.count(masks)
     order = np.argsort(-counts, kind="stable")
     expected = np.zeros(counts.size, np.bool_)
     expected[order[: int(counts.size * sparsity)]] = True
-    assert np.array_equal(unpack(counter.most_voted(sparsity, "layer"), shape).reshape(-1), expected)
+    assert np.array_equal(
+        unpack(counter.most_voted(sparsity, "layer"), shape).reshape(-1), expected
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [300, 30000])
 def test_ties_of_a_layer_however_many(tied: int, dtype: torch.dtype) -> None:
     """Half of the tied weights go, the smaller ones; which sign they have does not count."""
-    shape, generator = (200, 200), np.random.default_rng(2)
+    shape = (200, 200)
+    generator = np.random.default_rng(2)
     counts = generator.choice([0, 2], shape[0] * shape[1])
     places = generator.permutation(counts.size)[:tied]
     counts[places] = 1
     weight = torch.from_numpy(generator.standard_normal(shape)).to(dtype)
     sparsity = ((counts == 2).sum() + tied // 2 + 0.5) / counts.size
-    masks = np.stack([np.packbits(counts > voter, bitorder="little").view("<u8") for voter in range(2)]).astype(np.uint64)
+    masks = np.stack(
+        [np.packbits(counts > voter, bitorder="little").view("<u8") for voter in range(2)]
+    ).astype(np.uint64)
     counter = VoteCounter(shape, 2)
     counter.count(masks)
     order = np.lexsort((np.arange(counts.size), weight.abs().double().numpy().reshape(-1), -counts))

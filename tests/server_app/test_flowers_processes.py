@@ -5,12 +5,23 @@ from itertools import pairwise
 import pytest
 
 from server_app.planning.exchange import Traffic
-from server_app.planning.flower import DATABASE, IN_SUPERLINK, IN_SUPERNODE, MEGA, superlink, superlink_disk, supernode
+from server_app.planning.flower import (
+    DATABASE,
+    IN_SUPERLINK,
+    IN_SUPERNODE,
+    MEGA,
+    superlink,
+    superlink_disk,
+    supernode,
+)
 from server_app.planning.memory import LIBRARIES
 
 
 def held_by_superlink(largest: float, clients: int) -> float:
-    return (superlink(Traffic(largest_reply=round(largest * MEGA)), clients).peak - LIBRARIES["SuperLink"]) / MEGA
+    return (
+        superlink(Traffic(largest_reply=round(largest * MEGA)), clients).peak
+        - LIBRARIES["SuperLink"]
+    ) / MEGA
 
 
 def test_between_two_points_and_beyond_the_last() -> None:

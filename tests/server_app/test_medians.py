@@ -11,16 +11,24 @@ from server_app.results import Summary
 from server_app.table import show
 
 
-def shown(capsys: pytest.CaptureFixture[str], local: list[float], **more: Any) -> tuple[Summary, dict[str, list[str]]]:
+def shown(
+    capsys: pytest.CaptureFixture[str], local: list[float], **more: Any
+) -> tuple[Summary, dict[str, list[str]]]:
     """The rows of the table, by their first cell."""
     summary = Summary(parse({}), None, 1, "cpu", losses={"public": {"dense": 1.0}}, **more)  # type: ignore[arg-type]
     summary.local_perplexities = {"public": dict(enumerate(local))}
     show(summary, Traffic())
-    lines = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    lines = [
+        line.strip("│").split("│")
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("│")
+    ]
     return summary, {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
 
 
-def test_one_absurd_loss_spoils_the_mean_and_not_the_median(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_absurd_loss_spoils_the_mean_and_not_the_median(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     summary, rows = shown(capsys, [10.0, 11.0, 12.0, 13.0, 1e12])
     assert rows["local-only (median)"][0] == "12.00"
     (metric,) = summary._metrics()
@@ -34,7 +42,9 @@ def test_a_loss_beyond_every_float_leaves_the_median(capsys: pytest.CaptureFixtu
     assert rows["local-only (median)"][0] == "11.00"
 
 
-def test_where_clients_agree_the_table_has_the_mean_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_clients_agree_the_table_has_the_mean_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     summary, rows = shown(capsys, [10.0, 10.2, 10.1])
     assert rows["local-only (mean)"][0] == "10.10"
     assert "local-only (median)" not in rows
@@ -42,8 +52,17 @@ def test_where_clients_agree_the_table_has_the_mean_alone(capsys: pytest.Capture
 
 
 def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]) -> None:
-    own = {client: {"dense": value, "federated": 2 * value} for client, value in enumerate((4.0, 5.0, 900.0))}
-    summary, rows = shown(capsys, [10.0], own_text=own, scores={"acc": {}}, local_scores={"acc": {0: 0.2, 1: 0.3, 2: 1.0}})
+    own = {
+        client: {"dense": value, "federated": 2 * value}
+        for client, value in enumerate((4.0, 5.0, 900.0))
+    }
+    summary, rows = shown(
+        capsys,
+        [10.0],
+        own_text=own,
+        scores={"acc": {}},
+        local_scores={"acc": {0: 0.2, 1: 0.3, 2: 1.0}},
+    )
     assert summary.median_perplexities("own-text") == {"dense": 5.0, "federated": 10.0}
     assert summary.median_scores("acc") == {"local_only": 0.3}
     assert rows["local-only (median)"][:3] == ["10.00", "-", "0.300"]
@@ -51,7 +70,9 @@ def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]
 
 def test_of_two_clients_the_lower_figure_is_the_median(capsys: pytest.CaptureFixture[str]) -> None:
     """A figure that a client has; the mean of two is spoilt by either."""
-    summary, rows = shown(capsys, [1e12, 10.0], scores={"loss": {}}, local_scores={"loss": {0: 4.0, 1: 2.0}})
+    summary, rows = shown(
+        capsys, [1e12, 10.0], scores={"loss": {}}, local_scores={"loss": {0: 4.0, 1: 2.0}}
+    )
     assert rows["local-only (mean)"][:2] == ["5e+11", "3.000"]
     assert rows["local-only (median)"][:2] == ["10.00", "2.000"]
     assert summary.median_perplexities("public") == {"local_only": 10.0}

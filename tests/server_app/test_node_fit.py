@@ -19,11 +19,17 @@ GIGA = 10**9
 @pytest.fixture
 def run(tmp_path: Path) -> dict[str, Any]:
     """A run on a small model."""
-    changes = {"model": str(save_tiny_llama(tmp_path / "model")), "data.windows": 2, "data.window-tokens": 16}
+    changes = {
+        "model": str(save_tiny_llama(tmp_path / "model")),
+        "data.windows": 2,
+        "data.window-tokens": 16,
+    }
     return flatten(DEFAULTS) | changes | {"evaluation.window-tokens": 16}
 
 
-def said(run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, total: int, free: int, **node: Any) -> int:
+def said(
+    run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, total: int, free: int, **node: Any
+) -> int:
     """What the command comes to on a machine with so much memory."""
     monkeypatch.setattr(node_fit, "machine_memory", lambda: (total, free))
     own = {"site": "hospital-a", "model-path": run["model"]} | node
@@ -65,7 +71,11 @@ def test_hidden_states_that_the_node_keeps_on_disk_take_less(
     run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(node_fit, "Plan", lambda settings, *_, **__: asked.append(settings.activations) or _NoMemory())
+    monkeypatch.setattr(
+        node_fit,
+        "Plan",
+        lambda settings, *_, **__: asked.append(settings.activations) or _NoMemory(),
+    )
     monkeypatch.setattr(node_fit, "told", lambda memory, on_device: "")
     assert said(run, monkeypatch, GIGA, GIGA, activations="disk") == 0
     assert asked == ["disk"]
@@ -78,33 +88,56 @@ class _NoMemory:
 
 def on_a_disk_of(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the directory."""
-    monkeypatch.setattr("server_app.planning.node_fit.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(
+        "server_app.planning.node_fit.shutil.disk_usage", lambda _: SimpleNamespace(free=free)
+    )
 
 
 def test_what_the_plan_says_of_a_client_s_disk_has_to_be_free(
-    run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    run: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     where = {"state-dir": str(tmp_path / "not" / "made")}
     plan = planned(settings := parse(run), node_fit.open_model(settings.model))
     size = as_size(sum(plan.disk.client.values()))
     on_a_disk_of(GIGA, monkeypatch)
     assert said(run, monkeypatch, GIGA, GIGA, **where) == 0
-    assert f"disk       about {size} in {tmp_path}/not/made (answers and deliveries" in capsys.readouterr().out
+    assert (
+        f"disk       about {size} in {tmp_path}/not/made (answers and deliveries"
+        in capsys.readouterr().out
+    )
     on_a_disk_of(100, monkeypatch)
     assert said(run, monkeypatch, GIGA, GIGA, **where) == 2
     told = capsys.readouterr().err
-    assert f"state-dir = '{tmp_path}/not/made': 100 B are free, and the run keeps about {size} there (" in told
+    assert (
+        f"state-dir = '{tmp_path}/not/made': 100 B are free, and the run keeps about {size} there ("
+        in told
+    )
     assert "free it, or name another directory" in told
 
 
 def test_a_model_of_its_own_goes_to_another_disk(
-    run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    run: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     on_a_disk_of(GIGA, monkeypatch)
     tuned = run | {"method": "fedspine", "lora.targets": "all"}
     assert said(tuned, monkeypatch, GIGA, GIGA, **{"state-dir": str(tmp_path)}) == 0
     assert "its own model" not in capsys.readouterr().out
-    assert said(tuned, monkeypatch, GIGA, GIGA, **{"state-dir": str(tmp_path), "models-dir": str(tmp_path / "own")}) == 0
+    assert (
+        said(
+            tuned,
+            monkeypatch,
+            GIGA,
+            GIGA,
+            **{"state-dir": str(tmp_path), "models-dir": str(tmp_path / "own")},
+        )
+        == 0
+    )
     assert f"in {tmp_path}/own (its own model " in capsys.readouterr().out
 
 
@@ -112,5 +145,11 @@ def test_models_that_runs_bring_are_there_twice(
     run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_a_disk_of(GIGA, monkeypatch)
-    assert said(run | {"method": "fedsoda"}, monkeypatch, GIGA, GIGA, **{"most-model-bytes": GIGA}) == 2
-    assert "the run keeps about 2 GB there (models that runs bring, twice while one arrives" in capsys.readouterr().err
+    assert (
+        said(run | {"method": "fedsoda"}, monkeypatch, GIGA, GIGA, **{"most-model-bytes": GIGA})
+        == 2
+    )
+    assert (
+        "the run keeps about 2 GB there (models that runs bring, twice while one arrives"
+        in capsys.readouterr().err
+    )

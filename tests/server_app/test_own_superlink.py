@@ -16,10 +16,18 @@ from espalier.flower.grid import GRIDS
 from espalier.flower.processes import LocalSuperLink, Submitter, submitters
 from espalier.settings.mistakes import Mistake
 from server_app import entry_point, own_superlink
-from server_app.own_superlink import ROOMS, SHARED, Surroundings, difference, require_own_superlink, surroundings
+from server_app.own_superlink import (
+    ROOMS,
+    SHARED,
+    Surroundings,
+    difference,
+    require_own_superlink,
+    surroundings,
+)
 
 ROOT = Path(__file__).parent.parent.parent
-ME, STRANGER = os.getuid(), 64_999
+ME = os.getuid()
+STRANGER = 64_999
 SUPERLINK = "flower-superlink"
 
 
@@ -66,33 +74,54 @@ def test_a_superlink_that_was_started_elsewhere_takes_any_checkout_of_its_enviro
     assert difference(elsewhere, superlink, []) == ""
 
 
-def test_another_user_s_is_not_also_where_all_else_is_the_same(here: Surroundings, superlink: LocalSuperLink) -> None:
+def test_another_user_s_is_not_also_where_all_else_is_the_same(
+    here: Surroundings, superlink: LocalSuperLink
+) -> None:
     told = difference(here, superlink, [Submitter(STRANGER)])
-    assert told == f"it belongs to user {pwd.getpwuid(ME).pw_name}, and user {STRANGER} submitted the run"
+    assert (
+        told
+        == f"it belongs to user {pwd.getpwuid(ME).pw_name}, and user {STRANGER} submitted the run"
+    )
 
 
-def test_another_environment_s_is_not(here: Surroundings, superlink: LocalSuperLink, tmp_path: Path) -> None:
+def test_another_environment_s_is_not(
+    here: Surroundings, superlink: LocalSuperLink, tmp_path: Path
+) -> None:
     other = tmp_path / "other" / "bin" / SUPERLINK
-    assert difference(here, superlink, [Submitter(ME, here.folder, other)]) == f"the run comes from the environment of {other}"
+    assert (
+        difference(here, superlink, [Submitter(ME, here.folder, other)])
+        == f"the run comes from the environment of {other}"
+    )
 
 
-def test_another_checkout_s_is_not(here: Surroundings, superlink: LocalSuperLink, tmp_path: Path) -> None:
+def test_another_checkout_s_is_not(
+    here: Surroundings, superlink: LocalSuperLink, tmp_path: Path
+) -> None:
     """Its program may be the same; the results would lie there all the same."""
     twin = checkout(tmp_path / "twin")
-    assert difference(here, superlink, [Submitter(ME, twin, superlink.program)]) == f"the run comes from {twin}"
+    assert (
+        difference(here, superlink, [Submitter(ME, twin, superlink.program)])
+        == f"the run comes from {twin}"
+    )
     both = [Submitter(ME, twin, superlink.program), Submitter(ME, here.folder, superlink.program)]
     assert difference(here, superlink, both) == ""
 
 
-def test_one_in_whose_environment_there_is_no_espalier_is_not(here: Surroundings, superlink: LocalSuperLink) -> None:
+def test_one_in_whose_environment_there_is_no_espalier_is_not(
+    here: Surroundings, superlink: LocalSuperLink
+) -> None:
     assert "no Espalier is installed" in difference(changed(here, installed=None), superlink, [])
 
 
-def test_where_nobody_can_be_asked_programs_are_compared(here: Surroundings, superlink: LocalSuperLink, tmp_path: Path) -> None:
+def test_where_nobody_can_be_asked_programs_are_compared(
+    here: Surroundings, superlink: LocalSuperLink, tmp_path: Path
+) -> None:
     newer = checkout(tmp_path / "newer", "two")
     assert "another program" in difference(changed(here, installed=newer), superlink, [])
     assert "another program" in difference(changed(here, folder=newer), superlink, [])
-    assert difference(changed(here, folder=newer, bundle=newer, installed=newer), superlink, []) == ""
+    assert (
+        difference(changed(here, folder=newer, bundle=newer, installed=newer), superlink, []) == ""
+    )
 
 
 # ----- what is found --------------------------------------------------------------------------------------------------
@@ -125,7 +154,10 @@ def running(command: list[str], folder: Path) -> Iterator[str]:
             process.stdin.close()
 
 
-CHILD = "from espalier.flower.processes import local_superlink as f; x = f(); print(x and (x.port, x.program.name))"
+CHILD = (
+    "from espalier.flower.processes import local_superlink as f; x = f(); print(x and (x.port,"
+    " x.program.name))"
+)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +173,10 @@ CHILD = "from espalier.flower.processes import local_superlink as f; x = f(); pr
 def test_the_superlink_is_an_ancestor_that_listens_to_this_machine_alone(
     tmp_path: Path, options: list[str], found: object
 ) -> None:
-    start = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}], check=True)\nsys.stdin.read()\n"
+    start = (
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}],"
+        " check=True)\nsys.stdin.read()\n"
+    )
     program = script(tmp_path / "bin" / SUPERLINK, start)
     with running([str(program), *options], tmp_path) as line:
         assert line == str(found)
@@ -168,7 +203,9 @@ sys.stdin.read()
         (["run", "@somebody/app"], None),
     ],
 )
-def test_who_submits_is_found_by_its_connection(tmp_path: Path, words: list[str], app: str | None) -> None:
+def test_who_submits_is_found_by_its_connection(
+    tmp_path: Path, words: list[str], app: str | None
+) -> None:
     script(tmp_path / "venv" / "bin" / SUPERLINK, "")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -190,12 +227,23 @@ def test_other_connections_of_this_user_submit_nothing(tmp_path: Path) -> None:
             assert submitters(LocalSuperLink(1, port, tmp_path)) == []
 
 
-@pytest.mark.skipif(ME != 0 or shutil.which("setpriv") is None, reason="needs root, to work as another user")
+@pytest.mark.skipif(
+    ME != 0 or shutil.which("setpriv") is None, reason="needs root, to work as another user"
+)
 def test_another_user_is_known_by_the_connection_alone(tmp_path: Path) -> None:
-    as_stranger = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups", "bash", "-c"]
+    as_stranger = [
+        "setpriv",
+        f"--reuid={STRANGER}",
+        f"--regid={STRANGER}",
+        "--clear-groups",
+        "bash",
+        "-c",
+    ]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with running([*as_stranger, f"exec 3<>/dev/tcp/127.0.0.1/{port}; echo on; read"], Path("/")) as line:
+        with running(
+            [*as_stranger, f"exec 3<>/dev/tcp/127.0.0.1/{port}; echo on; read"], Path("/")
+        ) as line:
             assert line == "on"
             assert submitters(LocalSuperLink(1, port, tmp_path)) == [Submitter(STRANGER)]
 
@@ -205,7 +253,12 @@ def test_another_user_is_known_by_the_connection_alone(tmp_path: Path) -> None:
 
 def test_this_process_is_described_as_it_is() -> None:
     here = surroundings()
-    assert (here.user, here.prefix, here.bundle, here.folder) == (ME, Path(sys.prefix), ROOT, Path.cwd())
+    assert (here.user, here.prefix, here.bundle, here.folder) == (
+        ME,
+        Path(sys.prefix),
+        ROOT,
+        Path.cwd(),
+    )
     assert here.installed is not None
     assert all((here.installed / room).is_dir() for room in ROOMS)
 
@@ -219,10 +272,15 @@ def strange(monkeypatch: pytest.MonkeyPatch, superlink: LocalSuperLink) -> None:
 
 
 @pytest.mark.usefixtures("strange")
-def test_the_sentence_names_the_superlink_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sentence_names_the_superlink_and_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Nothing of the run was read, and the ServerApp with all its libraries is not even imported."""
     grid = object.__new__(GRIDS[0])
-    with pytest.raises(Mistake, match="this SuperLink is not of the checkout that the run comes from: it belongs to "):
+    with pytest.raises(
+        Mistake,
+        match="this SuperLink is not of the checkout that the run comes from: it belongs to ",
+    ):
         entry_point.main(grid, None)  # type: ignore[arg-type]
     told = capsys.readouterr().out
     for words in (

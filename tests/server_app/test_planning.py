@@ -41,7 +41,9 @@ COMPUTING = Computing(torch.device("cpu"), torch.float32, 1)
 @pytest.fixture(scope="module")
 def seven_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama-7b")
-    LlamaConfig(**LLAMA_7B, dtype="bfloat16", architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    LlamaConfig(**LLAMA_7B, dtype="bfloat16", architectures=["LlamaForCausalLM"]).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -52,7 +54,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings_of(model: Path, **changes: Any) -> Any:
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    return parse({"model": str(model), "data.window-tokens": 16, "evaluation.window-tokens": 16, **given})
+    return parse(
+        {"model": str(model), "data.window-tokens": 16, "evaluation.window-tokens": 16, **given}
+    )
 
 
 def test_a_7b_model_is_planned_from_its_configuration_alone(seven_billion: Path) -> None:
@@ -82,7 +86,9 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
         made = OpenedModel(folder)
         assert made.plan == real.plan
         found = {name: (one.dtype, one.shape) for name, one in made.checkpoint.tensors.items()}
-        assert found == {name: (one.dtype, one.shape) for name, one in real.checkpoint.tensors.items()}
+        assert found == {
+            name: (one.dtype, one.shape) for name, one in real.checkpoint.tensors.items()
+        }
 
 
 @pytest.mark.parametrize(
@@ -92,8 +98,14 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
         ({"config.json": "[]"}, "in place of keys and values"),
         ({"config.json": "{"}, "is no JSON file: "),
         ({"config.json": '{"model_type": "unheard"}'}, "unheard"),
-        ({"config.json": "{}", "model-00001.safetensors": ""}, "from_pretrained does not read files of such names"),
-        ({"config.json": "{}", "structure.json": "{}"}, "holds a smaller model without its weights"),
+        (
+            {"config.json": "{}", "model-00001.safetensors": ""},
+            "from_pretrained does not read files of such names",
+        ),
+        (
+            {"config.json": "{}", "structure.json": "{}"},
+            "holds a smaller model without its weights",
+        ),
     ],
 )
 def test_what_is_no_model_is_told(files: dict[str, str], why: str, tmp_path: Path) -> None:
@@ -104,7 +116,9 @@ def test_what_is_no_model_is_told(files: dict[str, str], why: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_planned(method: str, tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_every_method_is_planned(
+    method: str, tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "text.txt").write_text("alder birch cedar " * 500)
     flat = {
         **default_values(), "method": method, "model": str(tiny), "data.window-tokens": 16, "evaluation.window-tokens": 16,
@@ -113,26 +127,52 @@ def test_every_method_is_planned(method: str, tiny: Path, capsys: pytest.Capture
     }  # fmt: skip
     assert main({"run": flat, "teraflops": 1.0, "megabits": 50.0}) == 0
     printed = capsys.readouterr().out
-    for words in ("Bytes of one client", "Memory, resident", "the SuperLink", "Disk, at its fullest", "Time, an estimate"):
+    for words in (
+        "Bytes of one client",
+        "Memory, resident",
+        "the SuperLink",
+        "Disk, at its fullest",
+        "Time, an estimate",
+    ):
         assert words in printed
     assert "with 1 teraflops (stated) and 50 megabits per second" in printed
 
 
 def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main({"run": {"model": str(tiny), "data.window-tokens": 65, "evaluation.window-tokens": 16}}) == 2
+    assert (
+        main(
+            {"run": {"model": str(tiny), "data.window-tokens": 65, "evaluation.window-tokens": 16}}
+        )
+        == 2
+    )
     assert "data.window-tokens = 65: the model has 64 positions" in capsys.readouterr().err
     assert main({"run": {"model": str(tiny / "nowhere")}}) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_run_tells_its_plan_in_a_few_lines(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings, model = settings_of(tiny, method="fedprllm", num_clients=3), OpenedModel(tiny)
-    tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), COMPUTING, simulation=True)
+def test_a_run_tells_its_plan_in_a_few_lines(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_of(tiny, method="fedprllm", num_clients=3)
+    model = OpenedModel(tiny)
+    tell_plan(
+        settings,
+        model,
+        PublicTests({"documentation": torch.zeros(2, 16)}),
+        COMPUTING,
+        simulation=True,
+    )
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("planned      messages: ")
     assert "per client" in second
     assert third.startswith("planned      time: a client's round")
-    tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), COMPUTING, simulation=False)
+    tell_plan(
+        settings,
+        model,
+        PublicTests({"documentation": torch.zeros(2, 16)}),
+        COMPUTING,
+        simulation=False,
+    )
     assert "of the SuperLink and" in capsys.readouterr().out
 
 
@@ -140,19 +180,25 @@ def test_a_simulation_tells_the_time_at_the_speed_of_this_machine(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round's operations by the measured speed; nothing crosses a line."""
-    settings, model = settings_of(tiny, method="fedprllm", num_clients=3), OpenedModel(tiny)
+    settings = settings_of(tiny, method="fedprllm", num_clients=3)
+    model = OpenedModel(tiny)
     tests = PublicTests({"documentation": torch.zeros(2, 16)})
     operations = Plan(settings, model, tests, simulation=True).work.operations()
-    monkeypatch.setattr("server_app.planning.told.capability_of_this_process", lambda _: operations / 1e9 / 5420)
+    monkeypatch.setattr(
+        "server_app.planning.told.capability_of_this_process", lambda _: operations / 1e9 / 5420
+    )
     tell_plan(settings, model, tests, COMPUTING, simulation=True)
     assert "a client's round 1 h 30 min of computing at" in capsys.readouterr().out
     tell_plan(settings, model, tests, COMPUTING, simulation=False)
     assert "at 0.05 teraflops and 100 megabits per second" in capsys.readouterr().out
 
 
-def test_a_deployment_tells_the_time_at_its_slowest_site(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deployment_tells_the_time_at_its_slowest_site(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By what sites measured; a stated capability has no unit."""
-    settings, model = settings_of(tiny, method="fedprllm", num_clients=3), OpenedModel(tiny)
+    settings = settings_of(tiny, method="fedprllm", num_clients=3)
+    model = OpenedModel(tiny)
     tests = PublicTests({"documentation": torch.zeros(2, 16)})
     giga = Plan(settings, model, tests, simulation=False).work.operations() / 1e9
     seats = [
@@ -167,7 +213,10 @@ def test_a_deployment_tells_the_time_at_its_slowest_site(tiny: Path, capsys: pyt
 
 
 def test_a_forecast_never_fails_a_run(
-    tiny: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(_: Plan, __: Speeds) -> list[str]:
         raise ZeroDivisionError
@@ -175,7 +224,10 @@ def test_a_forecast_never_fails_a_run(
     monkeypatch.setattr(of_plan.Plan, "short", fail)
     with caplog.at_level(logging.DEBUG, "espalier"):
         tell_plan(settings_of(tiny), OpenedModel(tiny), PublicTests({}), COMPUTING, simulation=True)
-    assert capsys.readouterr().out == "planned      nothing: the forecast failed, which is no matter of the run's\n"
+    assert (
+        capsys.readouterr().out
+        == "planned      nothing: the forecast failed, which is no matter of the run's\n"
+    )
     assert "no plan" in caplog.text
 
 
@@ -193,8 +245,10 @@ def test_live_bytes_are_those_of_tensors_that_are_there() -> None:
 
 def test_a_step_of_many_blocks_follows_from_one_of_few(tiny: Path) -> None:
     """The whole model, gone through, holds what was worked out; beside what is saved there is the loss's gradient."""
-    settings, model = settings_of(tiny, method="fedpetuning"), OpenedModel(tiny)
-    adapters, blocks = trained(model.plan, settings), len(model.plan.blocks)
+    settings = settings_of(tiny, method="fedpetuning")
+    model = OpenedModel(tiny)
+    adapters = trained(model.plan, settings)
+    blocks = len(model.plan.blocks)
     found = step_bytes(model, settings, adapters, torch.float32, 2, 16)
     saved = saved_bytes(model.new_skeleton(), model.family, adapters, blocks, torch.float32, 2, 16)
     logits = 4 * 2 * 16 * model.num_embeddings
@@ -215,14 +269,19 @@ def saved_bytes_of(model: OpenedModel, adapters: Any, blocks: int) -> int:
 
 def test_gradient_checkpointing_takes_less(tiny: Path) -> None:
     model = OpenedModel(tiny)
-    usual, checked = (settings_of(tiny, method="fedpetuning", training__gradient_checkpointing=on) for on in (False, True))
+    usual, checked = (
+        settings_of(tiny, method="fedpetuning", training__gradient_checkpointing=on)
+        for on in (False, True)
+    )
     adapters = trained(model.plan, usual)
     sizes = [step_bytes(model, one, adapters, torch.float32, 8, 64) for one in (usual, checked)]
     assert sizes[1] < sizes[0]
 
 
 def test_the_peak_is_that_of_the_largest_moment() -> None:
-    memory = Memory("client", (Moment("one", {"a": 1, "b": 2}), Moment("two", {"a": 2}).beside({"c": 5})))
+    memory = Memory(
+        "client", (Moment("one", {"a": 1, "b": 2}), Moment("two", {"a": 2}).beside({"c": 5}))
+    )
     assert memory.largest.name == "two"
     assert memory.peak == memory.libraries + 7
 

@@ -23,11 +23,19 @@ with locked(Path(sys.argv[1])):
 
 
 def summary(folder: Path, status: str, reason: str | None = None) -> None:
-    document = {"status": status, "reason": reason, "finished": 7, "num_clients": 8, "seconds": 5420.0}
+    document = {
+        "status": status,
+        "reason": reason,
+        "finished": 7,
+        "num_clients": 8,
+        "seconds": 5420.0,
+    }
     (folder / "summary.json").write_text(json.dumps(document))
 
 
-def test_a_run_is_running_while_somebody_holds_its_lock_and_interrupted_afterwards(tmp_path: Path) -> None:
+def test_a_run_is_running_while_somebody_holds_its_lock_and_interrupted_afterwards(
+    tmp_path: Path,
+) -> None:
     summary(tmp_path, RUNNING)
     with locked(tmp_path):
         status, who = run_status(tmp_path)
@@ -39,7 +47,9 @@ def test_a_run_is_running_while_somebody_holds_its_lock_and_interrupted_afterwar
 def test_a_killed_server_leaves_an_interrupted_run(tmp_path: Path) -> None:
     """Its name still stands in the file of the lock."""
     summary(tmp_path, RUNNING)
-    process = subprocess.Popen([sys.executable, "-c", HOLDS_IT, str(tmp_path)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS_IT, str(tmp_path)], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
     assert run_status(tmp_path)[0] == "running"

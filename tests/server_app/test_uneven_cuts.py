@@ -28,19 +28,32 @@ SHAPES = {
     "mlp.gate": (120, 16), "mlp.up": (120, 16), "mlp.down": (16, 120),
 }  # fmt: skip
 """Four groups of two queries each, heads of width 2, and 120 channels, so that the digits of a shape differ."""
-BLOCKS = tuple(BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES)) for index in range(3))
+BLOCKS = tuple(
+    BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES))
+    for index in range(3)
+)
 PLAN = ModelPlan(BLOCKS, 30_000, head_dim=2, heads_per_group=2)
 UNITS = CutUnits.of(PLAN)
 
 
 def settings(**changes: Any) -> RunSettings:
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    return parse({"method": "fedspine", "federation.rounds": 6, "lora.rank": 3, "fedspine.rank-min": 3, **given})
+    return parse(
+        {
+            "method": "fedspine",
+            "federation.rounds": 6,
+            "lora.rank": 3,
+            "fedspine.rank-min": 3,
+            **given,
+        }
+    )
 
 
 def bounds(run: RunSettings, plan: ModelPlan = PLAN) -> UnevenCuts:
     job = run.of(FedSpineSettings)
-    return UnevenCuts(CutUnits.of(plan), job, trained(plan, run), run.federation.payload, run.lora.largest_rank)
+    return UnevenCuts(
+        CutUnits.of(plan), job, trained(plan, run), run.federation.payload, run.lora.largest_rank
+    )
 
 
 def bytes_of(run: RunSettings, cut: Cut) -> int:
@@ -56,25 +69,44 @@ def numbers_of(run: RunSettings, plan: ModelPlan, cut: Cut) -> int:
 @pytest.mark.parametrize("payload", get_args(Payload))
 @pytest.mark.parametrize("selection", ["global", "block"])
 @pytest.mark.parametrize("multiple", [1, 8])
-@pytest.mark.parametrize("targets", ["all", "attn.v,mlp.down", "attn.q,attn.k,attn.v,attn.o,mlp.up"])
-def test_no_cut_of_a_device_is_beyond_the_bounds(payload: str, selection: str, multiple: int, targets: str) -> None:
+@pytest.mark.parametrize(
+    "targets", ["all", "attn.v,mlp.down", "attn.q,attn.k,attn.v,attn.o,mlp.up"]
+)
+def test_no_cut_of_a_device_is_beyond_the_bounds(
+    payload: str, selection: str, multiple: int, targets: str
+) -> None:
     """Whatever its units are worth, all of a kind or block before the others too, and in however many steps."""
     run = settings(
         federation__payload=payload, fedspine__selection=selection, fedspine__channel_multiple=multiple,
         lora__targets=targets, fedspine__share=0.6,
     )  # fmt: skip
-    job, generator, found = run.of(FedSpineSettings), np.random.default_rng(multiple), bounds(run)
-    limits = {share: [bytes_of(run, found.cut(share, case)) for case in CASES] for share in (0.2, 0.6)}
+    job = run.of(FedSpineSettings)
+    generator = np.random.default_rng(multiple)
+    found = bounds(run)
+    limits = {
+        share: [bytes_of(run, found.cut(share, case)) for case in CASES] for share in (0.2, 0.6)
+    }
     assert all(least <= usual <= most for least, usual, most in limits.values())
     assert all(UNITS.reaches(found.cut(share, "usual"), share, job) for share in limits)
-    assert all(stay % multiple == 0 for stay in (~found.cut(0.6, "usual"))[UNITS.pools % 2 == 1].reshape(3, 120).sum(1))
+    assert all(
+        stay % multiple == 0
+        for stay in (~found.cut(0.6, "usual"))[UNITS.pools % 2 == 1].reshape(3, 120).sum(1)
+    )
     for _ in range(12):
         favoured = generator.permutation(2 * len(UNITS.numbers))
-        for values in (generator.random(len(UNITS.costs)), favoured[UNITS.pools] + generator.random(len(UNITS.costs))):
+        for values in (
+            generator.random(len(UNITS.costs)),
+            favoured[UNITS.pools] + generator.random(len(UNITS.costs)),
+        ):
             cut = UNITS.none
             for share in (0.2, 0.6):
-                scores = [{kind: torch.from_numpy(own) for kind, own in block.items()} for block in UNITS.by_block(values)]
-                cut = UNITS.side_by_side(ModelUnits.of(PLAN).lowest(scores, job, share, UNITS.by_block(cut)))
+                scores = [
+                    {kind: torch.from_numpy(own) for kind, own in block.items()}
+                    for block in UNITS.by_block(values)
+                ]
+                cut = UNITS.side_by_side(
+                    ModelUnits.of(PLAN).lowest(scores, job, share, UNITS.by_block(cut))
+                )
                 least, _, most = limits[share]
                 assert least <= bytes_of(run, cut) <= most
 
@@ -89,17 +121,26 @@ def test_bounds_by_hand() -> None:
     run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
     made = bounds(run)
     whole = numbers_of(run, PLAN, UNITS.none)
-    exact = replace(made, rank=10**9)  # adapters so large that what shapes cost beside them is nothing
+    # Adapters so large that what shapes cost beside them is nothing.
+    exact = replace(made, rank=10**9)
     gone = {case: (whole - numbers_of(run, PLAN, exact.cut(0.1, case))) // 3 for case in CASES}
     assert (gone["most"], gone["least"]) == (18 + 4 - 1, 45 + 1)
-    assert gone["usual"] == 3 * 13 + 2  # a tenth of 4 groups is none; 13 channels of each block, and two for what is left
+    # A tenth of 4 groups is none; 13 channels of each block, and two for what is left.
+    assert gone["usual"] == 3 * 13 + 2
 
 
 @pytest.mark.parametrize("selection", ["global", "block"])
 def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str) -> None:
     """With LoRA on all matrices a parameter of any unit has as many numbers."""
-    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-    config = LlamaConfig(**sizes, vocab_size=32000, dtype="bfloat16", architectures=["LlamaForCausalLM"])
+    sizes = {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    }
+    config = LlamaConfig(
+        **sizes, vocab_size=32000, dtype="bfloat16", architectures=["LlamaForCausalLM"]
+    )
     config.save_pretrained(tmp_path)
     run = settings(lora__targets="all", lora__rank=8, fedspine__selection=selection)
     with described(tmp_path) as folder:
@@ -112,7 +153,11 @@ def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str
 def test_what_messages_weigh_beside_numbers_widens_the_bounds() -> None:
     """As if 600 bytes more or less could be around the parts of a run: of rank 3 in float32 that is 50 numbers."""
     run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
-    narrow, wide = bounds(run), replace(bounds(run), around_parts=600)
-    smaller, larger = ([numbers_of(run, PLAN, one.cut(0.3, case)) for case in ("most", "least")] for one in (narrow, wide))
+    narrow = bounds(run)
+    wide = replace(bounds(run), around_parts=600)
+    smaller, larger = (
+        [numbers_of(run, PLAN, one.cut(0.3, case)) for case in ("most", "least")]
+        for one in (narrow, wide)
+    )
     assert [(smaller[0] - larger[0]) // 3, (smaller[1] - larger[1]) // 3] == [-50, 50]
     assert (narrow.cut(0.3, "usual") == wide.cut(0.3, "usual")).all()

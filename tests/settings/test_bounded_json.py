@@ -19,7 +19,11 @@ def test_as_many_levels_as_are_allowed_and_no_more(opening: str, closing: str) -
     text = nested(MOST_DEPTH // levels, opening, closing)
     assert read_json(text) == json.loads(text)
     assert read_json(text.encode()) == json.loads(text)
-    for deeper in (nested(MOST_DEPTH // levels + 1, opening, closing), nested(200_000, opening, closing), opening * 200_000):
+    for deeper in (
+        nested(MOST_DEPTH // levels + 1, opening, closing),
+        nested(200_000, opening, closing),
+        opening * 200_000,
+    ):
         with pytest.raises(UnboundedJsonError, match="nested more than 64 deep"):
             read_json(deeper)
 
@@ -30,7 +34,20 @@ def test_brackets_in_strings_and_beside_each_other_are_no_levels() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[", '"', '"[', '\\"[[', "]" * 100 + "[" * 64, '["\\', "\ufeff[]", "[" * 64, "{" * 64, "nul"]
+    "text",
+    [
+        "",
+        "[",
+        '"',
+        '"[',
+        '\\"[[',
+        "]" * 100 + "[" * 64,
+        '["\\',
+        "\ufeff[]",
+        "[" * 64,
+        "{" * 64,
+        "nul",
+    ],
 )
 def test_what_is_no_json_is_the_parsers_to_say(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
@@ -55,17 +72,26 @@ def test_bytes_are_decoded_before_brackets_are_counted(encoding: str) -> None:
 
 
 def depth_of(document: Any) -> int:
-    children = document.values() if isinstance(document, dict) else document if isinstance(document, list) else None
+    children = (
+        document.values()
+        if isinstance(document, dict)
+        else document
+        if isinstance(document, list)
+        else None
+    )
     return 0 if children is None else 1 + max(map(depth_of, children), default=0)
 
 
 def test_the_depth_is_that_of_the_parsed_document() -> None:
     """Against a count over what the standard library parses, over random documents."""
-    random, refused = Random(0), 0
+    random = Random(0)
+    refused = 0
     for _ in range(300):
         document: Any = 1
         for _ in range(random.randrange(2 * MOST_DEPTH)):
-            document = random.choice(([document, "]"], {'a"[': document}, [[], document], {"{": 1, "b": document}))
+            document = random.choice(
+                ([document, "]"], {'a"[': document}, [[], document], {"{": 1, "b": document})
+            )
         if depth_of(document) <= MOST_DEPTH:
             require_flat(json.dumps(document))
         else:

@@ -58,9 +58,13 @@ def test_the_papers_fleets(name: str, kinds: dict[str, int]) -> None:
     for group in found.devices:
         counts[group.kind] += group.count
     assert dict(counts) == kinds
-    assert {kind: len(own.modes) for kind, own in found.kinds.items()} == {k: 4 if k == "tx2" else 8 for k in kinds}
+    assert {kind: len(own.modes) for kind, own in found.kinds.items()} == {
+        k: 4 if k == "tx2" else 8 for k in kinds
+    }
     assert found.mode_rounds == 20
-    conditions = [found.drawn(0, device, number) for device in range(found.size) for number in (1, 21, 41)]
+    conditions = [
+        found.drawn(0, device, number) for device in range(found.size) for number in (1, 21, 41)
+    ]
     assert all(1e6 <= own.bits_per_second <= 30e6 for own in conditions)
     if "tx2" in kinds:
         slowest, fastest = (found.kinds[k].teraflops * m for k, m in (("tx2", 0.165), ("agx", 1.0)))
@@ -77,7 +81,9 @@ def test_the_whole_testbed_stands_at_four_distances() -> None:
 
 def test_what_is_drawn(fleet: Fleet) -> None:
     assert fleet.size == 6
-    drawn = {number: [fleet.drawn(7, device, number) for device in range(6)] for number in range(1, 41)}
+    drawn = {
+        number: [fleet.drawn(7, device, number) for device in range(6)] for number in range(1, 41)
+    }
     for own in drawn.values():
         for device, one in enumerate(own):
             speeds = (20e12, 10e12, 5e12) if device < 2 else (1e12,)
@@ -119,14 +125,24 @@ def test_more_clients_than_devices_are_refused(fleet: Fleet) -> None:
         ("count = 2", "count = 0", "devices.0.count = 0: "),
         ("count = 2", "count = 2\ncolour = 1", "devices.0.colour: unknown key"),
         ("mode-rounds = 2", "mode-rounds = 0", "mode-rounds = 0: "),
-        ("mode-rounds = 2", "mode-round = 2", "mode-round: unknown key; did you mean 'mode-rounds'"),
+        (
+            "mode-rounds = 2",
+            "mode-round = 2",
+            "mode-round: unknown key; did you mean 'mode-rounds'",
+        ),
         ('kind = "slow"', 'kind = "snail"', "devices.1.kind = 'snail': known are fast, slow"),
         ('place = "near"', 'place = "here"', "devices.0.place = 'here': known are any, near, far"),
-        ("[places.far]", "[places.any]", "places.any: devices whose place is any stand in all places in turn; rename it"),
+        (
+            "[places.far]",
+            "[places.any]",
+            "places.any: devices whose place is any stand in all places in turn; rename it",
+        ),
         ("mode-rounds = 2", "mode-rounds", "is not TOML"),
     ],
 )
-def test_a_wrong_file_is_told_by_file_and_key(tmp_path: Path, old: str, new: str, text: str) -> None:
+def test_a_wrong_file_is_told_by_file_and_key(
+    tmp_path: Path, old: str, new: str, text: str
+) -> None:
     with pytest.raises(Mistake, match=text) as caught:
         read(tmp_path, SMALL.replace(old, new, 1))
     assert "fleet.toml" in str(caught.value)

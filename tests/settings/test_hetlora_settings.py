@@ -10,12 +10,20 @@ from espalier.settings.run import parse
 
 def hetlora(**changes: Any) -> dict[str, Any]:
     """A run of the method, of which some keys are changed; two underscores are a dot, one is a hyphen."""
-    return {"method": "hetlora"} | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    return {"method": "hetlora"} | {
+        key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()
+    }
 
 
 def test_each_client_has_its_rank_and_the_last_one_repeats() -> None:
     settings = parse(hetlora(hetlora__ranks=" 2, 4,8 "))
-    assert [settings.job.rank_limit_of(client, settings.lora) for client in range(5)] == [2, 4, 8, 8, 8]
+    assert [settings.job.rank_limit_of(client, settings.lora) for client in range(5)] == [
+        2,
+        4,
+        8,
+        8,
+        8,
+    ]
 
 
 def test_where_capability_decides_a_client_by_itself_takes_the_largest() -> None:
@@ -25,14 +33,23 @@ def test_where_capability_decides_a_client_by_itself_takes_the_largest() -> None
 
 @pytest.mark.parametrize("ranks", ["2;4", "0,8", "8,", "-8", "2.5", "eight", "\u0968"])
 def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
-    with pytest.raises(Mistake, match=r"hetlora.ranks = .*is no comma-separated list of ranks from 1 on, for instance 2,4,8"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            r"hetlora.ranks = .*is no comma-separated list of ranks from 1 on, for instance 2,4,8"
+        ),
+    ):
         parse(hetlora(hetlora__ranks=ranks))
 
 
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 def test_an_optimiser_cannot_go_on_through_the_svd(method: str) -> None:
     with pytest.raises(
-        Mistake, match=rf"^.*\n  federation.keep-optimizer = true: {method}.aggregation = 'svd' gives the adapters"
+        Mistake,
+        match=(
+            rf"^.*\n  federation.keep-optimizer = true: {method}.aggregation = 'svd' gives the"
+            r" adapters"
+        ),
     ):
         parse({"method": method, "federation.keep-optimizer": True, f"{method}.aggregation": "svd"})
 
@@ -41,14 +58,20 @@ def test_an_optimiser_cannot_go_on_through_the_svd(method: str) -> None:
 def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> None:
     with pytest.raises(Mistake) as caught:
         parse(hetlora(hetlora__ranks=ranks, lora__rank=8))
-    expected = f"hetlora.ranks = '{ranks}': the largest is {largest}, that of lora.rank is 8; make them equal"
+    expected = (
+        f"hetlora.ranks = '{ranks}': the largest is {largest}, that of lora.rank is 8; make them"
+        " equal"
+    )
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
 
 
 def test_ranks_that_do_not_fit_are_told_together_with_other_mistakes() -> None:
     with pytest.raises(Mistake) as caught:
         parse(hetlora(hetlora__ranks="2,4", lora__rank=8, seed=-1))
-    assert sorted(line.split()[0] for line in str(caught.value).splitlines()[1:]) == ["hetlora.ranks", "seed"]
+    assert sorted(line.split()[0] for line in str(caught.value).splitlines()[1:]) == [
+        "hetlora.ranks",
+        "seed",
+    ]
 
 
 def test_a_pattern_may_have_the_largest_rank() -> None:
@@ -60,9 +83,14 @@ def test_a_pattern_may_have_the_largest_rank() -> None:
 def test_a_rank_that_no_adapter_has_does_not_count() -> None:
     """The pattern names every target."""
     pattern = "attn.q=4,attn.v=4"
-    assert parse(hetlora(hetlora__ranks="2,4", lora__rank=8, lora__rank_pattern=pattern)).job.ranks == "2,4"
+    assert (
+        parse(hetlora(hetlora__ranks="2,4", lora__rank=8, lora__rank_pattern=pattern)).job.ranks
+        == "2,4"
+    )
     for rank in (4, 8):
-        with pytest.raises(Mistake, match=r"the largest is 8, that of lora.rank-pattern is 4; make them equal"):
+        with pytest.raises(
+            Mistake, match=r"the largest is 8, that of lora.rank-pattern is 4; make them equal"
+        ):
             parse(hetlora(hetlora__ranks="2,8", lora__rank=rank, lora__rank_pattern=pattern))
 
 
@@ -71,8 +99,8 @@ def test_clients_must_have_the_largest_rank() -> None:
     with pytest.raises(Mistake) as caught:
         parse(hetlora(hetlora__ranks="2,4,8", num_clients=2))
     expected = (
-        "hetlora.ranks = '2,4,8': num-clients = 2 takes the first 2, the largest of which is 4, that of lora.rank is 8; "
-        "make them equal"
+        "hetlora.ranks = '2,4,8': num-clients = 2 takes the first 2, the largest of which is 4,"
+        " that of lora.rank is 8; make them equal"
     )
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
     for ranks, clients in (("2,4,8", 3), ("8,4,2", 2), ("2,8", 100), ("8,2,16", 2)):

@@ -20,9 +20,14 @@ LOOPBACK = "localhost,127.0.0.1,::1"
         ({"NO_PROXY": "*"}, "*"),
     ],
 )
-def test_loopback_is_excepted_and_what_was_excepted_stays_so(before: dict[str, str], after: str) -> None:
+def test_loopback_is_excepted_and_what_was_excepted_stays_so(
+    before: dict[str, str], after: str
+) -> None:
     """Programs read one spelling or the other, so both say the same."""
-    assert past_proxies({**before, "http_proxy": "http://127.0.0.1:9"}) == {"no_proxy": after, "NO_PROXY": after}
+    assert past_proxies({**before, "http_proxy": "http://127.0.0.1:9"}) == {
+        "no_proxy": after,
+        "NO_PROXY": after,
+    }
 
 
 def test_what_grpc_reads_first_is_extended_where_it_is_there() -> None:
@@ -39,4 +44,10 @@ def test_nothing_else_of_an_environment_changes_and_twice_is_as_once() -> None:
     once = dict(environment)
     keep_on_loopback(environment)
     assert environment == once
-    assert environment.keys() == {"PATH", "https_proxy", "no_proxy", "NO_PROXY", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+    assert environment.keys() == {
+        "PATH",
+        "https_proxy",
+        "no_proxy",
+        "NO_PROXY",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    }

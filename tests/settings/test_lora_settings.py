@@ -18,7 +18,14 @@ def lora(**values: Any) -> LoraSettings:
 
 @pytest.mark.parametrize(
     ("layers", "numbers"),
-    [("all", [0, 1, 2, 3, 4, 5]), ("0", [0]), ("4-5,0", [0, 4, 5]), ("1-3, 2-4", [1, 2, 3, 4]), ("3-3", [3]), ("7", [7])],
+    [
+        ("all", [0, 1, 2, 3, 4, 5]),
+        ("0", [0]),
+        ("4-5,0", [0, 4, 5]),
+        ("1-3, 2-4", [1, 2, 3, 4]),
+        ("3-3", [3]),
+        ("7", [7]),
+    ],
 )
 def test_layers_are_numbers_and_ranges(layers: str, numbers: list[int]) -> None:
     assert lora(layers=layers).layer_numbers(6) == numbers
@@ -34,11 +41,17 @@ def test_targets_are_names() -> None:
 def test_patterns_by_hand() -> None:
     """The entry of a block comes before that of all blocks; alpha / rank is 2 where no alpha is named."""
     settings = lora(
-        rank=8, alpha=16.0, targets="all", rank_pattern="attn.q=4,1.attn.q=16", alpha_pattern="mlp.up=4, 0.mlp.up=2.5"
+        rank=8,
+        alpha=16.0,
+        targets="all",
+        rank_pattern="attn.q=4,1.attn.q=16",
+        alpha_pattern="mlp.up=4, 0.mlp.up=2.5",
     )
     found = [[settings.rank_of(block, name) for name in ("attn.q", "mlp.up")] for block in (0, 1)]
     assert found == [[4, 8], [16, 8]]
-    scalings = [[settings.scaling_of(block, name) for name in ("attn.q", "mlp.up")] for block in (0, 1)]
+    scalings = [
+        [settings.scaling_of(block, name) for name in ("attn.q", "mlp.up")] for block in (0, 1)
+    ]
     assert scalings == [[2.0, 2.5 / 8], [2.0, 0.5]]
     assert settings.largest_rank == 16
     assert settings.named_in_patterns() == {
@@ -60,10 +73,16 @@ def test_patterns_by_hand() -> None:
         ("all", "attn.q=4,attn.v=4", 8),
     ],
 )
-def test_the_largest_rank_is_one_that_an_adapter_can_have(targets: str, pattern: str, largest: int) -> None:
+def test_the_largest_rank_is_one_that_an_adapter_can_have(
+    targets: str, pattern: str, largest: int
+) -> None:
     settings = lora(rank=8, targets=targets, rank_pattern=pattern)
     assert settings.largest_rank == largest
-    ranks = {settings.rank_of(block, name) for block in range(3) for name in settings.target_names(["attn.q", "mlp.up"])}
+    ranks = {
+        settings.rank_of(block, name)
+        for block in range(3)
+        for name in settings.target_names(["attn.q", "mlp.up"])
+    }
     assert max(ranks) == largest
 
 

@@ -37,7 +37,9 @@ def test_a_name_that_could_not_be_a_file_name_is_refused(name: str) -> None:
     assert line.startswith(f"site = {name!r}: ")
 
 
-def test_an_answer_rests_on_2048_tokens_unless_the_owner_says_otherwise_or_the_node_is_simulated() -> None:
+def test_an_answer_rests_on_2048_tokens_unless_the_owner_says_otherwise_or_the_node_is_simulated() -> (
+    None
+):
     assert parse_node({"site": "a"}).fewest_tokens() == 2048
     assert parse_node({"site": "a", "least-tokens": 300}).fewest_tokens() == 300
     assert parse_node({"partition-id": 0}, simulated=True).fewest_tokens() == 1
@@ -60,12 +62,24 @@ def test_no_key_makes_a_node_simulated(key: str) -> None:
 
 def test_limits_are_the_owner_s_or_the_defaults_and_a_simulated_node_has_none() -> None:
     node = parse_node({"site": "a", "most-steps": 5, "allow-methods": "fedprllm, hetlora"})
-    assert (node.most("most_steps"), node.most("most_windows"), node.most("most_rounds")) == (5, 4096, 1000)
+    assert (node.most("most_steps"), node.most("most_windows"), node.most("most_rounds")) == (
+        5,
+        4096,
+        1000,
+    )
     assert node.most("most_threads") == max(8, os.cpu_count() or 1)
-    assert [node.allows_method(name) for name in ("fedprllm", "hetlora", "fedspallm")] == [True, True, False]
+    assert [node.allows_method(name) for name in ("fedprllm", "hetlora", "fedspallm")] == [
+        True,
+        True,
+        False,
+    ]
     assert parse_node({"site": "a"}).allows_method("fedspallm")
     simulated = parse_node({"site": "a", "most-steps": 5}, simulated=True)
-    assert (simulated.most("most_steps"), simulated.most("most_runs"), simulated.most("most_threads")) == (5, None, None)
+    assert (
+        simulated.most("most_steps"),
+        simulated.most("most_runs"),
+        simulated.most("most_threads"),
+    ) == (5, None, None)
 
 
 def test_a_method_that_does_not_exist_is_named() -> None:
@@ -85,12 +99,21 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
 
 
 def test_all_mistakes_at_once_one_line_each() -> None:
-    lines = mistake_lines({"site": "a", "threads": -1, "device": "tpu", "data-format": "csv", "data_pth": "x"})
-    assert sorted(line.split()[0].rstrip(":") for line in lines) == ["data-format", "data_pth", "device", "threads"]
+    lines = mistake_lines(
+        {"site": "a", "threads": -1, "device": "tpu", "data-format": "csv", "data_pth": "x"}
+    )
+    assert sorted(line.split()[0].rstrip(":") for line in lines) == [
+        "data-format",
+        "data_pth",
+        "device",
+        "threads",
+    ]
 
 
 def test_a_misspelt_key_is_met_with_the_right_one() -> None:
-    assert mistake_lines({"site": "a", "data-pth": "x"}) == ["data-pth: unknown key; did you mean 'data-path'?"]
+    assert mistake_lines({"site": "a", "data-pth": "x"}) == [
+        "data-pth: unknown key; did you mean 'data-path'?"
+    ]
 
 
 @pytest.mark.parametrize("key", ["data-path", "model-path"])
@@ -101,7 +124,9 @@ def test_a_path_that_does_not_exist_is_named(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["data-path", "model-path", "state-dir"])
-@pytest.mark.parametrize("path", ["x" * 300, "/" + "x/" * 3000, "a\x00b", "~nobody-of-this-name/x", "\ud800"])
+@pytest.mark.parametrize(
+    "path", ["x" * 300, "/" + "x/" * 3000, "a\x00b", "~nobody-of-this-name/x", "\ud800"]
+)
 def test_what_can_be_no_path_is_told_in_words(key: str, path: str, tmp_path: Path) -> None:
     (line,) = mistake_lines({"site": "a", key: path})
     assert line.startswith(f"{key} = ")
@@ -138,21 +163,30 @@ def test_a_path_that_exists_is_kept(tmp_path: Path) -> None:
         ("a.jsonl", "text", "text"),
     ],
 )
-def test_the_format_is_what_was_said_or_else_by_the_files_ending(path: str, given: str, expected: str) -> None:
+def test_the_format_is_what_was_said_or_else_by_the_files_ending(
+    path: str, given: str, expected: str
+) -> None:
     assert NodeSettings(data_path=path, data_format=given).file_format() == expected  # type: ignore[arg-type]
 
 
-def test_private_state_is_where_the_owner_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_private_state_is_where_the_owner_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "environment"))
     assert NodeSettings(state_dir=str(tmp_path / "own")).state_root() == tmp_path / "own"
     assert NodeSettings().state_root() == tmp_path / "environment"
 
 
-def test_a_state_directory_that_leaves_no_room_below_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_directory_that_leaves_no_room_below_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     deep = "/" + "x/" * 1791 + "x"
     assert len(deep) == 3584
     assert parse_node({"site": "a", "state-dir": deep}).state_root() == Path(deep)
-    with pytest.raises(Mistake, match=r"state-dir = '/x.*\.\.\.': is 3586 bytes long.*name a directory of at most 3584"):
+    with pytest.raises(
+        Mistake,
+        match=r"state-dir = '/x.*\.\.\.': is 3586 bytes long.*name a directory of at most 3584",
+    ):
         parse_node({"site": "a", "state-dir": deep + "/x"})
     monkeypatch.setenv("ESPALIER_STATE_DIR", deep + "/x")
     with pytest.raises(Mistake, match=r"ESPALIER_STATE_DIR = .*is 3586 bytes long"):
@@ -162,7 +196,9 @@ def test_a_state_directory_that_leaves_no_room_below_it_is_refused(monkeypatch: 
         NodeSettings().state_root()
 
 
-def test_private_state_is_in_the_home_directory_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_private_state_is_in_the_home_directory_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("ESPALIER_STATE_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert NodeSettings().state_root() == tmp_path / ".espalier"

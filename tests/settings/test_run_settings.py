@@ -24,7 +24,9 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables under dotted keys, as Flower hands them out."""
     values: dict[str, Any] = {}
     for key, value in table.items():
-        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        values |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        )
     return values
 
 
@@ -70,7 +72,9 @@ def test_pyprojects_defaults_are_valid() -> None:
 
 def test_no_settings_at_all_are_the_defaults() -> None:
     expected = RunSettings()
-    assert parse({}) == expected.model_copy(update={"federation": expected.federation.for_method(expected.job)})
+    assert parse({}) == expected.model_copy(
+        update={"federation": expected.federation.for_method(expected.job)}
+    )
 
 
 def test_pyproject_and_package_have_the_same_version() -> None:
@@ -83,7 +87,8 @@ def test_every_setting_is_described() -> None:
         own = [
             name
             for name, field in model.model_fields.items()
-            if not field.description and not (isinstance(field.annotation, type) and issubclass(field.annotation, Table))
+            if not field.description
+            and not (isinstance(field.annotation, type) and issubclass(field.annotation, Table))
         ]
         nested = [table for table in tables if isinstance(table, type) and issubclass(table, Table)]
         return own + [name for table in nested for name in undescribed(table)]
@@ -97,7 +102,14 @@ def test_every_setting_is_described() -> None:
 def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
     lines = mistake_lines(
         DEFAULTS
-        | {"seed": -1, "num-clients": "8", "data.windows": 0, "fedprllm.sparsity": 1.5, "dtype": "int8", "colour": "red"}
+        | {
+            "seed": -1,
+            "num-clients": "8",
+            "data.windows": 0,
+            "fedprllm.sparsity": 1.5,
+            "dtype": "int8",
+            "colour": "red",
+        }
     )
     assert sorted(line.split()[0].rstrip(":") for line in lines) == [
         "colour",
@@ -134,7 +146,9 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("fedprllm.local-comparison-group", "diagonal", "'layer', 'row' or 'column'"),
     ],
 )
-def test_a_mistake_names_key_value_and_what_is_allowed(key: str, value: object, allowed: str) -> None:
+def test_a_mistake_names_key_value_and_what_is_allowed(
+    key: str, value: object, allowed: str
+) -> None:
     (line,) = mistake_lines(DEFAULTS | {key: value})
     assert line.startswith(f"{key} = {value!r}: ")
     assert allowed in line
@@ -164,14 +178,18 @@ def test_a_key_like_no_other_is_met_with_all_of_them() -> None:
 def test_what_was_given_by_hand_must_concern_the_method() -> None:
     config = DEFAULTS | {"fedspallm.sparsity": 0.7, "hetlora.ranks": "2"}
     assert parse(config) == parse({})
-    with pytest.raises(Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it") as caught:
+    with pytest.raises(
+        Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+    ) as caught:
         parse(config, by_hand=["fedspallm.sparsity", "seed"])
     assert "hetlora" not in str(caught.value)
 
 
 def test_what_differs_from_the_defaults() -> None:
     assert changed(DEFAULTS) == set()
-    assert changed({"seed": 0, "lora.alpha": 16, "fedspallm.sparsity": 0.7, "fedspallm.depth": 1}) == {
+    assert changed(
+        {"seed": 0, "lora.alpha": 16, "fedspallm.sparsity": 0.7, "fedspallm.depth": 1}
+    ) == {
         "fedspallm.sparsity",
         "fedspallm.depth",
     }
@@ -182,9 +200,13 @@ def test_an_unknown_method_is_met_with_the_known_ones() -> None:
     assert lines == [f"method = 'fedprlm': choose one of {', '.join(sorted(METHODS))}"]
 
 
-def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A further method, known only by its row."""
-    other = Row("Other", "espalier.settings.fedprllm:FedPrLLMSettings", "", "", "", "", "", tunes=True)
+    other = Row(
+        "Other", "espalier.settings.fedprllm:FedPrLLMSettings", "", "", "", "", "", tunes=True
+    )
     monkeypatch.setitem(METHODS, "other", other)
     assert parse(DEFAULTS | {"other.depth": "very", "lora.depth": "too"}) == parse({})
 
@@ -208,12 +230,16 @@ def test_a_file_source_needs_a_path(source: str) -> None:
 @pytest.mark.parametrize("source", ["documentation", "code"])
 def test_a_built_in_text_is_not_dealt_out_in_another_way(source: str) -> None:
     (line,) = mistake_lines({"data.source": source, "data.partition": "quantity"})
-    assert line == f"data.partition = 'quantity': '{source}' has one source per client; set data.source"
+    assert (
+        line
+        == f"data.partition = 'quantity': '{source}' has one source per client; set data.source"
+    )
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedpetuning"])
 def test_one_setting_leaves_all_baselines_out(method: str) -> None:
-    usual, without = parse({"method": method}), parse({"method": method, "evaluation.baselines": False})
+    usual = parse({"method": method})
+    without = parse({"method": method, "evaluation.baselines": False})
     assert (usual.clients_evaluate, usual.makes_centralized(simulation=True)) == (True, True)
     assert (without.clients_evaluate, without.makes_centralized(simulation=True)) == (False, False)
 
@@ -224,14 +250,20 @@ def test_models_that_are_each_client_s_own_are_no_baseline() -> None:
 
 def test_a_baseline_that_is_asked_for_beside_none_is_refused() -> None:
     given = {"evaluation.baselines": False, "evaluation.centralized": "on"}
-    with pytest.raises(Mistake, match=r"evaluation.centralized = 'on': evaluation.baselines = False does not read it"):
+    with pytest.raises(
+        Mistake,
+        match=r"evaluation.centralized = 'on': evaluation.baselines = False does not read it",
+    ):
         parse(given, simulation=True, by_hand=given.keys())
 
 
 def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:
     assert parse({"data.source": "jsonl"}).data.path == ""
     assert parse({"method": "fedpetuning", "task.name": "sst2"}).data.source == "documentation"
-    assert parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "code"}).task.name == "sst2"
+    assert (
+        parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "code"}).task.name
+        == "sst2"
+    )
     (line,) = mistake_lines({"method": "fedpetuning", "task.name": "sst2"})
     assert line == "task.name = 'sst2': needs data.source = 'jsonl' or 'hub', not 'documentation'"
 
@@ -270,7 +302,12 @@ def test_nonsense_ends_in_a_mistake(config: dict[str, Any]) -> None:
 def test_texts_are_named() -> None:
     given = "documentation, code, wiki=/data/wiki.txt ,c4=/data/a=b.txt"
     texts = parse({"evaluation.texts": given}).evaluation.named_texts()
-    assert texts == {"documentation": "", "code": "", "wiki": "/data/wiki.txt", "c4": "/data/a=b.txt"}
+    assert texts == {
+        "documentation": "",
+        "code": "",
+        "wiki": "/data/wiki.txt",
+        "c4": "/data/a=b.txt",
+    }
 
 
 def test_the_job_is_the_chosen_methods_table() -> None:
@@ -287,7 +324,9 @@ def test_nested_values_are_the_schemas_under_hyphenated_keys() -> None:
         expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
         job = settings_of(method)
         stands_for = {"rounds": job.ROUNDS, "client-weights": job.WEIGHTS[0]}
-        expected |= {f"federation.{key}": value for key, value in stands_for.items() if key in job.FEDERATION}
+        expected |= {
+            f"federation.{key}": value for key, value in stands_for.items() if key in job.FEDERATION
+        }
         assert flat(parse({"method": method}).nested()) == expected | {"method": method}
 
 
@@ -313,7 +352,11 @@ def test_the_digest_changes_with_what_the_result_depends_on_and_only_with_that(k
 
 
 def test_a_run_may_be_resumed_with_the_quorum_that_it_had_without_one() -> None:
-    assert parse({}).with_quorum(simulation=True).digest() == parse({}).digest() == parse({"quorum": 1.0}).digest()
+    assert (
+        parse({}).with_quorum(simulation=True).digest()
+        == parse({}).digest()
+        == parse({"quorum": 1.0}).digest()
+    )
 
 
 def test_the_digest_is_the_same_for_defaults_written_out() -> None:
@@ -321,17 +364,32 @@ def test_the_digest_is_the_same_for_defaults_written_out() -> None:
 
 
 def test_a_partition_by_label_needs_labels() -> None:
-    (line,) = mistake_lines({"data.source": "text", "data.path": "notes.txt", "data.partition": "dirichlet"})
+    (line,) = mistake_lines(
+        {"data.source": "text", "data.path": "notes.txt", "data.partition": "dirichlet"}
+    )
     assert "data.source = 'jsonl' or 'hub' and data.partition-field" in line
     assert "one source per client" in mistake_lines({"data.partition": "quantity"})[0]
 
 
 def test_public_items_are_not_those_that_clients_train_on() -> None:
-    config = {"method": "fedpetuning", "task.name": "sst2", "data.source": "jsonl", "data.path": "a", "task.test-path": "a"}
-    assert mistake_lines(config) == ["task.test-path = 'a': clients train on these items (data.path); name a file of others"]
+    config = {
+        "method": "fedpetuning",
+        "task.name": "sst2",
+        "data.source": "jsonl",
+        "data.path": "a",
+        "task.test-path": "a",
+    }
+    assert mistake_lines(config) == [
+        "task.test-path = 'a': clients train on these items (data.path); name a file of others"
+    ]
 
 
-ITEMS: dict[str, Any] = {"method": "fedpetuning", "task.name": "sst2", "data.source": "jsonl", "num-clients": 3}
+ITEMS: dict[str, Any] = {
+    "method": "fedpetuning",
+    "task.name": "sst2",
+    "data.source": "jsonl",
+    "num-clients": 3,
+}
 
 
 @pytest.mark.parametrize(
@@ -365,10 +423,15 @@ def test_they_are_the_same_items_under_another_name_for_the_file(path: str, test
     ],
 )
 def test_they_are_others_in_another_file(path: str, test_path: str) -> None:
-    assert parse(ITEMS | {"data.path": path, "task.test-path": test_path}).task.test_path == test_path
+    assert (
+        parse(ITEMS | {"data.path": path, "task.test-path": test_path}).task.test_path == test_path
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"data.path": ["a"]}, {"task.test-path": 3}, {"num-clients": "3"}, {"task.test-path": None}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"data.path": ["a"]}, {"task.test-path": 3}, {"num-clients": "3"}, {"task.test-path": None}],
+)
 def test_what_is_no_path_or_number_is_told_as_such(wrong: dict[str, Any]) -> None:
     (line,) = mistake_lines(ITEMS | {"data.path": "{client}", "task.test-path": "1"} | wrong)
     assert line.startswith(next(iter(wrong)))
@@ -376,7 +439,12 @@ def test_what_is_no_path_or_number_is_told_as_such(wrong: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(
     ("given", "simulation", "quorum"),
-    [({}, True, 0.5), ({}, False, 1.0), ({"quorum": 0.25}, True, 0.25), ({"quorum": 0.25}, False, 0.25)],
+    [
+        ({}, True, 0.5),
+        ({}, False, 1.0),
+        ({"quorum": 0.25}, True, 0.25),
+        ({"quorum": 0.25}, False, 0.25),
+    ],
 )
 def test_without_a_quorum_half_of_simulated_clients_and_all_sites_are_one(
     given: dict[str, float], simulation: bool, quorum: float
@@ -389,18 +457,28 @@ def test_without_a_quorum_half_of_simulated_clients_and_all_sites_are_one(
     [{}, {"fedprllm.strategy": "iterative"}, {"fedprllm.weight-scaling": True}],
     ids=["neither", "iterative", "scaled"],
 )
-def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(changes: dict[str, Any]) -> None:
-    with pytest.raises(Mistake, match="continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true"):
+def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(
+    changes: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        Mistake,
+        match="continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true",
+    ):
         parse({"fedprllm.continue-behind": "scaled", **changes})
     both = {"fedprllm.strategy": "iterative", "fedprllm.weight-scaling": True}
-    assert parse({"fedprllm.continue-behind": "scaled", **both}).of(FedPrLLMSettings).continue_behind == "scaled"
+    assert (
+        parse({"fedprllm.continue-behind": "scaled", **both}).of(FedPrLLMSettings).continue_behind
+        == "scaled"
+    )
 
 
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 @pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
 @pytest.mark.parametrize("rounding", ["differences", "values"])
 @pytest.mark.parametrize("svd", [False, True])
-def test_differences_travel_where_something_is_rounded(method: str, payload: str, rounding: str, svd: bool) -> None:
+def test_differences_travel_where_something_is_rounded(
+    method: str, payload: str, rounding: str, svd: bool
+) -> None:
     """Down from the first adapters, of which the SVD leaves nothing."""
     changes = {"method": method, "federation.payload": payload, "federation.rounding": rounding}
     run = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {}))
@@ -410,27 +488,38 @@ def test_differences_travel_where_something_is_rounded(method: str, payload: str
 
 
 @pytest.mark.parametrize(
-    ("method", "rounds", "weights"), [("fedpetuning", 3, "samples"), ("hetlora", 3, "norms"), ("fedspallm", 1, "equal")]
+    ("method", "rounds", "weights"),
+    [("fedpetuning", 3, "samples"), ("hetlora", 3, "norms"), ("fedspallm", 1, "equal")],
 )
-def test_a_method_has_its_paper_s_weights_and_its_usual_rounds(method: str, rounds: int, weights: str) -> None:
+def test_a_method_has_its_paper_s_weights_and_its_usual_rounds(
+    method: str, rounds: int, weights: str
+) -> None:
     federation = parse({"method": method}).federation
     assert (federation.rounds, federation.client_weights) == (rounds, weights)
-    given = parse({"method": method, "federation.rounds": 7, "federation.client-weights": "equal"}).federation
+    given = parse(
+        {"method": method, "federation.rounds": 7, "federation.client-weights": "equal"}
+    ).federation
     assert (given.rounds, given.client_weights) == (7, "equal")
 
 
 def test_weights_that_a_method_does_not_know_are_refused() -> None:
-    for method, known in (("fedpetuning", "'samples' or 'equal'"), ("fedspallm", "'equal' or 'samples'")):
+    for method, known in (
+        ("fedpetuning", "'samples' or 'equal'"),
+        ("fedspallm", "'equal' or 'samples'"),
+    ):
         (line,) = mistake_lines({"method": method, "federation.client-weights": "norms"})
         assert line == f"federation.client-weights = 'norms': {method} knows 'paper' or {known}"
 
 
 def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand() -> None:
     with pytest.raises(
-        Mistake, match=r"federation.payload = 'nf4': method = 'fedspallm' does not read it; leave it out"
+        Mistake,
+        match=r"federation.payload = 'nf4': method = 'fedspallm' does not read it; leave it out",
     ) as told:
         parse({"method": "fedspallm", "federation.payload": "nf4"}, by_hand=["federation.payload"])
-    assert "choose method = 'fedpetuning' or 'fedsoda' or 'fedspine' or 'hetlora'" in str(told.value)
+    assert "choose method = 'fedpetuning' or 'fedsoda' or 'fedspine' or 'hetlora'" in str(
+        told.value
+    )
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -439,7 +528,9 @@ def test_what_a_run_writes_of_its_settings_is_read_again(method: str) -> None:
     require_read_again(method)
 
 
-def test_so_is_what_a_method_writes_that_shares_the_rounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_what_a_method_writes_that_shares_the_rounds_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Weights that it does not read stay as they are."""
     monkeypatch.setitem(METHODS, "toy", ROW)
     require_read_again("toy")
@@ -461,9 +552,17 @@ def test_a_method_that_does_not_read_rounds_has_its_own_number(method: str) -> N
 
 
 def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
-    with pytest.raises(Mistake, match=r"'paper' does not read it; .* choose federation.client-weights = 'samples'$"):
-        parse({"method": "fedspallm", "federation.max-weight-ratio": 3.0}, by_hand=["federation.max-weight-ratio"])
-    assert parse({"method": "hetlora", "federation.max-weight-ratio": 3.0}, by_hand=["federation.max-weight-ratio"]).tunes
+    with pytest.raises(
+        Mistake, match=r"'paper' does not read it; .* choose federation.client-weights = 'samples'$"
+    ):
+        parse(
+            {"method": "fedspallm", "federation.max-weight-ratio": 3.0},
+            by_hand=["federation.max-weight-ratio"],
+        )
+    assert parse(
+        {"method": "hetlora", "federation.max-weight-ratio": 3.0},
+        by_hand=["federation.max-weight-ratio"],
+    ).tunes
 
 
 @pytest.mark.parametrize(
@@ -474,7 +573,9 @@ def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
         ("fedprllm.sparsty", False, "fedprllm.sparsity"),
     ],
 )
-def test_a_key_that_stands_in_another_table_is_met_with_it(key: str, by_hand: bool, meant: str) -> None:
+def test_a_key_that_stands_in_another_table_is_met_with_it(
+    key: str, by_hand: bool, meant: str
+) -> None:
     method = key.partition(".")[0] if not by_hand else "fedprllm"
     with pytest.raises(Mistake, match=f"{key}: unknown key; did you mean '{meant}'"):
         parse({"method": method, key: 1}, by_hand=[key] if by_hand else [])

@@ -29,7 +29,9 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables under dotted keys."""
     values: dict[str, Any] = {}
     for key, value in table.items():
-        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        values |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        )
     return values
 
 
@@ -55,7 +57,10 @@ def test_all_of_pyprojects_defaults_stand_between_the_markers() -> None:
 
 
 def test_the_block_is_replaced_and_what_is_around_it_stays() -> None:
-    assert with_app_config(f"a = 1\n{BEGIN}\nold = 2\n{END}\nb = 3\n").splitlines()[:2] == ["a = 1", BEGIN]
+    assert with_app_config(f"a = 1\n{BEGIN}\nold = 2\n{END}\nb = 3\n").splitlines()[:2] == [
+        "a = 1",
+        BEGIN,
+    ]
     replaced = tomllib.loads(with_app_config(f"a = 1\n{BEGIN}\nold = 2\n{END}\n[c]\nb = 3\n"))
     assert (replaced["a"], replaced["c"], "old" in replaced) == (1, {"b": 3}, False)
     for broken in ("", f"{BEGIN}\n", f"{END}\n", f"{BEGIN}\n{END}\n{BEGIN}\n{END}\n"):
@@ -93,7 +98,9 @@ def test_every_key_takes_its_default_as_text(name: str) -> None:
 def test_every_key_of_a_node_is_described_and_takes_its_default(name: str) -> None:
     key = NODE_KEYS[name]
     assert key.description.endswith(".")
-    assert rows(settings_page().split("\n## node-config\n")[1])[name].endswith(f"| {key.description} |")
+    assert rows(settings_page().split("\n## node-config\n")[1])[name].endswith(
+        f"| {key.description} |"
+    )
     text = f'"{key.default}"' if isinstance(key.default, str) else as_text(key.default)
     assert NodeSettings.model_validate(read_node_config(f"{name}={text}")) == NodeSettings()
 
@@ -134,25 +141,49 @@ def test_a_key_that_others_make_moot_says_so() -> None:
 
 def by_method(key: str) -> dict[str, str]:
     """What a description says that a key stands for: by method, the value."""
-    said = re.findall(r"(?:is |; )`?(\w+)`? with ([^;.]+)", {one.dotted: one.description for one in keys_of_a_run()}[key])
+    said = re.findall(
+        r"(?:is |; )`?(\w+)`? with ([^;.]+)",
+        {one.dotted: one.description for one in keys_of_a_run()}[key],
+    )
     return {method: value for value, methods in said for method in re.split(", | and ", methods)}
 
 
-def test_what_rounds_and_weights_stand_for_is_said_by_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_rounds_and_weights_stand_for_is_said_by_the_methods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of the table as it stands, and of methods that come or change."""
     for key, values in (("rounds", "ROUNDS"), ("client-weights", "WEIGHTS")):
-        jobs = {method: settings_of(method) for method in METHODS if key in settings_of(method).FEDERATION}
+        jobs = {
+            method: settings_of(method)
+            for method in METHODS
+            if key in settings_of(method).FEDERATION
+        }
         expected = {method: getattr(job, values) for method, job in jobs.items()}
-        first = {method: str(value if isinstance(value, int) else value[0]) for method, value in expected.items()}
+        first = {
+            method: str(value if isinstance(value, int) else value[0])
+            for method, value in expected.items()
+        }
         assert by_method(f"federation.{key}") == first
     monkeypatch.setitem(METHODS, "toy", ROW)
     monkeypatch.setattr(HetLoRASettings, "ROUNDS", 7)
     monkeypatch.setattr(HetLoRASettings, "WEIGHTS", ("importance", "equal"))
-    rounds, weights = by_method("federation.rounds"), by_method("federation.client-weights")
-    assert (rounds["toy"], rounds["hetlora"], rounds["sft-p"], rounds["fedspallm"]) == ("2", "7", "10", "1")
+    rounds = by_method("federation.rounds")
+    weights = by_method("federation.client-weights")
+    assert (rounds["toy"], rounds["hetlora"], rounds["sft-p"], rounds["fedspallm"]) == (
+        "2",
+        "7",
+        "10",
+        "1",
+    )
     assert "toy" not in weights
-    assert (weights["hetlora"], weights["fedspine"], weights["slicegpt"]) == ("importance", "importance", "samples")
-    (told,) = (key.description for key in keys_of_a_run() if key.dotted == "federation.client-weights")
+    assert (weights["hetlora"], weights["fedspine"], weights["slicegpt"]) == (
+        "importance",
+        "importance",
+        "samples",
+    )
+    (told,) = (
+        key.description for key in keys_of_a_run() if key.dotted == "federation.client-weights"
+    )
     assert " `importance` is for fedspine and hetlora alone." in told
     assert "`norms` is for" not in told
 
@@ -165,18 +196,29 @@ def test_a_preset_holds_its_method_and_what_differs_from_the_defaults(preset: Pa
     """The method stands there also where it is the default one, since it is what the preset is of."""
     given = flat(tomllib.loads(preset.read_text()))
     assert "method" in given
-    assert [key for key, value in given.items() if key != "method" and value == KEYS[key].default] == []
+    assert [
+        key for key, value in given.items() if key != "method" and value == KEYS[key].default
+    ] == []
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
 def test_a_preset_opens_with_its_command_and_says_why_beside_each_value(preset: Path) -> None:
     text = preset.read_text()
     assert re.search(
-        rf"^#     (espalier run {re.escape(preset.stem)}\b|flwr run .*{re.escape(preset.name)})", text, re.MULTILINE
+        rf"^#     (espalier run {re.escape(preset.stem)}\b|flwr run .*{re.escape(preset.name)})",
+        text,
+        re.MULTILINE,
     )
-    lines = [line for line in text.splitlines() if re.match(r"[a-z]", line) and not line.startswith("method = ")]
+    lines = [
+        line
+        for line in text.splitlines()
+        if re.match(r"[a-z]", line) and not line.startswith("method = ")
+    ]
     assert [line for line in lines if " # " not in line] == []
 
 
 def test_a_key_says_where_it_stands() -> None:
-    assert (Key("", "seed", 0, "", (), "").dotted, Key("data", "path", "", "", (), "").dotted) == ("seed", "data.path")
+    assert (Key("", "seed", 0, "", (), "").dotted, Key("data", "path", "", "", (), "").dotted) == (
+        "seed",
+        "data.path",
+    )

@@ -37,7 +37,9 @@ def locked(key: Pair) -> bytes:
     of_key = b64decode(public(key).split()[1])
     parts = [*map(_string, fields), b"\0\0\0\1", _string(of_key), _string(bytes(160))]
     text = b64encode(b"openssh-key-v1\0" + b"".join(parts))
-    return b"-----BEGIN OPENSSH PRIVATE KEY-----\n" + text + b"\n-----END OPENSSH PRIVATE KEY-----\n"
+    return (
+        b"-----BEGIN OPENSSH PRIVATE KEY-----\n" + text + b"\n-----END OPENSSH PRIVATE KEY-----\n"
+    )
 
 
 def _string(data: bytes) -> bytes:
@@ -71,7 +73,10 @@ def test_a_private_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (b"", "is no private key in OpenSSH's format; make one with espalier keys"),
         (b"secret", "is no private key in OpenSSH's format"),
         (public(KEY), "is no private key in OpenSSH's format"),
-        (KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), "is no private key in OpenSSH's format"),
+        (
+            KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+            "is no private key in OpenSSH's format",
+        ),
         (locked(KEY), "asks for a passphrase, which a node cannot give"),
         (private(ED25519), "is no ECDSA key on a curve that a SuperNode takes"),
         (private(KEY)[:-200], "is no private key"),
@@ -91,7 +96,9 @@ def test_one_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
         private_key(write(tmp_path / "a.key", private(KEY), mode))
 
 
-def test_one_that_another_account_hands_out_is_its_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_another_account_hands_out_is_its_business(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A secret that a container mounts, for instance; ssh has the same rule."""
     path = write(tmp_path / "a.key", private(KEY), 0o644)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
@@ -103,7 +110,10 @@ def test_nothing_but_a_mistake_comes_of_a_damaged_one(
     tmp_path_factory: pytest.TempPathFactory, at: int, instead: bytes
 ) -> None:
     data = private(KEY)
-    path = write(tmp_path_factory.getbasetemp() / "damaged.key", data[:at] + instead + data[at + len(instead) :])
+    path = write(
+        tmp_path_factory.getbasetemp() / "damaged.key",
+        data[:at] + instead + data[at + len(instead) :],
+    )
     with suppress(Mistake):
         private_key(path)
 
@@ -124,15 +134,27 @@ def test_a_directory_says_who_has_which_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("c.key.pub", b"", "c.key.pub: is no public key in OpenSSH's format; ask the site for its c.key.pub"),
+        (
+            "c.key.pub",
+            b"",
+            "c.key.pub: is no public key in OpenSSH's format; ask the site for its c.key.pub",
+        ),
         ("c.key.pub", private(KEY), "c.key.pub: is no public key"),
-        ("c.key.pub", public(ED25519), "c.key.pub: is no ECDSA key on a curve that a SuperLink takes"),
+        (
+            "c.key.pub",
+            public(ED25519),
+            "c.key.pub: is no ECDSA key on a curve that a SuperLink takes",
+        ),
         ("c.pub", public(KEY), "c.pub: is not named NAME.key.pub after a site; rename it"),
         ("c d.key.pub", public(KEY), "c d.key.pub: is not named NAME.key.pub after a site"),
         ("...key.pub", public(KEY), ""),
         (f"{'x' * 65}.key.pub", public(KEY), "is not named NAME.key.pub after a site"),
         ("c.key", private(KEY), "c.key: is not named NAME.key.pub after a site"),
-        ("c.key.pub", public(OTHER), "c.key.pub: is the key of a too; each site has a key of its own"),
+        (
+            "c.key.pub",
+            public(OTHER),
+            "c.key.pub: is the key of a too; each site has a key of its own",
+        ),
     ],
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, words: str) -> None:
@@ -155,7 +177,10 @@ def test_all_files_that_are_none_are_named_at_once(tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 4
 
 
-@pytest.mark.parametrize(("name", "words"), [("", "holds no key"), ("none", "cannot be read"), ("a\0b", "cannot be read")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("", "holds no key"), ("none", "cannot be read"), ("a\0b", "cannot be read")],
+)
 def test_a_directory_without_keys_is_refused(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(Mistake, match=words):
         public_keys(str(tmp_path / name) if name else str(tmp_path))
@@ -167,7 +192,9 @@ def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
 
 
 def test_simulated_clients_have_no_keys() -> None:
-    with pytest.raises(Mistake, match="site-keys = 'sites': simulated clients have no keys; leave it out"):
+    with pytest.raises(
+        Mistake, match="site-keys = 'sites': simulated clients have no keys; leave it out"
+    ):
         parse({"site-keys": "sites"}, simulation=True)
     assert parse({"site-keys": "sites"}).site_keys == "sites"
 

@@ -26,11 +26,19 @@ def test_a_mistake_names_its_key(key: str, value: Any) -> None:
 @pytest.mark.parametrize(("decay", "refused"), [(0.99, False), (1.01, True), (1e300, True)])
 def test_a_round_does_not_forget_its_first_steps(decay: float, refused: bool) -> None:
     """0.1 times 1 times 10 steps."""
-    given = {"method": "hetlora", "training.learning-rate": 0.1, "training.steps": 10, "training.weight-decay": decay}
+    given = {
+        "method": "hetlora",
+        "training.learning-rate": 0.1,
+        "training.steps": 10,
+        "training.weight-decay": decay,
+    }
     if not refused:
         assert parse(given).training.weight_decay == decay
         return
-    with pytest.raises(Mistake, match=r"weight-decay = .*: learning-rate x weight-decay x steps = .* is above 1, so that"):
+    with pytest.raises(
+        Mistake,
+        match=r"weight-decay = .*: learning-rate x weight-decay x steps = .* is above 1, so that",
+    ):
         parse(given)
 
 

@@ -39,7 +39,9 @@ def test_somebody_is_at_work_until_the_last_one_is_done(work: AtWork) -> None:
 
 def test_a_process_that_is_killed_is_not_at_work(work: AtWork) -> None:
     command = [sys.executable, "-c", WORKING, str(work.path.parent.parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "working\n"
         assert work.anybody()
@@ -105,7 +107,10 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     foreign.parent.mkdir()
     foreign.write_text("another program's")
     os.utime(foreign, (1.0, 1.0))
-    with pytest.raises(Mistake, match=r"old.log lies in it; name another state-dir"), AtWork(tmp_path, "old").working():
+    with (
+        pytest.raises(Mistake, match=r"old.log lies in it; name another state-dir"),
+        AtWork(tmp_path, "old").working(),
+    ):
         pass
     collect_old_work(tmp_path, time.time())
     AtWork(tmp_path, "old").remove()

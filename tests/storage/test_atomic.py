@@ -64,7 +64,9 @@ def test_nobody_else_can_read_the_unfinished_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("writer"), KeyboardInterrupt()])
-def test_a_writer_that_fails_midway_leaves_the_old_file(old_file: Path, error: BaseException) -> None:
+def test_a_writer_that_fails_midway_leaves_the_old_file(
+    old_file: Path, error: BaseException
+) -> None:
     def write_half() -> None:
         with replacing(old_file) as file:
             file.write(b"half of the n")
@@ -77,7 +79,9 @@ def test_a_writer_that_fails_midway_leaves_the_old_file(old_file: Path, error: B
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
-def test_a_full_disk_is_a_mistake_and_leaves_the_old_file(old_file: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_is_a_mistake_and_leaves_the_old_file(
+    old_file: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     monkeypatch.setattr(os, call, no_space)
     with pytest.raises(Mistake, match=r"cannot write .*file.bin: No space left on device"):
         write_bytes(old_file, b"new")
@@ -97,7 +101,9 @@ def test_a_disk_that_fills_up_while_writing_is_a_mistake(old_file: Path) -> None
     assert only_file_in(old_file.parent) == "file.bin"
 
 
-def test_no_room_for_a_temporary_file_is_a_mistake(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_a_temporary_file_is_a_mistake(
+    old_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.mkstemp", no_space)
     with pytest.raises(Mistake, match=r"cannot write .*file.bin"):
         write_bytes(old_file, b"new")
@@ -110,8 +116,11 @@ def test_a_folder_that_is_a_file_is_a_mistake(tmp_path: Path) -> None:
         write_bytes(tmp_path / "folder" / "file", b"x")
 
 
-def test_a_directory_that_cannot_be_synced_is_a_mistake(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = os.fsync, []
+def test_a_directory_that_cannot_be_synced_is_a_mistake(
+    old_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+    calls = []
 
     def second_fails(handle: int) -> None:
         calls.append(handle)
@@ -122,9 +131,12 @@ def test_a_directory_that_cannot_be_synced_is_a_mistake(old_file: Path, monkeypa
         write_bytes(old_file, b"new")
 
 
-def test_file_and_directory_are_synced_around_the_rename(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_and_directory_are_synced_around_the_rename(
+    old_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    fsync = os.fsync
+    replace = os.replace
 
     def noted_fsync(handle: int) -> None:
         order.append("directory" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
@@ -147,7 +159,11 @@ def test_json_keeps_the_order_of_keys(tmp_path: Path) -> None:
     assert list(json.loads(text).items()) == [("b", 1), ("a", [1.5, None])]
 
 
-def test_json_that_no_other_reader_would_take_is_refused_before_the_old_file_is_touched(old_file: Path) -> None:
-    with pytest.raises(Mistake, match=r"cannot write .*: loss is NaN or infinite; the file is as it was before"):
+def test_json_that_no_other_reader_would_take_is_refused_before_the_old_file_is_touched(
+    old_file: Path,
+) -> None:
+    with pytest.raises(
+        Mistake, match=r"cannot write .*: loss is NaN or infinite; the file is as it was before"
+    ):
         write_json(old_file, {"loss": float("nan")})
     assert old_file.read_bytes() == b"old"

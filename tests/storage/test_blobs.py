@@ -19,7 +19,9 @@ def test_the_hash_of_abc() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(data=st.binary(max_size=200))
-def test_what_is_put_can_be_got_by_its_hash(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_what_is_put_can_be_got_by_its_hash(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
     store = BlobStore(tmp_path_factory.mktemp("blobs"))
     assert store.put(data) == hashlib.sha256(data).hexdigest()
     assert store.get(hashlib.sha256(data).hexdigest()) == data

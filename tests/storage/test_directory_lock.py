@@ -24,7 +24,10 @@ with locked(Path(sys.argv[1])):
 
 def test_a_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
     with locked(tmp_path):
-        holder = rf"process {os.getpid()} on {socket.gethostname()} \(since \d{{4}}-\d\d-\d\dT.*\) is at work there"
+        holder = (
+            rf"process {os.getpid()} on {socket.gethostname()} \(since \d{{4}}-\d\d-\d\dT.*\) is at"
+            r" work there"
+        )
         with pytest.raises(Mistake, match=holder), locked(tmp_path):
             pass
     with locked(tmp_path):
@@ -40,7 +43,9 @@ def test_an_error_lets_it_go(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_keeps_nobody_out(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", HOLDS_IT, str(tmp_path)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS_IT, str(tmp_path)], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
     with pytest.raises(Mistake, match=f"process {process.pid} on"), locked(tmp_path):
@@ -61,5 +66,8 @@ def test_a_holder_without_a_name_is_a_holder(tmp_path: Path, content: str) -> No
 
 
 def test_a_directory_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="lock: cannot be opened: No such file"), locked(tmp_path / "none"):
+    with (
+        pytest.raises(Mistake, match="lock: cannot be opened: No such file"),
+        locked(tmp_path / "none"),
+    ):
         pass

@@ -23,13 +23,23 @@ def chain(folder: Path) -> HashChain:
 def filled(folder: Path, entries: int = 4) -> Path:
     log = chain(folder)
     for number in range(entries):
-        log.append({"entry": "reply", "time": f"2026-01-0{number + 1}T00:00:00+00:00", "bytes": 10 * (number + 1)})
+        log.append(
+            {
+                "entry": "reply",
+                "time": f"2026-01-0{number + 1}T00:00:00+00:00",
+                "bytes": 10 * (number + 1),
+            }
+        )
     return log.path
 
 
 def by_hand(document: dict[str, object]) -> str:
     """The hash of a document, written out here once more."""
-    text = "{" + ",".join(f"{json.dumps(key)}:{json.dumps(document[key])}" for key in sorted(document)) + "}"
+    text = (
+        "{"
+        + ",".join(f"{json.dumps(key)}:{json.dumps(document[key])}" for key in sorted(document))
+        + "}"
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -42,7 +52,11 @@ def test_every_entry_holds_the_hash_of_the_one_before_it(tmp_path: Path) -> None
         assert entry["sha256"] == before
     checked = chain_check(tmp_path / "log.jsonl", [before])
     assert (checked.fault, checked.entries, checked.head, checked.num_bytes) == ("", 4, before, 100)
-    assert (checked.first[:10], checked.last[:10], checked.seen) == ("2026-01-01", "2026-01-04", {before: 4})
+    assert (checked.first[:10], checked.last[:10], checked.seen) == (
+        "2026-01-01",
+        "2026-01-04",
+        {before: 4},
+    )
     assert checked.origin == ORIGIN
 
 
@@ -67,13 +81,16 @@ Lines = list[bytes]
         (lambda lines: [*lines[:2], lines[2][:-5] + b"\n", lines[3]], 3, "is no entry of the chain"),
     ],
 )  # fmt: skip
-def test_what_is_done_to_a_log_by_hand_is_found(tmp_path: Path, tamper: Callable[[Lines], Lines], line: int, why: str) -> None:
+def test_what_is_done_to_a_log_by_hand_is_found(
+    tmp_path: Path, tamper: Callable[[Lines], Lines], line: int, why: str
+) -> None:
     path = filled(tmp_path)
     path.write_bytes(b"".join(tamper(path.read_bytes().splitlines(keepends=True))))
     fault = chain_check(path).fault
     assert fault.startswith(f"line {line}: ")
     assert why in fault
-    chain(tmp_path).append({"bytes": 50})  # whatever was done, the site goes on, and it is still found
+    # Whatever was done, the site goes on, and it is still found.
+    chain(tmp_path).append({"bytes": 50})
     assert chain_check(path).fault.startswith(f"line {line}: ")
 
 
@@ -84,7 +101,10 @@ def test_an_entry_made_anew_with_its_own_hash_breaks_the_chain_behind_it(tmp_pat
     entry["sha256"] = by_hand({key: value for key, value in entry.items() if key != "sha256"})
     forged = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode() + b"\n"
     path.write_bytes(b"".join([lines[0], forged, *lines[2:]]))
-    assert chain_check(path).fault == "line 3: does not hold the hash of what stands before it: one of the two was exchanged"
+    assert (
+        chain_check(path).fault
+        == "line 3: does not hold the hash of what stands before it: one of the two was exchanged"
+    )
 
 
 def test_a_log_of_another_run_or_site_does_not_go_on_here(tmp_path: Path) -> None:
@@ -123,7 +143,10 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
     assert after.startswith(b"".join(whole) + torn + b"\n")
     entry = json.loads(after.splitlines()[-1])
     assert entry["number"] == 4
-    assert entry["unchained"] == {"bytes": len(torn) + 1, "sha256": hashlib.sha256(torn + b"\n").hexdigest()}
+    assert entry["unchained"] == {
+        "bytes": len(torn) + 1,
+        "sha256": hashlib.sha256(torn + b"\n").hexdigest(),
+    }
     checked = chain_check(path)
     assert (checked.fault, checked.entries, checked.num_bytes) == ("", 4, 110)
     (told,) = checked.notes
@@ -178,23 +201,33 @@ def test_a_log_without_a_chain_is_told_apart_and_goes_on_with_one(tmp_path: Path
     filled(tmp_path)
     checked = chain_check(path)
     assert (checked.fault, checked.entries, checked.unchained) == ("", 4, 3000)
-    assert checked.notes == ["before entry 1 stand 3,000 entries of a release without a chain, unchanged since"]
+    assert checked.notes == [
+        "before entry 1 stand 3,000 entries of a release without a chain, unchanged since"
+    ]
     path.write_text(path.read_text().replace('"bytes": 7}', '"bytes": 8}', 1))
-    assert chain_check(path).fault == "line 1: what stands before entry 1 is not what that found there"
+    assert (
+        chain_check(path).fault == "line 1: what stands before entry 1 is not what that found there"
+    )
 
 
-def test_an_entry_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = filled(tmp_path)
-    before, write = path.read_bytes(), os.write
+    before = path.read_bytes()
+    write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:20]))
     with pytest.raises(OSError, match="No space left"):
         chain(tmp_path).append({"bytes": 1})
     assert path.read_bytes() == before
 
 
-def test_how_much_is_read_does_not_depend_on_the_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_much_is_read_does_not_depend_on_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = filled(tmp_path, 4)
-    read, pread = list[int](), os.pread
+    read = list[int]()
+    pread = os.pread
 
     def counting(handle: int, size: int, offset: int) -> bytes:
         read.append(size)
@@ -223,7 +256,9 @@ for number in range(150):
 
 def test_processes_that_share_a_log_do_not_fork_it(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(who)]) for who in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(who)]) for who in range(3)
+    ]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     checked = chain_check(path)
     assert (checked.fault, checked.entries) == ("", 450)

@@ -13,7 +13,9 @@ def test_entries_come_back_in_order(tmp_path: Path) -> None:
     log = JsonLines(tmp_path / "folder" / "log.jsonl")
     for number in range(3):
         log.append({"number": number, "text": "two\nlines"})
-    assert JsonLines(log.path).entries() == [{"number": number, "text": "two\nlines"} for number in range(3)]
+    assert JsonLines(log.path).entries() == [
+        {"number": number, "text": "two\nlines"} for number in range(3)
+    ]
     assert log.path.read_bytes().count(b"\n") == 3
 
 
@@ -73,7 +75,9 @@ def test_a_full_disk_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
     assert log.entries() == [{"number": 1}]
 
 
-def test_a_disk_that_fills_up_within_a_line_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_within_a_line_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The system call then reports fewer bytes and no error."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[: len(data) // 2]))

@@ -11,7 +11,14 @@ import pytest
 from run_names import BY_HAND, named
 
 from espalier.settings.mistakes import Mistake
-from espalier.storage.private import VERSION_FILE, PrivateState, collect_old_runs, lineages_of, mark_as_ours, remove_run
+from espalier.storage.private import (
+    VERSION_FILE,
+    PrivateState,
+    collect_old_runs,
+    lineages_of,
+    mark_as_ours,
+    remove_run,
+)
 
 LOCKING = """
 import sys
@@ -67,7 +74,9 @@ def test_every_folder_is_for_the_owner_alone(state: PrivateState) -> None:
 
 
 def test_every_document_and_blob_is_for_the_owner_alone(state: PrivateState) -> None:
-    files = [path for path in filled(state).root.rglob("*") if path.is_file() and path.name != "lock"]
+    files = [
+        path for path in filled(state).root.rglob("*") if path.is_file() and path.name != "lock"
+    ]
     assert len(files) == 3
     assert {mode(file) for file in files} == {0o600}
 
@@ -86,8 +95,12 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
 
 
 @pytest.mark.parametrize("what", [VERSION_FILE, "r001/report.json"])
-@pytest.mark.parametrize("content", ["", "[]", '"text"', "7", "[" * 100_000, '{"version": 5, "client": [1]}'])
-def test_a_document_that_is_none_is_told_as_damaged(state: PrivateState, what: str, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["", "[]", '"text"', "7", "[" * 100_000, '{"version": 5, "client": [1]}']
+)
+def test_a_document_that_is_none_is_told_as_damaged(
+    state: PrivateState, what: str, content: str
+) -> None:
     (filled(state).folder / what).write_text(content)
     if what == VERSION_FILE:
         with pytest.raises(Mistake, match=r"version.json: is damaged; remove the directory"):
@@ -98,7 +111,9 @@ def test_a_document_that_is_none_is_told_as_damaged(state: PrivateState, what: s
 
 
 @pytest.mark.parametrize("length", range(4057, 4100, 7))
-def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(tmp_path: Path, length: int) -> None:
+def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(
+    tmp_path: Path, length: int
+) -> None:
     """Wherever below the directory the system's limit is reached; a node refuses much shorter ones at once."""
     root = tmp_path
     while len(str(root)) + 202 < length:
@@ -117,7 +132,10 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(t
 
 def test_what_is_saved_can_be_loaded_by_a_later_process(state: PrivateState) -> None:
     state.save(2, "report", {"seconds": 1.5, "blob_sha256": ["a"]})
-    assert PrivateState(state.root, BY_HAND, "ward", {"client": 3}).load(2, "report") == {"seconds": 1.5, "blob_sha256": ["a"]}
+    assert PrivateState(state.root, BY_HAND, "ward", {"client": 3}).load(2, "report") == {
+        "seconds": 1.5,
+        "blob_sha256": ["a"],
+    }
 
 
 def test_what_was_never_saved_loads_as_none(state: PrivateState) -> None:
@@ -133,7 +151,9 @@ def test_sites_and_runs_do_not_see_each_other(state: PrivateState, lineage: str,
     assert PrivateState(state.root, lineage, site, {"client": 3}).load(1, "report") is None
 
 
-def test_a_full_disk_keeps_the_old_document(state: PrivateState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old_document(
+    state: PrivateState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_space(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -148,7 +168,9 @@ def test_the_last_two_rounds_are_kept(state: PrivateState) -> None:
     for server_round in range(6):
         state.save(server_round, "report", {"round": server_round})
     state.collect_garbage(4)
-    kept = [server_round for server_round in range(6) if state.load(server_round, "report") is not None]
+    kept = [
+        server_round for server_round in range(6) if state.load(server_round, "report") is not None
+    ]
     assert kept == [3, 4, 5]
 
 
@@ -156,7 +178,9 @@ def test_garbage_of_large_round_numbers_is_found(state: PrivateState) -> None:
     for server_round in (998, 999, 1000, 1001):
         state.save(server_round, "report", {})
     state.collect_garbage(1001)
-    assert [number for number in (998, 999, 1000, 1001) if state.load(number, "report") is not None] == [1000, 1001]
+    assert [
+        number for number in (998, 999, 1000, 1001) if state.load(number, "report") is not None
+    ] == [1000, 1001]
 
 
 def test_collecting_garbage_before_anything_was_saved_does_nothing(state: PrivateState) -> None:
@@ -197,7 +221,9 @@ def let_go(child: "subprocess.Popen[str]") -> None:
     assert child.returncode == 0
 
 
-def test_while_another_process_holds_the_lock_it_cannot_be_had(state: PrivateState, tmp_path: Path) -> None:
+def test_while_another_process_holds_the_lock_it_cannot_be_had(
+    state: PrivateState, tmp_path: Path
+) -> None:
     child = second_process(state, tmp_path / "events")
     assert child.stdout is not None
     assert [child.stdout.readline(), child.stdout.readline()] == ["trying\n", "held\n"]
@@ -208,7 +234,9 @@ def test_while_another_process_holds_the_lock_it_cannot_be_had(state: PrivateSta
         pass
 
 
-def test_a_second_process_waits_until_the_first_is_done(state: PrivateState, tmp_path: Path) -> None:
+def test_a_second_process_waits_until_the_first_is_done(
+    state: PrivateState, tmp_path: Path
+) -> None:
     events = tmp_path / "events"
     with state.locked():
         child = second_process(state, events)
@@ -241,7 +269,10 @@ def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
     with PrivateState(state.root, BY_HAND, "ward", {"client": 3}).locked():
         pass
     other = PrivateState(state.root, BY_HAND, "ward", {"client": 4})
-    with pytest.raises(Mistake, match="takes part in this run with another client; begin a new run"), other.locked():
+    with (
+        pytest.raises(Mistake, match="takes part in this run with another client; begin a new run"),
+        other.locked(),
+    ):
         pass
     with pytest.raises(Mistake, match="another client"):
         other.require_same_client()
@@ -251,7 +282,9 @@ def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
     assert lineages_of(state.root, "other") == set()
 
 
-def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client_later(state: PrivateState) -> None:
+def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client_later(
+    state: PrivateState,
+) -> None:
     """The run counts from then on, and can be let go of like any other."""
     asked = PrivateState(state.root, BY_HAND, "ward", {"settings": "a"})
     asked.note_asked()
@@ -262,7 +295,9 @@ def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client
     with PrivateState(state.root, BY_HAND, "ward", {"client": 3, "settings": "a"}).locked():
         asked.note_asked()  # nobody waits
     with pytest.raises(Mistake, match="another client"):
-        PrivateState(state.root, BY_HAND, "ward", {"client": 4, "settings": "a"}).require_same_client()
+        PrivateState(
+            state.root, BY_HAND, "ward", {"client": 4, "settings": "a"}
+        ).require_same_client()
     aged(state.folder)
     collect_old_runs(state.root, LONG_AGO + 1)
     assert not state.folder.exists()
@@ -279,7 +314,8 @@ def aged(folder: Path) -> Path:
 
 
 def test_old_state_is_removed_and_younger_stays(state: PrivateState) -> None:
-    old, young = aged(filled(state).folder), filled(PrivateState(state.root, named("2"), "ward", {"client": 0})).folder
+    old = aged(filled(state).folder)
+    young = filled(PrivateState(state.root, named("2"), "ward", {"client": 0})).folder
     collect_old_runs(state.root, LONG_AGO + 1)
     assert not old.parent.exists()
     assert young.exists()
@@ -287,8 +323,11 @@ def test_old_state_is_removed_and_younger_stays(state: PrivateState) -> None:
 
 def test_what_does_not_carry_our_version_file_is_never_removed(tmp_path: Path) -> None:
     """A state directory was chosen wrongly: other programs' directories have the same depth, locks and version files."""
-    ours, others = tmp_path / "run" / "ward", []
-    for number, content in enumerate((None, '{"version": 7}', "{}", "[]", "not JSON", '{"version": 2, "name": "npm"}')):
+    ours = tmp_path / "run" / "ward"
+    others = []
+    for number, content in enumerate(
+        (None, '{"version": 7}', "{}", "[]", "not JSON", '{"version": 2, "name": "npm"}')
+    ):
         folder = tmp_path / "program" / f"data-{number}"
         folder.mkdir(parents=True)
         (folder / "lock").write_text("")
@@ -296,7 +335,11 @@ def test_what_does_not_carry_our_version_file_is_never_removed(tmp_path: Path) -
         if content is not None:
             (folder / "version.json").write_text(content)
         others.append(aged(folder))
-    for name, content in (("00001", '{"version": 3}'), ("0001", '{"version": 2}'), ("abcde", '{"version": 2}')):
+    for name, content in (
+        ("00001", '{"version": 3}'),
+        ("0001", '{"version": 2}'),
+        ("abcde", '{"version": 2}'),
+    ):
         folder = tmp_path / "program" / name
         folder.mkdir(parents=True)
         (folder / "lock").write_text("")
@@ -332,10 +375,21 @@ def foreign(folder: Path, name: str = "precious") -> Path:
 
 
 @pytest.mark.parametrize("name", ["precious", "lock"])
-def test_a_directory_that_others_made_is_refused_and_never_marked(state: PrivateState, name: str) -> None:
+def test_a_directory_that_others_made_is_refused_and_never_marked(
+    state: PrivateState, name: str
+) -> None:
     precious = foreign(state.folder, name)
-    for write in (state.locked().__enter__, lambda: state.save(1, "report", {}), lambda: state.blobs(1)):
-        with pytest.raises(Mistake, match=f"Espalier did not make this directory, and {name} lies in it; name another state-"):
+    for write in (
+        state.locked().__enter__,
+        lambda: state.save(1, "report", {}),
+        lambda: state.blobs(1),
+    ):
+        with pytest.raises(
+            Mistake,
+            match=(
+                f"Espalier did not make this directory, and {name} lies in it; name another state-"
+            ),
+        ):
             write()
     assert not (state.folder / VERSION_FILE).exists()
     if name != "lock":

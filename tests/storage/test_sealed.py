@@ -13,11 +13,22 @@ from espalier.settings.mistakes import Mistake
 from espalier.storage.sealed import Damaged, read_sealed, sealed
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
-DOCUMENT = {"version": 2, "round": 3, "clients": {"a": 0, "b": 1}, "state": {"clients": [1, 2.5, None, True, "x"]}}
+DOCUMENT = {
+    "version": 2,
+    "round": 3,
+    "clients": {"a": 0, "b": 1},
+    "state": {"clients": [1, 2.5, None, True, "x"]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +42,11 @@ def same(one: Any, other: Any) -> bool:
 
 
 @settings(max_examples=50)
-@given(entries=st.dictionaries(st.text(max_size=6).filter(lambda key: key not in ("version", "sha256")), VALUES, max_size=4))
+@given(
+    entries=st.dictionaries(
+        st.text(max_size=6).filter(lambda key: key not in ("version", "sha256")), VALUES, max_size=4
+    )
+)
 def test_what_was_written_is_read(file: Path, entries: dict[str, Any]) -> None:
     file.write_bytes(sealed({"version": 2, **entries}))
     assert same(read_sealed(file, 2), {"version": 2, **entries})
@@ -55,7 +70,11 @@ def test_other_bytes_are_the_same_document_or_refused(file: Path, data: st.DataO
     place = data.draw(st.integers(0, len(whole) - 1))
     other = data.draw(st.binary(min_size=1, max_size=6))
     file.write_bytes(
-        data.draw(st.sampled_from([whole[:place], whole[:place] + other + whole[place + 1 :], whole + whole[:place]]))
+        data.draw(
+            st.sampled_from(
+                [whole[:place], whole[:place] + other + whole[place + 1 :], whole + whole[:place]]
+            )
+        )
     )
     try:
         found = read_sealed(file, 2)
@@ -68,12 +87,20 @@ def changes(document: Any) -> st.SearchStrategy[Any]:
     """The document with one value, at any depth, replaced or gone."""
     if isinstance(document, dict) and document:
         keys = st.sampled_from(sorted(document))
-        inside = keys.flatmap(lambda key: changes(document[key]).map(lambda value: {**document, key: value}))
-        gone = keys.map(lambda key: {name: value for name, value in document.items() if name != key})
+        inside = keys.flatmap(
+            lambda key: changes(document[key]).map(lambda value: {**document, key: value})
+        )
+        gone = keys.map(
+            lambda key: {name: value for name, value in document.items() if name != key}
+        )
         return inside | gone | VALUES
     if isinstance(document, list) and document:
         places = st.integers(0, len(document) - 1)
-        inside = places.flatmap(lambda i: changes(document[i]).map(lambda value: [*document[:i], value, *document[i + 1 :]]))
+        inside = places.flatmap(
+            lambda i: changes(document[i]).map(
+                lambda value: [*document[:i], value, *document[i + 1 :]]
+            )
+        )
         return inside | st.just(document[:-1]) | VALUES
     return VALUES
 
@@ -89,7 +116,9 @@ def test_edited_values_are_refused(file: Path, changed: Any) -> None:
             read_sealed(file, 2)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"9" * 10_000, b"[]", b'"x"', b"null", b"{}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[" * 100_000, b"9" * 10_000, b"[]", b'"x"', b"null", b"{}"]
+)
 def test_what_is_no_document_is_damaged(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(Damaged, match=r"document\.json: is damaged: it"):
@@ -98,7 +127,9 @@ def test_what_is_no_document_is_damaged(file: Path, content: bytes) -> None:
 
 def test_another_version_is_told_from_damage(file: Path) -> None:
     file.write_text(json.dumps({"version": 1, "round": 3}))
-    with pytest.raises(Mistake, match="version 1, this program reads 2; resume with the release that wrote it") as caught:
+    with pytest.raises(
+        Mistake, match="version 1, this program reads 2; resume with the release that wrote it"
+    ) as caught:
         read_sealed(file, 2)
     assert not isinstance(caught.value, Damaged)
     file.write_bytes(sealed({"version": 3}))

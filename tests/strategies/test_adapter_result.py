@@ -40,8 +40,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
 
 
 def result_of(model: OpenedModel, folder: Path, **changes: Any) -> AdapterResult:
-    flat = {"method": "hetlora", "lora.rank": 4, "seed": 5, "num-clients": 2, "hetlora.aggregation": "zero-pad"}
-    return AdapterResult(parse(flat | {f"federation.{key}": value for key, value in changes.items()}), model, Counting(folder))
+    flat = {
+        "method": "hetlora",
+        "lora.rank": 4,
+        "seed": 5,
+        "num-clients": 2,
+        "hetlora.aggregation": "zero-pad",
+    }
+    return AdapterResult(
+        parse(flat | {f"federation.{key}": value for key, value in changes.items()}),
+        model,
+        Counting(folder),
+    )
 
 
 def averaged(first: Values, seed: int) -> Values:
@@ -49,14 +59,19 @@ def averaged(first: Values, seed: int) -> Values:
     generator = torch.Generator().manual_seed(seed)
     found: Values = {}
     for key, block in first.items():
-        found[key] = {name: value + 0.1 * torch.randn(value.shape, generator=generator) for name, value in block.items()}
+        found[key] = {
+            name: value + 0.1 * torch.randn(value.shape, generator=generator)
+            for name, value in block.items()
+        }
         for name, value in found[key].items():
             (value if name.endswith("_a") else value.T)[-1] = 0
     return found
 
 
 @pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
-def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(model: OpenedModel, tmp_path: Path, payload: str) -> None:
+def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(
+    model: OpenedModel, tmp_path: Path, payload: str
+) -> None:
     """In three rounds what arrives is the global adapters' first ranks, but for what the payload loses once."""
     result = result_of(model, tmp_path, payload=payload)
     first = initial_values(model, result.adapters, 5)
@@ -72,11 +87,16 @@ def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(model: Opened
                 assert torch.equal(found[name], value)
                 for limit in LIMITS:
                     part = value[:limit] if name.endswith("_a") else value[:, :limit]
-                    begun = first[key][name][:limit] if name.endswith("_a") else first[key][name][:, :limit]
+                    begun = (
+                        first[key][name][:limit]
+                        if name.endswith("_a")
+                        else first[key][name][:, :limit]
+                    )
                     arrived = result.received(key, limit)[name]
                     assert arrived.shape == part.shape
                     change = (part - begun).abs().max()
-                    assert (arrived - part).abs().max() <= 2.5 * largest * change  # what was lost before comes with it
+                    # What was lost before comes with it.
+                    assert (arrived - part).abs().max() <= 2.5 * largest * change
 
 
 def test_what_sending_lost_comes_the_next_time(model: OpenedModel, tmp_path: Path) -> None:
@@ -87,7 +107,9 @@ def test_what_sending_lost_comes_the_next_time(model: OpenedModel, tmp_path: Pat
     for _ in range(2):
         result.replace(iter(folded.items()), [4])
         arrived.append(result.received("block-0000", 4)["attn.q.lora_b"])
-        assert set(load(result.store.get(result.lost["4"]["block-0000"]))) == set(folded["block-0000"])
+        assert set(load(result.store.get(result.lost["4"]["block-0000"]))) == set(
+            folded["block-0000"]
+        )
     exact = folded["block-0000"]["attn.q.lora_b"]
     assert ((arrived[0] + arrived[1]) / 2 - exact).norm() < 0.8 * (arrived[0] - exact).norm()
 
@@ -98,7 +120,8 @@ def test_first_adapters_are_read_once_for_a_blob_and_only_when_its_turn_comes(
 ) -> None:
     result = result_of(model, tmp_path, payload=payload)
     first = initial_values(model, result.adapters, 5)
-    firsts, store = dict(result.blobs), result.store
+    firsts = dict(result.blobs)
+    store = result.store
     assert isinstance(store, Counting)
     read: list[list[int]] = []
 
@@ -119,4 +142,6 @@ def test_what_is_sent_unpacks_to_what_clients_have(model: OpenedModel, tmp_path:
     result.replace(iter(averaged(initial_values(model, result.adapters, 5), 2).items()), [2])
     for key, shapes in result.adapters.limited(2).shapes().items():
         found = unpack_adapters(shapes, result.blob(key, 2), "float32")
-        assert all(torch.equal(value, result.received(key, 2)[name]) for name, value in found.items())
+        assert all(
+            torch.equal(value, result.received(key, 2)[name]) for name, value in found.items()
+        )

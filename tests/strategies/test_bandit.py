@@ -15,8 +15,11 @@ from strategies.methods.bandit import WHOLE, Bandit, Cell, Exploration, Pull, ti
 HALVES = (Cell(0.0, 0.5, 0.0, 1.0), Cell(0.5, 1.0, 0.0, 1.0))
 
 
-def played(how: Exploration, rewards: list[float], seed: int = 0, device: int = 0) -> tuple[Bandit, list[tuple[float, float]]]:
-    bandit, points = Bandit(how), []
+def played(
+    how: Exploration, rewards: list[float], seed: int = 0, device: int = 0
+) -> tuple[Bandit, list[tuple[float, float]]]:
+    bandit = Bandit(how)
+    points = []
     for number, reward in enumerate(rewards, start=1):
         points.append(bandit.draw(seed, device, number))
         bandit = bandit.learn(*points[-1], reward, number)
@@ -30,20 +33,30 @@ def test_bounds_on_paper() -> None:
     spread = 2 * math.log(1 + 7 / 8)
     expected = [(1 / 8) / (5 / 8) + math.sqrt(spread / (5 / 8)), 0.5 + math.sqrt(spread / (1 / 4))]
     assert bandit.bounds(HALVES, 4) == pytest.approx(expected)
-    assert Bandit(Exploration(0.5, 0.2, 0.0), HALVES, history).bounds(HALVES, 4) == pytest.approx([0.2, 0.5])
+    assert Bandit(Exploration(0.5, 0.2, 0.0), HALVES, history).bounds(HALVES, 4) == pytest.approx(
+        [0.2, 0.5]
+    )
 
 
 def test_in_round_2_the_papers_root_is_of_a_negative_number_and_ours_is_not() -> None:
     bandit = Bandit(Exploration(0.9, exploration=2.0), HALVES, (Pull(0.1, 0.1, 1.0, 1),))
     assert math.log(0.9) < 0
-    assert bandit.bounds(HALVES, 2) == pytest.approx([1 + math.sqrt(2 * math.log(1.9) / 0.9), math.inf])
+    assert bandit.bounds(HALVES, 2) == pytest.approx(
+        [1 + math.sqrt(2 * math.log(1.9) / 0.9), math.inf]
+    )
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(-2, 2), min_size=1, max_size=12), st.sampled_from([0.3, 0.9, 1.0]), st.integers(0, 99))
+@given(
+    st.lists(st.floats(-2, 2), min_size=1, max_size=12),
+    st.sampled_from([0.3, 0.9, 1.0]),
+    st.integers(0, 99),
+)
 def test_bounds_against_a_slow_loop(rewards: list[float], discount: float, seed: int) -> None:
     bandit, points = played(Exploration(discount, 0.3, 2.0), rewards, seed)
-    now, counts, means = len(rewards) + 1, [], []
+    now = len(rewards) + 1
+    counts = []
+    means = []
     for cell in bandit.cells:
         inside = [number for number, (u, v) in enumerate(points, start=1) if cell.holds(u, v)]
         counts.append(sum(discount ** (now - number) for number in inside))
@@ -58,7 +71,10 @@ def test_bounds_against_a_slow_loop(rewards: list[float], discount: float, seed:
 
 def test_what_is_long_forgotten_counts_as_never_seen() -> None:
     """0.3 to the power of 4000 is 0 in float64."""
-    assert Bandit(Exploration(0.3), HALVES, (Pull(0.1, 0.1, 1.0, 1),)).bounds(HALVES, 4000) == [math.inf, math.inf]
+    assert Bandit(Exploration(0.3), HALVES, (Pull(0.1, 0.1, 1.0, 1),)).bounds(HALVES, 4000) == [
+        math.inf,
+        math.inf,
+    ]
 
 
 def test_a_cell_is_cut_in_four_at_the_point_which_is_in_the_upper_right_one() -> None:
@@ -80,7 +96,10 @@ def test_cuts_that_leave_a_thin_cell_are_dropped(point: tuple[float, float], num
 def test_a_small_cell_stays_whole() -> None:
     """Its diameter, sqrt(0.5^2 + 1^2) = 1.118, is not above 1.2; with 1.1 parts are at least 0.275 wide, with 0.9 0.225."""
     for granularity, number in ((1.2, 2), (1.1, 3), (0.9, 5)):
-        assert len(Bandit(Exploration(granularity=granularity), HALVES).learn(0.75, 0.5, 0.0, 1).cells) == number
+        assert (
+            len(Bandit(Exploration(granularity=granularity), HALVES).learn(0.75, 0.5, 0.0, 1).cells)
+            == number
+        )
 
 
 def test_the_best_cell_is_played() -> None:
@@ -107,27 +126,45 @@ def test_the_draw_is_that_of_the_derived_seed() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=25), st.floats(0.05, 1.5), st.integers(0, 2**31))
-def test_cells_tile_the_square_and_every_point_lies_in_one(rewards: list[float], granularity: float, seed: int) -> None:
+def test_cells_tile_the_square_and_every_point_lies_in_one(
+    rewards: list[float], granularity: float, seed: int
+) -> None:
     bandit = Bandit(Exploration(granularity=granularity))
     for number, reward in enumerate(rewards, start=1):
         bandit = bandit.learn(*bandit.draw(seed, 1, number), reward, number)
         assert tile(bandit.cells)
         area = math.fsum((c.right - c.left) * (c.high - c.low) for c in bandit.cells)
         assert area == pytest.approx(1)
-        assert all(sum(cell.holds(pull.u, pull.v) for cell in bandit.cells) == 1 for pull in bandit.history)
-        assert all(min(c.right - c.left, c.high - c.low) >= 0.2499 * min(granularity, 1) for c in bandit.cells)
+        assert all(
+            sum(cell.holds(pull.u, pull.v) for cell in bandit.cells) == 1 for pull in bandit.history
+        )
+        assert all(
+            min(c.right - c.left, c.high - c.low) >= 0.2499 * min(granularity, 1)
+            for c in bandit.cells
+        )
 
 
 @pytest.mark.parametrize(
-    "cells", [(), HALVES[:1], (*HALVES, HALVES[0]), (Cell(0.0, 0.5, 0.0, 1.0), Cell(0.6, 1.0, 0.0, 1.0)), (WHOLE, HALVES[0])]
+    "cells",
+    [
+        (),
+        HALVES[:1],
+        (*HALVES, HALVES[0]),
+        (Cell(0.0, 0.5, 0.0, 1.0), Cell(0.6, 1.0, 0.0, 1.0)),
+        (WHOLE, HALVES[0]),
+    ],
 )
 def test_what_does_not_tile_is_found(cells: tuple[Cell, ...]) -> None:
     assert not tile(cells)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=20), st.integers(0, 19), st.integers(0, 2**31))
-def test_a_bandit_that_was_written_down_goes_on_as_if_it_had_not_been(rewards: list[float], when: int, seed: int) -> None:
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=20), st.integers(0, 19), st.integers(0, 2**31)
+)
+def test_a_bandit_that_was_written_down_goes_on_as_if_it_had_not_been(
+    rewards: list[float], when: int, seed: int
+) -> None:
     whole, points = played(Exploration(), rewards, seed, 4)
     bandit = Bandit(Exploration())
     for number, reward in enumerate(rewards, start=1):
@@ -142,7 +179,8 @@ def test_a_bandit_that_was_written_down_goes_on_as_if_it_had_not_been(rewards: l
 def test_the_order_of_devices_and_what_others_learn_change_nothing() -> None:
     orders: list[dict[int, tuple[float, float]]] = []
     for devices in ([0, 1, 2], [2, 0, 1]):
-        bandits, drawn = {device: Bandit(Exploration()) for device in devices}, {}
+        bandits = {device: Bandit(Exploration()) for device in devices}
+        drawn = {}
         for number in range(1, 8):
             for device in devices:
                 drawn[device] = bandits[device].draw(3, device, number)

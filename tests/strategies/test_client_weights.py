@@ -22,9 +22,17 @@ from strategies.methods.layer_sampling import layers_per_client
         ([1e-300, 1.0, 1.0], 4.0, [1e-300, 1.0, 1.0]),
         ([8.0], 1.0, [8.0]),
         ([1.0] * 7 + [1e9], 2.0, [1.0] * 7 + [2.0]),
-        ([0.25, 0.25, 0.25, 0.25, 1.0, 1.0, 1.0, 1e9], 8.0, [0.25, 0.25, 0.25, 0.25, 1.0, 1.0, 1.0, 2.0]),
+        (
+            [0.25, 0.25, 0.25, 0.25, 1.0, 1.0, 1.0, 1e9],
+            8.0,
+            [0.25, 0.25, 0.25, 0.25, 1.0, 1.0, 1.0, 2.0],
+        ),
         ([1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0], 9.0, [1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0]),
-        ([0.125, 0.125, 0.125, 1.0, 1.0, 1.0, 1.0, 1e9], 2.0, [0.125, 0.125, 0.125, 1.0, 1.0, 1.0, 1.0, 1.4583333333333333]),
+        (
+            [0.125, 0.125, 0.125, 1.0, 1.0, 1.0, 1.0, 1e9],
+            2.0,
+            [0.125, 0.125, 0.125, 1.0, 1.0, 1.0, 1.0, 1.4583333333333333],
+        ),
         ([4.0, 2.0, 8.0], 1.0, [2.0, 2.0, 2.0]),
     ],
 )
@@ -33,7 +41,11 @@ def test_by_hand(claimed: list[float], ratio: float, counted: list[float]) -> No
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.floats(0.1, 100.0), min_size=3, max_size=9), st.floats(1.0, 20.0), st.floats(1e3, 1e12))
+@given(
+    st.lists(st.floats(0.1, 100.0), min_size=3, max_size=9),
+    st.floats(1.0, 20.0),
+    st.floats(1e3, 1e12),
+)
 def test_a_minority_cannot_take_more_than_the_ratio_of_the_largest_honest_claim(
     honest: list[float], ratio: float, absurd: float
 ) -> None:
@@ -45,7 +57,9 @@ def test_a_minority_cannot_take_more_than_the_ratio_of_the_largest_honest_claim(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=12), st.floats(1.0, 20.0))
-def test_no_client_has_more_than_the_ratio_over_their_number(claimed: list[float], ratio: float) -> None:
+def test_no_client_has_more_than_the_ratio_over_their_number(
+    claimed: list[float], ratio: float
+) -> None:
     """Of eight, with the default of 2, at most 25%; who is below the largest that counts is counted whole."""
     counted = list(limited_weights(dict(enumerate(claimed)), ratio).values())
     assert max(counted) / sum(counted) <= ratio / len(claimed) * (1 + 1e-9)

@@ -23,11 +23,16 @@ def test_a_device_that_counts_is_taken(device: torch.device) -> None:
     require_counting(device, "auto")
 
 
-def test_a_device_without_a_compiler_is_told_with_the_key_the_cause_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_a_compiler_is_told_with_the_key_the_cause_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def count_votes(*_: torch.Tensor) -> None:
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
 
-    with pytest.raises(Mistake, match=r"device = 'auto': .*Failed to find C compiler.*install gcc, or set device to 'cpu'"):
+    with pytest.raises(
+        Mistake,
+        match=r"device = 'auto': .*Failed to find C compiler.*install gcc, or set device to 'cpu'",
+    ):
         require_counting(kernel_that(count_votes, monkeypatch), "auto")
 
 
@@ -41,7 +46,11 @@ def test_a_device_that_counts_wrongly_is_not_taken(monkeypatch: pytest.MonkeyPat
     from pruning_kernels import votes
     from pruning_kernels.device_votes import DeviceVotes
 
-    monkeypatch.setattr(votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, torch.device("cpu")))
-    monkeypatch.setattr("pruning_kernels.device_votes._count_one_by_one", lambda masks, planes: planes.zero_())
+    monkeypatch.setattr(
+        votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, torch.device("cpu"))
+    )
+    monkeypatch.setattr(
+        "pruning_kernels.device_votes._count_one_by_one", lambda masks, planes: planes.zero_()
+    )
     with pytest.raises(Mistake, match="not those that were given"):
         require_counting(torch.device("meta"), "cuda")

@@ -33,7 +33,8 @@ from strategies.engine.run_folder import RunFolder
 
 LINEAR = LinearPlan("attn.q", "weight", (96, 64))
 BLOB = pack_tensors({mask_name(LINEAR.name): np.full(96, 0x5555555555555555, dtype=np.uint64)})
-CODE, MODEL = "c" * 64, "d" * 64
+CODE = "c" * 64
+MODEL = "d" * 64
 ENROLMENT = Enrolment(
     site="x",
     code_sha256=CODE,
@@ -79,7 +80,8 @@ class Nodes:
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         (message,) = messages
-        header, node_id = read(message.content).header, message.metadata.dst_node_id
+        header = read(message.content).header
+        node_id = message.metadata.dst_node_id
         name = message.metadata.__dict__["_message_id"] = f"message-{len(self.asked)}"
         self.asked.append((header.kind, node_id))
         if node_id not in self.sites or (header.kind != "enrol" and node_id in self.silent):
@@ -96,7 +98,11 @@ class Nodes:
         header = request.header
         if header.kind == "enrol":
             told = ENROLMENT.model_copy(update={"site": self.sites[node_id]})
-            signature = {"signature": signed(self.keys[node_id], told, request, node_id)} if node_id in self.keys else {}
+            signature = (
+                {"signature": signed(self.keys[node_id], told, request, node_id)}
+                if node_id in self.keys
+                else {}
+            )
             return Letter(header, told.model_dump() | signature)
         report = Report(seconds=0.0, blob_sha256=[sha256(BLOB)])
         return Letter(header, report.model_dump(), {block_key(0): BLOB})
@@ -109,15 +115,31 @@ class Server:
     """A server with two seats, its nodes, and what it showed."""
 
     def __init__(
-        self, folder: Path, sites: dict[int, str], attempts: int = 2, quorum: float = 1.0, keys: PublicKeys | None = None
+        self,
+        folder: Path,
+        sites: dict[int, str],
+        attempts: int = 2,
+        quorum: float = 1.0,
+        keys: PublicKeys | None = None,
     ) -> None:
-        given = {"num-clients": 2, "deadline-seconds": 5.0, "enrol-seconds": 30.0, "attempts": attempts, "quorum": quorum}
+        given = {
+            "num-clients": 2,
+            "deadline-seconds": 5.0,
+            "enrol-seconds": 30.0,
+            "attempts": attempts,
+            "quorum": quorum,
+        }
         given |= {} if keys is None else {"site-keys": "sites"}
         self.keys = keys
-        time, plan = FakeTime(), ModelPlan((BlockPlan(0, (LINEAR,)),), LINEAR.num_weights)
-        self.nodes, self.folder, self.shown = Nodes(sites, time), RunFolder(folder), list[str]()
+        time = FakeTime()
+        plan = ModelPlan((BlockPlan(0, (LINEAR,)),), LINEAR.num_weights)
+        self.nodes = Nodes(sites, time)
+        self.folder = RunFolder(folder)
+        self.shown = list[str]()
         progress = Progress(self.folder, time.clock(), show=self.shown.append)
-        self.rounds = Rounds(self.nodes, parse(given), plan, BY_HAND, self.folder, progress, time.clock())  # type: ignore[arg-type]
+        self.rounds = Rounds(
+            self.nodes, parse(given), plan, BY_HAND, self.folder, progress, time.clock()
+        )  # type: ignore[arg-type]
         self.time = time
 
     def enrol(self, clients: dict[str, int] | None = None) -> None:
@@ -125,14 +147,20 @@ class Server:
 
     def train(self) -> list[int]:
         """One round; returns the clients that answered."""
-        requests = [self.rounds.request("train", seat, 1, NoScalars()) for seat in self.rounds.roster.active()]
+        requests = [
+            self.rounds.request("train", seat, 1, NoScalars())
+            for seat in self.rounds.roster.active()
+        ]
         return [read(reply.content).header.client for reply in self.rounds.exchange(requests)]
 
     def asked_to_train(self) -> list[int]:
         return [node_id for kind, node_id in self.nodes.asked if kind == "train"]
 
     def ledger(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder.path / "ledger.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.folder.path / "ledger.jsonl").read_text().splitlines()
+        ]
 
 
 # ----- seats ----------------------------------------------------------------------------------------------------------
@@ -151,21 +179,28 @@ def test_a_seat_is_not_given_away_while_its_node_answers(tmp_path: Path) -> None
     assert server.rounds.roster.seats[0].node_id == 1
 
 
-def test_a_seat_whose_last_attempt_was_lost_too_goes_to_the_node_that_came_first(tmp_path: Path) -> None:
+def test_a_seat_whose_last_attempt_was_lost_too_goes_to_the_node_that_came_first(
+    tmp_path: Path,
+) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"}, quorum=0.5)
     server.enrol()
     server.nodes.silent = {1}
     server.nodes.joining = {server.time.seconds: (3, "a"), server.time.seconds + 1: (4, "a")}
     assert sorted(server.train()) == [0, 1]
     assert server.asked_to_train() == [1, 2, 1, 3]
-    assert [line for line in server.shown if "another node" in line] == ["seated again a: it answers from another node now"]
+    assert [line for line in server.shown if "another node" in line] == [
+        "seated again a: it answers from another node now"
+    ]
 
 
-def test_a_node_that_missed_a_deadline_keeps_its_seat_while_another_waits_for_it(tmp_path: Path) -> None:
+def test_a_node_that_missed_a_deadline_keeps_its_seat_while_another_waits_for_it(
+    tmp_path: Path,
+) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, attempts=2)
     server.enrol()
     server.nodes.silent = {1}
-    again, push = [1, 2, 1], server.nodes.push_messages
+    again = [1, 2, 1]
+    push = server.nodes.push_messages
 
     def awake(messages: Iterable[Message]) -> list[str]:
         if server.asked_to_train() == again[:2]:
@@ -185,7 +220,10 @@ def test_an_error_that_flower_reports_of_a_connected_node_frees_no_seat(tmp_path
     server.nodes.broken = {1}
     assert server.train() == [1]
     assert server.asked_to_train() == [1, 2, 1]
-    assert server.rounds.roster.seats[0].reason == "train: Flower reports error 5: node unavailable (2 of 2 attempts)"
+    assert (
+        server.rounds.roster.seats[0].reason
+        == "train: Flower reports error 5: node unavailable (2 of 2 attempts)"
+    )
 
 
 def test_nodes_of_one_name_that_do_not_answer_end(tmp_path: Path) -> None:
@@ -195,10 +233,15 @@ def test_nodes_of_one_name_that_do_not_answer_end(tmp_path: Path) -> None:
     server.nodes.silent = {1, *range(3, 9)}
     assert server.train() == [1]
     assert server.asked_to_train() == [1, 2, 1, 3, 4]
-    assert server.rounds.roster.seats[0].reason == "train: no reply before the deadline (4 of 4 attempts)"
+    assert (
+        server.rounds.roster.seats[0].reason
+        == "train: no reply before the deadline (4 of 4 attempts)"
+    )
 
 
-def test_a_node_that_lost_its_seat_has_it_again_where_the_other_does_not_answer(tmp_path: Path) -> None:
+def test_a_node_that_lost_its_seat_has_it_again_where_the_other_does_not_answer(
+    tmp_path: Path,
+) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, attempts=2)
     server.enrol()
     server.nodes.silent = {1, 3}
@@ -215,7 +258,9 @@ def test_a_node_that_lost_its_seat_has_it_again_where_the_other_does_not_answer(
     assert server.asked_to_train() == [1, 2, 1, 3, 1]
 
 
-def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after(tmp_path: Path) -> None:
+def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after(
+    tmp_path: Path,
+) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"}, attempts=2)
     server.enrol()
     seat = server.rounds.roster.seats[0]
@@ -228,7 +273,9 @@ def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_site_that_is_started_again_while_others_enrol_has_its_seat(tmp_path: Path, listed: bool) -> None:
+def test_a_site_that_is_started_again_while_others_enrol_has_its_seat(
+    tmp_path: Path, listed: bool
+) -> None:
     """Its new node comes while the old one is still listed, or is not any more."""
     server = Server(tmp_path, {1: "a"})
     server.nodes.silent = {1}
@@ -262,11 +309,15 @@ def test_who_has_no_seat_gets_none_by_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clients", [None, {"a": 0, "b": 1}])
-def test_nodes_that_get_no_seat_make_nobody_wait_longer(tmp_path: Path, clients: dict[str, int] | None) -> None:
+def test_nodes_that_get_no_seat_make_nobody_wait_longer(
+    tmp_path: Path, clients: dict[str, int] | None
+) -> None:
     """A second node of a name, one with another program, and where a run goes on also a site that had no seat."""
     server = Server(tmp_path, {1: "a"}, quorum=0.5)
     server.nodes.joining = {10.0 * number: (number + 1, "a") for number in range(1, 20)}
-    other = ENROLMENT.model_copy(update={"site": "c", "code_sha256": "f" * 64} if clients is None else {"site": "c"})
+    other = ENROLMENT.model_copy(
+        update={"site": "c", "code_sha256": "f" * 64} if clients is None else {"site": "c"}
+    )
     server.nodes.joining[15.0] = (99, "c")
     request = read(server.rounds.request("enrol", Seat(-1, "", 99), 0, NoScalars()).content)
     server.nodes.replies["enrol 99"] = write(Letter(request.header, other.model_dump()))
@@ -277,14 +328,19 @@ def test_nodes_that_get_no_seat_make_nobody_wait_longer(tmp_path: Path, clients:
 
 # ----- names that are bound to keys -------------------------------------------------------------------------------------
 
-OF_SITES = {site: ec.derive_private_key(number, ec.SECP384R1()) for number, site in enumerate("abcd", start=1)}
+OF_SITES = {
+    site: ec.derive_private_key(number, ec.SECP384R1())
+    for number, site in enumerate("abcd", start=1)
+}
 PUBLIC = {site: key.public_key() for site, key in OF_SITES.items() if site != "d"}
 
 
 def with_keys(folder: Path, sites: dict[int, str], keys: str, **more: Any) -> Server:
     """A server that has the keys of a, b and c; its nodes, in order, have those of ``keys``: a hyphen is none."""
     server = Server(folder, sites, keys=PUBLIC, **more)
-    server.nodes.keys = {node_id: OF_SITES[key] for node_id, key in enumerate(keys, start=1) if key != "-"}
+    server.nodes.keys = {
+        node_id: OF_SITES[key] for node_id, key in enumerate(keys, start=1) if key != "-"
+    }
     return server
 
 
@@ -304,12 +360,28 @@ def test_who_has_a_sites_key_has_its_seat(tmp_path: Path) -> None:
     ("says", "key", "reason"),
     [
         ("b", "a", "says that it is b, and has not the key of b that lies in site-keys"),
-        ("b", "-", "says that it is b, and has not signed that; give the node its private key, with site-key in --node-config"),
-        ("d", "d", "says that it is d, of which site-keys has no key; put its d.key.pub there if it is to take part"),
+        (
+            "b",
+            "-",
+            (
+                "says that it is b, and has not signed that; give the node its private key, with"
+                " site-key in --node-config"
+            ),
+        ),
+        (
+            "d",
+            "d",
+            (
+                "says that it is d, of which site-keys has no key; put its d.key.pub there if it is"
+                " to take part"
+            ),
+        ),
         ("nobody", "a", "says that it is nobody, of which site-keys has no key"),
     ],
 )
-def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(tmp_path: Path, says: str, key: str, reason: str) -> None:
+def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(
+    tmp_path: Path, says: str, key: str, reason: str
+) -> None:
     """It enrols first; the site comes later, and others are not told that it was refused."""
     server = with_keys(tmp_path, {1: says, 2: "a"}, f"{key}ab")
     server.nodes.joining[20.0] = (3, "b")
@@ -341,7 +413,8 @@ def test_a_signature_is_passed_on_in_vain(tmp_path: Path) -> None:
     def relay(messages: Iterable[Message]) -> list[str]:
         (message,) = messages
         if message.metadata.dst_node_id == 1 and read(message.content).header.kind == "enrol":
-            request, told = read(message.content), ENROLMENT.model_copy(update={"site": "b"})
+            request = read(message.content)
+            told = ENROLMENT.model_copy(update={"site": "b"})
             relayed = told.model_dump() | {"signature": signed(OF_SITES["b"], told, request, 77)}
             server.nodes.replies["enrol 1"] = write(Letter(request.header, relayed))
         return push([message])
@@ -357,7 +430,9 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
     first = with_keys(tmp_path / "first", {1: "a", 2: "b"}, "ab")
     seen = dict[int, Message]()
     pull = first.nodes.pull_messages
-    first.nodes.pull_messages = lambda ids: [seen.setdefault(m.metadata.src_node_id, m) for m in pull(ids)]  # type: ignore[method-assign]
+    first.nodes.pull_messages = lambda ids: [
+        seen.setdefault(m.metadata.src_node_id, m) for m in pull(ids)
+    ]  # type: ignore[method-assign]
     first.enrol()
     second = with_keys(tmp_path / "second", {1: "a", 2: "b"}, "ab", quorum=0.5)
     second.nodes.replies["enrol 2"] = seen[2].content
@@ -370,7 +445,9 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
 def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: Path) -> None:
     server = with_keys(tmp_path, {1: "a", 2: "b", 3: "c"}, "abc")
     request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
-    server.nodes.replies["enrol 3"] = write(failure(request.header, refusal("b", "too little text")))
+    server.nodes.replies["enrol 3"] = write(
+        failure(request.header, refusal("b", "too little text"))
+    )
     server.enrol()
     assert refused_nodes(server) == {"node 3": "says that it is b: too little text"}
 
@@ -380,12 +457,18 @@ def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: P
     st.fixed_dictionaries(
         {},
         optional={
-            "signature": st.text(max_size=300) | st.text("0123456789abcdef", min_size=188, max_size=196) | st.binary(),
+            "signature": (
+                st.text(max_size=300)
+                | st.text("0123456789abcdef", min_size=188, max_size=196)
+                | st.binary()
+            ),
             "site": st.sampled_from(["a", "b", "x", ""]) | st.text(),
         },
     )
 )
-def test_whatever_stands_in_place_of_a_signature_costs_its_sender_alone(changes: dict[str, Any]) -> None:
+def test_whatever_stands_in_place_of_a_signature_costs_its_sender_alone(
+    changes: dict[str, Any],
+) -> None:
     with TemporaryDirectory() as folder:
         server = with_keys(Path(folder), {1: "a", 2: "b", 3: "c"}, "ab")
         request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
@@ -401,7 +484,9 @@ def test_whatever_stands_in_place_of_a_signature_costs_its_sender_alone(changes:
 
 def test_equal_enrolments_are_of_equal_bytes(tmp_path: Path) -> None:
     """Numbers and signatures are never the same twice, but of one length."""
-    servers = [with_keys(tmp_path / name, {1: "a", 2: "b", 3: "c"}, "abc") for name in ("one", "two")]
+    servers = [
+        with_keys(tmp_path / name, {1: "a", 2: "b", 3: "c"}, "abc") for name in ("one", "two")
+    ]
     for server in servers:
         server.enrol()
     assert servers[0].ledger() == servers[1].ledger()
@@ -438,7 +523,9 @@ def test_simulated_nodes_are_told_nothing(tmp_path: Path) -> None:
 def test_more_sites_than_the_run_wants_are_counted_apart(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     server.enrol()
-    assert [line for line in server.shown if "connected" in line][-1] == "enrolling    3 sites, 2 take part, connected"
+    assert [line for line in server.shown if "connected" in line][
+        -1
+    ] == "enrolling    3 sites, 2 take part, connected"
 
 
 # ----- what is told ---------------------------------------------------------------------------------------------------
@@ -471,7 +558,9 @@ def assert_harmless(line: str) -> None:
 def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"})
     server.enrol()
-    request = read(server.rounds.request("train", server.rounds.roster.seats[0], 1, NoScalars()).content)
+    request = read(
+        server.rounds.request("train", server.rounds.roster.seats[0], 1, NoScalars()).content
+    )
     told = failure(request.header, "no data:\n  row 1\n  row 2" + "\n" * 500 + "x" * 3000)
     server.nodes.replies["train 1"] = write(told)
     assert server.train() == [1]
@@ -479,7 +568,9 @@ def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
     assert seat.reason.startswith("train: no data: row 1; row 2; xxx")
     with pytest.raises(RunFailed) as caught:
         server.rounds.require_quorum(0, "are left")
-    events = [json.loads(line) for line in (server.folder.path / "metrics.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (server.folder.path / "metrics.jsonl").read_text().splitlines()
+    ]
     texts = [str(value) for event in events for value in event.values()]
     for line in [*server.shown, *texts, seat.reason, *str(caught.value).splitlines()]:
         assert_harmless(line)
@@ -497,7 +588,9 @@ def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
     ],
     ids=range(6),
 )
-def test_nothing_that_a_refused_node_writes_reaches_the_terminal(tmp_path: Path, scalars: dict[str, Any]) -> None:
+def test_nothing_that_a_refused_node_writes_reaches_the_terminal(
+    tmp_path: Path, scalars: dict[str, Any]
+) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
     status = {"status": "failed"} if "reason" in scalars else {}
@@ -523,13 +616,20 @@ def test_a_second_node_of_a_name_is_told_once_and_not_missing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("told", "who", "why"),
     [
-        (refusal("c", "the node's configuration is wrong:\n  x: y"), "c", "the node's configuration is wrong: x: y"),
+        (
+            refusal("c", "the node's configuration is wrong:\n  x: y"),
+            "c",
+            "the node's configuration is wrong: x: y",
+        ),
         (refusal("", "unexpected IndexError in enrol"), "node 3", "unexpected IndexError in enrol"),
         ("site a b: no name", "node 3", "site a b: no name"),
-        (refusal("a", "has a seat already"), "a", "has a seat already"),  # a claim: a takes part all the same
+        # A claim: a takes part all the same.
+        (refusal("a", "has a seat already"), "a", "has a seat already"),
     ],
 )
-def test_a_node_that_refuses_is_told_by_the_site_that_it_names(tmp_path: Path, told: str, who: str, why: str) -> None:
+def test_a_node_that_refuses_is_told_by_the_site_that_it_names(
+    tmp_path: Path, told: str, who: str, why: str
+) -> None:
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
     server.nodes.replies["enrol 3"] = write(failure(request.header, told))
@@ -542,7 +642,9 @@ def test_a_node_that_refuses_is_told_by_the_site_that_it_names(tmp_path: Path, t
 def test_a_site_that_enrols_after_it_was_refused_is_refused_no_more(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "b", 2: "a"})
     request = read(server.rounds.request("enrol", Seat(-1, "", 2), 0, NoScalars()).content)
-    server.nodes.replies["enrol 2"] = write(failure(request.header, refusal("a", "the node's configuration is wrong")))
+    server.nodes.replies["enrol 2"] = write(
+        failure(request.header, refusal("a", "the node's configuration is wrong"))
+    )
     server.nodes.joining[5.0] = (3, "a")
     server.enrol()
     assert server.rounds.roster.refused == {}
@@ -566,17 +668,27 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An enrolment has no blobs: whatever is in them is not looked at."""
-    server, read_headers = Server(tmp_path, {1: "a", 2: "b", 3: "c"}), list[bytes]()
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
+    read_headers = list[bytes]()
     monkeypatch.setattr("espalier.wire.ledger.tensor_specs", read_headers.append)
     monkeypatch.setattr("espalier.wire.contract.tensor_specs", read_headers.append)
     request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
     content = write(Letter(request.header, ENROLMENT.model_dump()))
-    content["blobs"] = ArrayRecord({f"{number}": Array("", (), STYPE, b"x" * 1000) for number in range(50)})
+    content["blobs"] = ArrayRecord(
+        {f"{number}": Array("", (), STYPE, b"x" * 1000) for number in range(50)}
+    )
     server.nodes.replies["enrol 3"] = content
     server.enrol()
     assert read_headers == []
-    (entry,) = [entry for entry in server.ledger() if entry.get("refused") and entry["kind"] == "enrol"]
-    assert (entry["block"], entry["raw_bytes"], entry["kind"], entry["client"]) == (None, None, "enrol", -1)
+    (entry,) = [
+        entry for entry in server.ledger() if entry.get("refused") and entry["kind"] == "enrol"
+    ]
+    assert (entry["block"], entry["raw_bytes"], entry["kind"], entry["client"]) == (
+        None,
+        None,
+        "enrol",
+        -1,
+    )
     assert 50_000 < entry["wire_bytes"] < 52_000
 
 
@@ -584,7 +696,13 @@ def test_sites_that_come_when_all_seats_are_taken_hold_nobody_up(tmp_path: Path)
     """Every few seconds a node comes that says another name, and another one is on its way when it has answered."""
     server = Server(tmp_path, {1: "a", 2: "b"})
     server.nodes.silent = {3}
-    server.nodes.joining = {0.0: (3, "c")} | {5.0 * number: (10 + number, f"s-{number}") for number in range(1, 1000)}
+    server.nodes.joining = {0.0: (3, "c")} | {
+        5.0 * number: (10 + number, f"s-{number}") for number in range(1, 1000)
+    }
     server.enrol()
     assert server.time.seconds <= 60.0
-    assert {seat.site for seat in server.rounds.roster.seats.values()} <= {"a", "b", *(f"s-{number}" for number in range(13))}
+    assert {seat.site for seat in server.rounds.roster.seats.values()} <= {
+        "a",
+        "b",
+        *(f"s-{number}" for number in range(13)),
+    }

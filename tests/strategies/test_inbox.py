@@ -12,7 +12,9 @@ from strategies.engine.inbox import Inbox
 
 
 @pytest.mark.parametrize("clients", [1, 3, 10])
-def test_words_come_in_stretches_of_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int) -> None:
+def test_words_come_in_stretches_of_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int
+) -> None:
     """Only then do the kernels find each stretch of their planes at the beginning of a line of the cache."""
     monkeypatch.setattr(inbox, "STRETCH_BYTES", 5000)
     monkeypatch.setattr(inbox, "LEAST_WORDS", 20)
@@ -21,7 +23,9 @@ def test_words_come_in_stretches_of_whole_lines(tmp_path: Path, monkeypatch: pyt
     for client, mask in enumerate(masks):
         folder = box.root / f"{client:05d}"
         folder.mkdir(parents=True)
-        (folder / "block").write_bytes(pack_tensors({"mask": mask, "other": np.ones(3, np.float32)}))
+        (folder / "block").write_bytes(
+            pack_tensors({"mask": mask, "other": np.ones(3, np.float32)})
+        )
     found = np.zeros_like(masks)
     stretches = 0
     for first, words in box.words("block", "mask", range(clients)):

@@ -18,14 +18,23 @@ def test_everybody_prunes_at_least_one_layer() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 12), st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_every_layer_is_covered_or_the_numbers_are_told(num_layers: int, sizes: list[int], seed: int) -> None:
+@given(
+    st.integers(1, 12),
+    st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    st.integers(0, 2**32 - 1),
+)
+def test_every_layer_is_covered_or_the_numbers_are_told(
+    num_layers: int, sizes: list[int], seed: int
+) -> None:
     places = {client: min(size, num_layers) for client, size in enumerate(sizes)}
     generator = np.random.default_rng(seed)
     by_site = {f"site-{client}": size for client, size in places.items()}
     drawn = sample_layers(range(num_layers), places, generator)
     if sum(places.values()) < num_layers:
-        told = f"sampled-layers = 0.5: .* prune {sum(places.values())} layers? in a round, the model has {num_layers} .site-0 "
+        told = (
+            f"sampled-layers = 0.5: .* prune {sum(places.values())} layers? in a round, the model"
+            f" has {num_layers} .site-0 "
+        )
         with pytest.raises(Mistake, match=told):
             require_places(FedSpaLLMSettings(sampled_layers=0.5), num_layers, by_site)
         require_places(FedSpaLLMSettings(coverage="over-rounds"), num_layers, by_site)
@@ -44,7 +53,9 @@ def test_where_places_are_few_the_first_layers_come_first() -> None:
 
 def test_equal_clients_have_each_layer_equally_often() -> None:
     """k / L = 3 / 6 for clients 0 and 1, 1 / 6 for client 2; 6000 draws, five standard deviations."""
-    draws, layers, places = 6000, 6, {0: 3, 1: 3, 2: 1}
+    draws = 6000
+    layers = 6
+    places = {0: 3, 1: 3, 2: 1}
     seen = np.zeros((3, layers))
     generator = np.random.default_rng(5)
     for _ in range(draws):
@@ -62,9 +73,12 @@ def test_a_mean_that_is_weighted_by_inclusion_is_unbiased_and_the_l0_mean_is_not
     over its inclusion probability (Horvitz & Thompson 1952) has that expectation. The l0 mean, over those who were
     sampled, has not: a client of more places counts more.
     """
-    values, places, draws = {0: 1.0, 1: 2.0, 2: 6.0}, {0: 2, 1: 1, 2: 1}, 20000
+    values = {0: 1.0, 1: 2.0, 2: 6.0}
+    places = {0: 2, 1: 1, 2: 1}
+    draws = 20000
     generator = np.random.default_rng(3)
-    weighted, l0 = [], []
+    weighted = []
+    l0 = []
     for _ in range(draws):
         drawn = sample_layers(range(3), places, generator)
         sampled = [client for client, layers in drawn.items() if 0 in layers]

@@ -22,7 +22,9 @@ def any_training(**chosen: Any) -> TrainingSettings:
 def adamw(gradients: list[float], start: float = 0.0, **chosen: float) -> list[float]:
     """Values of one number, before and after each step of torch's AdamW, in float64."""
     number = nn.Parameter(torch.tensor([start], dtype=torch.float64))
-    optimizer = torch.optim.AdamW([number], **{"lr": 1.0, "betas": (0.9, 0.999), "weight_decay": 0.0} | chosen)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(
+        [number], **{"lr": 1.0, "betas": (0.9, 0.999), "weight_decay": 0.0} | chosen
+    )  # type: ignore[arg-type]
     values = [start]
     for gradient in gradients:
         number.grad = torch.tensor([gradient], dtype=torch.float64)
@@ -37,13 +39,17 @@ def test_the_worst_gradients_move_a_number_as_far_as_is_said(beta1: float, beta2
     steps = 12
     gradients = [1e3 * (beta1 / beta2) ** (steps - k) for k in range(1, steps + 1)]
     values = adamw(gradients, betas=(beta1, beta2))
-    assert abs(values[-1] - values[-2]) == pytest.approx(largest_step(beta1, beta2, steps), rel=1e-6)
+    assert abs(values[-1] - values[-2]) == pytest.approx(
+        largest_step(beta1, beta2, steps), rel=1e-6
+    )
 
 
 def test_by_hand() -> None:
     assert largest_step(0.9, 0.999, 1) == pytest.approx(1.0)
     assert largest_step(0.9, 0.999, 10) == pytest.approx(1.0432, abs=1e-3)
-    assert largest_step(0.9, 0.999, 100_000) == pytest.approx(0.1 / math.sqrt(0.001 * (1 - 0.81 / 0.999)))
+    assert largest_step(0.9, 0.999, 100_000) == pytest.approx(
+        0.1 / math.sqrt(0.001 * (1 - 0.81 / 0.999))
+    )
     assert largest_step(0.9, 0.0, 1) == 1.0
     assert largest_step(0.9, 0.0, 2) == math.inf
     assert largest_step(0.0, 0.0, 7) == pytest.approx(1.0)
@@ -51,10 +57,12 @@ def test_by_hand() -> None:
 
 def test_moments_that_are_kept_reach_further() -> None:
     """The last steps of many move a number further than the first ones could."""
-    training, steps = any_training(learning_rate=1.0, steps=2), 40
+    training = any_training(learning_rate=1.0, steps=2)
+    steps = 40
     values = adamw([1e-3 * (0.9 / 0.999) ** (steps - k) for k in range(1, steps + 1)])
     moved = abs(values[-1] - values[-3])
-    anew, kept = Reach(training), Reach(training, steps_before=steps - 2)
+    anew = Reach(training)
+    kept = Reach(training, steps_before=steps - 2)
     assert anew.distance < moved <= kept.distance
 
 
@@ -71,7 +79,11 @@ def test_no_gradients_lead_beyond_half_of_the_limit(
     gradients: list[float], start: float, rate: float, decay: float, beta1: float, beta2: float
 ) -> None:
     """The other half is for what payloads round."""
-    reach = Reach(any_training(learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, steps=len(gradients)))
+    reach = Reach(
+        any_training(
+            learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, steps=len(gradients)
+        )
+    )
     reach.note("block-0000", {"attn.q.lora_a": torch.tensor([[start]], dtype=torch.float64)})
     end = adamw(gradients, start, lr=rate, betas=(beta1, beta2), weight_decay=decay)[-1]  # type: ignore[arg-type]
     assert abs(end) <= reach.limit("block-0000", "attn.q.lora_a") / 2 * (1 + 1e-9) + 1e-12
@@ -101,7 +113,8 @@ def test_no_gradients_change_a_number_beyond_half_of_the_limit(
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1.9999, 250.0])
 def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float) -> None:
     """Steps of half a unit in the last place, each of which moves a number by a whole one."""
-    steps, number = 40, torch.tensor([size])
+    steps = 40
+    number = torch.tensor([size])
     unit = (torch.nextafter(number, torch.tensor([torch.inf])) - number).item()
     rate = 0.51 * unit
     reach = Reach(any_training(learning_rate=rate, steps=steps), differences=True)
@@ -116,7 +129,8 @@ def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float)
 @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
 def test_error_feedback_stays_within_the_slack(payload: str) -> None:
     """Also of numbers that became small after large ones: what was lost of these still comes."""
-    generator, lost = torch.Generator().manual_seed(3), dict[str, Tensor]()
+    generator = torch.Generator().manual_seed(3)
+    lost = dict[str, Tensor]()
     reach = Reach(any_training(learning_rate=1e-6, steps=1))
     for size in (1.0, 1.0, 1.0, 1e-3, 1e-6):
         trained = {"x": size * (2 * torch.rand(500, generator=generator) - 1)}

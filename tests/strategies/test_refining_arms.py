@@ -34,14 +34,19 @@ def test_absolute_on_paper() -> None:
     st.integers(1, 4),
     st.one_of(st.just(0.0), st.floats(0.01, 0.9)),
 )
-def test_ratios_never_fall_or_pass_the_target(kind: Kind, seed: int, lowest: int, target: float) -> None:
-    space, bandit, pruned = ArmSpace(target, step_for(target, 5), lowest, 16, kind), Bandit(Exploration()), 0.0
+def test_ratios_never_fall_or_pass_the_target(
+    kind: Kind, seed: int, lowest: int, target: float
+) -> None:
+    space = ArmSpace(target, step_for(target, 5), lowest, 16, kind)
+    bandit = Bandit(Exploration())
+    pruned = 0.0
     for number in range(1, 10):
         u, v = bandit.draw(seed, 0, number, space.least(pruned))
         found = space.refinement(u, v, pruned)
         assert pruned <= found.pruned <= target
         assert lowest <= found.rank <= 16
-        bandit, pruned = bandit.learn(u, v, 0.5, number), found.pruned
+        bandit = bandit.learn(u, v, 0.5, number)
+        pruned = found.pruned
 
 
 @given(st.integers(0, 2**53 - 1).map(lambda number: number / 2**53), st.floats(0.001, 0.999))
@@ -75,6 +80,8 @@ def test_the_step() -> None:
         ((0.5, 0.1, 2, 4, "other"), "choose relative or absolute"),
     ],
 )
-def test_bounds_out_of_range_are_told(given_values: tuple[float, float, int, int], text: str) -> None:
+def test_bounds_out_of_range_are_told(
+    given_values: tuple[float, float, int, int], text: str
+) -> None:
     with pytest.raises(Mistake, match=text):
         ArmSpace(*given_values)

@@ -13,7 +13,9 @@ from strategies.methods.refining_reward import Outcome
 
 def choices(target: float = 0.3, rounds: int = 8, **changes: Any) -> Choices:
     given = {f"fedspine.{key.replace('_', '-')}": value for key, value in changes.items()}
-    return Choices(parse({"method": "fedspine", "federation.rounds": rounds, "lora.rank": 16, **given}), target)
+    return Choices(
+        parse({"method": "fedspine", "federation.rounds": rounds, "lora.rank": 16, **given}), target
+    )
 
 
 def outcome(pruned: float, before: float = 0.0, seconds: float = 1.0) -> Outcome:
@@ -26,13 +28,21 @@ def outcome(pruned: float, before: float = 0.0, seconds: float = 1.0) -> Outcome
         ({"prune_rounds": 3}, [pytest.approx(0.1), pytest.approx(0.2), 0.3, 0.3, 0.3]),
         ({"prune_rounds": 2, "prune_from": 4}, [0.0, 0.0, pytest.approx(0.15), 0.3, 0.3]),
         (
-            {"allocation": "bandit", "adaptive_pruning": False, "rank_min": 5, "prune_rounds": 2, "prune_from": 4},
+            {
+                "allocation": "bandit",
+                "adaptive_pruning": False,
+                "rank_min": 5,
+                "prune_rounds": 2,
+                "prune_from": 4,
+            },
             [0.0, 0.0, pytest.approx(0.15), 0.3, 0.3],
         ),
     ],
     ids=["from round 2", "later", "later, with ranks that are chosen"],
 )
-def test_the_schedule_takes_equal_steps_and_ends_at_the_target(schedule: dict[str, Any], expected: list[float]) -> None:
+def test_the_schedule_takes_equal_steps_and_ends_at_the_target(
+    schedule: dict[str, Any], expected: list[float]
+) -> None:
     """0.3 in 3 rounds, which a float does not divide, and in 2."""
     made = choices(**{"allocation": "fixed", "rank": 5, **schedule})
     seen = []
@@ -56,7 +66,10 @@ def test_half_of_the_rounds_prune_unless_it_is_said() -> None:
 def test_arms_follow_from_seed_device_and_round(allocation: str) -> None:
     made = choices(allocation=allocation)
     arms = {(client, number): made.arm(client, number) for client in range(3) for number in (2, 3)}
-    assert arms == {(client, number): choices(allocation=allocation).arm(client, number) for client, number in arms}
+    assert arms == {
+        (client, number): choices(allocation=allocation).arm(client, number)
+        for client, number in arms
+    }
     assert len({(arm.u, arm.v) for arm in arms.values()}) == 6
     for arm in arms.values():
         assert arm.pruned == pytest.approx(arm.u * 0.15)
@@ -64,7 +77,10 @@ def test_arms_follow_from_seed_device_and_round(allocation: str) -> None:
 
 
 def test_without_one_half_the_schedule_takes_its_place() -> None:
-    chosen, ratio, rank = (choices(**own).arm(1, 2) for own in ({}, {"adaptive_pruning": False}, {"adaptive_rank": False}))
+    chosen, ratio, rank = (
+        choices(**own).arm(1, 2)
+        for own in ({}, {"adaptive_pruning": False}, {"adaptive_rank": False})
+    )
     assert (ratio.pruned, ratio.rank) == (pytest.approx(0.075), chosen.rank)
     assert (rank.pruned, rank.rank) == (chosen.pruned, 16)
 
@@ -72,23 +88,31 @@ def test_without_one_half_the_schedule_takes_its_place() -> None:
 def test_where_ranks_alone_are_chosen_rewards_say_nothing_of_the_schedule_s_steps() -> None:
     """Else the rounds in which the schedule prunes would count for less than those before and after."""
     changes = {"adaptive_pruning": False, "prune_rounds": 2, "prune_from": 4}
-    made, seen = choices(**changes), []
+    made = choices(**changes)
+    seen = []
     for server_round in range(2, 7):
         arms = {client: made.arm(client, server_round) for client in range(2)}
         outcomes = {client: outcome(arm.pruned, arm.before) for client, arm in arms.items()}
         seen += made.learn(arms, outcomes, server_round).values()
     assert set(seen) == {1.0}
     fixed = choices(allocation="fixed", prune_rounds=2, prune_from=4)
-    assert fixed.learn({}, {0: outcome(0.0)}, 2) == {0: 0.0}, "nothing is chosen: a step that is none has no reward"
+    assert fixed.learn({}, {0: outcome(0.0)}, 2) == {0: 0.0}, (
+        "nothing is chosen: a step that is none has no reward"
+    )
     literal = choices(reward="literal", **changes)
     arms = {0: literal.arm(0, 4)}
-    assert literal.learn(arms, {0: outcome(arms[0].pruned)}, 4)[0] > 0  # equation 3 with the schedule's steps
+    # Equation 3 with the schedule's steps.
+    assert literal.learn(arms, {0: outcome(arms[0].pruned)}, 4)[0] > 0
 
 
 def test_a_device_that_did_not_cut_as_it_was_asked_teaches_nothing() -> None:
     made = choices()
     arms = {client: made.arm(client, 2) for client in range(3)}
-    outcomes = {0: outcome(arms[0].pruned), 1: outcome(0.0), 2: outcome(arms[2].pruned, seconds=1.1)}
+    outcomes = {
+        0: outcome(arms[0].pruned),
+        1: outcome(0.0),
+        2: outcome(arms[2].pruned, seconds=1.1),
+    }
     rewards = made.learn(arms, outcomes, 2)
     assert made.bandits.keys() == {0, 2}
     assert made.bandits[0].history[0].reward == rewards[0] > 0
@@ -101,7 +125,11 @@ def test_what_is_known_survives_as_text() -> None:
     made = choices()
     for server_round in (2, 3, 4):
         arms = {client: made.arm(client, server_round) for client in range(2)}
-        made.learn(arms, {client: outcome(arm.pruned, arm.before) for client, arm in arms.items()}, server_round)
+        made.learn(
+            arms,
+            {client: outcome(arm.pruned, arm.before) for client, arm in arms.items()},
+            server_round,
+        )
     again = choices()
     again.restore(json.loads(json.dumps(made.to_json())))
     assert (again.bandits, again.pruned, again.usual) == (made.bandits, made.pruned, made.usual)

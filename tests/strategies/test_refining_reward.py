@@ -9,11 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.settings.mistakes import Mistake
-from strategies.methods.refining_reward import LARGEST_REWARD, Outcome, UsualGains, gain, literal_rewards, scaled_rewards
+from strategies.methods.refining_reward import (
+    LARGEST_REWARD,
+    Outcome,
+    UsualGains,
+    gain,
+    literal_rewards,
+    scaled_rewards,
+)
 
-PLAIN = Outcome(loss_before=2.0, loss_after=1.5, pruned_before=0.1, pruned=0.15, importance=3.0, seconds=10.0)
+PLAIN = Outcome(
+    loss_before=2.0, loss_after=1.5, pruned_before=0.1, pruned=0.15, importance=3.0, seconds=10.0
+)
 MOST = UsualGains(quantile=1.0)
-ANY = st.one_of(st.floats(), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308, 5e-324]))
+ANY = st.one_of(
+    st.floats(), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308, 5e-324])
+)
 
 
 def test_scaled_on_paper() -> None:
@@ -21,15 +32,26 @@ def test_scaled_on_paper() -> None:
     off by 20%, twice kappa. Device 1 falls by 1/8, a whole step, at 12 s."""
     outcomes = {
         0: replace(PLAIN, seconds=8.0),
-        1: Outcome(loss_before=2.0, loss_after=1.75, pruned_before=0.1, pruned=0.2, importance=6.0, seconds=12.0),
+        1: Outcome(
+            loss_before=2.0,
+            loss_after=1.75,
+            pruned_before=0.1,
+            pruned=0.2,
+            importance=6.0,
+            seconds=12.0,
+        ),
     }
-    found = scaled_rewards(outcomes, MOST.and_of(outcomes), target=0.5, largest_step=0.1, tolerance=0.1)
+    found = scaled_rewards(
+        outcomes, MOST.and_of(outcomes), target=0.5, largest_step=0.1, tolerance=0.1
+    )
     assert found == {0: pytest.approx(1 * 0.5 * 0.5 / 3), 1: pytest.approx(0.5 * 1 * 1 / 3)}
 
 
 def test_literal_on_paper() -> None:
     """0.5 * 0.05 * 3 over a gap of 2 s; a loss that rises by 0.5 gives the negative of it."""
-    found = literal_rewards({0: replace(PLAIN, seconds=8.0), 1: replace(PLAIN, loss_after=2.5, seconds=12.0)})
+    found = literal_rewards(
+        {0: replace(PLAIN, seconds=8.0), 1: replace(PLAIN, loss_after=2.5, seconds=12.0)}
+    )
     assert found == {0: pytest.approx(0.0375), 1: pytest.approx(-0.0375)}
 
 
@@ -42,7 +64,9 @@ def test_bad_cases_of_the_scaled_reward() -> None:
     assert one(loss_after=2.5) == 0
     assert one(pruned=0.1) == 0
     assert one(pruned=0.5, pruned_before=0.5) == pytest.approx(1), "the target is reached"
-    assert one(pruned=0.4999, pruned_before=0.4998, arrived=True) == pytest.approx(1), "by units it is"
+    assert one(pruned=0.4999, pruned_before=0.4998, arrived=True) == pytest.approx(1), (
+        "by units it is"
+    )
     assert one(pruned=0.4999, pruned_before=0.4998) < 0.01
     for bad in (math.nan, math.inf):
         for name in ("loss_before", "loss_after", "importance", "seconds"):
@@ -57,22 +81,35 @@ def test_bad_cases_of_the_scaled_reward() -> None:
 def test_a_gain_where_none_was_usual_is_a_whole_one() -> None:
     usual = UsualGains(quantile=0.0).and_of({0: PLAIN, 1: replace(PLAIN, loss_after=2.0)})
     assert usual.large == 0
-    assert scaled_rewards({0: PLAIN, 1: replace(PLAIN, loss_after=2.0)}, usual, 0.5, 0.05) == {0: pytest.approx(1), 1: 0}
+    assert scaled_rewards({0: PLAIN, 1: replace(PLAIN, loss_after=2.0)}, usual, 0.5, 0.05) == {
+        0: pytest.approx(1),
+        1: 0,
+    }
 
 
 def test_bad_cases_of_the_literal_reward() -> None:
-    assert literal_rewards({0: PLAIN}) == {0: pytest.approx(0.5 * 0.05 * 3 / 1e-3)}, "no gap: the smallest one"
+    assert literal_rewards({0: PLAIN}) == {0: pytest.approx(0.5 * 0.05 * 3 / 1e-3)}, (
+        "no gap: the smallest one"
+    )
     assert literal_rewards({0: replace(PLAIN, pruned=0.1)}) == {0: 0}
     assert literal_rewards({0: replace(PLAIN, importance=1e300)}) == {0: LARGEST_REWARD}
-    assert literal_rewards({0: replace(PLAIN, importance=1e300, loss_after=9.0)}) == {0: -LARGEST_REWARD}
+    assert literal_rewards({0: replace(PLAIN, importance=1e300, loss_after=9.0)}) == {
+        0: -LARGEST_REWARD
+    }
     for bad in (math.nan, math.inf):
         for name in ("loss_before", "loss_after", "importance", "seconds"):
             assert literal_rewards({0: replace(PLAIN, **{name: bad}), 1: PLAIN})[0] == 0
     assert literal_rewards({}) == {}
 
 
-@given(st.dictionaries(st.integers(0, 9), st.builds(Outcome, ANY, ANY, st.just(0.1), st.floats(0.1, 0.5), ANY, ANY)))
-def test_rewards_are_numbers_and_the_order_of_devices_changes_nothing(outcomes: dict[int, Outcome]) -> None:
+@given(
+    st.dictionaries(
+        st.integers(0, 9), st.builds(Outcome, ANY, ANY, st.just(0.1), st.floats(0.1, 0.5), ANY, ANY)
+    )
+)
+def test_rewards_are_numbers_and_the_order_of_devices_changes_nothing(
+    outcomes: dict[int, Outcome],
+) -> None:
     backwards = dict(reversed(outcomes.items()))
     usual = UsualGains().and_of(outcomes)
     assert usual == UsualGains().and_of(backwards)
@@ -88,7 +125,9 @@ def test_gains_are_remembered_for_some_rounds() -> None:
     """Of 0, 0.1, ..., 1 the 90th percentile is 0.9."""
     usual = UsualGains(rounds=2)
     assert usual.large == 0
-    ten = {number: replace(PLAIN, loss_before=10.0, loss_after=10.0 - number) for number in range(11)}
+    ten = {
+        number: replace(PLAIN, loss_before=10.0, loss_after=10.0 - number) for number in range(11)
+    }
     usual = usual.and_of(ten)
     assert usual.large == pytest.approx(0.9)
     assert UsualGains.from_json(json.loads(json.dumps(usual.to_json()))) == usual
@@ -112,6 +151,10 @@ def test_refusals() -> None:
         literal_rewards({0: PLAIN}, 0)
     with pytest.raises(Mistake, match="at least 1 round"):
         UsualGains(rounds=0)
-    for bad in ({}, {"rounds": 2, "quantile": 0.9, "seen": [["a"]]}, {"rounds": 2, "quantile": 0.9, "seen": [[math.nan]]}):
+    for bad in (
+        {},
+        {"rounds": 2, "quantile": 0.9, "seen": [["a"]]},
+        {"rounds": 2, "quantile": 0.9, "seen": [[math.nan]]},
+    ):
         with pytest.raises(Mistake, match="checkpoint"):
             UsualGains.from_json(bad)

@@ -30,7 +30,8 @@ from strategies.engine.roster import Seat
 from strategies.engine.rounds import Rounds
 from strategies.engine.run_folder import RunFolder
 
-BLOCKS, NODE = 5, 7
+BLOCKS = 5
+NODE = 7
 LINEAR = LinearPlan("attn.q", "weight", (96, 64))
 MASK = np.full(96, 0x5555555555555555, dtype=np.uint64)
 """Half of each row of 64."""
@@ -102,9 +103,14 @@ def grid(request: pytest.FixtureRequest) -> OneNode:
 def rounds(grid: OneNode, tmp_path: Path) -> Rounds:
     """One client, whose reply has five parts."""
     settings = parse({"num-clients": 1, "part-bytes": 1024, "deadline-seconds": 5.0, "attempts": 2})
-    plan = ModelPlan(tuple(BlockPlan(index, (LINEAR,)) for index in range(BLOCKS)), BLOCKS * LINEAR.num_weights)
-    folder, clock = RunFolder(tmp_path), FakeTime().clock()
-    rounds = Rounds(grid, settings, plan, BY_HAND, folder, Progress(folder, clock, show=lambda _: None), clock)  # type: ignore[arg-type]
+    plan = ModelPlan(
+        tuple(BlockPlan(index, (LINEAR,)) for index in range(BLOCKS)), BLOCKS * LINEAR.num_weights
+    )
+    folder = RunFolder(tmp_path)
+    clock = FakeTime().clock()
+    rounds = Rounds(
+        grid, settings, plan, BY_HAND, folder, Progress(folder, clock, show=lambda _: None), clock
+    )  # type: ignore[arg-type]
     rounds.roster.seats[0] = Seat(0, "site", NODE)
     return rounds
 
@@ -115,12 +121,20 @@ def exchange(rounds: Rounds) -> Iterable[Message]:
     def next_part(letter: Letter) -> Message | None:
         following = letter.header.part + 1
         request = PartRequest(blob_sha256=[SHA256])
-        return rounds.request("fetch", rounds.roster.seats[0], 1, request, part=following) if following < BLOCKS else None
+        return (
+            rounds.request("fetch", rounds.roster.seats[0], 1, request, part=following)
+            if following < BLOCKS
+            else None
+        )
 
-    return rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], next_part)
+    return rounds.exchange(
+        [rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], next_part
+    )
 
 
-def test_the_next_part_is_asked_for_before_the_last_is_dealt_with(rounds: Rounds, grid: OneNode) -> None:
+def test_the_next_part_is_asked_for_before_the_last_is_dealt_with(
+    rounds: Rounds, grid: OneNode
+) -> None:
     for number, reply in enumerate(exchange(rounds)):
         assert read(reply.content).header.part == number
         assert grid.asked[-1] == ("fetch", min(number + 2, BLOCKS - 1))
@@ -135,7 +149,9 @@ def test_nothing_more_is_awaited_of_a_client_that_failed(rounds: Rounds, grid: O
     assert grid.asked == [("train", 0), ("fetch", 1), ("fetch", 2)]
 
 
-def test_a_silent_part_is_asked_for_again_and_then_costs_its_client(rounds: Rounds, grid: OneNode) -> None:
+def test_a_silent_part_is_asked_for_again_and_then_costs_its_client(
+    rounds: Rounds, grid: OneNode
+) -> None:
     grid.silent = {3}
     assert [read(reply.content).header.part for reply in exchange(rounds)] == [0, 1, 2, 4]
     assert [grid.asked.count(("fetch", part)) for part in range(1, BLOCKS)] == [1, 1, 2, 1]
@@ -163,7 +179,8 @@ class Slow(OneNode):
     def __init__(self, clock: Clock, tenths: int) -> None:
         super().__init__()
         self.tenths = tenths
-        self.clock, self.begun = clock, clock.now()
+        self.clock = clock
+        self.begun = clock.now()
         self.num_pulls = 0
         self.before_pull: Callable[[int], None] = lambda tenth: None
         self.ttls: list[float] = []
@@ -186,7 +203,9 @@ class Slow(OneNode):
 def ask(rounds: Rounds, **more: Any) -> list[Message]:
     """Ask for the first part alone."""
     rounds.roster.seats[0].status = "completed"
-    return list(rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], **more))
+    return list(
+        rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], **more)
+    )
 
 
 def slowly(rounds: Rounds, tenths: int) -> Slow:
@@ -203,7 +222,9 @@ def shown(rounds: Rounds) -> list[str]:
     return lines
 
 
-def test_a_message_that_nobody_works_on_is_sent_again_and_then_costs_its_client(rounds: Rounds) -> None:
+def test_a_message_that_nobody_works_on_is_sent_again_and_then_costs_its_client(
+    rounds: Rounds,
+) -> None:
     grid = slowly(rounds, 10_000)
     assert ask(rounds) == []
     assert len(grid.asked) == 2
@@ -213,7 +234,8 @@ def test_a_message_that_nobody_works_on_is_sent_again_and_then_costs_its_client(
 def test_a_simulated_client_is_not_late_while_one_works(rounds: Rounds, tmp_path: Path) -> None:
     """An hour's work, with a deadline of five seconds."""
     grid = slowly(rounds, 36_000)
-    rounds.shared_workers, rounds.work = True, AtWork(tmp_path, BY_HAND)
+    rounds.shared_workers = True
+    rounds.work = AtWork(tmp_path, BY_HAND)
     with rounds.work.working():
         assert len(ask(rounds)) == 1
     assert grid.asked == [("train", 0)]
@@ -222,8 +244,10 @@ def test_a_simulated_client_is_not_late_while_one_works(rounds: Rounds, tmp_path
 
 def test_when_nobody_works_any_more_the_deadline_counts(rounds: Rounds, tmp_path: Path) -> None:
     """The work ends after a minute, and its reply is lost."""
-    grid, work = slowly(rounds, 10_000), AtWork(tmp_path, BY_HAND)
-    rounds.shared_workers, rounds.work = True, work
+    grid = slowly(rounds, 10_000)
+    work = AtWork(tmp_path, BY_HAND)
+    rounds.shared_workers = True
+    rounds.work = work
     sent_again: list[int] = []
     with ExitStack() as stack:
         stack.enter_context(work.working())
@@ -240,7 +264,9 @@ def test_when_nobody_works_any_more_the_deadline_counts(rounds: Rounds, tmp_path
     assert rounds.roster.seats[0].reason.endswith("(2 of 2 attempts)")
 
 
-def test_work_on_the_same_machine_says_nothing_of_a_site_elsewhere(rounds: Rounds, tmp_path: Path) -> None:
+def test_work_on_the_same_machine_says_nothing_of_a_site_elsewhere(
+    rounds: Rounds, tmp_path: Path
+) -> None:
     slowly(rounds, 10_000)
     rounds.work = AtWork(tmp_path, BY_HAND)
     with rounds.work.working():
@@ -274,23 +300,32 @@ def test_a_message_never_has_less_than_the_settings_give_it(rounds: Rounds) -> N
 # ----- what is shown --------------------------------------------------------------------------------------------------
 
 
-def test_what_clients_on_this_machine_say_is_shown(rounds: Rounds, tmp_path: Path, shown: list[str]) -> None:
-    grid, work = slowly(rounds, 50), AtWork(tmp_path, BY_HAND)
-    rounds.shared_workers, rounds.work = True, work
-    grid.before_pull = lambda tenth: work.say("node-00000 train: pruning block 2 of 5  [31 s]") if tenth == 30 else None
+def test_what_clients_on_this_machine_say_is_shown(
+    rounds: Rounds, tmp_path: Path, shown: list[str]
+) -> None:
+    grid = slowly(rounds, 50)
+    work = AtWork(tmp_path, BY_HAND)
+    rounds.shared_workers = True
+    rounds.work = work
+    grid.before_pull = lambda tenth: (
+        work.say("node-00000 train: pruning block 2 of 5  [31 s]") if tenth == 30 else None
+    )
     with work.working():
         ask(rounds)
     assert shown == ["node-00000 train: pruning block 2 of 5  [31 s]"]
     assert '"at_work"' in rounds.folder.metrics.path.read_text()
 
 
-def test_sites_at_which_a_person_approves_are_told_first_and_since_when(rounds: Rounds, shown: list[str]) -> None:
+def test_sites_at_which_a_person_approves_are_told_first_and_since_when(
+    rounds: Rounds, shown: list[str]
+) -> None:
     rounds.progress.begin("masks", 1)
     rounds.roster.seats[0].approval = True
     slowly(rounds, 1900)
     ask(rounds, patience=lambda seat: 1000.0)
     assert [line.split("  [")[0] for line in shown] == [
-        f"masks        waiting for site (asked {time} ago; its replies leave when a person there approves them)"
+        f"masks        waiting for site (asked {time} ago; its replies leave when a person there"
+        " approves them)"
         for time in ("60 s", "2 min", "3 min")
     ]
 
@@ -299,7 +334,9 @@ def test_who_is_waited_for_is_told_once_a_minute(rounds: Rounds, shown: list[str
     rounds.progress.begin("masks", 1)
     slowly(rounds, 1900)
     ask(rounds, patience=lambda seat: 1000.0)
-    assert shown == [f"masks        waiting for site  [{time}]" for time in ("60 s", "2 min", "3 min")]
+    assert shown == [
+        f"masks        waiting for site  [{time}]" for time in ("60 s", "2 min", "3 min")
+    ]
 
 
 def test_beats_are_put_off_by_other_lines(rounds: Rounds, shown: list[str]) -> None:

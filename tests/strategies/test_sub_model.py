@@ -25,8 +25,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
     return OpenedModel(save_tiny_llama(tmp_path_factory.mktemp("base"), blocks=8))
 
 
-def result(base: OpenedModel, folder: Path, dropped: list[int], starts: list[int], **changes: Any) -> SubModelResult:
-    settings = parse(SETTINGS | {f"fedsoda.{key.replace('_', '-')}": value for key, value in changes.items()})
+def result(
+    base: OpenedModel, folder: Path, dropped: list[int], starts: list[int], **changes: Any
+) -> SubModelResult:
+    settings = parse(
+        SETTINGS | {f"fedsoda.{key.replace('_', '-')}": value for key, value in changes.items()}
+    )
     made = SubModelResult(settings, base, BlobStore(folder / "blobs"), folder / "sub-model")
     made.decide(dropped, starts, [])
     return made
@@ -48,7 +52,9 @@ def test_groups_apart(base: OpenedModel, tmp_path: Path) -> None:
     assert made.places() == Places({1: 2, 3: 5}, (3, 5))
 
 
-def test_all_of_an_emulator_between_first_and_last_blocks(base: OpenedModel, tmp_path: Path) -> None:
+def test_all_of_an_emulator_between_first_and_last_blocks(
+    base: OpenedModel, tmp_path: Path
+) -> None:
     """FedOT's: the first block and the last two are the adapter; the emulator's end alone is held against the full one's."""
     evenly = {"drop": "uniform", "dropped_layers": 2, "aligned": "all", "first_layers": 1}
     made = result(base, tmp_path, [2, 4], [], **evenly)

@@ -31,7 +31,9 @@ def figures(models: dict[str, Model]) -> list[Figure]:
 
 
 def the(figures: list[Figure], table: str, row: str, quantity: str) -> Figure:
-    (found,) = [one for one in figures if (one.table, one.row, one.quantity) == (table, row, quantity)]
+    (found,) = [
+        one for one in figures if (one.table, one.row, one.quantity) == (table, row, quantity)
+    ]
     return found
 
 
@@ -70,9 +72,13 @@ def test_computation_of_section_5_1() -> None:
 
 def test_attention_is_two_products_for_each_pair_of_tokens() -> None:
     """Scores and mixtures by a loop over pairs: a multiplication and an addition for each query feature, twice."""
-    tokens, features = 5, 6
+    tokens = 5
+    features = 6
     by_hand = sum(2 * (features + features) for _ in range(tokens) for _ in range(tokens))
-    assert counts.layer_operations({"attn.q": (features, 1)}, tokens) == by_hand + 2 * tokens * features
+    assert (
+        counts.layer_operations({"attn.q": (features, 1)}, tokens)
+        == by_hand + 2 * tokens * features
+    )
 
 
 def test_storage_of_appendix_c() -> None:
@@ -87,7 +93,9 @@ def test_storage_of_appendix_c() -> None:
     [("1.4", 1.449984, 1, True), ("2.6", 2.654208, 1, False), ("1.35", 1.345, 2, True), ("3", 3.008, 1, True),
      ("3", 3.2, 1, False), ("24", 23.7, 0, True), ("1.51", 1.51875, 2, False)],
 )  # fmt: skip
-def test_agreement_is_to_the_printed_digit(printed: str, computed: float, decimals: int, expected: bool) -> None:
+def test_agreement_is_to_the_printed_digit(
+    printed: str, computed: float, decimals: int, expected: bool
+) -> None:
     assert counts.agrees(printed, computed, decimals) is expected
 
 
@@ -95,7 +103,10 @@ def test_agreement_is_to_the_printed_digit(printed: str, computed: float, decima
 
 
 def test_the_models_have_the_layers_and_adapters_of_their_shapes(models: dict[str, Model]) -> None:
-    found = {name: (model.u, model.layers, model.kept_layers, model.emulator) for name, model in models.items()}
+    found = {
+        name: (model.u, model.layers, model.kept_layers, model.emulator)
+        for name, model in models.items()
+    }
     assert found == {
         "llama3-8b": (442_368, 32, 20, 17),
         "qwen2-7b": (483_328, 28, 16, 13),  # 8 x (7168 + 4096 + 4096 + 22528 + 22528)
@@ -106,7 +117,11 @@ def test_the_models_have_the_layers_and_adapters_of_their_shapes(models: dict[st
 
 def test_parameters_are_those_of_the_published_models(models: dict[str, Model]) -> None:
     whole = {name: model.account.footprint.parameters for name, model in models.items()}
-    assert whole == {"llama3-8b": 8_030_261_248, "qwen2-7b": 7_615_616_512, "mistral-7b": 7_241_732_096}
+    assert whole == {
+        "llama3-8b": 8_030_261_248,
+        "qwen2-7b": 7_615_616_512,
+        "mistral-7b": 7_241_732_096,
+    }
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     for name in ("llama3-8b", "mistral-7b"):
         assert models[name].kept.parameters == whole[name] - 12 * layer
@@ -117,8 +132,12 @@ def test_true_bytes_of_the_sub_model_by_hand(models: dict[str, Model]) -> None:
     linears = 20 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     others = 2 * 128_256 * 4096 + 20 * 2 * 4096 + 4096
     kept = models["llama3-8b"].kept
-    assert kept.weight_bytes("nf4", double_quantisation=False) == linears // 2 + linears // 16 + 2 * others + 64
-    nested = linears // 2 + linears // 64 + linears // (64 * 256) * 4 + 2 * others  # an offset for each of 140, two tables
+    assert (
+        kept.weight_bytes("nf4", double_quantisation=False)
+        == linears // 2 + linears // 16 + 2 * others + 64
+    )
+    # An offset for each of 140, two tables.
+    nested = linears // 2 + linears // 64 + linears // (64 * 256) * 4 + 2 * others
     assert models["llama3-8b"].sizes()["FedSODA"] == nested + 140 * 4 + 4 * (16 + 256)
 
 
@@ -133,7 +152,9 @@ def test_bytes_on_the_wire_are_numbers_and_a_header(models: dict[str, Model]) ->
 def test_a_step_of_mistral_by_hand(models: dict[str, Model]) -> None:
     tokens = 7
     weights = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
-    layer, lora, head = 14 * weights + 4 * 49 * 4096, 14 * 442_368, 14 * 32_000 * 4096
+    layer = 14 * weights + 4 * 49 * 4096
+    lora = 14 * 442_368
+    head = 14 * 32_000 * 4096
     steps = models["mistral-7b"].steps(tokens)
     assert steps["FedSODA"].total == 20 * layer + 7 * lora + head + 3 * (layer + 2 * lora) + head
     assert steps["FedPETuning"].total == 32 * (layer + lora) + head + 32 * (layer + 2 * lora) + head
@@ -151,7 +172,9 @@ def test_a_step_of_mistral_by_hand(models: dict[str, Model]) -> None:
      ("Mistral-7B, FedBiOT", "communicated parameters", 10.174464),
      ("LLaMA3-8B, FedPETuning", "model size", 2 * 8_030_261_248 / GIB)],
 )  # fmt: skip
-def test_figures_of_table_2_that_agree(figures: list[Figure], row: str, quantity: str, computed: float) -> None:
+def test_figures_of_table_2_that_agree(
+    figures: list[Figure], row: str, quantity: str, computed: float
+) -> None:
     figure = the(figures, "Table 2", row, quantity)
     assert figure.agrees
     assert figure.computed == pytest.approx(computed, abs=1e-9)
@@ -182,13 +205,22 @@ def test_figures_that_do_not_agree_have_a_reading_that_does(
 
 def test_all_mb_but_three_agree(figures: list[Figure]) -> None:
     wrong = [(one.table, one.row) for one in figures if one.unit == "MB/round" and not one.agrees]
-    assert wrong == [("Table 4", "(n, p) = (2, 6)"), ("Table 7", "r = 10"), ("Table 8", "(n, p) = (2, 6)")]
+    assert wrong == [
+        ("Table 4", "(n, p) = (2, 6)"),
+        ("Table 7", "r = 10"),
+        ("Table 8", "(n, p) = (2, 6)"),
+    ]
 
 
-def test_no_printed_size_of_fedsoda_is_nf4_s_and_all_are_six_bits(figures: list[Figure], models: dict[str, Model]) -> None:
+def test_no_printed_size_of_fedsoda_is_nf4_s_and_all_are_six_bits(
+    figures: list[Figure], models: dict[str, Model]
+) -> None:
     for model in models.values():
         figure = the(figures, "Table 2", f"{model.title}, FedSODA", "model size")
-        sizes = [model.kept.weight_bytes("nf4", double_quantisation=double) / GIB for double in (False, True)]
+        sizes = [
+            model.kept.weight_bytes("nf4", double_quantisation=double) / GIB
+            for double in (False, True)
+        ]
         every = [*sizes, *(model.kept.parameters * each / 8 / GIB for each in (4, 4.127, 4.5))]
         assert not any(counts.agrees(figure.printed, size, 1) for size in every)
         assert counts.agrees(figure.printed, 6 / 8 * model.kept.parameters / GIB, 1)
@@ -222,16 +254,29 @@ def test_best_placements_are_six_that_cost_the_same(models: dict[str, Model]) ->
 # ----- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str], figures: list[Figure]) -> None:
+def test_the_command_prints_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], figures: list[Figure]
+) -> None:
     assert main(["tables", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert (tmp_path / "out/tables.md").read_text() == printed
     with open(tmp_path / "out" / "tables.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["agrees"] == "yes" for row in rows] == [figure.agrees for figure in figures]
-    (qwen,) = [row for row in rows if row["row"] == "Qwen2-7B, FedBiOT" and row["quantity"] == "communicated parameters"]
-    assert (qwen["printed"], qwen["computed"], qwen["other_reading"]) == ("11.1", "9.18323", "11.1165")
-    assert "| Qwen2-7B, FedBiOT | communicated parameters, million | 11.1 | 9.183 | **no** |" in printed
+    (qwen,) = [
+        row
+        for row in rows
+        if row["row"] == "Qwen2-7B, FedBiOT" and row["quantity"] == "communicated parameters"
+    ]
+    assert (qwen["printed"], qwen["computed"], qwen["other_reading"]) == (
+        "11.1",
+        "9.18323",
+        "11.1165",
+    )
+    assert (
+        "| Qwen2-7B, FedBiOT | communicated parameters, million | 11.1 | 9.183 | **no** |"
+        in printed
+    )
     widths = [line.count("|") for line in printed.splitlines() if line.startswith("|")]
     assert min(widths) > 3
 
@@ -246,7 +291,8 @@ def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_help_waits_for_no_study() -> None:
     code = (
-        "import sys; from benchmarks.fedsoda.__main__ import _arguments; _arguments(['tables']); print('torch' in sys.modules)"
+        "import sys; from benchmarks.fedsoda.__main__ import _arguments; _arguments(['tables']);"
+        " print('torch' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

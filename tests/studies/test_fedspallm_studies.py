@@ -22,7 +22,12 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 
 KEYS = ("seed", "text")
-CONDITIONS = {"model": {"name": "tiny", "weights": 1}, "windows": 2, "window_tokens": 16, "texts": {"public": {"windows": 2}}}
+CONDITIONS = {
+    "model": {"name": "tiny", "weights": 1},
+    "windows": 2,
+    "window_tokens": 16,
+    "texts": {"public": {"windows": 2}},
+}
 
 
 @pytest.fixture
@@ -31,7 +36,11 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
     shared = tmp_path / "shared.txt"
-    settings = EVALUATED | {"data.source": "text", "data.path": str(shared), "evaluation.own-text": False}
+    settings = EVALUATED | {
+        "data.source": "text",
+        "data.path": str(shared),
+        "evaluation.own-text": False,
+    }
     made = Federation(tmp_path, "fedspallm", settings)
     shared.write_text("\n\n".join(private_text(client) for client in range(4)))
     return made
@@ -59,7 +68,9 @@ def test_a_fold_is_what_the_app_gives(sites: Federation, fold: str) -> None:
     written = load(model_files(folder)["model/model.safetensors"])
     for block in bench.stream.model.plan.blocks:
         for linear in block.linears:
-            assert torch.equal(written[linear.parameter], result.matrices(block.index)[linear.name].weight())
+            assert torch.equal(
+                written[linear.parameter], result.matrices(block.index)[linear.name].weight()
+            )
 
 
 def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -83,12 +94,20 @@ def test_a_row_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
-def test_every_study_writes_its_tables_and_plot(sites: Federation, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_study_writes_its_tables_and_plot(
+    sites: Federation, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for constant, value in (("FEDERATIONS", (1, 2)), ("SPARSITIES", (0.5,)), ("WINDOWS", 1)):
         monkeypatch.setattr(studies, constant, value)
-    for constant, value in (("SHARES", (0.5,)), ("PLANS", ((1, "constant"), (2, "linear"))), ("CLIENTS", 2)):
+    for constant, value in (
+        ("SHARES", (0.5,)),
+        ("PLANS", ((1, "constant"), (2, "linear"))),
+        ("CLIENTS", 2),
+    ):
         monkeypatch.setattr(studies, constant, value)
-    bench, study, path = studied(sites), STUDIES[name], sites.folder / "out" / name
+    bench = studied(sites)
+    study = STUDIES[name]
+    path = sites.folder / "out" / name
     rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, CONDITIONS)
     study.work(bench, rows)
     write_report(study, rows, CONDITIONS, path)

@@ -25,7 +25,10 @@ HOW = cuts.LAST["FedPETuning, then all of Mask Tuning"][1]
 
 def records(path: Path, number: int) -> Path:
     """Sentences that are good or bad."""
-    lines = [{"sentence": f"a {'good' if n % 2 else 'bad'} film, number {n}", "label": n % 2} for n in range(number)]
+    lines = [
+        {"sentence": f"a {'good' if n % 2 else 'bad'} film, number {n}", "label": n % 2}
+        for n in range(number)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -35,7 +38,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[OpenedModel, Any]
     """A tiny encoder whose weights are large enough that units differ."""
     folder = save_tiny_roberta(tmp_path_factory.mktemp("encoder"))
     torch.manual_seed(0)
-    whole = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2, dtype=torch.float64).eval()
+    whole = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=2, dtype=torch.float64
+    ).eval()
     for value in whole.requires_grad_(False).parameters():
         value.add_(torch.randn_like(value) * 0.1)
     return OpenedModel(folder), whole
@@ -55,8 +60,12 @@ def losses(whole: Any, given: Batch) -> Tensor:
 
 def test_gradients_of_masks_are_those_of_differences(encoder: tuple[OpenedModel, Any]) -> None:
     model, whole = encoder
-    found, step = mask_gradients(model, whole, [batch()]), 1e-5
-    ones = {place: torch.ones(gradient.shape[1], dtype=torch.float64) for place, gradient in found.items()}
+    found = mask_gradients(model, whole, [batch()])
+    step = 1e-5
+    ones = {
+        place: torch.ones(gradient.shape[1], dtype=torch.float64)
+        for place, gradient in found.items()
+    }
     for place, gradient in found.items():
         for unit in range(0, gradient.shape[1], 5):
             sides = []
@@ -65,12 +74,17 @@ def test_gradients_of_masks_are_those_of_differences(encoder: tuple[OpenedModel,
                 moved[unit] += sign * step
                 with masked(model, whole, {**ones, place: moved}):
                     sides.append(losses(whole, batch()))
-            assert gradient[:, unit].tolist() == pytest.approx(((sides[0] - sides[1]) / (2 * step)).tolist(), abs=1e-5)
+            assert gradient[:, unit].tolist() == pytest.approx(
+                ((sides[0] - sides[1]) / (2 * step)).tolist(), abs=1e-5
+            )
 
 
 def test_a_mask_of_zero_is_a_unit_whose_columns_are_zero(encoder: tuple[OpenedModel, Any]) -> None:
     model, whole = encoder
-    masks = {place: torch.ones(own.shape[1]) for place, own in mask_gradients(model, whole, [batch()]).items()}
+    masks = {
+        place: torch.ones(own.shape[1])
+        for place, own in mask_gradients(model, whole, [batch()]).items()
+    }
     masks[0, "groups"][1] = 0
     masks[1, "channels"][3] = 0.5
     with masked(model, whole, masks):
@@ -93,14 +107,27 @@ def given(folder: Path, *words: str) -> argparse.Namespace:
     task_study.add_arguments(parser)
     short = "--rounds 2 --steps 2 --every 1 --shares 0.5 --task sst2 --max-tokens 24 --parts cuts"
     model = save_tiny_roberta(folder / "encoder")
-    places = ["--model", str(model), "--test", str(folder / "test.jsonl"), "--work", str(folder / "runs"), "--out", str(folder)]
+    places = [
+        "--model",
+        str(model),
+        "--test",
+        str(folder / "test.jsonl"),
+        "--work",
+        str(folder / "runs"),
+        "--out",
+        str(folder),
+    ]
     return parser.parse_args([*short.split(), *places, *words])
 
 
-def test_the_study_cuts_an_encoder_when_the_rounds_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_study_cuts_an_encoder_when_the_rounds_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both ways begin with one run, and cut half; all of Mask Tuning scales what stays, so that parts give what they gave."""
     spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}
-    monkeypatch.setattr(cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()})
+    monkeypatch.setattr(
+        cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()}
+    )
     monkeypatch.setattr(tasks, "DEVICES", 2)
     found = list[Mapping[Place, Tensor]]()
 

@@ -9,7 +9,16 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import regret
 from benchmarks.fedspine.regret import FIGURES, KEYS, known, measure, played
 from benchmarks.fedspine.report import write_report
-from benchmarks.fedspine.surfaces import SURFACES, SWITCH, Points, grid, hill, moving_hill, ridge, switching_ridge
+from benchmarks.fedspine.surfaces import (
+    SURFACES,
+    SWITCH,
+    Points,
+    grid,
+    hill,
+    moving_hill,
+    ridge,
+    switching_ridge,
+)
 from benchmarks.reports import write_again
 from strategies.methods.bandit import Exploration
 
@@ -38,8 +47,14 @@ def test_rewards_lie_between_0_and_1(name: str) -> None:
 
 
 def test_a_ridge_switches_every_20_rounds() -> None:
-    values = [float(switching_ridge(1, number, *at(0.5, 0.3))) for number in range(1, 3 * SWITCH + 1)]
-    assert [len(set(values[start : start + SWITCH])) for start in (0, SWITCH, 2 * SWITCH)] == [1, 1, 1]
+    values = [
+        float(switching_ridge(1, number, *at(0.5, 0.3))) for number in range(1, 3 * SWITCH + 1)
+    ]
+    assert [len(set(values[start : start + SWITCH])) for start in (0, SWITCH, 2 * SWITCH)] == [
+        1,
+        1,
+        1,
+    ]
     assert len(set(values)) == 3
 
 
@@ -54,13 +69,19 @@ def test_the_best_the_fixed_and_the_mean_arm(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_bandit_finds_a_half_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regret, "NOISE", 0.0)
-    means, cells = played(lambda seed, number, u, v: np.where(u > 0.5, 1.0, 0.0), 0, Exploration(1.0, 0.7, 0.01))
+    means, cells = played(
+        lambda seed, number, u, v: np.where(u > 0.5, 1.0, 0.0), 0, Exploration(1.0, 0.7, 0.01)
+    )
     assert sum(means[100:]) > 85
     assert cells > 1
 
 
 def test_a_study_goes_on_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, values in (("DISCOUNTS", (1.0,)), ("GRANULARITIES", (0.7,)), ("EXPLORATIONS", (0.1,))):
+    for name, values in (
+        ("DISCOUNTS", (1.0,)),
+        ("GRANULARITIES", (0.7,)),
+        ("EXPLORATIONS", (0.1,)),
+    ):
         monkeypatch.setattr(regret, name, values)
     path = tmp_path / "fedspine-regret"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, {"rounds": 200, "noise": 0.1})

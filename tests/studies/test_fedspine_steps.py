@@ -22,11 +22,20 @@ def given(folder: Path, *words: str) -> argparse.Namespace:
 
 def figures(cell: str) -> dict[str, float]:
     """Of a process that measured a cell: as many seconds as its name has letters."""
-    return {"seconds": float(len(cell)), "peak_mib": 100.0 + len(cell), "trained": 1e6, "sent_mib": 4.0, "gone": 0.125}
+    return {
+        "seconds": float(len(cell)),
+        "peak_mib": 100.0 + len(cell),
+        "trained": 1e6,
+        "sent_mib": 4.0,
+        "gone": 0.125,
+    }
 
 
-def test_cells_that_are_named_are_measured_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured, calls = list[str](), count()
+def test_cells_that_are_named_are_measured_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = list[str]()
+    calls = count()
 
     def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
         measured.append(cell)
@@ -35,7 +44,10 @@ def test_cells_that_are_named_are_measured_and_others_stay(tmp_path: Path, monke
     monkeypatch.setattr(steps, "_in_a_fresh_process", measure)
     monkeypatch.setattr(steps, "save_model", lambda folder, shape: None)
     words = ["--only", "by masks", "all weights"]
-    with pytest.raises(Mistake, match=r"--only by masks all weights: .*fedspine-steps-0.1b.json has not all other rows"):
+    with pytest.raises(
+        Mistake,
+        match=r"--only by masks all weights: .*fedspine-steps-0.1b.json has not all other rows",
+    ):
         steps.work(given(tmp_path, *words))
     steps.work(given(tmp_path))
     assert measured == [*steps.cells(), *steps.cells()]
@@ -47,22 +59,31 @@ def test_cells_that_are_named_are_measured_and_others_stay(tmp_path: Path, monke
     after = json.loads((tmp_path / "fedspine-steps-0.1b.json").read_text())["rows"]
     assert {cell for cell in after if after[cell] != before[cell]} == set(named)
     page = (tmp_path / "fedspine-steps-0.1b.md").read_text()
-    first, last = ("p = 0%, r = 8, measuring units", "p = 50%, r = 8, measuring units")
+    first = "p = 0%, r = 8, measuring units"
+    last = "p = 50%, r = 8, measuring units"
     times = f"{before[first]['seconds']:.2f}, {before[last]['seconds']:.2f}"
-    memory, use = f"{100 + len(first)}, {100 + len(last)}", before["p = 50%, a forward pass"]["seconds"]
-    assert f"| FedSpine | {times} | {memory} | {use:.3f} | {100 + len('p = 50%, a forward pass')} |" in page
+    memory = f"{100 + len(first)}, {100 + len(last)}"
+    use = before["p = 50%, a forward pass"]["seconds"]
+    assert (
+        f"| FedSpine | {times} | {memory} | {use:.3f} | {100 + len('p = 50%, a forward pass')} |"
+        in page
+    )
     assert (tmp_path / "fedspine-steps-0.1b.png").exists()
 
 
 def llama(folder: Path) -> int:
     """A very small model; how many numbers of a head are trained beside LoRA."""
-    random_llama.save_model(folder, random_llama.Shape(hidden=32, feed_forward=64, blocks=2, heads=4, kv_heads=4))
+    random_llama.save_model(
+        folder, random_llama.Shape(hidden=32, feed_forward=64, blocks=2, heads=4, kv_heads=4)
+    )
     return 0
 
 
 def roberta(folder: Path) -> int:
     """A very small encoder, and its head for two classes."""
-    random_roberta.save_model(folder, random_roberta.Shape(30000, hidden=32, feed_forward=64, blocks=2, heads=4))
+    random_roberta.save_model(
+        folder, random_roberta.Shape(30000, hidden=32, feed_forward=64, blocks=2, heads=4)
+    )
     return 32 * 32 + 32 + 2 * 32 + 2
 
 
@@ -72,11 +93,35 @@ def test_each_way_of_measuring_units_takes_steps_of_a_model_of_which_a_share_is_
 ) -> None:
     """Of a very small model, in this process: what is trained shrinks with the ratio and grows with the rank."""
     head = save(tmp_path)
-    own = given(tmp_path, "--model", str(tmp_path), "--batch", "1", "--tokens", "8", "--steps", "1", "--threads", "1")
-    names = ("p = 0%, r = 2", "p = 0%, r = 8", "p = 50%, r = 8", "p = 50%, r = 8, measuring units by masks", "all weights")
+    own = given(
+        tmp_path,
+        "--model",
+        str(tmp_path),
+        "--batch",
+        "1",
+        "--tokens",
+        "8",
+        "--steps",
+        "1",
+        "--threads",
+        "1",
+    )
+    names = (
+        "p = 0%, r = 2",
+        "p = 0%, r = 8",
+        "p = 50%, r = 8",
+        "p = 50%, r = 8, measuring units by masks",
+        "all weights",
+    )
     found = {cell: steps.measure(own, cell) for cell in names}
     trained = {cell: figures["trained"] - head for cell, figures in found.items()}
     assert steps.measure(own, "p = 50%, a forward pass")["gone"] == 0.5
-    assert {cell: figures["gone"] for cell, figures in found.items()} == {cell: 0.5 * ("50%" in cell) for cell in names}
+    assert {cell: figures["gone"] for cell, figures in found.items()} == {
+        cell: 0.5 * ("50%" in cell) for cell in names
+    }
     assert trained["p = 0%, r = 8"] == 4 * trained["p = 0%, r = 2"] > trained["p = 50%, r = 8"]
-    assert trained["p = 50%, r = 8"] == trained["p = 50%, r = 8, measuring units by masks"] < trained["all weights"]
+    assert (
+        trained["p = 50%, r = 8"]
+        == trained["p = 50%, r = 8, measuring units by masks"]
+        < trained["all weights"]
+    )

@@ -31,7 +31,10 @@ ITEMS = 12
 
 def records(path: Path, number: int) -> Path:
     """Sentences that are good or bad."""
-    lines = [{"sentence": f"a {'good' if n % 2 else 'bad'} film, number {n}", "label": n % 2} for n in range(number)]
+    lines = [
+        {"sentence": f"a {'good' if n % 2 else 'bad'} film, number {n}", "label": n % 2}
+        for n in range(number)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -40,9 +43,22 @@ def given(folder: Path, *words: str) -> argparse.Namespace:
     """The command line's."""
     parser = argparse.ArgumentParser()
     task_study.add_arguments(parser)
-    model = folder / "encoder" if (folder / "encoder").exists() else save_tiny_roberta(folder / "encoder")
+    model = (
+        folder / "encoder"
+        if (folder / "encoder").exists()
+        else save_tiny_roberta(folder / "encoder")
+    )
     short = "--rounds 2 --steps 2 --every 1 --shares 0.3 --task sst2 --max-tokens 24"
-    places = ["--model", str(model), "--test", str(folder / "test.jsonl"), "--work", str(folder / "runs"), "--out", str(folder)]
+    places = [
+        "--model",
+        str(model),
+        "--test",
+        str(folder / "test.jsonl"),
+        "--work",
+        str(folder / "runs"),
+        "--out",
+        str(folder),
+    ]
     return parser.parse_args([*short.split(), *places, *words])
 
 
@@ -58,13 +74,22 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names = rows[0].split(",")
     found = {row.split('"')[1] if '"' in row else row.split(",")[3]: row for row in rows[1:]}
     by_samples = {f"{name}, weights by samples" for name in ("bandits", tasks.UNPRUNED_BANDIT)}
-    assert found.keys() == {"FedPETuning", "bandits", "schedule", "schedule, rank 8", "schedule, rank 32", *by_samples}
+    assert found.keys() == {
+        "FedPETuning",
+        "bandits",
+        "schedule",
+        "schedule, rank 8",
+        "schedule, rank 32",
+        *by_samples,
+    }
     (run,) = (tmp_path / "runs" / "0-high-0.3-bandits" / "runs").iterdir()
     last = json.loads((run / "rounds.json").read_text())["rounds"][-1]
     own = dict(zip(names, found["bandits"].split(","), strict=True))
     assert float(own["score"]) == pytest.approx(fmean(last["scores"]["acc"].values()), rel=1e-5)
     assert float(own["worst"]) == pytest.approx(min(last["scores"]["acc"].values()), rel=1e-5)
-    assert float(own["seconds"]) == pytest.approx(json.loads((run / "summary.json").read_text())["virtual_seconds"], rel=1e-5)
+    assert float(own["seconds"]) == pytest.approx(
+        json.loads((run / "summary.json").read_text())["virtual_seconds"], rel=1e-5
+    )
     (shared,) = (tmp_path / "runs" / "0-high-0-FedPETuning" / "runs").iterdir()
     own = dict(zip(names, found["FedPETuning"].split(","), strict=True))
     document = json.loads((shared / "summary.json").read_text())
@@ -80,14 +105,22 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len((tmp_path / "fedspine-sst2.csv").read_text().splitlines()) == len(rows)
 
 
-def test_all_weights_or_the_head_alone_are_averaged_by_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_weights_or_the_head_alone_are_averaged_by_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clients that "train" every number to how many sequences they have; bytes and operations by hand."""
     monkeypatch.setattr(tasks, "DEVICES", 3)
     records(tmp_path / "test.jsonl", ITEMS)
-    train, seen = records(tmp_path / "train.jsonl", 120), list[tuple[int, set[float]]]()
+    train = records(tmp_path / "train.jsonl", 120)
+    seen = list[tuple[int, set[float]]]()
 
     def run(self: Loop, first_step: int, steps: int, moments: object = None) -> None:
-        seen.append((self.num_sequences, {round(value.mean().item(), 3) for value in self.parameters.values()}))
+        seen.append(
+            (
+                self.num_sequences,
+                {round(value.mean().item(), 3) for value in self.parameters.values()},
+            )
+        )
         for value in self.parameters.values():
             value.data.fill_(self.num_sequences)
 
@@ -95,7 +128,9 @@ def test_all_weights_or_the_head_alone_are_averaged_by_samples(tmp_path: Path, m
     task_study.work(given(tmp_path, "--train", str(train), "--parts", "whole"))
     sizes = [size for size, _ in seen[:3]]
     mean = round(sum(size * size for size in sizes) / sum(sizes), 3)
-    assert [began for _, began in seen[3:6]] == [{mean}] * 3, "the second round begins with the mean"
+    assert [began for _, began in seen[3:6]] == [{mean}] * 3, (
+        "the second round begins with the mean"
+    )
     computing = Computing(torch.device("cpu"), torch.float32, 1)
     whole = load_whole(OpenedModel(tmp_path / "encoder"), computing, "float32", num_labels=2)
     every = {name: value.numel() for name, value in whole.named_parameters()}
@@ -106,14 +141,17 @@ def test_all_weights_or_the_head_alone_are_averaged_by_samples(tmp_path: Path, m
         number = numbers[row["model"].removeprefix("tuned: ")]
         assert float(row["megabytes_up"]) == pytest.approx(2 * 4 * number / 1e6, rel=1e-4)
         assert float(row["megabytes_down"]) == pytest.approx(4 * number / 1e6, rel=1e-4)
-        rounds, fleet = [], fleet_of("high")
+        rounds = []
+        fleet = fleet_of("high")
         assert fleet is not None
         for number_of_round in (1, 2):
             drawn = [fleet.drawn(0, client, number_of_round) for client in range(3)]
-            operations = 2 * 8 * 24 * (6 * number + 2 * (sum(every.values()) - number))  # forward alone below the head
+            # Forward alone below the head.
+            operations = 2 * 8 * 24 * (6 * number + 2 * (sum(every.values()) - number))
             rounds.append(
                 max(
-                    operations / one.operations_per_second + 8 * 4 * number * number_of_round / one.bits_per_second
+                    operations / one.operations_per_second
+                    + 8 * 4 * number * number_of_round / one.bits_per_second
                     for one in drawn
                 )
             )
@@ -121,15 +159,20 @@ def test_all_weights_or_the_head_alone_are_averaged_by_samples(tmp_path: Path, m
     assert "| tuned: the head alone | " in (tmp_path / "fedspine-sst2.md").read_text()
 
 
-def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both kinds of cut are runs of their own, kept like others; what is cut last is scored after the rounds."""
     spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "data.windows": 2}
     monkeypatch.setattr(cuts, "CUT_FIRST", cuts.CUT_FIRST | spared)
-    monkeypatch.setattr(cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()})
+    monkeypatch.setattr(
+        cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()}
+    )
     monkeypatch.setattr(cuts, "WINDOW_TOKENS", 16)
     monkeypatch.setattr(tasks, "DEVICES", 2)
     records(tmp_path / "test.jsonl", ITEMS)
-    train, model = records(tmp_path / "train.jsonl", 60), save_tiny_llama(tmp_path / "llama", positions=256)
+    train = records(tmp_path / "train.jsonl", 60)
+    model = save_tiny_llama(tmp_path / "llama", positions=256)
     words = ["--train", str(train), "--parts", "cuts", "--model", str(model)]
     public = tmp_path / "public.txt"
     public.write_text("\n\n".join(private_text(client) for client in range(3)))
@@ -140,21 +183,47 @@ def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(tmp_path: Path,
     assert all(name in text for name in (cuts.FIRST, *cuts.LAST))
     for run in ("0-0.3-LLM-Pruner", "0-0.3-Mask Tuning", "0-0.3-all of Mask Tuning"):
         (made,) = (tmp_path / "runs" / run / "runs").iterdir()
-        assert OpenedModel(made / "model").plan.num_parameters < OpenedModel(model).plan.num_parameters
+        assert (
+            OpenedModel(made / "model").plan.num_parameters < OpenedModel(model).plan.num_parameters
+        )
 
 
-def test_another_fleet_takes_what_its_own_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_fleet_takes_what_its_own_run_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What does not depend on times is run once; figures of the other fleets are those of runs with their clocks."""
     monkeypatch.setattr(tasks, "DEVICES", 3)
     records(tmp_path / "test.jsonl", ITEMS)
-    words = ["--train", str(records(tmp_path / "train.jsonl", 120)), "--parts", "fleets", "--only", "schedule", "FedPETuning"]
+    words = [
+        "--train",
+        str(records(tmp_path / "train.jsonl", 120)),
+        "--parts",
+        "fleets",
+        "--only",
+        "schedule",
+        "FedPETuning",
+    ]
     task_study.work(given(tmp_path, *words))
-    assert {run.name for run in (tmp_path / "runs").iterdir()} == {"0-high-0-FedPETuning", "0-high-0.3-schedule"}
+    assert {run.name for run in (tmp_path / "runs").iterdir()} == {
+        "0-high-0-FedPETuning",
+        "0-high-0.3-schedule",
+    }
     monkeypatch.setattr(tasks, "depends_on_times", lambda settings: True)
-    task_study.work(given(tmp_path, *words, "--work", str(tmp_path / "runs-of-all"), "--out", str(tmp_path / "all")))
+    task_study.work(
+        given(
+            tmp_path,
+            *words,
+            "--work",
+            str(tmp_path / "runs-of-all"),
+            "--out",
+            str(tmp_path / "all"),
+        )
+    )
     assert len(list((tmp_path / "runs-of-all").iterdir())) == 4
     for name in ("fedspine-sst2.csv", "fedspine-sst2-curves.csv"):
-        found, wanted = (list(csv.DictReader((folder / name).open())) for folder in (tmp_path, tmp_path / "all"))
+        found, wanted = (
+            list(csv.DictReader((folder / name).open())) for folder in (tmp_path, tmp_path / "all")
+        )
         assert len(found) > 3
         assert {tuple(row.values()) for row in found} == {tuple(row.values()) for row in wanted}
 
@@ -162,19 +231,27 @@ def test_another_fleet_takes_what_its_own_run_would(tmp_path: Path, monkeypatch:
 def test_operations_and_bytes_of_a_round_take_what_another_fleet_needs_for_them() -> None:
     """Device 0 computes 6e11 operations and sends 2 MB in each of two rounds, device 1 a tenth of that in the first."""
     done = {(0, 1): (6e11, 2_000_000), (0, 2): (6e11, 2_000_000), (1, 1): (6e10, 200_000)}
-    low, high = fleet_of("low"), fleet_of("high")
+    low = fleet_of("low")
+    high = fleet_of("high")
     assert low is not None
     assert high is not None
 
     def seconds(fleet: Fleet, client: int, server_round: int) -> float:
-        drawn, (operations, num_bytes) = fleet.drawn(7, client, server_round), done[client, server_round]
+        drawn, (operations, num_bytes) = (
+            fleet.drawn(7, client, server_round),
+            done[client, server_round],
+        )
         return operations / drawn.operations_per_second + 8 * num_bytes / drawn.bits_per_second
 
     clients = [
         {
             "client": client,
             "rounds": [
-                {"round": at, "virtual_seconds": seconds(high, client, at), "bytes": done[client, at][1]}
+                {
+                    "round": at,
+                    "virtual_seconds": seconds(high, client, at),
+                    "bytes": done[client, at][1],
+                }
                 for at in (1, 2)
                 if (client, at) in done
             ],
@@ -184,14 +261,22 @@ def test_operations_and_bytes_of_a_round_take_what_another_fleet_needs_for_them(
     first, second = retimed({"seed": 7, "clients": clients}, high, low)
     times = [seconds(low, 0, 1), seconds(low, 1, 1)]
     assert [own.seconds for own in first.devices.values()] == pytest.approx(times)
-    assert (first.seconds, first.waiting_seconds) == pytest.approx((times[0], (times[0] - times[1]) / 2))
-    assert (second.round, second.seconds, second.waiting_seconds) == (2, pytest.approx(seconds(low, 0, 2)), 0)
+    assert (first.seconds, first.waiting_seconds) == pytest.approx(
+        (times[0], (times[0] - times[1]) / 2)
+    )
+    assert (second.round, second.seconds, second.waiting_seconds) == (
+        2,
+        pytest.approx(seconds(low, 0, 2)),
+        0,
+    )
 
 
 def test_what_is_cut_when_the_rounds_are_over_reaches_its_score_with_them(tmp_path: Path) -> None:
     conditions = {"settings": {"federation.rounds": 10}}
     rows = Rows(tmp_path / "fedspine-sst2.csv", tasks.KEYS, tasks.FIGURES, conditions)
-    curves = Rows(tmp_path / "fedspine-sst2-curves.csv", tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions)
+    curves = Rows(
+        tmp_path / "fedspine-sst2-curves.csv", tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions
+    )
     for model, seconds, score in (("bandits", 40.0, 0.7), (AT_ONCE_LAST, 60.0, 0.8)):
         key = {"seed": 0, "fleet": "high", "share": 0.5, "model": model}
         rows.add(key, **dict.fromkeys(tasks.FIGURES, 0.0) | {"seconds": seconds, "score": score})
@@ -199,7 +284,10 @@ def test_what_is_cut_when_the_rounds_are_over_reaches_its_score_with_them(tmp_pa
             curves.add({**key, "round": 6}, seconds=30.0, score=0.7, worst=0.6)
     found = found_in(tasks.Files(rows, curves), "acc")
     assert found.targets("high", "0.5") == {"0": 0.7}
-    assert [found.seconds_to("high", "0.5", model) for model in ("bandits", AT_ONCE_LAST)] == [{"0": 30.0}, {"0": 60.0}]
+    assert [found.seconds_to("high", "0.5", model) for model in ("bandits", AT_ONCE_LAST)] == [
+        {"0": 30.0},
+        {"0": 60.0},
+    ]
 
 
 def test_a_row_s_seconds_say_how_many_of_its_own_seeds_came_there(tmp_path: Path) -> None:
@@ -209,12 +297,27 @@ def test_a_row_s_seconds_say_how_many_of_its_own_seeds_came_there(tmp_path: Path
         ("0", "0.0", "HetLoRA", 10, 0.8), ("1", "0.0", "HetLoRA", 9, 0.5), ("0", "0.0", "FedPETuning", 40, 0.9),
     ]  # fmt: skip
     names = ("seed", "fleet", "share", "model", "seconds", "score")
-    curves = [dict(zip(names, map(str, (seed, "high", *rest)), strict=True), round="1") for seed, *rest in points]
+    curves = [
+        dict(zip(names, map(str, (seed, "high", *rest)), strict=True), round="1")
+        for seed, *rest in points
+    ]
     rows = [{**dict.fromkeys(task_report.COLUMNS, "0"), **row} for row in curves]
-    conditions = {"items": 9, "model": {"name": "encoder", "parameters": 7}, "settings": {"data.alpha": 10.0}}
-    task_report.write_report("SST-2", Found(rows, curves, "acc"), conditions, tmp_path / "fedspine-sst2")
-    lines = [line.split(" | ") for line in (tmp_path / "fedspine-sst2.md").read_text().splitlines() if line.startswith("| ")]
-    last = {line[0].removeprefix("| "): line[-1].removesuffix(" |") for line in lines if len(line) > 5}
+    conditions = {
+        "items": 9,
+        "model": {"name": "encoder", "parameters": 7},
+        "settings": {"data.alpha": 10.0},
+    }
+    task_report.write_report(
+        "SST-2", Found(rows, curves, "acc"), conditions, tmp_path / "fedspine-sst2"
+    )
+    lines = [
+        line.split(" | ")
+        for line in (tmp_path / "fedspine-sst2.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    last = {
+        line[0].removeprefix("| "): line[-1].removesuffix(" |") for line in lines if len(line) > 5
+    }
     assert (last["bandits"], last["HetLoRA"], last["FedPETuning"]) == ("26.7", "10 (1 of 2)", "40")
 
 
@@ -226,14 +329,26 @@ def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
         ("0.5", "bandits, 20 steps", 9, 0.5), ("0.5", "bandits, 20 steps", 18, 0.72), ("0.5", "schedule, rank 4", 9, 0.2),
     ]  # fmt: skip
     rows = [
-        {"seed": "0", "fleet": "high", "share": share, "model": model, "seconds": str(seconds), "score": str(score)}
+        {
+            "seed": "0",
+            "fleet": "high",
+            "share": share,
+            "model": model,
+            "seconds": str(seconds),
+            "score": str(score),
+        }
         for share, model, seconds, score in points
     ]
     found = Found(rows, rows, "acc")
     assert found.groups() == [("high", "0.5")]
     assert found.targets("high", "0.5") == {"0": 0.7}
     names = ("FedPETuning", "bandits", "bandits, 20 steps", "schedule, rank 4")
-    assert [found.seconds_to("high", "0.5", name) for name in names] == [{"0": 30}, {"0": 15}, {"0": 18}, {}]
+    assert [found.seconds_to("high", "0.5", name) for name in names] == [
+        {"0": 30},
+        {"0": 15},
+        {"0": 18},
+        {},
+    ]
     losses = [{**row, "score": str(1 - float(row["score"]))} for row in rows]
     assert Found(losses, losses, "loss").seconds_to("high", "0.5", "bandits") == {"0": 15}
 
@@ -251,15 +366,28 @@ def test_bars_of_fleets_and_alphas() -> None:
         "high": {"FedPETuning": 9, "bandits": 5},
     }
     assert by_fleet(curves, curves[:2], "0.5", of_loss=False) == {}
-    ends = [("0.5", "bandits", "0.8"), ("0.5", "bandits, alpha 0.1", "0.5"), ("0.0", "FedPETuning", "0.9")]
-    rows = [{"seed": "0", "fleet": "high", "share": share, "model": name, "score": score} for share, name, score in ends]
-    assert by_alpha(rows, "high", "0.5", 10.0) == {"alpha 10": {"bandits": 0.8}, "alpha 0.1": {"bandits": 0.5}}
+    ends = [
+        ("0.5", "bandits", "0.8"),
+        ("0.5", "bandits, alpha 0.1", "0.5"),
+        ("0.0", "FedPETuning", "0.9"),
+    ]
+    rows = [
+        {"seed": "0", "fleet": "high", "share": share, "model": name, "score": score}
+        for share, name, score in ends
+    ]
+    assert by_alpha(rows, "high", "0.5", 10.0) == {
+        "alpha 10": {"bandits": 0.8},
+        "alpha 0.1": {"bandits": 0.5},
+    }
     assert by_alpha(rows[:1], "high", "0.5", 10.0) == {}
     points = [
         ("0.5", "bandits", 2, 0.6), ("0.5", "bandits", 4, 0.8), ("0.0", "FedPETuning", 7, 0.7), ("0.0", "HetLoRA", 1, 0.1),
         ("0.5", "bandits, alpha 0.1", 3, 0.5), ("0.0", "FedPETuning, alpha 0.1", 5, 0.6),
     ]  # fmt: skip
-    curves = [dict(zip(names[1:], map(str, point), strict=True), seed="0", fleet="high") for point in points]
+    curves = [
+        dict(zip(names[1:], map(str, point), strict=True), seed="0", fleet="high")
+        for point in points
+    ]
     assert times_by_alpha(curves, "high", "0.5", 10.0, of_loss=False) == {
         "alpha 10\n(to 0.7)": {"bandits": 4, "FedPETuning": 7},
         "alpha 0.1\n(to 0.5)": {"bandits": 3, "FedPETuning": 5},

@@ -17,7 +17,8 @@ from benchmarks.fedspallm.rows import Rows
 from espalier.modeling import quantised_cache
 from espalier.settings.mistakes import Mistake
 
-WINDOW, HELD_OUT = 8, 3
+WINDOW = 8
+HELD_OUT = 3
 CONDITIONS: dict[str, Any] = {
     "model": {"name": "tiny", "parameters": 1_500_000},
     "weight_mib": dict.fromkeys(nf4_base.BASES, 1.25),
@@ -58,16 +59,24 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 def test_loss_before_is_that_of_the_model_itself(settings: dict[str, Any], tmp_path: Path) -> None:
     found = nf4_base.measure(settings, tmp_path / "cache", train=True)
-    tokens = torch.tensor([number * number % 31 for number in range(12 * WINDOW)]).view(12, WINDOW)[-HELD_OUT:]
+    tokens = torch.tensor([number * number % 31 for number in range(12 * WINDOW)]).view(12, WINDOW)[
+        -HELD_OUT:
+    ]
     model = AutoModelForCausalLM.from_pretrained(settings["model"]).eval()
-    expected = nn.functional.cross_entropy(model(input_ids=tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    expected = nn.functional.cross_entropy(
+        model(input_ids=tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+    )
     assert found["loss_before"] == pytest.approx(expected.item(), abs=1e-5)
     assert found["loss_after"] != found["loss_before"]
-    assert found["peak_mib"] > 0.99 * found["interpreter_mib"] > 0, "the kernel reports pages in batches of a few"
+    assert found["peak_mib"] > 0.99 * found["interpreter_mib"] > 0, (
+        "the kernel reports pages in batches of a few"
+    )
     assert found["gpu_mib"] == 0
 
 
-def test_a_second_load_reads_the_cache(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_load_reads_the_cache(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = tmp_path / "cache"
     first = nf4_base.measure({**settings, "training.base": "nf4"}, cache, train=False)
     assert set(first) == {"load_seconds", "interpreter_mib"}
@@ -76,9 +85,14 @@ def test_a_second_load_reads_the_cache(settings: dict[str, Any], tmp_path: Path,
     assert second["loss_before"] > 0
 
 
-def test_as_many_held_out_windows_as_the_text_has_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_as_many_held_out_windows_as_the_text_has_are_refused(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     for wrong in (0, 12):
-        with pytest.raises(Mistake, match=rf"--held-out-windows {wrong}: --text .*text.txt has 12 windows of 8 tokens"):
+        with pytest.raises(
+            Mistake,
+            match=rf"--held-out-windows {wrong}: --text .*text.txt has 12 windows of 8 tokens",
+        ):
             nf4_base.measure({**settings, "evaluation.max-windows": wrong}, tmp_path, train=False)
 
 
@@ -106,15 +120,25 @@ def test_rows_and_their_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path = tmp_path / "nf4-base-tiny"
     rows = Rows(path.with_suffix(".csv"), nf4_base.KEYS, nf4_base.FIGURES, CONDITIONS)
     nf4_base.work({}, [0], rows)
-    quantised = [(0, "nf4", dtype, train) for dtype in ("float32", "bfloat16") for train in (False, True)]
+    quantised = [
+        (0, "nf4", dtype, train) for dtype in ("float32", "bfloat16") for train in (False, True)
+    ]
     assert asked == [(0, "float32", "float32", True), (0, "bfloat16", "bfloat16", True), *quantised]
     nf4_base.work({}, [0, 2], rows)
     assert [one[0] for one in asked] == [0] * 6 + [2] * 6, "what was measured is not measured again"
     nf4_base.report(rows, CONDITIONS, path)
     text = path.with_suffix(".md").read_text()
-    assert "over 2 seeds. Model `tiny`, 1.5 M parameters; 64 trained; 2 steps of 2 x 8 tokens; cpu, threads: 1" in text
-    assert "| nf4, computes in bfloat16 | 1.2 | 210 ± 14 | 100 ± 0 | 9.00 ± 0.00 | 2.00 ± 0.00 | 0.750 ± 0.000 |" in text
-    assert "| bfloat16 | 1.2 | 310 ± 14 | 100 ± 0 | 2.00 ± 0.00 |  | 0.750 ± 0.000 |" in text, "loaded once"
+    assert (
+        "over 2 seeds. Model `tiny`, 1.5 M parameters; 64 trained; 2 steps of 2 x 8 tokens; cpu,"
+        " threads: 1" in text
+    )
+    assert (
+        "| nf4, computes in bfloat16 | 1.2 | 210 ± 14 | 100 ± 0 | 9.00 ± 0.00 | 2.00 ± 0.00 | 0.750"
+        " ± 0.000 |" in text
+    )
+    assert "| bfloat16 | 1.2 | 310 ± 14 | 100 ± 0 | 2.00 ± 0.00 |  | 0.750 ± 0.000 |" in text, (
+        "loaded once"
+    )
     assert "GPU" not in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
@@ -125,10 +149,25 @@ def test_a_name_with_a_dot_is_a_file_name_whole(
     directory = Path(settings["model"]).rename(tmp_path / "tiny-0.1b")
     monkeypatch.setattr(nf4_base, "_in_a_fresh_process", measured)
     out = tmp_path / "out"
-    given = ["--model", str(directory), "--text", settings["data.path"], "--device", "cpu", "--threads", "1", "--seeds", "0"]
+    given = [
+        "--model",
+        str(directory),
+        "--text",
+        settings["data.path"],
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--seeds",
+        "0",
+    ]
     monkeypatch.setattr("sys.argv", ["nf4_base", *given, "--out", str(out)])
     assert nf4_base.main() == 0
-    assert sorted(file.name for file in out.iterdir()) == [f"nf4-base-tiny-0-1b.{end}" for end in ("csv", "json", "md", "png")]
-    written = "".join((out / f"nf4-base-tiny-0-1b.{end}").read_text() for end in ("csv", "json", "md"))
+    assert sorted(file.name for file in out.iterdir()) == [
+        f"nf4-base-tiny-0-1b.{end}" for end in ("csv", "json", "md", "png")
+    ]
+    written = "".join(
+        (out / f"nf4-base-tiny-0-1b.{end}").read_text() for end in ("csv", "json", "md")
+    )
     assert "Model `tiny-0.1b`" in written
     assert str(tmp_path) not in written

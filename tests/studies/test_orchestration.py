@@ -23,7 +23,14 @@ def test_a_run_of_two_rounds_is_split_as_on_paper() -> None:
         ({"event": "evaluated"}, 18.0),
     ]
     parts = split(events, 20.0, at_once=True)
-    assert parts == {"start-up": 5.0, "clients": 3.5, "waiting": 2.5, "server": 4.5, "evaluation": 2.5, "end": 2.0}
+    assert parts == {
+        "start-up": 5.0,
+        "clients": 3.5,
+        "waiting": 2.5,
+        "server": 4.5,
+        "evaluation": 2.5,
+        "end": 2.0,
+    }
     assert sum(parts.values()) == 20.0
     one_after_the_other = split(events, 20.0, at_once=False)
     assert one_after_the_other == {**parts, "clients": 5.5, "waiting": 0.5}

@@ -37,7 +37,9 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_seeds_that_one_arm_lacks_do_not_count() -> None:
-    found = difference({("a", "x"): {"0": 1.0, "1": 2.0}, ("b", "x"): {"1": 5.0}}, Pair("a", "b"), "x")
+    found = difference(
+        {("a", "x"): {"0": 1.0, "1": 2.0}, ("b", "x"): {"1": 5.0}}, Pair("a", "b"), "x"
+    )
     assert found == Difference((-3.0,))
     assert difference(ARMS, Pair("a", "b"), "70%") is None
 
@@ -50,13 +52,15 @@ def test_the_table_leaves_out_pairs_without_figures() -> None:
 
 
 def test_texts_may_be_added_but_not_changed() -> None:
-    found, given = {"threads": 1, "texts": {"wiki": 1}}, {"threads": 1, "texts": {"c4": 2}}
+    found = {"threads": 1, "texts": {"wiki": 1}}
+    given = {"threads": 1, "texts": {"c4": 2}}
     assert together(found, given) == ({"threads": 1, "texts": {"wiki": 1, "c4": 2}}, [])
     assert together(found, {"threads": 2, "texts": {"wiki": 3}})[1] == ["texts", "threads"]
 
 
 DOCS = Path(__file__).parents[2] / "docs" / "studies"
-SEEDS, TEXTS = (0, 1, 2), ("wikitext2", "c4", "stories")
+SEEDS = (0, 1, 2)
+TEXTS = ("wikitext2", "c4", "stories")
 
 
 def rows_of(study: str, *columns: str) -> set[tuple[str, ...]]:
@@ -69,11 +73,20 @@ def rows_of(study: str, *columns: str) -> set[tuple[str, ...]]:
 def test_table_1_has_every_cell_for_three_texts(study: str) -> None:
     scaled = {False: "off", True: "on"}
     asked = {
-        (str(cell.setting.seed), str(cell.setting.sparsity), cell.method, cell.server_group, scaled[cell.weight_scaling], text)
+        (
+            str(cell.setting.seed),
+            str(cell.setting.sparsity),
+            cell.method,
+            cell.server_group,
+            scaled[cell.weight_scaling],
+            text,
+        )
         for cell in table_1(SEEDS)
         for text in TEXTS
     }
-    assert asked <= rows_of(study, "seed", "sparsity", "method", "server_group", "weight_scaling", "text")
+    assert asked <= rows_of(
+        study, "seed", "sparsity", "method", "server_group", "weight_scaling", "text"
+    )
 
 
 def test_tables_of_fedspallm_have_every_baseline_for_each_size_of_federation() -> None:
@@ -83,7 +96,9 @@ def test_tables_of_fedspallm_have_every_baseline_for_each_size_of_federation() -
 
 
 @pytest.mark.parametrize("study", sorted(path.stem for path in DOCS.glob("*.csv")))
-def test_the_reports_in_the_documentation_are_those_of_their_figures(study: str, tmp_path: Path) -> None:
+def test_the_reports_in_the_documentation_are_those_of_their_figures(
+    study: str, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'dev' or 'studies' brings matplotlib")
     for given in (*DOCS.glob(f"{study}*.csv"), *DOCS.glob(f"{study}*.json")):
         (tmp_path / given.name).write_bytes(given.read_bytes())

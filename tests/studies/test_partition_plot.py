@@ -14,7 +14,12 @@ from espalier.corpora.partition import Partition
 def file(tmp_path: Path) -> str:
     """Twelve categories; number n has 20 - n records."""
     records = [
-        {"instruction": f"Question {label}/{number}", "context": "", "response": "yes", "category": f"c{label:02}"}
+        {
+            "instruction": f"Question {label}/{number}",
+            "context": "",
+            "response": "yes",
+            "category": f"c{label:02}",
+        }
         for label in range(12)
         for number in range(20 - label)
     ]
@@ -46,7 +51,9 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
         (["--task", "sst2"], "line 1 (task sst2) has no field 'sentence'"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(file: str, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_told_in_a_line(
+    file: str, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["--task", "dolly", "--file", file, *words])
     assert told in capsys.readouterr().err

@@ -20,12 +20,16 @@ def test_votes_then_magnitude_then_index_decide() -> None:
 
 
 def test_bits_are_read_from_the_lowest() -> None:
-    assert unpacked(np.array([0b1011], dtype=np.uint64), (2, 3)).tolist() == [[True, True, False], [True, False, False]]
+    assert unpacked(np.array([0b1011], dtype=np.uint64), (2, 3)).tolist() == [
+        [True, True, False],
+        [True, False, False],
+    ]
 
 
 def test_blobs_arrive_and_another_hash_is_refused(tmp_path: Path) -> None:
     data = bytes(range(256)) * 10_000
-    good, bad = tmp_path / f"{hashlib.sha256(data).hexdigest()}.blob", tmp_path / f"{'0' * 64}.blob"
+    good = tmp_path / f"{hashlib.sha256(data).hexdigest()}.blob"
+    bad = tmp_path / f"{'0' * 64}.blob"
     for blob in (good, bad):
         blob.write_bytes(data)
     assert receive([good], tmp_path / "arrived") > 0

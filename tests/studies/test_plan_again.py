@@ -8,14 +8,18 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.plan import __main__ as study
 
 
-def test_planned_seconds_stay_those_of_the_speed_on_the_day_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planned_seconds_stay_those_of_the_speed_on_the_day_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All other figures are those of the new plan, in memory and in the file; what was measured stays too."""
     rows = Rows(tmp_path / "plan.csv", study.KEYS, study.FIGURES, {})
     rows.add({"model": "demo", "method": "flap"}, **dict.fromkeys(study.FIGURES, 1.0))
     new = [name for name in study.FIGURES if not name.endswith("_measured")]
     monkeypatch.setattr(study, "planned", lambda _: dict.fromkeys(new, 2.0))
     study.again(rows, {"demo": "demo"})
-    expected = {name: "2" if name in new and name != "seconds_planned" else "1" for name in study.FIGURES}
+    expected = {
+        name: "2" if name in new and name != "seconds_planned" else "1" for name in study.FIGURES
+    }
     assert {name: rows.rows[0][name] for name in study.FIGURES} == expected
     again = Rows(rows.path, study.KEYS, study.FIGURES, {})
     assert again.rows == rows.rows

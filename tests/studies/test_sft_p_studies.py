@@ -30,11 +30,15 @@ def numbers(plan: AdapterPlan, prefix: str) -> int:
 
 def test_the_generator_and_lora_of_llama_7b_by_hand() -> None:
     """32 blocks with four gates of 4096 lanes; one trunk of 64 numbers to 32; codes of 32 numbers; LoRA of rank 8 twice."""
-    trunk, codes = 32 * 64 + 32 + 2 * 32, 4 * 32 * 32
+    trunk = 32 * 64 + 32 + 2 * 32
+    codes = 4 * 32 * 32
     whole = tables.shared("LLaMA-7B", "per-gate", adapters=True)
     assert numbers(whole, "mask.") == 4 * 32 * 4096 * 32 + codes + trunk
     assert numbers(whole, "attn.") == 32 * 2 * 8 * (4096 + 4096)
-    assert numbers(tables.shared("LLaMA-7B", "shared", adapters=False), "mask.") == 4 * 4096 * 32 + codes + trunk
+    assert (
+        numbers(tables.shared("LLaMA-7B", "shared", adapters=False), "mask.")
+        == 4 * 4096 * 32 + codes + trunk
+    )
     assert numbers(tables.shared("LLaMA-7B", "shared", adapters=False), "attn.") == 0
 
 
@@ -88,7 +92,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     short = {"lora.rank": 2, "federation.rounds": 1, "training.steps": 2, "data.window-tokens": 16}
     monkeypatch.setattr(studies, "TRAINED", studies.TRAINED | short)
     shared = home(tmp_path)
-    private, texts = [], []
+    private = []
+    texts = []
     for client in range(3):
         private.append(tmp_path / f"text-{client}.txt")
         private[-1].write_text(private_text(client))
@@ -108,7 +113,10 @@ def test_a_study_of_choices_has_a_row_for_each_client_and_one_of_budgets_a_late_
     monkeypatch.setattr(studies, "ONE_AT_A_TIME", {"code of 8 numbers": {"sft-p.code": 8}})
     monkeypatch.setattr(studies, "SHARES", (0.2,))
     monkeypatch.setitem(studies.MASKS, "sft-p.late-steps", 10)
-    for name, models in (("choices", {"code of 8 numbers"}), ("budgets", {"uniform", "mixed", "mixed, the last client late"})):
+    for name, models in (
+        ("choices", {"code of 8 numbers"}),
+        ("budgets", {"uniform", "mixed", "mixed, the last client late"}),
+    ):
         study = STUDIES[name]
         if name == "budgets":
             monkeypatch.setattr(studies, "SHARES", (0.2, 0.5))
@@ -120,13 +128,21 @@ def test_a_study_of_choices_has_a_row_for_each_client_and_one_of_budgets_a_late_
     assert late["t2"]["rounds_to_budget"] == ""
 
 
-def test_a_study_runs_the_app_once_for_each_cell(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_runs_the_app_once_for_each_cell(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One variant, mixed budgets and one method for all, on a tiny model; a second time nothing is run."""
     monkeypatch.setattr(studies, "SHARES", (0.5,))
-    monkeypatch.setattr(studies, "VARIANTS", {name: studies.VARIANTS[name] for name in ("SFT-P +C/NOA", "SFT-P +C/+A")})
+    monkeypatch.setattr(
+        studies,
+        "VARIANTS",
+        {name: studies.VARIANTS[name] for name in ("SFT-P +C/NOA", "SFT-P +C/+A")},
+    )
     monkeypatch.setattr(studies, "OTHERS", ("LLM-Pruner",))
     monkeypatch.setattr(studies, "CENTRALISED", ("LLM-Pruner",))
-    monkeypatch.setitem(studies.METHODS, "LLM-Pruner", studies.METHODS["LLM-Pruner"] | {"llm-pruner.spare-first": 0})
+    monkeypatch.setitem(
+        studies.METHODS, "LLM-Pruner", studies.METHODS["LLM-Pruner"] | {"llm-pruner.spare-first": 0}
+    )
     monkeypatch.setitem(studies.METHODS["LLM-Pruner"], "llm-pruner.spare-last", 0)
     rows = Rows(tmp_path / "rows.csv", KEYS, FIGURES, {})
     STUDIES["variants"].work(bench, rows)  # type: ignore[arg-type]
@@ -139,8 +155,15 @@ def test_a_study_runs_the_app_once_for_each_cell(bench: Bench, tmp_path: Path, m
     assert mixed == {("0.2", "t0"), ("0.5", "t1"), ("0.5", "t2")}
     (run,) = (tmp_path / "runs" / "0-0.5-SFT-P +C +A" / "runs").iterdir()
     client = json.loads((run / "summary.json").read_text())["clients"][1]
-    assert float(found["SFT-P +C/+A", "0.5", "t1"]["perplexity"]) == pytest.approx(client["metrics"]["perplexity/t1/federated"])
-    assert 0 < float(found["SFT-P +C/+A", "0.5", "t1"]["chance"]) < float(found["SFT-P +C/+A", "0.5", "t1"]["agreement"]) <= 1
+    assert float(found["SFT-P +C/+A", "0.5", "t1"]["perplexity"]) == pytest.approx(
+        client["metrics"]["perplexity/t1/federated"]
+    )
+    assert (
+        0
+        < float(found["SFT-P +C/+A", "0.5", "t1"]["chance"])
+        < float(found["SFT-P +C/+A", "0.5", "t1"]["agreement"])
+        <= 1
+    )
     number = len(rows.rows)
     STUDIES["variants"].work(bench, rows)  # type: ignore[arg-type]
     assert len(rows.rows) == number
@@ -152,6 +175,10 @@ def test_a_sliced_model_has_as_many_weights_as_were_to_stay(tmp_path: Path) -> N
     width = plan.blocks[0].linears[0].shape[1]
     for share in (0.2, 0.5):
         kept = (1 - studies.slicing_for(plan, share)) * width
-        weights = [rows * columns for block in plan.blocks for rows, columns in (linear.shape for linear in block.linears)]
+        weights = [
+            rows * columns
+            for block in plan.blocks
+            for rows, columns in (linear.shape for linear in block.linears)
+        ]
         after = sum(weights) * kept / width + 2 * kept**2 * len(plan.blocks)
         assert after == pytest.approx((1 - share) * sum(weights))

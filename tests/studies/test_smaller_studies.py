@@ -24,11 +24,19 @@ CONDITIONS: dict[str, Any] = {
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("ESPALIER_STATE_DIR", "")
-    monkeypatch.setattr(studies, "METHODS", {name: studies.METHODS[name] for name in ("FLAP", "FedPrLLM")})
+    monkeypatch.setattr(
+        studies, "METHODS", {name: studies.METHODS[name] for name in ("FLAP", "FedPrLLM")}
+    )
     monkeypatch.setattr(studies, "SHARES", (0.3,))
     monkeypatch.setattr(studies, "WINDOWS", 2)
     monkeypatch.setattr(studies, "PROMPT", 16)
-    short = {"federation.rounds": 1, "training.steps": 1, "training.batch-size": 1, "data.window-tokens": 16, "lora.rank": 2}
+    short = {
+        "federation.rounds": 1,
+        "training.steps": 1,
+        "training.batch-size": 1,
+        "data.window-tokens": 16,
+        "lora.rank": 2,
+    }
     monkeypatch.setattr(studies, "TUNING", studies.TUNING | short)
     shared = home(tmp_path / "home")
     for client in range(2):
@@ -38,31 +46,51 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         "evaluation.window-tokens": 16, "evaluation.max-windows": 2, "evaluation.local-only": False,
         "evaluation.centralized": "off", "deadline-seconds": 60.0,
     }  # fmt: skip
-    return Bench(common, str(shared.model), [tmp_path / f"{client}.txt" for client in range(2)], [0], tmp_path / "work")
+    return Bench(
+        common,
+        str(shared.model),
+        [tmp_path / f"{client}.txt" for client in range(2)],
+        [0],
+        tmp_path / "work",
+    )
 
 
-def test_every_method_is_measured_as_it_is_and_tuned(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, path = STUDIES["recovery"], tmp_path / "out" / "smaller-recovery"
+def test_every_method_is_measured_as_it_is_and_tuned(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = STUDIES["recovery"]
+    path = tmp_path / "out" / "smaller-recovery"
     rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, CONDITIONS)
     studies.recovery(bench, rows)
     found = {row["model"]: row for row in rows.rows}
     assert list(found) == ["dense", "FLAP", "FLAP, tuned", "FedPrLLM", "FedPrLLM, tuned"]
     (run,) = (bench.work / "0-0.3-FLAP, tuned" / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
-    assert float(found["FLAP, tuned"]["perplexity"]) == pytest.approx(summary["metrics"][0]["values"]["federated"], rel=1e-5)
+    assert float(found["FLAP, tuned"]["perplexity"]) == pytest.approx(
+        summary["metrics"][0]["values"]["federated"], rel=1e-5
+    )
     small = OpenedModel(run / "model").plan.num_parameters
     assert float(found["FLAP"]["million_parameters"]) == pytest.approx(small / 1e6, rel=1e-5)
-    assert float(found["FedPrLLM"]["million_parameters"]) == float(found["dense"]["million_parameters"])
+    assert float(found["FedPrLLM"]["million_parameters"]) == float(
+        found["dense"]["million_parameters"]
+    )
     assert float(found["FLAP, tuned"]["megabytes_up"]) > float(found["FLAP"]["megabytes_up"]) > 0
 
-    monkeypatch.setattr("benchmarks.smaller.bench.run_method", lambda *_: pytest.fail("a cell was measured twice"))
+    monkeypatch.setattr(
+        "benchmarks.smaller.bench.run_method", lambda *_: pytest.fail("a cell was measured twice")
+    )
     again = Rows(path.with_suffix(".csv"), study.keys, study.figures, CONDITIONS)
     studies.recovery(bench, again)
     assert again.rows == rows.rows
     write_report(study, again, CONDITIONS, path)
     assert "| FLAP, tuned |" in path.with_suffix(".md").read_text()
 
-    times = Rows(tmp_path / "smaller-latency.csv", studies.KEYS, STUDIES["latency"].figures, CONDITIONS | {"threads": 1})
+    times = Rows(
+        tmp_path / "smaller-latency.csv",
+        studies.KEYS,
+        STUDIES["latency"].figures,
+        CONDITIONS | {"threads": 1},
+    )
     studies.latency(bench, times)
     assert {row["model"] for row in times.rows} == {"dense", "FLAP", "FedPrLLM"}
     assert all(float(row["prefill_ms"]) > 0 for row in times.rows)
@@ -74,12 +102,16 @@ def test_a_run_of_other_settings_is_not_taken_for_one(bench: Bench) -> None:
     folder = bench.work / "0-run"
     (folder / "runs" / "a").mkdir(parents=True)
     (folder / "runs" / "a" / "summary.json").write_text('{"status": "completed"}')
-    with pytest.raises(Mistake, match="of which nobody knows what it was asked for; give another --work"):
+    with pytest.raises(
+        Mistake, match="of which nobody knows what it was asked for; give another --work"
+    ):
         bench.run("0-run", {"seed": 0})
     asked = {**bench.common, "seed": 0, "enrol-seconds": 600.0}
     (folder / "asked.json").write_text(json.dumps(asked))
     assert bench.run("0-run", {"seed": 0}) == bench.made("0-run") == folder / "runs" / "a"
-    with pytest.raises(Mistake, match=r"0-run: holds a run with another seed, threads; give another --work"):
+    with pytest.raises(
+        Mistake, match=r"0-run: holds a run with another seed, threads; give another --work"
+    ):
         bench.run("0-run", {"seed": 1, "threads": 2})
     with pytest.raises(Mistake, match="holds no completed run"):
         bench.made("1-run")

@@ -38,7 +38,12 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     """A tiny model and one body of text that is dealt out to four clients."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     shared = tmp_path / "shared.txt"
-    settings = EVALUATED | {"data.source": "text", "data.path": str(shared), "seed": SETTING.seed, "evaluation.own-text": False}
+    settings = EVALUATED | {
+        "data.source": "text",
+        "data.path": str(shared),
+        "seed": SETTING.seed,
+        "evaluation.own-text": False,
+    }
     made = Federation(tmp_path, "fedprllm", settings)
     shared.write_text("\n\n".join(private_text(client) for client in range(4)))
     return made
@@ -48,7 +53,9 @@ def studied(sites: Federation) -> Bench:
     settings = parse(sites.config())
     model = open_model(settings.model)
     return Bench(
-        BlockStream(model, set_up(settings, sites.folder)), public_windows(settings.evaluation, model.encode), sites.config()
+        BlockStream(model, set_up(settings, sites.folder)),
+        public_windows(settings.evaluation, model.encode),
+        sites.config(),
     )
 
 
@@ -69,7 +76,11 @@ def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None
     measure(studied(sites), cells, rows)
     found = {row.cell.method: row for row in rows.rows}
     for strategy in ("one-shot", "iterative"):
-        changes = {"fedprllm__comparison_group": "column", "fedprllm__weight_scaling": True, "fedprllm__strategy": strategy}
+        changes = {
+            "fedprllm__comparison_group": "column",
+            "fedprllm__weight_scaling": True,
+            "fedprllm__strategy": strategy,
+        }
         figures = app_figures(sites, **changes)
         assert found["dense"].perplexity == pytest.approx(figures["dense"], rel=1e-6)
         assert found["local-only"].perplexity == pytest.approx(figures["local_only"], rel=6e-4)
@@ -78,13 +89,20 @@ def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None
         assert found[strategy].achieved_sparsity == pytest.approx(figures["sparsity"], abs=1e-12)
 
 
-def test_a_stopped_study_goes_on_where_it_was(sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_study_goes_on_where_it_was(
+    sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = [Cell(SETTING, "dense"), Cell(SETTING, "centralized"), Cell(SETTING, "one-shot", "row")]
-    whole, stopped = Rows(tmp_path / "whole.csv", PUBLIC), Rows(tmp_path / "stopped.csv", PUBLIC)
+    whole = Rows(tmp_path / "whole.csv", PUBLIC)
+    stopped = Rows(tmp_path / "stopped.csv", PUBLIC)
     measure(studied(sites), cells, whole)
     measure(studied(sites), cells[:2], stopped)
     calls = []
-    monkeypatch.setattr(measuring, "mean_losses", lambda *given, real=measuring.mean_losses: calls.append(1) or real(*given))
+    monkeypatch.setattr(
+        measuring,
+        "mean_losses",
+        lambda *given, real=measuring.mean_losses: calls.append(1) or real(*given),
+    )
     measure(studied(sites), cells, Rows(stopped.path, PUBLIC))
     assert len(calls) == 1
     assert stopped.path.read_text() == whole.path.read_text()
@@ -112,7 +130,9 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("torn", "left"), [(1, 3), (30, 3), (70, 2)])
-def test_what_an_interruption_left_of_a_row_is_measured_again(torn: int, left: int, tmp_path: Path) -> None:
+def test_what_an_interruption_left_of_a_row_is_measured_again(
+    torn: int, left: int, tmp_path: Path
+) -> None:
     rows = rows_of(tmp_path)
     rows.path.write_text(rows.path.read_text()[:-torn])
     again = Rows(rows.path, CONDITIONS)
@@ -124,7 +144,8 @@ def test_what_an_interruption_left_of_a_row_is_measured_again(torn: int, left: i
 
 def test_a_text_may_be_added_later(sites: Federation, tmp_path: Path) -> None:
     """Only the new text is measured; the rows and figures of the others stay."""
-    cells, bench = [Cell(SETTING, "dense"), Cell(SETTING, "one-shot", "row")], studied(sites)
+    cells = [Cell(SETTING, "dense"), Cell(SETTING, "one-shot", "row")]
+    bench = studied(sites)
     measure(bench, cells, Rows(tmp_path / "study.csv", PUBLIC))
     before = (tmp_path / "study.csv").read_text()
     more = Bench(bench.stream, {**bench.texts, "more": bench.texts["public"][:1]}, bench.common)
@@ -140,14 +161,21 @@ def test_a_text_may_be_added_later(sites: Federation, tmp_path: Path) -> None:
 def test_published_ties_are_those_of_the_papers_code(sites: Federation, tmp_path: Path) -> None:
     """Random in layers, by index in rows and columns: each as an app with that setting decides."""
     bench = studied(sites)
-    published = Clients(bench.settings(SETTING), bench.stream, tmp_path / "published", published_ties=True)
+    published = Clients(
+        bench.settings(SETTING), bench.stream, tmp_path / "published", published_ties=True
+    )
     for group, ties in (("layer", "random"), ("row", "index"), ("column", "index")):
         plain = Bench(bench.stream, bench.texts, {**bench.common, "fedprllm.ties": ties})
-        expected = Clients(plain.settings(SETTING), bench.stream, tmp_path / group).decide("one-shot", group)
+        expected = Clients(plain.settings(SETTING), bench.stream, tmp_path / group).decide(
+            "one-shot", group
+        )
         found = published.decide("one-shot", group)
         for block in bench.stream.model.plan.blocks:
             masks = expected.prune_masks(block.index)
-            assert all(torch.equal(mask, masks[name]) for name, mask in found.prune_masks(block.index).items())
+            assert all(
+                torch.equal(mask, masks[name])
+                for name, mask in found.prune_masks(block.index).items()
+            )
 
 
 def test_a_damaged_study_is_told_and_left_alone(tmp_path: Path) -> None:
@@ -170,7 +198,9 @@ def test_a_damaged_study_is_told_and_left_alone(tmp_path: Path) -> None:
 def test_a_study_varies_what_the_paper_varies(study: str) -> None:
     cells = list(STUDIES[study]([0, 1, 2]))
     assert (
-        len(cells) == len(set(cells)) == 3 * {"table-1": 3 * 15, "table-4": 3 * 6, "figure-2": 6 * 4, "figure-3": 6 * 4}[study]
+        len(cells)
+        == len(set(cells))
+        == 3 * {"table-1": 3 * 15, "table-4": 3 * 6, "figure-2": 6 * 4, "figure-3": 6 * 4}[study]
     )
     if study == "figure-2":
         assert {cell.setting.clients * cell.setting.windows for cell in cells} == {128}

@@ -65,7 +65,10 @@ def write(path: Path, lines: list[dict[str, Any]]) -> Path:
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federated:
     """Four clients with a file each, of different length."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    paths = {"data.path": str(tmp_path / "text-{client}.txt"), "task.test-path": str(tmp_path / "test.jsonl")}
+    paths = {
+        "data.path": str(tmp_path / "text-{client}.txt"),
+        "task.test-path": str(tmp_path / "test.jsonl"),
+    }
     made = Federated(tmp_path, "fedpetuning", SMALL | TWO_ROUNDS | paths)
     for client in range(4):
         write(tmp_path / f"text-{client}.txt", records(client, 20 + 5 * client))
@@ -93,12 +96,18 @@ def all_of(tensors: Any) -> list[torch.Tensor]:
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 @pytest.mark.parametrize("aggregation", ["factors", "svd"])
 def test_a_federation_trains_what_the_app_trains(sites: Federated, aggregation: Any) -> None:
-    run = sites.run(fedpetuning__aggregation=aggregation, evaluation__centralized="off", evaluation__local_only=False)
+    run = sites.run(
+        fedpetuning__aggregation=aggregation,
+        evaluation__centralized="off",
+        evaluation__local_only=False,
+    )
     bench = bench_of(sites)
     with bench.federation(bench.settings(sites.config()["seed"])) as clients:
         found = clients.federated(Averaging("factors" if aggregation == "factors" else "updates"))
@@ -129,11 +138,20 @@ def test_alone_and_centralized_reach_what_the_app_reports(sites: Federated) -> N
 
 @pytest.mark.parametrize(("aggregation", "of"), [("zero-pad", "factors"), ("svd", "updates")])
 def test_different_ranks_are_hetlora_s(sites: Federated, aggregation: str, of: Any) -> None:
-    settings, sites.method = sites.settings, "hetlora"
-    sites.settings = {key: value for key, value in settings.items() if not key.startswith("fedpetuning.")}
+    settings = sites.settings
+    sites.method = "hetlora"
+    sites.settings = {
+        key: value for key, value in settings.items() if not key.startswith("fedpetuning.")
+    }
     rounds = {"federation__rounds": 2, "hetlora__ranks": "1,2,4", "hetlora__self_pruning": False}
-    run = sites.run(**rounds, hetlora__aggregation=aggregation, evaluation__centralized="off", evaluation__local_only=False)
-    sites.method, sites.settings = "fedpetuning", settings
+    run = sites.run(
+        **rounds,
+        hetlora__aggregation=aggregation,
+        evaluation__centralized="off",
+        evaluation__local_only=False,
+    )
+    sites.method = "fedpetuning"
+    sites.settings = settings
     bench = bench_of(sites)
     with bench.federation(bench.settings(0), LIMITS) as clients:
         assert same(all_of(clients.federated(Averaging(of, "norms")).tensors), written(run))
@@ -143,18 +161,30 @@ def test_zero_padding_and_its_errors_by_a_slow_loop(sites: Federated) -> None:
     """One round: what clients of ranks 1, 2, 4 and 4 send, padded, weighted by norms and averaged number by number."""
     bench = bench_of(sites, federation__rounds=1)
     with bench.federation(bench.settings(0), LIMITS) as clients:
-        sent = [clients.alone(client) for client in range(4)]  # one round alone is what a client sends
+        # One round alone is what a client sends.
+        sent = [clients.alone(client) for client in range(4)]
         found = clients.federated(Averaging("factors", "norms"))
-        names = [(f"{key}", name) for key, block in found.tensors.items() for name in block if name.endswith("lora_a")]
+        names = [
+            (f"{key}", name)
+            for key, block in found.tensors.items()
+            for name in block
+            if name.endswith("lora_a")
+        ]
     pairs = [(key, name, name.replace("lora_a", "lora_b")) for key, name in names]
     norms = [
-        math.sqrt(sum(float((2.0 * one[key][b].double() @ one[key][a].double()).norm()) ** 2 for key, a, b in pairs))
+        math.sqrt(
+            sum(
+                float((2.0 * one[key][b].double() @ one[key][a].double()).norm()) ** 2
+                for key, a, b in pairs
+            )
+        )
         for one in sent
     ]
     shares = [value / sum(norms) for value in norms]
     squares = dict.fromkeys(("exact", 1, 2, 4), 0.0)
     for key, a, b in pairs:
-        mean_a, mean_b = torch.zeros_like(found.tensors[key][a]).double(), torch.zeros_like(found.tensors[key][b]).double()
+        mean_a = torch.zeros_like(found.tensors[key][a]).double()
+        mean_b = torch.zeros_like(found.tensors[key][b]).double()
         exact = torch.zeros(len(mean_b), mean_a.shape[1], dtype=torch.float64)
         for share, rank, one in zip(shares, LIMITS, sent, strict=True):
             for row in range(rank):
@@ -168,7 +198,9 @@ def test_zero_padding_and_its_errors_by_a_slow_loop(sites: Federated) -> None:
             squares[limit] += float((2.0 * mean_b[:, :limit] @ mean_a[:limit] - exact).norm()) ** 2
     distance = {limit: math.sqrt(squares[limit] / squares["exact"]) for limit in (1, 2, 4)}
     assert found.errors == [pytest.approx(distance[4], rel=1e-4)]
-    assert found.errors_at_clients == [pytest.approx(sum(distance[rank] for rank in LIMITS) / 4, rel=1e-4)]
+    assert found.errors_at_clients == [
+        pytest.approx(sum(distance[rank] for rank in LIMITS) / 4, rel=1e-4)
+    ]
 
 
 def test_the_svd_is_never_further_from_the_exact_mean(sites: Federated) -> None:
@@ -184,11 +216,15 @@ def test_a_rank_limit_takes_the_first_ranks(sites: Federated) -> None:
     bench = bench_of(sites)
     with bench.federation(bench.settings(0), LIMITS) as clients:
         tensors = clients.federated(Averaging("factors", "norms")).tensors
-        zeroed = {key: {name: value.clone() for name, value in block.items()} for key, block in tensors.items()}
+        zeroed = {
+            key: {name: value.clone() for name, value in block.items()}
+            for key, block in tensors.items()
+        }
         for block in zeroed.values():
             for name, value in block.items():
                 (value if name.endswith("lora_a") else value.T)[1:] = 0
-        cut, same_model = clients.score(tensors, bench.public, 1)["loss"], clients.score(zeroed, bench.public)["loss"]
+        cut = clients.score(tensors, bench.public, 1)["loss"]
+        same_model = clients.score(zeroed, bench.public)["loss"]
     assert cut == pytest.approx(same_model, rel=1e-5)
 
 
@@ -200,27 +236,39 @@ def test_a_client_without_items_is_left_out(sites: Federated) -> None:
     for client in (0, 2, 3):
         (sites.folder / f"text-{client}.txt").write_text("{}\n")
     bench = bench_of(sites)
-    with pytest.raises(Mistake, match="no client has items to train on"), bench.federation(bench.settings(0)):
+    with (
+        pytest.raises(Mistake, match="no client has items to train on"),
+        bench.federation(bench.settings(0)),
+    ):
         pytest.fail("a federation of nobody")
 
 
 def test_only_float32_is_sent_without_messages(sites: Federated) -> None:
     settings = parse(sites.config(federation__payload="nf4"))
     with pytest.raises(ValueError, match="sends float32, not nf4"):
-        Federation(settings, open_model(settings.model), set_up(settings, sites.folder), sites.folder)
+        Federation(
+            settings, open_model(settings.model), set_up(settings, sites.folder), sites.folder
+        )
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
-def test_every_study_measures_goes_on_and_reports(sites: Federated, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_study_measures_goes_on_and_reports(
+    sites: Federated, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(studies, "RANK", 2)
     monkeypatch.setattr(studies, "RANKS", (1, 2, 4, 4))
     monkeypatch.setattr(studies, "ALPHAS", (10.0, 0.5))
     changes: dict[str, Any] = {}
     if name == "encoder":
         sites.model = save_tiny_roberta(sites.folder / "encoder")
-        shared = write(sites.folder / "shared.jsonl", [record for client in range(4) for record in records(client)])
+        shared = write(
+            sites.folder / "shared.jsonl",
+            [record for client in range(4) for record in records(client)],
+        )
         changes = {"task__name": "sst2", "data__path": str(shared), "data__partition": "dirichlet"}
-    bench, study, path = bench_of(sites, **changes), STUDIES[name], sites.folder / "out" / f"tuning-{name}"
+    bench = bench_of(sites, **changes)
+    study = STUDIES[name]
+    path = sites.folder / "out" / f"tuning-{name}"
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, CONDITIONS)
     study.work(bench, rows)
     whole = path.with_suffix(".csv").read_text()
@@ -232,7 +280,11 @@ def test_every_study_measures_goes_on_and_reports(sites: Federated, name: str, m
     pytest.importorskip("matplotlib", reason="the extra 'studies' is not installed")
     write_report(study.title, study.panels, rows, CONDITIONS, path)
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert path.with_suffix(".md").read_text().startswith(f"# {study.title}\n\nMean ± sample standard deviation over 1 seeds.")
+    assert (
+        path.with_suffix(".md")
+        .read_text()
+        .startswith(f"# {study.title}\n\nMean ± sample standard deviation over 1 seeds.")
+    )
     with open(path.with_suffix(".csv"), newline="") as file:
         assert all(math.isfinite(float(row["value"])) for row in csv.DictReader(file))
 
@@ -246,7 +298,8 @@ def test_a_table_shows_mean_and_spread(tmp_path: Path) -> None:
     assert cells_of(panel, rows) == ({("dense", "0"): [1.0, 2.0, 6.0]}, ["dense"], ["0"])
     pytest.importorskip("matplotlib", reason="the extra 'studies' is not installed")
     write_report("A title", [panel], rows, CONDITIONS, tmp_path / "study")
-    assert "| dense | 3.000 ± 2.646 |" in (tmp_path / "study.md").read_text()  # sqrt((4 + 1 + 9) / 2)
+    # sqrt((4 + 1 + 9) / 2)
+    assert "| dense | 3.000 ± 2.646 |" in (tmp_path / "study.md").read_text()
 
 
 def test_first_records_are_each_client_s_own(tmp_path: Path) -> None:
@@ -254,7 +307,9 @@ def test_first_records_are_each_client_s_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     path = first_records(files, 3, out)
-    assert Path(path.replace("{client}", "1")).read_text() == "".join(f"{json.dumps(r)}\n" for r in records(1)[:3])
+    assert Path(path.replace("{client}", "1")).read_text() == "".join(
+        f"{json.dumps(r)}\n" for r in records(1)[:3]
+    )
     first_records(files, 0, out)
     assert (out / "0.jsonl").read_bytes() == files[0].read_bytes()
 
@@ -262,13 +317,24 @@ def test_first_records_are_each_client_s_own(tmp_path: Path) -> None:
 # ----- the encoder ----------------------------------------------------------------------------------------------------
 
 
-TINY = Recipe(vocabulary=300, hidden=16, layers=1, heads=2, tokens=12, longest=40, steps=40, batch=8, learning_rate=0.02)
+TINY = Recipe(
+    vocabulary=300,
+    hidden=16,
+    layers=1,
+    heads=2,
+    tokens=12,
+    longest=40,
+    steps=40,
+    batch=8,
+    learning_rate=0.02,
+)
 
 
 def text() -> str:
     """Passages in which the second word follows from the first."""
     return "\n\n".join(
-        " ".join(f"{WORDS[(place + n) % 6]} {WORDS[(place + n) % 6 + 6]}" for n in range(12)) + f" {place}"
+        " ".join(f"{WORDS[(place + n) % 6]} {WORDS[(place + n) % 6 + 6]}" for n in range(12))
+        + f" {place}"
         for place in range(60)
     )
 
@@ -293,15 +359,20 @@ def test_unigrams_by_hand() -> None:
     rows = torch.tensor([[0, 5, 5, 2], [0, 5, 6, 2]])
     held = torch.full((400, 12), 6)
     held[:, 1::2] = 5
-    _, wanted = pretrain_encoder.hidden_from(held, 9, pretrain_encoder._generator(recipe, "held out"))
-    fives, sixes = int((wanted == 5).sum()), int((wanted == 6).sum())
+    _, wanted = pretrain_encoder.hidden_from(
+        held, 9, pretrain_encoder._generator(recipe, "held out")
+    )
+    fives = int((wanted == 5).sum())
+    sixes = int((wanted == 6).sum())
     expected = -(fives * math.log(4 / 8) + sixes * math.log(2 / 8)) / (fives + sixes)
     assert pretrain_encoder.unigram_loss(rows, held, recipe) == pytest.approx(expected)
 
 
 def test_an_encoder_learns_and_opens_as_one(tmp_path: Path) -> None:
     report = pretrain_encoder.make_encoder([text()], TINY, tmp_path / "encoder")
-    untrained = pretrain_encoder.make_encoder([text()], replace(TINY, steps=0), tmp_path / "untrained")
+    untrained = pretrain_encoder.make_encoder(
+        [text()], replace(TINY, steps=0), tmp_path / "untrained"
+    )
     assert report["held_out_loss"] < untrained["held_out_loss"] - 1
     assert report["unigram_loss"] == untrained["unigram_loss"]
     model = open_model(str(tmp_path / "encoder"))
@@ -322,5 +393,7 @@ def test_the_same_seed_gives_the_same_encoder(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_that_the_text_does_not_give_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"gives a vocabulary of \d+ tokens, --vocabulary is 5000; lower it"):
+    with pytest.raises(
+        Mistake, match=r"gives a vocabulary of \d+ tokens, --vocabulary is 5000; lower it"
+    ):
         pretrain_encoder.make_encoder([text()], Recipe(vocabulary=5000), tmp_path / "encoder")

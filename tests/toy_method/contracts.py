@@ -8,7 +8,14 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.contract import BlockSpecs, Contract
 from espalier.wire.messages import Kind, Letter, NoScalars
-from espalier.wire.parts import Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
+from espalier.wire.parts import (
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
 from espalier.wire.payload import TensorSpec, unpack_tensors
 from espalier.wire.plan import ModelPlan, PlanOf
 
@@ -43,7 +50,9 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Of the average, brought to clients for ``evaluation.own-text``."""
     require_result_wanted(run)
-    average = Delivery(NoScalars, vector(plan_of()), [["vector"]], "that the average arrived, nothing else", finite)
+    average = Delivery(
+        NoScalars, vector(plan_of()), [["vector"]], "that the average arrived, nothing else", finite
+    )
     return average.contract(request, run.method)
 
 

@@ -27,18 +27,27 @@ def train(site: Site, request: Letter) -> Letter:
         windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
         table = site.model.checkpoint.read("model.embed_tokens.weight").to(torch.float32)
         blob = pack_tensors({"mean": table[windows.flatten()].mean(dim=0).numpy()})
-        return Report(seconds=time.monotonic() - started, blob_sha256=[state.blobs(request.header.server_round).put(blob)])
+        return Report(
+            seconds=time.monotonic() - started,
+            blob_sha256=[state.blobs(request.header.server_round).put(blob)],
+        )
 
     return answer_once(site, request, Work(Report, ["vector"], ["vector"], mean))
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
     """The client's own vector is its local result."""
-    header, strength = request.header, site.settings.of(ToySettings).strength
+    header = request.header
+    strength = site.settings.of(ToySettings).strength
     (own,) = kept_report(site, header, "vector")["report"]["blob_sha256"]
 
     def federated() -> Edits:
         store, hashes, _ = taken(site, header, 1)
         return scaled(store.get(hashes["vector"]), strength)
 
-    return answer(site, request, scaled(site.state(header).blobs(header.server_round).get(own), strength), federated)
+    return answer(
+        site,
+        request,
+        scaled(site.state(header).blobs(header.server_round).get(own), strength),
+        federated,
+    )

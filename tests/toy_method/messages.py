@@ -14,4 +14,8 @@ class ToyMessages(Messages):
 
     def result_of(self, client: int) -> list[Exchange]:
         """The average."""
-        return [self.post.exchange("deliver", self.num_rounds, NoScalars())] if self.settings.evaluation.own_text else []
+        return (
+            [self.post.exchange("deliver", self.num_rounds, NoScalars())]
+            if self.settings.evaluation.own_text
+            else []
+        )

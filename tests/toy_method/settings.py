@@ -13,4 +13,6 @@ class ToySettings(MethodSettings):
     FEDERATION: ClassVar[tuple[str, ...]] = ("rounds",)
     ROUNDS = 2
 
-    strength: float = Field(0.1, gt=0, le=1, description="How far the average vector moves the model.")
+    strength: float = Field(
+        0.1, gt=0, le=1, description="How far the average vector moves the model."
+    )

@@ -23,7 +23,9 @@ class ToyResult:
     """The average vector."""
 
     def __init__(self, settings: RunSettings, store: BlobStore) -> None:
-        self.strength, self.store, self.blob = settings.of(ToySettings).strength, store, ""
+        self.strength = settings.of(ToySettings).strength
+        self.store = store
+        self.blob = ""
 
     def state(self) -> dict[str, Any]:
         return {"blob": self.blob}
@@ -68,9 +70,15 @@ class Toy(Method):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         vectors = [inbox.tensor(client, "vector", "mean").numpy() for client in clients]
-        self.result.blob = self.result.store.put(pack_tensors({"mean": np.mean(vectors, axis=0, dtype=np.float32)}))
+        self.result.blob = self.result.store.put(
+            pack_tensors({"mean": np.mean(vectors, axis=0, dtype=np.float32)})
+        )
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         if self.run.settings.evaluation.own_text:
-            blobs, seats = {"vector": self.result.store.get(self.result.blob)}, self.rounds.roster.active()
-            yield [self.rounds.request("deliver", seat, server_round, NoScalars(), blobs) for seat in seats]
+            blobs = {"vector": self.result.store.get(self.result.blob)}
+            seats = self.rounds.roster.active()
+            yield [
+                self.rounds.request("deliver", seat, server_round, NoScalars(), blobs)
+                for seat in seats
+            ]

@@ -46,7 +46,9 @@ def save_tiny(directory: Path, model_type: str) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         config = AutoConfig.for_model(model_type, **SIZES | TINY[model_type])
-        made = AutoModelForSequenceClassification if model_type == "roberta" else AutoModelForCausalLM
+        made = (
+            AutoModelForSequenceClassification if model_type == "roberta" else AutoModelForCausalLM
+        )
         made.from_config(config).save_pretrained(directory)
     return directory
 
@@ -55,7 +57,9 @@ def tensor_bytes(found: Account, payload: Payload) -> int:
     """Bytes of the tensors themselves, from the headers of blobs that were really packed."""
     total = 0
     for block in found.adapters.shapes().values():
-        blob, _ = pack_adapters({name: torch.zeros(shape) for name, shape in block.items()}, payload)
+        blob, _ = pack_adapters(
+            {name: torch.zeros(shape) for name, shape in block.items()}, payload
+        )
         total += sum(spec.num_bytes for spec in tensor_specs(blob).values())
     return total
 
@@ -66,7 +70,9 @@ def tensor_bytes(found: Account, payload: Payload) -> int:
 def test_llama_7b_rank_8_on_queries_and_values() -> None:
     found = account("llama-7b", LoraSettings())
     assert found.trained == 2 * 32 * 8 * (4096 + 4096) == 4_194_304
-    assert found.frozen == 32 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096 + 2 * 32000 * 4096
+    assert (
+        found.frozen == 32 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096 + 2 * 32000 * 4096
+    )
     assert found.share == 4_194_304 / (6_738_415_616 + 4_194_304)
     assert found.trained_bytes == 16 * 2**20
     assert found.optimizer_bytes == 32 * 2**20
@@ -79,20 +85,32 @@ def test_llama_7b_rank_8_on_queries_and_values() -> None:
 
 def test_patterns_and_layers_count() -> None:
     """Rank 4 on the queries of blocks 0 and 5, but 16 in block 5; rank 2 on the down projections."""
-    lora = LoraSettings(rank=4, targets="attn.q,mlp.down", layers="0,5", rank_pattern="mlp.down=2,5.attn.q=16")
+    lora = LoraSettings(
+        rank=4, targets="attn.q,mlp.down", layers="0,5", rank_pattern="mlp.down=2,5.attn.q=16"
+    )
     found = account("llama3-8b", lora)
     assert found.trained == (4 + 16) * (4096 + 4096) + 2 * 2 * (4096 + 14336)
     assert list(found.blob_bytes("float32")) == ["block-0000", "block-0005"]
 
 
 def test_totals_of_the_shapes_are_the_published_ones() -> None:
-    published = {"llama-7b": 6.738e9, "llama3-8b": 8.030e9, "qwen2-7b": 7.616e9, "mistral-7b": 7.242e9, "roberta-base": 124.6e6}
+    published = {
+        "llama-7b": 6.738e9,
+        "llama3-8b": 8.030e9,
+        "qwen2-7b": 7.616e9,
+        "mistral-7b": 7.242e9,
+        "roberta-base": 124.6e6,
+    }
     assert set(published) == set(SHAPES)
     for name, parameters in published.items():
-        assert account(name, LoraSettings()).footprint.parameters == pytest.approx(parameters, rel=0.0005)
+        assert account(name, LoraSettings()).footprint.parameters == pytest.approx(
+            parameters, rel=0.0005
+        )
 
 
-@pytest.mark.parametrize(("model", "per_layer"), [("llama3-8b", 442_368), ("mistral-7b", 442_368), ("qwen2-7b", 483_328)])
+@pytest.mark.parametrize(
+    ("model", "per_layer"), [("llama3-8b", 442_368), ("mistral-7b", 442_368), ("qwen2-7b", 483_328)]
+)
 def test_figures_of_fedsoda(model: str, per_layer: int) -> None:
     """Numbers per layer and what is trained (the paper's 1.3 M and 1.4 M), at rank 8 on five of seven matrices."""
     found = account(model, LoraSettings(targets=FEDSODA, layers=LAST_THREE[model]))
@@ -116,9 +134,12 @@ def test_figures_of_fedsoda(model: str, per_layer: int) -> None:
         ("qwen2-7b", 3, 4, 10, 1.475),
     ],
 )
-def test_megabytes_a_round_of_fedsoda(model: str, removed: int, sampled: int, interval: int, printed: float) -> None:
+def test_megabytes_a_round_of_fedsoda(
+    model: str, removed: int, sampled: int, interval: int, printed: float
+) -> None:
     """Three adapted layers up and down each round, and those of the ``sampled`` groups of ``removed`` down every
-    ``interval`` rounds. The paper counts half a byte per number; scales are a sixteenth of a byte more."""
+    ``interval`` rounds. The paper counts half a byte per number; scales are a sixteenth of a byte more.
+    """
     trained = account(model, LoraSettings(targets=FEDSODA, layers=LAST_THREE[model]))
     sent = account(model, LoraSettings(targets=FEDSODA, layers=f"0-{sampled - 1}"))
     megabytes = (2 * tensor_bytes(trained, "nf4") + tensor_bytes(sent, "nf4") / interval) / 2**20
@@ -138,9 +159,12 @@ def test_roberta_trains_its_head() -> None:
 # ----- against tiny models that are tuned -----------------------------------------------------------------------------
 
 
-def tuned(directory: Path, model_type: str, base: Base, dtype: torch.dtype) -> tuple[OpenedModel, Any, dict[str, Any]]:
+def tuned(
+    directory: Path, model_type: str, base: Base, dtype: torch.dtype
+) -> tuple[OpenedModel, Any, dict[str, Any]]:
     """A loaded model with the adapters in it, and the parameters that are trained, by blob key and name."""
-    model, labels = OpenedModel(directory), 3 if model_type == "roberta" else None
+    model = OpenedModel(directory)
+    labels = 3 if model_type == "roberta" else None
     whole = load_whole(model, Computing(torch.device("cpu"), dtype, 1), base, num_labels=labels)
     found = account(str(directory), LORA, 3)
     parameters: dict[str, Any] = dict(put_in(whole, model.family, found.adapters, 2, 0.0))
@@ -160,14 +184,17 @@ def test_parameters_are_those_that_peft_counts(model_type: str, tmp_path: Path) 
     whole = made.from_config(AutoConfig.from_pretrained(directory, **more))
     peft = get_peft_model(whole, lora_config(OpenedModel(directory).family, found.adapters, 2, 0.0))
     trained, everything = peft.get_nb_trainable_parameters()
-    copies = found.footprint.head if model_type == "roberta" else 0  # peft trains a copy of the head, and keeps the first
+    # Peft trains a copy of the head, and keeps the first.
+    copies = found.footprint.head if model_type == "roberta" else 0
     assert (trained, everything - copies) == (found.trained, found.frozen + found.trained)
     assert found.share == trained / (everything - copies)
 
 
 @pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
 @pytest.mark.parametrize("model_type", ["llama", "roberta"])
-def test_bytes_are_those_of_blobs_of_a_tuned_model(model_type: str, payload: Payload, tmp_path: Path) -> None:
+def test_bytes_are_those_of_blobs_of_a_tuned_model(
+    model_type: str, payload: Payload, tmp_path: Path
+) -> None:
     _, _, parameters = tuned(save_tiny(tmp_path, model_type), model_type, "float32", torch.float32)
     with torch.no_grad():
         for block in parameters.values():
@@ -176,9 +203,20 @@ def test_bytes_are_those_of_blobs_of_a_tuned_model(model_type: str, payload: Pay
     blobs = {key: pack_adapters(block, payload)[0] for key, block in values(parameters).items()}
     found = account(str(tmp_path), LORA, 3).blob_bytes(payload)
     assert found == {key: len(blob) for key, blob in blobs.items()}
-    common = {"lineage": BY_HAND, "server_round": 1, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
-    header = Header.model_validate({"schema_version": SCHEMA_VERSION, "method": "fedpetuning", "kind": "train", **common})
-    report = TuningReport(seconds=1.0, samples=9, skipped_steps=0, rank=1, blob_sha256=["0" * 64] * len(blobs))
+    common = {
+        "lineage": BY_HAND,
+        "server_round": 1,
+        "client": 0,
+        "attempt": 1,
+        "part": 0,
+        "num_parts": 1,
+    }
+    header = Header.model_validate(
+        {"schema_version": SCHEMA_VERSION, "method": "fedpetuning", "kind": "train", **common}
+    )
+    report = TuningReport(
+        seconds=1.0, samples=9, skipped_steps=0, rank=1, blob_sha256=["0" * 64] * len(blobs)
+    )
     beside = num_bytes(write(Letter(header, report.model_dump(), blobs))) - sum(found.values())
     assert beside < 1000 + 64 * len(blobs)
 
@@ -194,9 +232,13 @@ def test_training_memory_is_that_of_a_step(model_type: str, tmp_path: Path) -> N
     found = account(str(directory), LORA, 3)
     assert sum(parameter.nbytes for parameter in flat) == found.trained_bytes
     assert sum(parameter.grad.nbytes for parameter in flat) == found.trained_bytes
-    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    moments = [
+        state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")
+    ]
     assert sum(moment.nbytes for moment in moments) == found.optimizer_bytes
-    frozen = {p.data_ptr(): p.nbytes for p in whole.parameters() if not any(p is one for one in flat)}
+    frozen = {
+        p.data_ptr(): p.nbytes for p in whole.parameters() if not any(p is one for one in flat)
+    }
     assert sum(frozen.values()) == found.frozen_bytes("float32")
 
 
@@ -210,10 +252,14 @@ BASES: list[tuple[Base, torch.dtype]] = [
 
 @pytest.mark.parametrize(("base", "dtype"), BASES)
 @pytest.mark.parametrize("model_type", sorted(TINY))
-def test_activations_are_those_that_a_real_step_saves(model_type: str, base: Base, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_activations_are_those_that_a_real_step_saves(
+    model_type: str, base: Base, dtype: torch.dtype, tmp_path: Path
+) -> None:
     """Every tensor that autograd saves in a real forward pass, by the address of its memory; weights are none of them."""
     _, whole, _ = tuned(save_tiny(tmp_path, model_type), model_type, base, dtype)
-    held = {tensor.untyped_storage().data_ptr() for tensor in (*whole.parameters(), *whole.buffers())}
+    held = {
+        tensor.untyped_storage().data_ptr() for tensor in (*whole.parameters(), *whole.buffers())
+    }
     saved: dict[int, torch.Tensor] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -223,7 +269,9 @@ def test_activations_are_those_that_a_real_step_saves(model_type: str, base: Bas
 
     tokens = torch.arange(2, 44).view(3, 14)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        logits = whole.train()(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.float()
+        logits = whole.train()(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens)
+        ).logits.float()
         if model_type == "roberta":
             torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2]))
         else:
@@ -236,7 +284,12 @@ def test_activations_are_those_that_a_real_step_saves(model_type: str, base: Bas
 
 
 def test_an_unknown_shape_is_told_the_known_ones() -> None:
-    with pytest.raises(Mistake, match=r"--model 'llama-8b': is no known shape \(llama-7b, llama3-8b, .*roberta-base\), and no"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            r"--model 'llama-8b': is no known shape \(llama-7b, llama3-8b, .*roberta-base\), and no"
+        ),
+    ):
         account("llama-8b", LoraSettings())
 
 
@@ -250,11 +303,21 @@ def test_a_configuration_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def test_adapters_that_do_not_fit_the_model_are_refused() -> None:
-    with pytest.raises(Mistake, match=r"^qwen2-7b: lora.rank: 513 is larger than a side of attn.v in block 0 \(512 x 3584\)"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            r"^qwen2-7b: lora.rank: 513 is larger than a side of attn.v in block 0 \(512 x 3584\)"
+        ),
+    ):
         account("qwen2-7b", LoraSettings(rank=513))
-    with pytest.raises(Mistake, match=r"^roberta-base: lora.targets: the model has no mlp.gate; its blocks have attn.q"):
+    with pytest.raises(
+        Mistake,
+        match=r"^roberta-base: lora.targets: the model has no mlp.gate; its blocks have attn.q",
+    ):
         account("roberta-base", LoraSettings(targets="mlp.gate"))
-    with pytest.raises(Mistake, match=r"^qwen2-7b: lora.layers = '28': the model has the blocks 0 to 27"):
+    with pytest.raises(
+        Mistake, match=r"^qwen2-7b: lora.layers = '28': the model has the blocks 0 to 27"
+    ):
         account("qwen2-7b", LoraSettings(layers="28"))
     with pytest.raises(Mistake, match=r"^roberta-base: number of labels = 1"):
         account("roberta-base", LoraSettings(), num_labels=1)

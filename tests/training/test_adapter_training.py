@@ -49,7 +49,10 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A LLaMA that NF4 can quantise, and an OPT with dropout of its own."""
-    return {name: save_model(tmp_path_factory.mktemp(name), config()) for name, config in CONFIGS.items()}
+    return {
+        name: save_model(tmp_path_factory.mktemp(name), config())
+        for name, config in CONFIGS.items()
+    }
 
 
 @pytest.fixture
@@ -61,25 +64,39 @@ def sequences() -> TokenSequences:
     """Seven, with answers of unequal lengths."""
     generator = torch.Generator().manual_seed(2)
     lengths = [(9, 4), (6, 5), (11, 1), (4, 2), (8, 8), (10, 3), (7, 6)]
-    ids = [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length, _ in lengths]
+    ids = [
+        torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length, _ in lengths
+    ]
     rows = zip(ids, lengths, strict=True)
-    return TokenSequences(tuple(Encoded(tuple(row), min(answer, len(row) - 1)) for row, (_, answer) in rows), "answer")
+    return TokenSequences(
+        tuple(Encoded(tuple(row), min(answer, len(row) - 1)) for row, (_, answer) in rows), "answer"
+    )
 
 
 def settings_of(**changes: Any) -> RunSettings:
-    return parse(SETTINGS | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()})
+    return parse(
+        SETTINGS
+        | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    )
 
 
-def training_of(model: OpenedModel, computing: Computing = CPU, seed: int = 5, **changes: Any) -> AdapterTraining:
+def training_of(
+    model: OpenedModel, computing: Computing = CPU, seed: int = 5, **changes: Any
+) -> AdapterTraining:
     settings = settings_of(**changes)
-    return AdapterTraining(model, computing, settings, adapter_plan(model.plan, settings.lora), sequences(), seed)
+    return AdapterTraining(
+        model, computing, settings, adapter_plan(model.plan, settings.lora), sequences(), seed
+    )
 
 
 def start_of(training: AdapterTraining) -> Values:
     """Adapters that already do something, so that A has a gradient, too."""
     generator = torch.Generator().manual_seed(8)
     return {
-        key: {name: value + 0.02 * torch.randn(value.shape, generator=generator) for name, value in block.items()}
+        key: {
+            name: value + 0.02 * torch.randn(value.shape, generator=generator)
+            for name, value in block.items()
+        }
         for key, block in initial_adapters(training.adapters, 3).items()
     }
 
@@ -93,18 +110,23 @@ def adapted(
     model: OpenedModel, settings: RunSettings, computing: Computing = CPU, base: Any = "float32"
 ) -> tuple[Any, dict[str, nn.Parameter]]:
     """The whole model with first adapters in it, and these."""
-    plan, whole = adapter_plan(model.plan, settings.lora), load_whole(model, computing, base)
+    plan = adapter_plan(model.plan, settings.lora)
+    whole = load_whole(model, computing, base)
     parameters = put_in(whole, model.family, plan, len(model.plan.blocks), settings.lora.dropout)
     set_values(parameters, initial_adapters(plan, 3))
     return whole, flat(parameters)
 
 
 def flat(tensors: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    return {f"{key}/{name}": value for key, block in tensors.items() for name, value in block.items()}
+    return {
+        f"{key}/{name}": value for key, block in tensors.items() for name, value in block.items()
+    }
 
 
 def same(one: Values, other: Values) -> bool:
-    return flat(one).keys() == flat(other).keys() and all(torch.equal(flat(one)[name], flat(other)[name]) for name in flat(one))
+    return flat(one).keys() == flat(other).keys() and all(
+        torch.equal(flat(one)[name], flat(other)[name]) for name in flat(one)
+    )
 
 
 @pytest.fixture
@@ -126,13 +148,17 @@ def gradients() -> Iterator[list[list[Tensor]]]:
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
 def test_the_loss_falls_on_every_base(llama: OpenedModel, base: str, device: torch.device) -> None:
     """All seven sequences in every step, learnt by heart."""
-    training = training_of(llama, Computing(device, torch.float32, 1), training__base=base, training__batch_size=7)
+    training = training_of(
+        llama, Computing(device, torch.float32, 1), training__base=base, training__batch_size=7
+    )
     found, trained = training.run(initial_adapters(training.adapters, 3), 0, 25)
     assert trained.losses[-1] < 0.5 * trained.losses[0]
     assert {value.dtype for value in flat(found).values()} == {torch.float32}
     assert {value.device.type for value in flat(found).values()} == {"cpu"}
     assert {name: tuple(value.shape) for name, value in flat(found).items()} == {
-        f"{key}/{name}": shape for key, block in training.adapters.shapes().items() for name, shape in block.items()
+        f"{key}/{name}": shape
+        for key, block in training.adapters.shapes().items()
+        for name, shape in block.items()
     }
     assert training.num_sequences == 7
 
@@ -142,10 +168,16 @@ def test_no_weight_of_the_base_changes(llama: OpenedModel, base: Any, device: to
     whole, learning = adapted(llama, settings_of(), Computing(device, torch.bfloat16, 1), base)
     before = {name: value.clone() for name, value in whole.state_dict().items()}
     Loop(whole, learning, settings_of().training, 7, sequences().batch, 5, 6).run(0, 3)
-    changed = {name for name, value in whole.state_dict().items() if not torch.equal(value, before[name])}
+    changed = {
+        name for name, value in whole.state_dict().items() if not torch.equal(value, before[name])
+    }
     assert changed == {name for name in before if "lora_" in name}
     assert {value.dtype for value in learning.values()} == {torch.float32}
-    assert not [name for name, value in whole.named_parameters() if value.grad is not None and "lora_" not in name]
+    assert not [
+        name
+        for name, value in whole.named_parameters()
+        if value.grad is not None and "lora_" not in name
+    ]
 
 
 def test_steps_of_the_whole_run_and_of_several_parties(llama: OpenedModel) -> None:
@@ -175,7 +207,11 @@ def test_accumulated_batches_are_one_larger_batch(
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_checkpointing_changes_no_gradient(
-    directories: dict[str, Path], family: str, dropout: float, gradients: list[list[Tensor]], device: torch.device
+    directories: dict[str, Path],
+    family: str,
+    dropout: float,
+    gradients: list[list[Tensor]],
+    device: torch.device,
 ) -> None:
     model = OpenedModel(directories[family])
     for checkpointing in (False, True):
@@ -187,12 +223,16 @@ def test_checkpointing_changes_no_gradient(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_checkpointing_computes_blocks_again_and_nothing_is_cached(llama: OpenedModel, checkpointing: bool) -> None:
+def test_checkpointing_computes_blocks_again_and_nothing_is_cached(
+    llama: OpenedModel, checkpointing: bool
+) -> None:
     settings = settings_of(training__gradient_checkpointing=checkpointing)
     whole, parameters = adapted(llama, settings)
     caches: list[Any] = []
     attention = whole.model.layers[0].self_attn
-    attention.register_forward_pre_hook(lambda _, __, given: caches.append(given.get("past_key_values")), with_kwargs=True)
+    attention.register_forward_pre_hook(
+        lambda _, __, given: caches.append(given.get("past_key_values")), with_kwargs=True
+    )
     Loop(whole, parameters, settings.training, 7, sequences().batch, 5, 6).run(0, 2)
     assert caches == [None] * (4 if checkpointing else 2)
     assert whole.config.use_cache
@@ -200,7 +240,9 @@ def test_checkpointing_computes_blocks_again_and_nothing_is_cached(llama: Opened
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_nothing_is_differentiated_below_the_lowest_adapter(llama: OpenedModel, checkpointing: bool) -> None:
+def test_nothing_is_differentiated_below_the_lowest_adapter(
+    llama: OpenedModel, checkpointing: bool
+) -> None:
     settings = settings_of(training__gradient_checkpointing=checkpointing, lora__layers="1")
     whole, parameters = adapted(llama, settings)
     asking: list[bool] = []
@@ -242,12 +284,17 @@ def test_six_steps_are_three_and_three_more_byte_for_byte(llama: OpenedModel, ba
 def test_dropout_depends_on_the_seed_and_on_no_global_generator(
     directories: dict[str, Path], family: str, device: torch.device
 ) -> None:
-    model, found = OpenedModel(directories[family]), []
+    model = OpenedModel(directories[family])
+    found = []
     for state, seed in ((1, 5), (2, 5), (2, 6)):
         torch.manual_seed(state)
         before = torch.get_rng_state()
         computing = Computing(device, torch.float32, 1)
-        found.append(trained_from_start(model, computing=computing, seed=seed, lora__dropout=0.2, training__batch_size=7))
+        found.append(
+            trained_from_start(
+                model, computing=computing, seed=seed, lora__dropout=0.2, training__batch_size=7
+            )
+        )
         assert torch.equal(torch.get_rng_state(), before)
     assert same(found[0], found[1])
     assert not same(found[0], found[2])
@@ -263,7 +310,8 @@ def test_without_dropout_a_whole_epoch_has_no_use_for_the_seed(llama: OpenedMode
 def test_a_learning_rate_that_is_far_too_high_is_named(llama: OpenedModel) -> None:
     training = training_of(llama, training__learning_rate=0.1)
     start: Values = {
-        key: {name: value * torch.nan for name, value in block.items()} for key, block in start_of(training).items()
+        key: {name: value * torch.nan for name, value in block.items()}
+        for key, block in start_of(training).items()
     }
     with pytest.raises(Mistake, match=r"training.learning-rate = 0.1: no step had a finite loss"):
         training.run(start, 0, 3)
@@ -282,7 +330,9 @@ def test_adapters_of_a_smaller_rank_are_trained_at_it(llama: OpenedModel) -> Non
     plan: AdapterPlan = adapter_plan(llama.plan, settings.lora).limited(1)
     training = AdapterTraining(llama, CPU, settings, plan, sequences(), 5)
     found, _ = training.run(initial_adapters(plan, 3), 0, 2)
-    assert {name: tuple(value.shape) for name, value in found["block-0001"].items() if "down" in name} == {
+    assert {
+        name: tuple(value.shape) for name, value in found["block-0001"].items() if "down" in name
+    } == {
         "mlp.down.lora_a": (1, 128),
         "mlp.down.lora_b": (64, 1),
     }

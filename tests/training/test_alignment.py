@@ -26,7 +26,8 @@ from espalier.wire.structure import Structure
 from espalier.wire.tuning import trained
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
-BLOCKS, GONE = 5, [2]
+BLOCKS = 5
+GONE = [2]
 KEPT = [0, 1, 3, 4]
 SETTINGS = parse(
     {
@@ -45,7 +46,9 @@ SETTINGS = parse(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
-    folder = save_tiny_llama(tmp_path_factory.mktemp("base"), blocks=BLOCKS, dtype=torch.float32, std=0.15)
+    folder = save_tiny_llama(
+        tmp_path_factory.mktemp("base"), blocks=BLOCKS, dtype=torch.float32, std=0.15
+    )
     return OpenedModel(folder)
 
 
@@ -78,7 +81,9 @@ def alignment(smaller: OpenedModel, steps: int, settings: RunSettings = SETTINGS
     )
 
 
-def test_the_objective_is_the_one_that_is_written_down(model: OpenedModel, smaller: OpenedModel) -> None:
+def test_the_objective_is_the_one_that_is_written_down(
+    model: OpenedModel, smaller: OpenedModel
+) -> None:
     """Distances relative to the teacher's mean square, and the divergence of all tokens, with whole models of transformers."""
     one = alignment(smaller, 1)
     teacher = Teacher.walked(BlockStream(model, CPU), one.windows, range(8), {2, 3}, dense)
@@ -86,21 +91,29 @@ def test_the_objective_is_the_one_that_is_written_down(model: OpenedModel, small
     full = AutoModelForCausalLM.from_pretrained(model.directory)
     numbers = [2, 5]
     with torch.no_grad():
-        batch = Batch(torch.tensor([[2], [5]]), torch.ones(2, 1, dtype=torch.int64), torch.tensor(numbers))
+        batch = Batch(
+            torch.tensor([[2], [5]]), torch.ones(2, 1, dtype=torch.int64), torch.tensor(numbers)
+        )
         found = one.distance(one.student.whole, batch, CPU.device, teacher, place)
-        wanted, made = (m(one.windows[numbers], output_hidden_states=True) for m in (full, one.student.whole))
+        wanted, made = (
+            m(one.windows[numbers], output_hidden_states=True) for m in (full, one.student.whole)
+        )
     expected = torch.zeros(())
     for row in range(2):
         for of_student, of_teacher in ((1, 2), (2, 3)):
-            h, s = wanted.hidden_states[of_teacher + 1][row], made.hidden_states[of_student + 1][row]
+            h = wanted.hidden_states[of_teacher + 1][row]
+            s = made.hidden_states[of_student + 1][row]
             expected += ((s - h) ** 2).mean() / (h**2).mean()
-        p, q = wanted.logits[row].log_softmax(-1), made.logits[row].log_softmax(-1)
+        p = wanted.logits[row].log_softmax(-1)
+        q = made.logits[row].log_softmax(-1)
         expected += (p.exp() * (p - q)).sum(-1).mean()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
-def test_each_weight_stands_before_its_own_part(model: OpenedModel, smaller: OpenedModel, weights: tuple[float, float]) -> None:
+def test_each_weight_stands_before_its_own_part(
+    model: OpenedModel, smaller: OpenedModel, weights: tuple[float, float]
+) -> None:
     one = alignment(smaller, 1)
     teacher = Teacher.walked(BlockStream(model, CPU), one.windows, range(8), {2, 3}, dense)
     place = {number: number for number in range(8)}
@@ -112,20 +125,30 @@ def test_each_weight_stands_before_its_own_part(model: OpenedModel, smaller: Ope
             return float(changed.distance(one.student.whole, batch, CPU.device, teacher, place))
 
     assert distance(1.0, 1.0) == pytest.approx(distance(1.0, 0.0) + distance(0.0, 1.0), rel=1e-5)
-    assert distance(3 * weights[0], 3 * weights[1]) == pytest.approx(3 * distance(*weights), rel=1e-5)
+    assert distance(3 * weights[0], 3 * weights[1]) == pytest.approx(
+        3 * distance(*weights), rel=1e-5
+    )
 
 
-def test_only_lora_of_the_emulator_changes_and_unseen_text_diverges_less(model: OpenedModel, smaller: OpenedModel) -> None:
+def test_only_lora_of_the_emulator_changes_and_unseen_text_diverges_less(
+    model: OpenedModel, smaller: OpenedModel
+) -> None:
     one, (emulator, adapter) = alignment(smaller, 60), plans(smaller)
-    start, others = initial_adapters(emulator, 0), initial_adapters(adapter, 0)
+    start = initial_adapters(emulator, 0)
+    others = initial_adapters(adapter, 0)
     one.student.set({**start, **others})
-    before, unseen = {name: value.clone() for name, value in one.student.whole.state_dict().items()}, windows(99, 16)
+    before = {name: value.clone() for name, value in one.student.whole.state_dict().items()}
+    unseen = windows(99, 16)
     full = AutoModelForCausalLM.from_pretrained(model.directory)
     gap = _divergence(full, one.student.whole, unseen)
     teacher = Teacher.walked(BlockStream(model, CPU), one.windows, one.numbers(), {2, 3}, dense)
     tensors, outcome = one.run(teacher, start, others)
     assert set(tensors) == {"block-0001"}
-    changed = {name for name, value in one.student.whole.state_dict().items() if not torch.equal(value, before[name])}
+    changed = {
+        name
+        for name, value in one.student.whole.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
     assert changed
     assert all(".layers.1." in name and "lora_" in name for name in changed)
     assert outcome.losses[-1] < 0.7 * outcome.losses[0]
@@ -155,7 +178,8 @@ def test_the_teacher_has_the_adapter_too(model: OpenedModel, smaller: OpenedMode
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 def test_predictions_of_hidden_states_are_the_model_s(model: OpenedModel, kind: str) -> None:
     if kind == "llama":
-        whole, family = AutoModelForCausalLM.from_pretrained(model.directory), model.family
+        whole = AutoModelForCausalLM.from_pretrained(model.directory)
+        family = model.family
     else:
         config = OPTConfig(
             vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16,

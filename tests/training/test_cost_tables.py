@@ -14,7 +14,9 @@ def tables(text: str) -> list[Rows]:
     """The Markdown tables of a text, a row as a mapping of its columns."""
     found = []
     for table in text.strip().split("\n\n"):
-        columns, _, *rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines())
+        columns, _, *rows = (
+            [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()
+        )
         found.append([dict(zip(columns, row, strict=True)) for row in rows])
     return found
 
@@ -38,12 +40,15 @@ def test_one_model_on_paper(capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < up - per_number * 4_194_304 < 32 * 1024, "a header per block"
         assert (row["down, round 1"], row["down, each later round"]) == ("0", f"{up:,}")
         assert row["4 clients up, MiB"] == f"{4 * up / 2**20:.3f}"
-    linears, rest = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 2 * 32000 * 4096 + 65 * 4096
+    linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    rest = 2 * 32000 * 4096 + 65 * 4096
     scales = linears // 64
     sizes = {
         "float32": 4 * (linears + rest),
         "bfloat16": 2 * (linears + rest),
-        "nf4, double quantisation, bfloat16": linears / 2 + scales + 4 * (scales / 256 + 224 + 272) + 2 * rest,
+        "nf4, double quantisation, bfloat16": (
+            linears / 2 + scales + 4 * (scales / 256 + 224 + 272) + 2 * rest
+        ),
         "nf4, bfloat16": linears / 2 + 4 * (scales + 16) + 2 * rest,
     }
     assert [row["base"] for row in memory] == list(sizes)
@@ -56,20 +61,49 @@ def test_one_model_on_paper(capsys: pytest.CaptureFixture[str]) -> None:
 def test_all_shapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--payload", "nf4", "--base", "bfloat16", "--layers", "0", "--tokens", "0"]) == 0
     for table in tables(capsys.readouterr().out):
-        assert [row["model"] for row in table] == ["llama-7b", "llama3-8b", "qwen2-7b", "mistral-7b", "roberta-base"]
+        assert [row["model"] for row in table] == [
+            "llama-7b",
+            "llama3-8b",
+            "qwen2-7b",
+            "mistral-7b",
+            "roberta-base",
+        ]
 
 
-def test_a_directory_with_a_configuration_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+def test_a_directory_with_a_configuration_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
     assert (
-        main(["--model", str(tmp_path), "--rank", "2", "--rank-pattern", "1.attn.q=3", "--batch-size", "3", "--tokens", "9"])
+        main(
+            [
+                "--model",
+                str(tmp_path),
+                "--rank",
+                "2",
+                "--rank-pattern",
+                "1.attn.q=3",
+                "--batch-size",
+                "3",
+                "--tokens",
+                "9",
+            ]
+        )
         == 0
     )
     (row,), _, memory = tables(capsys.readouterr().out)
     assert (row["ranks"], row["trained parameters"]) == ("2, 3", f"{(3 * 2 + 3) * 128:,}")
     kept = [float(row["activations of 3 x 9 tokens"]) for row in memory]
-    assert kept[0] > kept[1] == kept[2] == kept[3] > 3 * 8 * 96 * 4 / 2**20, "the logits alone are more"
+    assert kept[0] > kept[1] == kept[2] == kept[3] > 3 * 8 * 96 * 4 / 2**20, (
+        "the logits alone are more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +118,9 @@ def test_a_directory_with_a_configuration_and_nothing_else(tmp_path: Path, capsy
         (["--tokens", "1"], "--tokens 1: nothing is predicted"),
     ],
 )
-def test_mistakes_are_told_without_a_table(options: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told_without_a_table(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(options) == 2
     printed = capsys.readouterr()
     assert told in printed.err

@@ -17,7 +17,14 @@ from espalier.training.initial import initial_adapters
 from espalier.wire.adapters import AdapterPlan, adapter_plan
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
-SETTINGS = parse({"method": "fedpetuning", "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01})
+SETTINGS = parse(
+    {
+        "method": "fedpetuning",
+        "training.steps": 2,
+        "training.batch-size": 2,
+        "training.learning-rate": 0.01,
+    }
+)
 BLOCKS = 6
 
 
@@ -51,7 +58,9 @@ def training(model: OpenedModel, trained: str, frozen: str = "") -> AdapterTrain
     if beside is not None:
         generator = torch.Generator().manual_seed(1)
         values = {
-            key: {name: torch.randn(shape, generator=generator) / 10 for name, shape in shapes.items()}
+            key: {
+                name: torch.randn(shape, generator=generator) / 10 for name, shape in shapes.items()
+            }
             for key, shapes in beside.shapes().items()
         }
     adapters = plan(model, trained).joined(beside)
@@ -86,14 +95,19 @@ def test_they_change_what_is_learnt(model: OpenedModel) -> None:
     start = initial_adapters(plan(model, "5"), 0)
     alone, _ = training(model, "5").run(start, 0, 2)
     beside, _ = training(model, "5", "0,2").run(start, 0, 2)
-    assert not torch.equal(alone["block-0005"]["attn.q.lora_a"], beside["block-0005"]["attn.q.lora_a"])
+    assert not torch.equal(
+        alone["block-0005"]["attn.q.lora_a"], beside["block-0005"]["attn.q.lora_a"]
+    )
 
 
 def test_no_backward_pass_goes_below_what_is_trained(model: OpenedModel) -> None:
     """The last block's input asks for no gradient, though adapters below it compute; so little is kept for the way back."""
-    one, asked = training(model, "5", "0,2"), list[bool]()
+    one = training(model, "5", "0,2")
+    asked = list[bool]()
     layers = one.adapted.whole.model.layers
-    handle = layers[5].register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].requires_grad))
+    handle = layers[5].register_forward_pre_hook(
+        lambda _, inputs: asked.append(inputs[0].requires_grad)
+    )
     one.run(initial_adapters(plan(model, "5"), 0), 0, 2)
     handle.remove()
     assert asked == [False, False]

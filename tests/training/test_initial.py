@@ -17,7 +17,10 @@ def plan(rank: int = 8) -> AdapterPlan:
 
 def test_names_shapes_and_dtypes() -> None:
     found = initial_adapters(plan(), 3)
-    assert {key: {name: tuple(value.shape) for name, value in block.items()} for key, block in found.items()} == {
+    assert {
+        key: {name: tuple(value.shape) for name, value in block.items()}
+        for key, block in found.items()
+    } == {
         key: {
             "attn.q.lora_a": (8, 16),
             "attn.q.lora_b": (24, 8),
@@ -41,7 +44,8 @@ def test_b_is_zero_and_a_fills_its_bounds() -> None:
 
 
 def test_a_smaller_rank_begins_with_the_first_rows_of_a_larger_one() -> None:
-    large, small = initial_adapters(plan(8), 3), initial_adapters(plan(8).limited(3), 3)
+    large = initial_adapters(plan(8), 3)
+    small = initial_adapters(plan(8).limited(3), 3)
     for key, block in small.items():
         for name in ("attn.q.lora_a", "mlp.down.lora_a"):
             assert torch.equal(block[name], large[key][name][:3])
@@ -58,6 +62,8 @@ def test_every_matrix_block_and_seed_has_values_of_its_own() -> None:
 
 
 def test_what_else_is_adapted_changes_nothing() -> None:
-    alone = initial_adapters(adapter_plan(PLAN, LoraSettings(targets="mlp.down", layers="2")), 3)["block-0002"]
+    alone = initial_adapters(adapter_plan(PLAN, LoraSettings(targets="mlp.down", layers="2")), 3)[
+        "block-0002"
+    ]
     together = initial_adapters(plan(), 3)["block-0002"]
     assert torch.equal(alone["mlp.down.lora_a"], together["mlp.down.lora_a"])

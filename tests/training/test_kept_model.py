@@ -21,7 +21,8 @@ from tests.training.test_adapter_training import flat, same, settings_of, start_
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(
-        tmp_path_factory.mktemp("llama"), llama_config(hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+        tmp_path_factory.mktemp("llama"),
+        llama_config(hidden_size=64, intermediate_size=128, num_hidden_layers=2),
     )
 
 
@@ -47,8 +48,14 @@ def keeping(training: AdapterTraining) -> AdapterTraining:
 
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
-def test_training_on_a_kept_model_gives_the_bytes_of_a_fresh_one(llama: OpenedModel, base: str) -> None:
-    options = {"training__base": base, "lora__dropout": 0.3, "training__gradient_checkpointing": True}
+def test_training_on_a_kept_model_gives_the_bytes_of_a_fresh_one(
+    llama: OpenedModel, base: str
+) -> None:
+    options = {
+        "training__base": base,
+        "lora__dropout": 0.3,
+        "training__gradient_checkpointing": True,
+    }
     fresh = training_of(llama, **options)
     expected, _ = fresh.run(start_of(fresh), 0, 3)
     for _ in range(3):
@@ -59,8 +66,13 @@ def test_training_on_a_kept_model_gives_the_bytes_of_a_fresh_one(llama: OpenedMo
 
 def test_a_kept_model_is_lent_as_it_was_loaded(llama: OpenedModel) -> None:
     first = lent(llama)
-    whole, before = first.whole, first.values()
-    base = {name: value.detach().clone() for name, value in whole.named_parameters() if not value.requires_grad}
+    whole = first.whole
+    before = first.values()
+    base = {
+        name: value.detach().clone()
+        for name, value in whole.named_parameters()
+        if not value.requires_grad
+    }
     training = keeping(training_of(llama))
     training.run(start_of(training), 0, 3)
     for parameter in flat(training.adapted.parameters).values():
@@ -68,21 +80,29 @@ def test_a_kept_model_is_lent_as_it_was_loaded(llama: OpenedModel) -> None:
     again = lent(llama)
     assert again.whole is whole
     assert same(again.values(), before)
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in flat(again.parameters).values())
+    assert all(
+        parameter.requires_grad and parameter.grad is None
+        for parameter in flat(again.parameters).values()
+    )
     assert not whole.training
     assert all(torch.equal(whole.get_parameter(name), value) for name, value in base.items())
 
 
 def test_what_a_method_adds_to_it_is_not_lent_to_the_next(llama: OpenedModel) -> None:
-    (first, *_) = lent(llama).parameters
+    first, *_ = lent(llama).parameters
     lent(llama).parameters[first]["own"] = torch.nn.Parameter(torch.zeros(1))
     lent(llama).parameters["base"] = {"own": torch.nn.Parameter(torch.zeros(1))}
     assert "own" not in lent(llama).parameters[first]
     assert "base" not in lent(llama).parameters
 
 
-@pytest.mark.parametrize("changes", [{"lora__rank": 3}, {"lora__dropout": 0.5}, {"training__base": "bfloat16"}, {"seed": 1}])
-def test_with_other_settings_another_model_takes_its_place(llama: OpenedModel, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"lora__rank": 3}, {"lora__dropout": 0.5}, {"training__base": "bfloat16"}, {"seed": 1}],
+)
+def test_with_other_settings_another_model_takes_its_place(
+    llama: OpenedModel, changes: dict[str, Any]
+) -> None:
     whole = lent(llama).whole
     assert lent(llama).whole is whole
     assert lent(llama, **changes).whole is not whole

@@ -9,7 +9,12 @@ from espalier.training.learning_rate import learning_rate
 
 
 def rates(steps: range = range(12), **settings: Any) -> list[float]:
-    return [learning_rate(TrainingSettings(**settings).model_copy(update={"learning_rate": 8.0}), step, 12) for step in steps]
+    return [
+        learning_rate(
+            TrainingSettings(**settings).model_copy(update={"learning_rate": 8.0}), step, 12
+        )
+        for step in steps
+    ]
 
 
 def test_a_constant_rate() -> None:
@@ -36,4 +41,6 @@ def test_half_a_cosine() -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_a_run_that_is_shorter_than_its_warm_up(schedule: str) -> None:
-    assert rates(schedule=schedule, warmup_steps=16) == pytest.approx([0.5 * step for step in range(1, 13)])
+    assert rates(schedule=schedule, warmup_steps=16) == pytest.approx(
+        [0.5 * step for step in range(1, 13)]
+    )

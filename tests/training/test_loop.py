@@ -21,7 +21,8 @@ from espalier.training.order import sequences_of_step
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
-VOCABULARY, POISON = 7, 6
+VOCABULARY = 7
+POISON = 6
 SEQUENCES = [
     Encoded((1, 2, 3, 4, 5), 4), Encoded((2, 5), 1), Encoded((0, 3, 3), 1), Encoded((4, 4, 1, 0, 2, 3), 2),
     Encoded((5, 1, 2), 2), Encoded((3, 0, 5, 5), 3),
@@ -39,10 +40,18 @@ class Bigram(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
         logits = self.table[input_ids]
-        return SimpleNamespace(logits=logits.masked_fill((input_ids == POISON)[..., None], math.nan))
+        return SimpleNamespace(
+            logits=logits.masked_fill((input_ids == POISON)[..., None], math.nan)
+        )
 
 
-def loop_of(model: Bigram, sequences: Sequence[Encoded] = SEQUENCES, seed: int = 9, steps: int = 20, **settings: Any) -> Loop:
+def loop_of(
+    model: Bigram,
+    sequences: Sequence[Encoded] = SEQUENCES,
+    seed: int = 9,
+    steps: int = 20,
+    **settings: Any,
+) -> Loop:
     given = {"batch_size": 2, "learning_rate": 0.05, "max_gradient_norm": 0.0} | settings
     chosen = TrainingSettings().model_copy(update=given)  # also what no run may have
 
@@ -63,7 +72,9 @@ def mean_loss(table: Tensor, sequences: Sequence[Encoded]) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def by_hand(steps: Sequence[int], batch: int, sequences: Sequence[Encoded] = SEQUENCES, **options: Any) -> Tensor:
+def by_hand(
+    steps: Sequence[int], batch: int, sequences: Sequence[Encoded] = SEQUENCES, **options: Any
+) -> Tensor:
     """The table after the given steps of AdamW."""
     table = Bigram().table
     optimizer = torch.optim.AdamW([table], **{"lr": 0.05, "weight_decay": 0.0} | options)
@@ -91,12 +102,19 @@ def gradients() -> Iterator[list[Tensor]]:
 
 
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(4, 1), (2, 2), (1, 4)])
-def test_steps_are_those_of_adamw_on_the_mean_over_all_answers(batch_size: int, accumulation: int) -> None:
+def test_steps_are_those_of_adamw_on_the_mean_over_all_answers(
+    batch_size: int, accumulation: int
+) -> None:
     """However a step is cut into batches; over two epochs and in the midst of one."""
     model = Bigram()
-    trained = loop_of(model, batch_size=batch_size, accumulation=accumulation, weight_decay=0.1, beta1=0.8, beta2=0.95).run(
-        3, 5
-    )
+    trained = loop_of(
+        model,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        weight_decay=0.1,
+        beta1=0.8,
+        beta2=0.95,
+    ).run(3, 5)
     expected = by_hand(range(3, 8), 4, betas=(0.8, 0.95), weight_decay=0.1)
     torch.testing.assert_close(model.table.detach(), expected, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(expected, Bigram().table, atol=0.01)
@@ -125,7 +143,9 @@ def test_a_gradient_is_clipped_to_the_norm(gradients: list[Tensor]) -> None:
 
 
 def test_classes_count_an_item_each() -> None:
-    batch = Batch(torch.tensor([[0, 1], [2, 3]]), torch.ones(2, 2, dtype=torch.int64), torch.tensor([1, 0]))
+    batch = Batch(
+        torch.tensor([[0, 1], [2, 3]]), torch.ones(2, 2, dtype=torch.int64), torch.tensor([1, 0])
+    )
     logits = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]])
     loss = summed_loss(lambda **_: SimpleNamespace(logits=logits), batch, logits.device)
     assert loss.item() == pytest.approx(math.log(4 / 3) + math.log(2))
@@ -145,16 +165,20 @@ def test_the_model_is_left_in_evaluation_mode() -> None:
 
 def test_the_proximal_term_by_finite_differences(gradients: list[Tensor]) -> None:
     """The second step's gradient is that of loss + mu / 2 ||w - w_global||^2, where w_global is where the first began."""
-    mu, model, after_one = 0.7, Bigram(), Bigram()
+    mu = 0.7
+    model = Bigram()
+    after_one = Bigram()
     loop_of(after_one, proximal=mu).run(0, 1)
     loop_of(model, proximal=mu).run(0, 2)
-    anchor, at = Bigram().table.detach().double(), after_one.table.detach().double()
+    anchor = Bigram().table.detach().double()
+    at = after_one.table.detach().double()
     chosen = [SEQUENCES[number] for number in sequences_of_step(6, 2, 1, 9)]
 
     def objective(table: Tensor) -> float:
         return (mean_loss(table, chosen) + mu / 2 * (table - anchor).square().sum()).item()
 
-    found, step = torch.zeros_like(at), 1e-5
+    found = torch.zeros_like(at)
+    step = 1e-5
     for place in range(at.numel()):
         offset = torch.zeros(at.numel(), dtype=torch.float64)
         offset[place] = step
@@ -183,30 +207,41 @@ def test_a_step_that_is_not_finite_is_left_out_and_the_others_count() -> None:
     trained = loop_of(model, POISONED, batch_size=1).run(0, 4)
     bad = next(step for step in range(4) if sequences_of_step(4, 1, step, 9) == [3])
     assert [step for step, loss in enumerate(trained.losses) if math.isnan(loss)] == [bad]
-    assert (trained.skipped_steps, trained.weighed) == (1, [step for step in range(4) if step != bad])
+    assert (trained.skipped_steps, trained.weighed) == (
+        1,
+        [step for step in range(4) if step != bad],
+    )
     good = [step for step in range(4) if step != bad]
-    torch.testing.assert_close(model.table.detach(), by_hand(good, 1, POISONED), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        model.table.detach(), by_hand(good, 1, POISONED), rtol=1e-5, atol=1e-6
+    )
     assert trained.moments["table"]["step"] == 3
     assert torch.isfinite(trained.moments["table"]["exp_avg_sq"]).all()
 
 
 def test_a_step_without_any_gradient_weighs_nothing() -> None:
     """The first is as usual; from then on no gradient comes out of the loss, whatever the pull to the anchor adds."""
-    model, seen = Bigram(), list[Tensor]()
-    model.table.register_hook(lambda gradient: gradient * (not (seen.append(gradient) or len(seen) > 1)))
+    model = Bigram()
+    seen = list[Tensor]()
+    model.table.register_hook(
+        lambda gradient: gradient * (not (seen.append(gradient) or len(seen) > 1))
+    )
     trained = loop_of(model, proximal=0.5).run(3, 4)
     assert (trained.skipped_steps, trained.weighed) == (0, [3])
 
 
 def test_a_penalty_makes_no_step_weigh_that_the_texts_do_not() -> None:
     """HetLoRA's decay has a gradient of its own; which steps read text must not follow from it."""
-    model, seen = Bigram(), list[Tensor]()
+    model = Bigram()
+    seen = list[Tensor]()
 
     def of_the_first_alone(gradient: Tensor) -> Tensor:
         seen.append(gradient)
         return gradient if len(seen) == 1 else 0 * gradient
 
-    model.register_forward_hook(lambda module, _, output: output.logits.register_hook(of_the_first_alone) and None)
+    model.register_forward_hook(
+        lambda module, _, output: output.logits.register_hook(of_the_first_alone) and None
+    )
     loop = replace(loop_of(model, batch_size=4), penalty=lambda: model.table.square().sum())
     trained = loop.run(3, 4)
     pulled = model.table.detach().clone()
@@ -240,7 +275,8 @@ def test_a_gradient_that_is_not_finite_counts_as_little_as_a_loss() -> None:
 
 
 def test_the_state_that_is_handed_in_stays_as_it_is() -> None:
-    first, second = Bigram(), Bigram()
+    first = Bigram()
+    second = Bigram()
     state = loop_of(first).run(0, 3).moments
     kept = {name: value.clone() for name, value in state["table"].items()}
     loop_of(second).run(3, 2, state)

@@ -33,9 +33,13 @@ def batch_of(numbers: Sequence[int]) -> Batch:
     return Batch(tokens, torch.ones_like(tokens), tokens)
 
 
-def after_one_step(model: Bigrams, accumulation: int, penalty: Callable[[], Tensor] | None) -> Tensor:
+def after_one_step(
+    model: Bigrams, accumulation: int, penalty: Callable[[], Tensor] | None
+) -> Tensor:
     """The gradient of a step's loss, as ``AdamW`` meets it: none is clipped."""
-    settings = TrainingSettings(batch_size=4 // accumulation, accumulation=accumulation, max_gradient_norm=0.0)
+    settings = TrainingSettings(
+        batch_size=4 // accumulation, accumulation=accumulation, max_gradient_norm=0.0
+    )
     loop = Loop(model, {"table": model.table}, settings, 4, batch_of, 0, 1, penalty)
     loop.run(0, 1)
     assert model.table.grad is not None
@@ -46,19 +50,24 @@ def total_loss(table: Tensor, strength: float) -> float:
     """Mean negative log-likelihood of all next tokens, token by token, plus ``strength / 2`` times the sum of squares."""
     table = table.double()
     losses = [
-        -(table[first] - table[first].logsumexp(0))[second] for text in TOKENS.tolist() for first, second in pairwise(text)
+        -(table[first] - table[first].logsumexp(0))[second]
+        for text in TOKENS.tolist()
+        for first, second in pairwise(text)
     ]
     return float(torch.stack(losses).mean() + strength / 2 * (table**2).sum())
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 def test_its_gradient_is_added_once_per_step(accumulation: int) -> None:
-    model, strength, step = Bigrams(), 0.3, 1e-5
+    model = Bigrams()
+    strength = 0.3
+    step = 1e-5
     start = model.table.detach().clone()
     found = after_one_step(model, accumulation, lambda: strength / 2 * (model.table**2).sum())
     for row in range(4):
         for column in range(4):
-            up, down = start.double().clone(), start.double().clone()
+            up = start.double().clone()
+            down = start.double().clone()
             up[row, column] += step
             down[row, column] -= step
             slope = (total_loss(up, strength) - total_loss(down, strength)) / (2 * step)
@@ -69,23 +78,29 @@ def test_without_one_the_loss_is_that_of_the_tokens() -> None:
     model = Bigrams()
     start = model.table.detach().clone()
     found = after_one_step(model, 2, None)
-    up, down = start.double().clone(), start.double().clone()
+    up = start.double().clone()
+    down = start.double().clone()
     up[1, 2] += 1e-5
     down[1, 2] -= 1e-5
-    assert float(found[1, 2]) == pytest.approx((total_loss(up, 0.0) - total_loss(down, 0.0)) / 2e-5, abs=1e-6)
+    assert float(found[1, 2]) == pytest.approx(
+        (total_loss(up, 0.0) - total_loss(down, 0.0)) / 2e-5, abs=1e-6
+    )
 
 
 def test_the_reported_loss_is_without_it() -> None:
     model = Bigrams()
     expected = total_loss(model.table.detach(), 0.0)
     settings = TrainingSettings(batch_size=4)
-    trained = Loop(model, {"table": model.table}, settings, 4, batch_of, 0, 1, lambda: model.table.sum() * 100).run(0, 1)
+    trained = Loop(
+        model, {"table": model.table}, settings, 4, batch_of, 0, 1, lambda: model.table.sum() * 100
+    ).run(0, 1)
     assert trained.losses == [pytest.approx(expected, rel=1e-6)]
 
 
 def test_a_penalty_that_is_not_finite_leaves_the_step_out() -> None:
     model = Bigrams()
-    start, calls = model.table.detach().clone(), list[int]()
+    start = model.table.detach().clone()
+    calls = list[int]()
 
     def infinite_at_first() -> Tensor:
         calls.append(1)
@@ -95,4 +110,5 @@ def test_a_penalty_that_is_not_finite_leaves_the_step_out() -> None:
     loop = Loop(model, {"table": model.table}, settings, 4, batch_of, 0, 2, infinite_at_first)
     trained = loop.run(0, 2)
     assert trained.skipped_steps == 1
-    assert float((model.table.detach() - start).abs().max()) == pytest.approx(0.1, rel=1e-3)  # AdamW's first step, and no other
+    # AdamW's first step, and no other.
+    assert float((model.table.detach() - start).abs().max()) == pytest.approx(0.1, rel=1e-3)

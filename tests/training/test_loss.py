@@ -25,14 +25,19 @@ def distillation(teacher: Rows) -> Loss:
 
 def distilled_by_hand(teacher: Rows, steps: range) -> tuple[Rows, list[float]]:
     """Prediction by prediction and word by word, four sequences a step."""
-    model, losses = Rows(), []
+    model = Rows()
+    losses = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     for step in steps:
         terms = []
         for before, _ in predicted(step, 4):
             mine, theirs = (one.table[before] + one.shift for one in (model, teacher))
-            normaliser, other = mine.exp().sum().log(), theirs.detach().exp().sum().log()
-            terms += [-(theirs[word].detach() - other).exp() * (mine[word] - normaliser) for word in range(VOCABULARY)]
+            normaliser = mine.exp().sum().log()
+            other = theirs.detach().exp().sum().log()
+            terms += [
+                -(theirs[word].detach() - other).exp() * (mine[word] - normaliser)
+                for word in range(VOCABULARY)
+            ]
         loss = torch.stack(terms).sum() / len(predicted(step, 4))
         losses.append(loss.item())
         optimizer.zero_grad()
@@ -44,7 +49,8 @@ def distilled_by_hand(teacher: Rows, steps: range) -> tuple[Rows, list[float]]:
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 def test_distillation_equals_a_slow_loop(accumulation: int) -> None:
     """However a step is cut into batches."""
-    teacher, model = Rows(seed=11), Rows()
+    teacher = Rows(seed=11)
+    model = Rows()
     loop = loop_of(model, batch_size=4 // accumulation, accumulation=accumulation)
     loop.loss = distillation(teacher)
     trained = loop.run(3, 4)
@@ -57,7 +63,8 @@ def test_distillation_equals_a_slow_loop(accumulation: int) -> None:
 
 
 def test_a_teacher_is_learnt_from() -> None:
-    teacher, model = Rows(seed=11), Rows()
+    teacher = Rows(seed=11)
+    model = Rows()
     loop = loop_of(model, batch_size=5)
     loop.loss = distillation(teacher)
     loop.run(0, 300)
@@ -69,10 +76,13 @@ def test_a_teacher_is_learnt_from() -> None:
 
 def test_terms_per_batch_are_summed_and_divided_by_the_predictions_of_the_step() -> None:
     """A term 2 per sequence has no gradient, and adds 2 x sequences / predictions to what is reported."""
-    plain, with_term = Rows(), Rows()
+    plain = Rows()
+    with_term = Rows()
     first = loop_of(plain, accumulation=2).run(0, 2)
     loop = loop_of(with_term, accumulation=2)
-    loop.loss = lambda model, batch, device: summed_loss(model, batch, device) + 2.0 * len(batch.labels)
+    loop.loss = lambda model, batch, device: (
+        summed_loss(model, batch, device) + 2.0 * len(batch.labels)
+    )
     second = loop.run(0, 2)
     for step, (one, other) in enumerate(zip(first.losses, second.losses, strict=True)):
         assert other - one == pytest.approx(2.0 * 4 / len(predicted(step, 4)), rel=1e-4)
@@ -115,7 +125,9 @@ def test_a_loss_may_draw_from_the_generators_of_the_step() -> None:
 def test_a_loss_is_one_float32_number() -> None:
     loop = loop_of(Rows())
     loop.loss = lambda model, batch, device: summed_loss(model, batch, device).to(torch.bfloat16)
-    with pytest.raises(ValueError, match=r"a loss is torch.bfloat16, \[\], and must be torch.float32, \[\]"):
+    with pytest.raises(
+        ValueError, match=r"a loss is torch.bfloat16, \[\], and must be torch.float32, \[\]"
+    ):
         loop.run(0, 1)
     loop.loss = lambda model, batch, device: counted_predictions(model, batch, device)[0].sum(0)
     with pytest.raises(ValueError, match=r"a loss is torch.float32, \[6\]"):
@@ -124,7 +136,8 @@ def test_a_loss_is_one_float32_number() -> None:
 
 def test_predictions_that_count_by_hand() -> None:
     """The logits before each token of an answer, in the order of the batch."""
-    model, batch = Rows(), batch_of([2, 0])
+    model = Rows()
+    batch = batch_of([2, 0])
     logits, labels = counted_predictions(model, batch, model.table.device)
     rows = [3, *SEQUENCES[0].token_ids[:-1]]
     assert torch.equal(logits, (model.table + model.shift)[rows])

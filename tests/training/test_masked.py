@@ -35,11 +35,19 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
-    return OpenedModel(save_tiny_llama(tmp_path_factory.mktemp("base"), blocks=3, hidden=64, feed_forward=64, std=0.1))
+    return OpenedModel(
+        save_tiny_llama(
+            tmp_path_factory.mktemp("base"), blocks=3, hidden=64, feed_forward=64, std=0.1
+        )
+    )
 
 
-def training(model: OpenedModel, share: float = 0.5, conditioned: bool = True, **changes: Any) -> MaskedTraining:
-    settings = parse(CONFIG | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()})
+def training(
+    model: OpenedModel, share: float = 0.5, conditioned: bool = True, **changes: Any
+) -> MaskedTraining:
+    settings = parse(
+        CONFIG | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    )
     made = MaskedTraining(
         model=model,
         computing=CPU,
@@ -59,7 +67,9 @@ def training(model: OpenedModel, share: float = 0.5, conditioned: bool = True, *
 def trained(one: MaskedTraining, steps: int = 3) -> dict[str, Tensor]:
     """All tensors by blob key and name, and the embedding."""
     values, _ = one.masked(first_shared(one.model.plan, one.settings), 0, steps)
-    flat = {f"{key}/{name}": value.clone() for key, own in values.items() for name, value in own.items()}
+    flat = {
+        f"{key}/{name}": value.clone() for key, own in values.items() for name, value in own.items()
+    }
     return {**flat, EMBEDDING: one.embedding}
 
 
@@ -71,7 +81,8 @@ def begun(one: MaskedTraining) -> dict[str, Tensor]:
 
 def test_generator_lora_and_embedding_are_trained(model: OpenedModel) -> None:
     one = training(model)
-    before, after = begun(one), trained(one)
+    before = begun(one)
+    after = trained(one)
     assert before.keys() == after.keys()
     assert all(not torch.equal(before[name], after[name]) for name in after)
 
@@ -86,17 +97,23 @@ def test_fitting_leaves_generator_and_lora_as_they_are(model: OpenedModel) -> No
     first = first_shared(model.plan, one.settings)
     one.fitted(first, 5)
     values = one.adapted.values()
-    assert all(torch.equal(values[key][name], first[key][name]) for key in first for name in first[key])
+    assert all(
+        torch.equal(values[key][name], first[key][name]) for key in first for name in first[key]
+    )
     assert not torch.equal(one.embedding, first_embedding(one.shape, 0, 0))
     assert len(one.spent) == 5
-    assert all(value.requires_grad for own in one.adapted.parameters.values() for value in own.values())
+    assert all(
+        value.requires_grad for own in one.adapted.parameters.values() for value in own.values()
+    )
 
 
 @pytest.mark.parametrize("estimator", ["reinmax", "gumbel"])
 def test_checkpointing_changes_nothing(model: OpenedModel, estimator: str) -> None:
     """What a backward pass computes again is routed by the gates of its forward pass."""
     plain = trained(training(model, sft_p__estimator=estimator))
-    again = trained(training(model, sft_p__estimator=estimator, training__gradient_checkpointing=True))
+    again = trained(
+        training(model, sft_p__estimator=estimator, training__gradient_checkpointing=True)
+    )
     for name, value in plain.items():
         torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-7)
 
@@ -112,7 +129,8 @@ def test_batches_of_a_step_see_the_same_gates(model: OpenedModel) -> None:
 def test_a_base_in_nf4_is_routed_too(model: OpenedModel) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     one = training(model, training__base="nf4")
-    before, after = begun(one), trained(one)
+    before = begun(one)
+    after = trained(one)
     assert all(bool(torch.isfinite(value).all()) for value in after.values())
     assert all(not torch.equal(before[name], after[name]) for name in after)
     plain = trained(training(model))

@@ -42,7 +42,12 @@ def slopes(step: int, batch: int) -> dict[str, Tensor]:
 def test_gradients_are_those_of_the_mean_loss_by_finite_differences(accumulation: int) -> None:
     """Whatever is clipped, or added by a penalty; one call for a step, however it is cut."""
     seen: Seen = []
-    loop = loop_of(model := Rows(), batch_size=4 // accumulation, accumulation=accumulation, max_gradient_norm=0.001)
+    loop = loop_of(
+        model := Rows(),
+        batch_size=4 // accumulation,
+        accumulation=accumulation,
+        max_gradient_norm=0.001,
+    )
     loop.penalty = lambda: 50.0 * model.table.square().sum()
     loop.observer = lambda step, gradients: seen_by(seen, step, gradients)
     loop.run(7, 1)
@@ -104,7 +109,8 @@ def test_a_parameter_that_no_loss_led_to_is_not_among_them() -> None:
 def test_of_a_step_that_is_not_finite_no_gradients_are_shown(what: str | float) -> None:
     """The second of three; the norm of a gradient of 1e25 is beyond float32."""
     seen: Seen = []
-    model, calls = Rows(), list[int]()
+    model = Rows()
+    calls = list[int]()
 
     def second_is_broken(gradient: Tensor) -> Tensor:
         return gradient * (float(what) if len(calls) == 2 else 1.0)
@@ -120,9 +126,17 @@ def test_of_a_step_that_is_not_finite_no_gradients_are_shown(what: str | float) 
     loop = loop_of(model)
     loop.observer = lambda step, gradients: seen_by(seen, step, gradients)
     trained = loop.run(0, 3)
-    assert ([step for step, _ in seen], trained.weighed, trained.skipped_steps) == ([0, 1, 2], [0, 2], 1)
+    assert ([step for step, _ in seen], trained.weighed, trained.skipped_steps) == (
+        [0, 1, 2],
+        [0, 2],
+        1,
+    )
     assert [len(gradients) for _, gradients in seen] == [2, 0, 2]
-    assert all(bool(torch.isfinite(gradient).all()) for _, gradients in seen for gradient in gradients.values())
+    assert all(
+        bool(torch.isfinite(gradient).all())
+        for _, gradients in seen
+        for gradient in gradients.values()
+    )
 
 
 def test_what_an_observer_raises_ends_the_training_in_order() -> None:

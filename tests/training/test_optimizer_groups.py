@@ -22,14 +22,19 @@ SCHEDULES: dict[str, Callable[[int], float]] = {
 """Shares of the learning rate after two steps of warm-up."""
 
 
-def by_hand(steps: range, share: Callable[[int], float], shift_rate: float, shift_decay: float, decay: float) -> Rows:
+def by_hand(
+    steps: range, share: Callable[[int], float], shift_rate: float, shift_decay: float, decay: float
+) -> Rows:
     """Two optimisers, one for each tensor, whose rates are set step by step."""
     model = Rows()
     of_table = torch.optim.AdamW([model.table], weight_decay=decay)
     of_shift = torch.optim.AdamW([model.shift], weight_decay=shift_decay)
     for step in steps:
         now = (step + 1) / 2 if step < 2 else share(step)
-        of_table.param_groups[0]["lr"], of_shift.param_groups[0]["lr"] = RATE * now, RATE * shift_rate * now
+        of_table.param_groups[0]["lr"], of_shift.param_groups[0]["lr"] = (
+            RATE * now,
+            RATE * shift_rate * now,
+        )
         model.zero_grad()
         mean_loss(model, step).backward()
         of_table.step()
@@ -38,7 +43,10 @@ def by_hand(steps: range, share: Callable[[int], float], shift_rate: float, shif
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("group", [Group(["shift"], 0.25, 0.9), Group(["shift"], 2.0), Group(["shift"], weight_decay=0.0)])
+@pytest.mark.parametrize(
+    "group",
+    [Group(["shift"], 0.25, 0.9), Group(["shift"], 2.0), Group(["shift"], weight_decay=0.0)],
+)
 def test_each_group_is_trained_as_by_an_optimiser_of_its_own(group: Group, schedule: str) -> None:
     model = Rows()
     loop = loop_of(model, schedule=schedule, warmup_steps=2, weight_decay=0.3)
@@ -68,7 +76,13 @@ def test_the_first_step_moves_each_number_by_its_groups_rate() -> None:
 def test_one_group_of_everything_keeps_every_bit() -> None:
     tables = []
     for groups in ([], [Group(["shift", "table"])], [Group(["table"]), Group(["shift"])]):
-        loop = loop_of(model := Rows(), weight_decay=0.1, schedule="cosine", max_gradient_norm=0.1, proximal=0.5)
+        loop = loop_of(
+            model := Rows(),
+            weight_decay=0.1,
+            schedule="cosine",
+            max_gradient_norm=0.1,
+            proximal=0.5,
+        )
         loop.groups = groups
         state = loop.run(0, 3).moments
         loop.run(3, 3, state)
@@ -98,11 +112,20 @@ def test_neither_order_of_names_nor_of_groups_matters() -> None:
 @pytest.mark.parametrize(
     ("group", "words"),
     [
-        (Group(["shift"], 2.1), r"2.1 x training.learning-rate = 0.05 .*: learning-rate = 0.105\d*: input should be"),
+        (
+            Group(["shift"], 2.1),
+            r"2.1 x training.learning-rate = 0.05 .*: learning-rate = 0.105\d*: input should be",
+        ),
         (Group(["shift"], 0.0), r"learning-rate = 0.0: input should be greater than 0"),
         (Group(["shift"], math.inf), r"learning-rate = inf"),
-        (Group(["shift"], 1.0, 3.0), r"weight decay 3: .*learning-rate x weight-decay x steps = 1.5 is above 1"),
-        (Group(["shift"], 1.0, -0.1), r"weight-decay = -0.1: input should be greater than or equal to 0"),
+        (
+            Group(["shift"], 1.0, 3.0),
+            r"weight decay 3: .*learning-rate x weight-decay x steps = 1.5 is above 1",
+        ),
+        (
+            Group(["shift"], 1.0, -0.1),
+            r"weight-decay = -0.1: input should be greater than or equal to 0",
+        ),
     ],
 )
 def test_no_group_goes_beyond_what_the_table_may_have(group: Group, words: str) -> None:
@@ -125,12 +148,17 @@ def test_decay_is_held_against_the_groups_own_rate() -> None:
 def test_what_is_in_no_group_is_left_to_the_table() -> None:
     training = TrainingSettings(learning_rate=0.01)
     found = grouped(["d", "a", "c", "b"], [Group(("c", "a"), 3.0), Group([], 2.0)], training)
-    assert [(names, settings.learning_rate) for names, settings in found] == [(["a", "c"], 0.03), (["b", "d"], 0.01)]
+    assert [(names, settings.learning_rate) for names, settings in found] == [
+        (["a", "c"], 0.03),
+        (["b", "d"], 0.01),
+    ]
     assert found[1][1] is training
     assert [names for names, _ in grouped(["a"], [Group(["a"])], training)] == [["a"]]
 
 
-@pytest.mark.parametrize("groups", [[Group(["shift"]), Group(["shift"], 0.5)], [Group(["shift", "head"])]])
+@pytest.mark.parametrize(
+    "groups", [[Group(["shift"]), Group(["shift"], 0.5)], [Group(["shift", "head"])]]
+)
 def test_a_name_that_is_unknown_or_in_two_groups_is_refused(groups: list[Group]) -> None:
     loop = loop_of(Rows())
     loop.groups = groups

@@ -7,24 +7,44 @@ from hypothesis import strategies as st
 
 from espalier.training.order import sequences_of_step
 
-SIZES = {"num_sequences": st.integers(1, 40), "batch": st.integers(1, 60), "seed": st.integers(0, 2**63)}
+SIZES = {
+    "num_sequences": st.integers(1, 40),
+    "batch": st.integers(1, 60),
+    "seed": st.integers(0, 2**63),
+}
 
 
 @settings(deadline=None)
 @given(**SIZES)
-def test_every_sequence_once_per_epoch_whatever_the_batch(num_sequences: int, batch: int, seed: int) -> None:
+def test_every_sequence_once_per_epoch_whatever_the_batch(
+    num_sequences: int, batch: int, seed: int
+) -> None:
     steps = -(-3 * num_sequences // batch)
-    drawn = [number for step in range(steps) for number in sequences_of_step(num_sequences, batch, step, seed)]
+    drawn = [
+        number
+        for step in range(steps)
+        for number in sequences_of_step(num_sequences, batch, step, seed)
+    ]
     assert len(drawn) == steps * batch
     for epoch in range(3):
-        assert Counter(drawn[epoch * num_sequences : (epoch + 1) * num_sequences]) == Counter(range(num_sequences))
+        assert Counter(drawn[epoch * num_sequences : (epoch + 1) * num_sequences]) == Counter(
+            range(num_sequences)
+        )
 
 
 @settings(deadline=None)
 @given(**SIZES)
 def test_the_order_does_not_depend_on_the_batch(num_sequences: int, batch: int, seed: int) -> None:
-    one_by_one = [number for step in range(2 * batch) for number in sequences_of_step(num_sequences, 1, step, seed)]
-    assert one_by_one == [number for step in range(2) for number in sequences_of_step(num_sequences, batch, step, seed)]
+    one_by_one = [
+        number
+        for step in range(2 * batch)
+        for number in sequences_of_step(num_sequences, 1, step, seed)
+    ]
+    assert one_by_one == [
+        number
+        for step in range(2)
+        for number in sequences_of_step(num_sequences, batch, step, seed)
+    ]
 
 
 def test_a_batch_that_is_larger_than_all_goes_over_several_epochs() -> None:

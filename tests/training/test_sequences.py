@@ -28,7 +28,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings_of(task: str, folder: Path) -> RunSettings:
     records = [RECORDS[task] | {"id": number} for number in range(3)]
     (folder / "items.jsonl").write_text("\n".join(map(json.dumps, records)))
-    given = {"method": "fedpetuning", "task.name": task, "data.source": "jsonl", "data.path": str(folder / "items.jsonl")}
+    given = {
+        "method": "fedpetuning",
+        "task.name": task,
+        "data.source": "jsonl",
+        "data.path": str(folder / "items.jsonl"),
+    }
     return parse(given | {"task.max-tokens": LONG, "num-clients": 1})
 
 
@@ -40,7 +45,8 @@ def test_sequences_equal_a_slow_reference(
     monkeypatch.setattr("espalier.corpora.tasks.sharing.is_held_out", lambda text: False)
     start, _, prefix_space = kind
     save_tokenizer_adding(model, *kind)
-    opened, made = OpenedModel(model), raw_tokenizer(prefix_space)
+    opened = OpenedModel(model)
+    made = raw_tokenizer(prefix_space)
     for task in TASKS:
         settings = settings_of(task, tmp_path)
         (item,), _ = client_items(settings, simulated_node(), 0)
@@ -48,16 +54,28 @@ def test_sequences_equal_a_slow_reference(
         answer += [END] if task in WRITTEN else []
         batch = client_sequences(settings, simulated_node(), opened, 0).batch([0])
         assert batch.input_ids.tolist() == [before + answer]
-        counted = [-100] * len(before) + answer if settings.task.loss_on == "answer" else before + answer
+        counted = (
+            [-100] * len(before) + answer if settings.task.loss_on == "answer" else before + answer
+        )
         assert batch.labels.tolist() == [counted]
 
 
-def test_an_encoder_without_a_token_for_padding_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_without_a_token_for_padding_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("espalier.corpora.tasks.sharing.is_held_out", lambda text: False)
     folder = save_tiny_roberta(tmp_path / "model")
     settings = settings_of("sst2", tmp_path)
     assert len(client_sequences(settings, simulated_node(), OpenedModel(folder), 0)) == 1
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "pad_token"}))
+    path.write_text(
+        json.dumps(
+            {
+                name: value
+                for name, value in json.loads(path.read_text()).items()
+                if name != "pad_token"
+            }
+        )
+    )
     with pytest.raises(Mistake, match=r"no token for padding, .*; name one as pad_token"):
         client_sequences(settings, simulated_node(), OpenedModel(folder), 0)

@@ -54,7 +54,12 @@ CUT = {"llama": [0, 3, 4, 9, 15, 21, 27], "roberta": [0, 3, 5, 6, 9, 15, 17, 21,
 """Units that go: groups and channels of both blocks."""
 CLOSE = {"llama": 1e-6, "roberta": 1e-4}
 """AdamW takes steps of 0.01, also where a gradient is hardly more than rounding, as some of the encoder's are."""
-SIZES = {"hidden_size": 64, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 SST2 = {"task.name": "sst2", "data.source": "jsonl", "data.path": "nowhere"}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 FAMILIES = ["llama", "roberta"]
@@ -68,8 +73,12 @@ class Classified:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Some of them."""
-        every = torch.randint(4, VOCABULARY, (7, 8), generator=torch.Generator().manual_seed(4))[list(numbers)]
-        return Batch(every, torch.ones_like(every), torch.tensor([number % 2 for number in numbers]))
+        every = torch.randint(4, VOCABULARY, (7, 8), generator=torch.Generator().manual_seed(4))[
+            list(numbers)
+        ]
+        return Batch(
+            every, torch.ones_like(every), torch.tensor([number % 2 for number in numbers])
+        )
 
     def joined(self, other: Any) -> "Classified":
         """No test joins them."""
@@ -80,8 +89,13 @@ class Classified:
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """An encoder has biases everywhere."""
     return {
-        "llama": save_model(tmp_path_factory.mktemp("llama"), llama_config(**SIZES, num_key_value_heads=2, head_dim=16)),
-        "roberta": save_encoder(tmp_path_factory.mktemp("roberta"), "roberta", **SIZES, **NO_DROPOUT),
+        "llama": save_model(
+            tmp_path_factory.mktemp("llama"),
+            llama_config(**SIZES, num_key_value_heads=2, head_dim=16),
+        ),
+        "roberta": save_encoder(
+            tmp_path_factory.mktemp("roberta"), "roberta", **SIZES, **NO_DROPOUT
+        ),
     }
 
 
@@ -89,8 +103,17 @@ def watched(
     model: OpenedModel, structure: bytes | None = None, more: Any = None, **changes: Any
 ) -> tuple[AdapterTraining, UnitImportance]:
     classifies = model.family.kind == "encoder"
-    given = {f"fedspine.{key}": value for key, value in changes.items()} | (SST2 if classifies else {})
-    flat = {"method": "fedspine", "lora.rank": 3, "lora.alpha": 6.0, "lora.targets": "all", "training.batch-size": 2, **given}
+    given = {f"fedspine.{key}": value for key, value in changes.items()} | (
+        SST2 if classifies else {}
+    )
+    flat = {
+        "method": "fedspine",
+        "lora.rank": 3,
+        "lora.alpha": 6.0,
+        "lora.targets": "all",
+        "training.batch-size": 2,
+        **given,
+    }
     flat |= more or {}
     settings = parse({**flat, "training.learning-rate": 0.01, "training.steps": 3})
     base = OpenedModel(model.directory)
@@ -107,7 +130,8 @@ def start_with_head(training: AdapterTraining) -> Values:
     generator = torch.Generator().manual_seed(9)
     whole = training.adapters.whole
     return start_of(training) | {
-        key: {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in own.items()} for key, own in whole.items()
+        key: {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in own.items()}
+        for key, own in whole.items()
     }
 
 
@@ -116,13 +140,17 @@ def weights_of(directory: Path, family: str, block: int) -> dict[str, Tensor]:
     for file in directory.glob("*.safetensors"):
         stored |= load_file(file)
     prefix, paths = FILES[family]
-    return {name: stored[f"{prefix}.{block}.{path}.weight"].double() for name, path in paths.items()}
+    return {
+        name: stored[f"{prefix}.{block}.{path}.weight"].double() for name, path in paths.items()
+    }
 
 
 @pytest.mark.parametrize("score", ["exact", "group"])
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_units_are_worth_what_the_equations_say(directories: dict[str, Path], family: str, score: str, normalise: bool) -> None:
+def test_units_are_worth_what_the_equations_say(
+    directories: dict[str, Path], family: str, score: str, normalise: bool
+) -> None:
     """Equations 10 to 12 by dense matrices, of three steps; equation 13 beside them. Biases and a head count for nothing."""
     model = OpenedModel(directories[family])
     training, watch = watched(model, score=score, normalise=normalise, eta=0.75)
@@ -134,18 +162,28 @@ def test_units_are_worth_what_the_equations_say(directories: dict[str, Path], fa
 
     training.observer = both
     training.run(start_with_head(training), 0, 3)
-    average, terms = None, []
+    average = None
+    terms = []
     for values, gradients in seen:
-        pieces, term = [], 0.0
+        pieces = []
+        term = 0.0
         for block in range(2):
-            weights, key = weights_of(model.directory, family, block), f"block-{block:04d}"
+            weights = weights_of(model.directory, family, block)
+            key = f"block-{block:04d}"
             numbers = {"groups": GROUPS[family], "channels": 12}
-            units = {kind: torch.zeros(number, dtype=torch.float64) for kind, number in numbers.items()}
+            units = {
+                kind: torch.zeros(number, dtype=torch.float64) for kind, number in numbers.items()
+            }
             for name, (kind, side, size) in SIDES[family].items():
                 a, b = (values[key][f"{name}.lora_{which}"].double() for which in "ab")
                 ga, gb = (gradients[key][f"{name}.lora_{which}"].double() for which in "ab")
                 product = (gb @ a + b @ ga - gb @ ga) * (weights[name] + 2.0 * b @ a)
-                lines = (product**2 if score == "exact" else product).sum(dim=1 - side).view(-1, size).sum(dim=1)
+                lines = (
+                    (product**2 if score == "exact" else product)
+                    .sum(dim=1 - side)
+                    .view(-1, size)
+                    .sum(dim=1)
+                )
                 own = lines if score == "exact" else lines**2
                 units[kind] += own / own.norm() if normalise else own
                 term += float(((b * gb) ** 2).sum())
@@ -184,7 +222,9 @@ def test_a_round_in_the_smaller_model_is_the_round_in_the_masked_one(
             torch.testing.assert_close(smaller[key][name], value, rtol=1e-4, atol=CLOSE[family])
     assert watch.units is not None
     assert whole_watch.units is not None
-    torch.testing.assert_close(watch.units, whole_watch.units[~torch.from_numpy(cut)], rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(
+        watch.units, whole_watch.units[~torch.from_numpy(cut)], rtol=1e-3, atol=1e-9
+    )
     assert watch.taylor == pytest.approx(whole_watch.taylor, rel=1e-4)
 
 
@@ -207,7 +247,9 @@ def masked_copy(directory: Path, target: Path, family: str, cuts: Any) -> Opened
     for file in target.glob("*.safetensors"):
         tensors = load_file(file)
         for block, cut in enumerate(cuts):
-            for name, path, kind in ((name, path, kind) for name, path in paths.items() for kind in ("weight", "bias")):
+            for name, path, kind in (
+                (name, path, kind) for name, path in paths.items() for kind in ("weight", "bias")
+            ):
                 if (value := tensors.get(f"{prefix}.{block}.{path}.{kind}")) is not None:
                     zero_out(value, f"{name}.{kind}", family, cut)
         save_file(tensors, file, {"format": "pt"})
@@ -219,7 +261,8 @@ def test_what_was_watched_is_freed(directories: dict[str, Path], score: str) -> 
     """Else every step's activations would stay."""
     training, watch = watched(OpenedModel(directories["llama"]), score=score)
     prefix, paths = FILES["llama"]
-    module, seen = training.adapted.whole.get_submodule(f"{prefix}.0.{paths['mlp.down']}"), list[Any]()
+    module = training.adapted.whole.get_submodule(f"{prefix}.0.{paths['mlp.down']}")
+    seen = list[Any]()
     module.register_forward_pre_hook(lambda _, inputs: seen.append(weakref.ref(inputs[0])))
     with watch.watching():
         training.run(start_with_head(training), 0, 2)
@@ -230,18 +273,22 @@ def test_what_was_watched_is_freed(directories: dict[str, Path], score: str) -> 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_masks_are_worth_their_gradients_squared(directories: dict[str, Path], family: str, accumulation: int) -> None:
+def test_masks_are_worth_their_gradients_squared(
+    directories: dict[str, Path], family: str, accumulation: int
+) -> None:
     """Masks of ones on what heads and channels give, by autograd; a step's batches count together. No hook stays."""
     model = OpenedModel(directories[family])
     more = {"training.accumulation": accumulation, "lora.dropout": 0.0}
     training, watch = watched(model, score="mask", normalise=False, more=more)
     start = start_with_head(training)
-    hooks = [len(module._forward_pre_hooks) for module in training.adapted.whole.modules()]  # an encoder's head has one
+    # An encoder's head has one.
+    hooks = [len(module._forward_pre_hooks) for module in training.adapted.whole.modules()]
     with watch.watching():
         training.run(start, 0, 1)
     assert [len(module._forward_pre_hooks) for module in training.adapted.whole.modules()] == hooks
     training.adapted.set(start)
-    whole, masks = training.adapted.whole, []
+    whole = training.adapted.whole
+    masks = []
     prefix, paths = FILES[family]
     for block in range(2):
         for name, number in (("attn.o", GROUPS[family]), ("mlp.down", 12)):
@@ -262,7 +309,9 @@ def test_masks_are_worth_their_gradients_squared(directories: dict[str, Path], f
 
 
 @pytest.mark.parametrize("score", ["mask", "exact"])
-def test_a_step_that_is_left_out_leaves_nothing_behind(directories: dict[str, Path], score: str) -> None:
+def test_a_step_that_is_left_out_leaves_nothing_behind(
+    directories: dict[str, Path], score: str
+) -> None:
     """Gradients of weights that are not finite, where those of masks are: the next step counts as if it were the first."""
 
     def of_two_steps(first_is_broken: bool) -> tuple[Tensor | None, float]:
@@ -275,7 +324,9 @@ def test_a_step_that_is_left_out_leaves_nothing_behind(directories: dict[str, Pa
 
         first_step, steps = (0, 2) if first_is_broken else (1, 1)
         if first_is_broken:
-            next(iter(next(iter(training.adapted.parameters.values())).values())).register_hook(broken)
+            next(iter(next(iter(training.adapted.parameters.values())).values())).register_hook(
+                broken
+            )
         with watch.watching():
             _, trained = training.run(start_with_head(training), first_step, steps)
         assert trained.skipped_steps == int(first_is_broken)

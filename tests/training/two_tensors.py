@@ -13,7 +13,10 @@ from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
 from espalier.training.order import sequences_of_step
 
-VOCABULARY, SEED, RATE, TOTAL = 6, 9, 0.05, 20
+VOCABULARY = 6
+SEED = 9
+RATE = 0.05
+TOTAL = 20
 SEQUENCES = [
     Encoded((1, 2, 3, 4, 5), 4), Encoded((2, 5), 1), Encoded((0, 3, 3), 1), Encoded((4, 4, 1, 0, 2, 3), 2),
     Encoded((5, 1, 2), 2),
@@ -48,7 +51,10 @@ def predicted(step: int, batch: int = 2) -> list[tuple[int, int]]:
     pairs = []
     for number in sequences_of_step(len(SEQUENCES), batch, step, SEED):
         ids = SEQUENCES[number].token_ids
-        pairs += [(ids[place - 1], ids[place]) for place in range(len(ids) - SEQUENCES[number].answer_tokens, len(ids))]
+        pairs += [
+            (ids[place - 1], ids[place])
+            for place in range(len(ids) - SEQUENCES[number].answer_tokens, len(ids))
+        ]
     return pairs
 
 

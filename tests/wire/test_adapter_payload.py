@@ -22,7 +22,10 @@ PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 
 def tensors_of(seed: int = 0, scale: float = 1.0, shapes: Any = None) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: scale * torch.randn(shape, generator=generator) for name, shape in (shapes or SHAPES).items()}
+    return {
+        name: scale * torch.randn(shape, generator=generator)
+        for name, shape in (shapes or SHAPES).items()
+    }
 
 
 def data_bytes(blob: bytes) -> int:
@@ -34,7 +37,8 @@ def data_bytes(blob: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    ("payload", "expected"), [("float32", 4 * 248), ("bfloat16", 2 * 248), ("nf4", (50 + 8) + (11 + 4) + (64 + 8))]
+    ("payload", "expected"),
+    [("float32", 4 * 248), ("bfloat16", 2 * 248), ("nf4", (50 + 8) + (11 + 4) + (64 + 8))],
 )
 def test_bytes_by_hand(payload: Payload, expected: int) -> None:
     blob, _ = pack_adapters(tensors_of(), payload)
@@ -43,8 +47,13 @@ def test_bytes_by_hand(payload: Payload, expected: int) -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(PAYLOADS), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4))
-def test_what_is_packed_is_what_the_contract_names(payload: Payload, sizes: list[tuple[int, int]]) -> None:
+@given(
+    st.sampled_from(PAYLOADS),
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4),
+)
+def test_what_is_packed_is_what_the_contract_names(
+    payload: Payload, sizes: list[tuple[int, int]]
+) -> None:
     """And its bytes are 4 n, 2 n, or ceil(n / 2) + 4 ceil(n / 64) per tensor."""
     shapes = {f"matrix{place}.lora_a": shape for place, shape in enumerate(sizes)}
     blob, _ = pack_adapters(tensors_of(shapes=shapes), payload)
@@ -88,19 +97,26 @@ def test_nf4_by_hand() -> None:
     assert load(blob)["a.codes"].tolist() == [0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF]
     assert load(blob)["a.absmax"].tolist() == [2.0]
     blob, lost = pack_adapters({"a": torch.tensor([[1.0, 0.06]])}, "nf4")
-    assert unpack_adapters({"a": (1, 2)}, blob, "nf4")["a"].tolist() == [[1.0, pytest.approx(LEVELS[8])]]
+    assert unpack_adapters({"a": (1, 2)}, blob, "nf4")["a"].tolist() == [
+        [1.0, pytest.approx(LEVELS[8])]
+    ]
     assert lost["a"].tolist() == [[0.0, pytest.approx(0.06 - LEVELS[8])]]
 
 
 @settings(deadline=None)
 @given(st.sampled_from(PAYLOADS), st.integers(0, 99), st.floats(1e-6, 1e6))
-def test_what_arrives_and_what_was_lost_are_what_was_sent(payload: Payload, seed: int, scale: float) -> None:
-    before, owed = tensors_of(seed, scale), tensors_of(seed + 1, 0.01 * scale)
+def test_what_arrives_and_what_was_lost_are_what_was_sent(
+    payload: Payload, seed: int, scale: float
+) -> None:
+    before = tensors_of(seed, scale)
+    owed = tensors_of(seed + 1, 0.01 * scale)
     blob, lost = pack_adapters(before, payload, owed)
     after = unpack_adapters(SHAPES, blob, payload)
     for name, value in before.items():
         sent = value if payload == "float32" else value + owed[name]
-        torch.testing.assert_close(after[name] + lost.get(name, 0), sent, rtol=1e-5, atol=1e-5 * scale)
+        torch.testing.assert_close(
+            after[name] + lost.get(name, 0), sent, rtol=1e-5, atol=1e-5 * scale
+        )
     assert set(after) == set(SHAPES)
 
 
@@ -116,20 +132,26 @@ def test_packing_leaves_the_tensors_alone_and_takes_slices() -> None:
 
 
 @pytest.mark.parametrize(("payload", "coarse"), [("bfloat16", 1e-4), ("nf4", 1e-2)])
-def test_the_mean_over_many_rounds_is_that_of_what_was_meant(payload: Payload, coarse: float) -> None:
+def test_the_mean_over_many_rounds_is_that_of_what_was_meant(
+    payload: Payload, coarse: float
+) -> None:
     """Of values that do not change: with feedback the error falls like 1 / rounds, without it stays what it is."""
     meant = tensors_of(3)
     errors = {}
     for rounds in (1, 10, 100):
         for feedback in (False, True):
             owed: dict[str, Tensor] = {}
-            total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in meant.items()}
+            total = {
+                name: torch.zeros_like(value, dtype=torch.float64) for name, value in meant.items()
+            }
             for _ in range(rounds):
                 blob, lost = pack_adapters(meant, payload, owed if feedback else None)
                 owed = lost
                 for name, value in unpack_adapters(SHAPES, blob, payload).items():
                     total[name] += value
-            error = [(total[name] / rounds - value).abs().mean().item() for name, value in meant.items()]
+            error = [
+                (total[name] / rounds - value).abs().mean().item() for name, value in meant.items()
+            ]
             errors[rounds, feedback] = sum(error)
     assert errors[1, True] == errors[1, False] > coarse
     assert errors[100, False] == pytest.approx(errors[1, False])
@@ -139,11 +161,16 @@ def test_the_mean_over_many_rounds_is_that_of_what_was_meant(payload: Payload, c
 
 def test_what_is_owed_follows_a_rank_that_changes() -> None:
     """Rows of A that are gone are forgotten, new ones are owed nothing."""
-    value, owed = torch.zeros(2, 3), torch.arange(1.0, 13.0).reshape(4, 3)
+    value = torch.zeros(2, 3)
+    owed = torch.arange(1.0, 13.0).reshape(4, 3)
     blob, _ = pack_adapters({"a": value}, "bfloat16", {"a": owed})
     assert unpack_adapters({"a": (2, 3)}, blob, "bfloat16")["a"].tolist() == [[1, 2, 3], [4, 5, 6]]
     blob, _ = pack_adapters({"a": torch.zeros(3, 4)}, "bfloat16", {"a": owed[:2]})
-    assert unpack_adapters({"a": (3, 4)}, blob, "bfloat16")["a"].tolist() == [[1, 2, 3, 0], [4, 5, 6, 0], [0, 0, 0, 0]]
+    assert unpack_adapters({"a": (3, 4)}, blob, "bfloat16")["a"].tolist() == [
+        [1, 2, 3, 0],
+        [4, 5, 6, 0],
+        [0, 0, 0, 0],
+    ]
 
 
 def test_what_is_owed_to_others_is_not_paid_here() -> None:
@@ -159,7 +186,9 @@ def test_what_is_owed_to_others_is_not_paid_here() -> None:
 def test_numbers_that_are_not_finite_are_not_packed(payload: Payload, bad: float) -> None:
     tensors = tensors_of()
     tensors["attn.q.lora_b"][2, 1] = bad
-    with pytest.raises(Mistake, match=r"attn.q.lora_b: training led to numbers that are not finite; lower training"):
+    with pytest.raises(
+        Mistake, match=r"attn.q.lora_b: training led to numbers that are not finite; lower training"
+    ):
         pack_adapters(tensors, payload)
 
 
@@ -179,7 +208,9 @@ def test_numbers_that_are_not_finite_are_not_unpacked(payload: Payload) -> None:
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_another_shape_is_refused_in_words(payload: Payload) -> None:
     blob, _ = pack_adapters({"a": torch.zeros(4, 5)}, payload)
-    with pytest.raises(Mistake, match=r"a: (is \[4, 5\], must be \[4, 6\]|the codes of 24 values in NF4 are 12)"):
+    with pytest.raises(
+        Mistake, match=r"a: (is \[4, 5\], must be \[4, 6\]|the codes of 24 values in NF4 are 12)"
+    ):
         unpack_adapters({"a": (4, 6)}, blob, payload)
 
 

@@ -14,7 +14,11 @@ from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16), "mlp.up": (40, 16), "mlp.down": (16, 40)}
 PLAN = ModelPlan(
-    tuple(BlockPlan(index, tuple(LinearPlan(name, name, shape) for name, shape in SHAPES.items())) for index in range(4)), 9999
+    tuple(
+        BlockPlan(index, tuple(LinearPlan(name, name, shape) for name, shape in SHAPES.items()))
+        for index in range(4)
+    ),
+    9999,
 )
 
 
@@ -23,17 +27,32 @@ def plan_of(**lora: Any) -> AdapterPlan:
 
 
 def ranks(plan: AdapterPlan) -> dict[int, dict[str, int]]:
-    return {index: {adapter.linear.name: adapter.rank for adapter in plan.blocks[index]} for index in plan.blocks}
+    return {
+        index: {adapter.linear.name: adapter.rank for adapter in plan.blocks[index]}
+        for index in plan.blocks
+    }
 
 
 def test_all_blocks_and_matrices() -> None:
-    assert ranks(plan_of(targets="all", rank=3)) == {index: dict.fromkeys(SHAPES, 3) for index in range(4)}
+    assert ranks(plan_of(targets="all", rank=3)) == {
+        index: dict.fromkeys(SHAPES, 3) for index in range(4)
+    }
 
 
 def test_ranges_and_patterns() -> None:
     """In the order of the block, whatever the order of the settings."""
-    plan = plan_of(targets="mlp.up,attn.q", layers="3,0-1", rank=2, alpha=3.0, rank_pattern="mlp.up=4,3.attn.q=5")
-    assert ranks(plan) == {0: {"attn.q": 2, "mlp.up": 4}, 1: {"attn.q": 2, "mlp.up": 4}, 3: {"attn.q": 5, "mlp.up": 4}}
+    plan = plan_of(
+        targets="mlp.up,attn.q",
+        layers="3,0-1",
+        rank=2,
+        alpha=3.0,
+        rank_pattern="mlp.up=4,3.attn.q=5",
+    )
+    assert ranks(plan) == {
+        0: {"attn.q": 2, "mlp.up": 4},
+        1: {"attn.q": 2, "mlp.up": 4},
+        3: {"attn.q": 5, "mlp.up": 4},
+    }
     assert [(index, adapter.linear.name) for index, adapter in plan] == [
         (index, name) for index in (0, 1, 3) for name in ("attn.q", "mlp.up")
     ]
@@ -41,7 +60,9 @@ def test_ranges_and_patterns() -> None:
 
 
 def test_shapes_by_hand() -> None:
-    assert plan_of(targets="attn.v,mlp.down", layers="2", rank=3, rank_pattern="mlp.down=1").shapes() == {
+    assert plan_of(
+        targets="attn.v,mlp.down", layers="2", rank=3, rank_pattern="mlp.down=1"
+    ).shapes() == {
         "block-0002": {
             "attn.v.lora_a": (3, 16),
             "attn.v.lora_b": (8, 3),
@@ -52,7 +73,10 @@ def test_shapes_by_hand() -> None:
 
 
 def test_a_head_comes_last_and_whole() -> None:
-    plan = replace(plan_of(rank=2, layers="1"), whole={"head": {"head.out.weight": (3, 16), "head.out.bias": (3,)}})
+    plan = replace(
+        plan_of(rank=2, layers="1"),
+        whole={"head": {"head.out.weight": (3, 16), "head.out.bias": (3,)}},
+    )
     assert list(plan.shapes()) == ["block-0001", "head"]
     assert plan.shapes()["head"] == {"head.out.weight": (3, 16), "head.out.bias": (3,)}
     assert plan.num_parameters == 2 * (16 + 16) + 2 * (8 + 16) + 3 * 16 + 3
@@ -60,8 +84,15 @@ def test_a_head_comes_last_and_whole() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 8), st.integers(1, 10), st.sets(st.sampled_from(sorted(SHAPES)), min_size=1), st.integers(1, 4))
-def test_the_number_of_parameters_and_a_limit(rank: int, limit: int, targets: set[str], layers: int) -> None:
+@given(
+    st.integers(1, 8),
+    st.integers(1, 10),
+    st.sets(st.sampled_from(sorted(SHAPES)), min_size=1),
+    st.integers(1, 4),
+)
+def test_the_number_of_parameters_and_a_limit(
+    rank: int, limit: int, targets: set[str], layers: int
+) -> None:
     """rank (in + out) per matrix."""
     plan = plan_of(targets=",".join(sorted(targets)), layers=f"0-{layers - 1}", rank=rank)
     assert plan.num_parameters == layers * rank * sum(sum(SHAPES[name]) for name in targets)
@@ -80,19 +111,46 @@ def test_a_limit_cuts_larger_ranks_alone() -> None:
 @pytest.mark.parametrize(
     ("lora", "words"),
     [
-        ({"targets": "attn.q,mlp.gate"}, r"lora.targets: the model has no mlp.gate; its blocks have attn.q, attn.v, mlp.up"),
+        (
+            {"targets": "attn.q,mlp.gate"},
+            r"lora.targets: the model has no mlp.gate; its blocks have attn.q, attn.v, mlp.up",
+        ),
         ({"layers": "2-4"}, r"lora.layers = '2-4': the model has the blocks 0 to 3"),
-        ({"rank": 9}, r"lora.rank: 9 is larger than a side of attn.v in block 0 \(8 x 16\); lower it"),
-        ({"rank_pattern": "3.attn.v=9"}, r"lora.rank-pattern: 9 is larger than a side of attn.v in block 3"),
-        ({"rank_pattern": "mlp.up=4"}, r"lora.rank-pattern: no adapter is on mlp.up; add it to lora.targets and lora.layers"),
+        (
+            {"rank": 9},
+            r"lora.rank: 9 is larger than a side of attn.v in block 0 \(8 x 16\); lower it",
+        ),
+        (
+            {"rank_pattern": "3.attn.v=9"},
+            r"lora.rank-pattern: 9 is larger than a side of attn.v in block 3",
+        ),
+        (
+            {"rank_pattern": "mlp.up=4"},
+            r"lora.rank-pattern: no adapter is on mlp.up; add it to lora.targets and lora.layers",
+        ),
         ({"alpha_pattern": "4.attn.q=4"}, r"lora.alpha-pattern: no adapter is on 4.attn.q"),
-        ({"alpha_pattern": "1.attn.q=4", "layers": "0,2"}, r"lora.alpha-pattern: no adapter is on 1.attn.q"),
+        (
+            {"alpha_pattern": "1.attn.q=4", "layers": "0,2"},
+            r"lora.alpha-pattern: no adapter is on 1.attn.q",
+        ),
         ({"alpha_pattern": "01.attn.q=4"}, r"lora.alpha-pattern: no adapter is on 01.attn.q"),
         ({"rank_pattern": "attn.x=4"}, r"lora.rank-pattern: no adapter is on attn.x"),
-        ({"alpha": 0.07}, r"lora.alpha: alpha / rank of attn.q in block 0 is 0.00875; choose them so that it is 0.01 to 1000"),
+        (
+            {"alpha": 0.07},
+            (
+                r"lora.alpha: alpha / rank of attn.q in block 0 is 0.00875; choose them so that it"
+                r" is 0.01 to 1000"
+            ),
+        ),
         ({"alpha": 8001.0}, r"lora.alpha: alpha / rank of attn.q in block 0 is 1000.1"),
-        ({"alpha_pattern": "2.attn.v=0.001"}, r"lora.alpha-pattern: alpha / rank of attn.v in block 2 is 0.000125"),
-        ({"rank_pattern": "attn.q=2", "alpha_pattern": "attn.q=2001"}, r"lora.alpha-pattern: .* is 1000.5"),
+        (
+            {"alpha_pattern": "2.attn.v=0.001"},
+            r"lora.alpha-pattern: alpha / rank of attn.v in block 2 is 0.000125",
+        ),
+        (
+            {"rank_pattern": "attn.q=2", "alpha_pattern": "attn.q=2001"},
+            r"lora.alpha-pattern: .* is 1000.5",
+        ),
     ],
 )
 def test_what_the_model_does_not_have_is_named_by_its_key(lora: dict[str, Any], words: str) -> None:
@@ -104,4 +162,6 @@ def test_an_alpha_is_held_against_the_rank_that_its_matrix_has() -> None:
     """0.05 / 4 is enough; 0.05 over the table's rank, which attn.q does not have, would not be."""
     plan = plan_of(targets="attn.q", rank=8, rank_pattern="attn.q=4", alpha_pattern="attn.q=0.05")
     assert {adapter.scaling for _, adapter in plan} == {0.0125}
-    assert {adapter.scaling for _, adapter in plan_of(alpha=0.05, alpha_pattern="attn.q=8,attn.v=8")} == {1.0}
+    assert {
+        adapter.scaling for _, adapter in plan_of(alpha=0.05, alpha_pattern="attn.q=8,attn.v=8")
+    } == {1.0}

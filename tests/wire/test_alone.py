@@ -13,7 +13,9 @@ from espalier.wire.contracts import contract_for
 from espalier.wire.messages import FLOWER_TYPES, SCHEMA_VERSION, Header, Letter
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
-PLAN = ModelPlan(tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (64, 64)),)) for index in range(4)), 4)
+PLAN = ModelPlan(
+    tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (64, 64)),)) for index in range(4)), 4
+)
 TUNING = {"method": "fedpetuning", "federation.rounds": 3, "lora.rank": 8}
 ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
 
@@ -51,15 +53,23 @@ def test_it_is_for_the_last_round(given: dict[str, Any], last: int) -> None:
     check(request(given, last), contract.down)
     assert (contract.down.blobs, contract.up.blobs) == ({}, {})
     for server_round in (0, last - 1, last + 1):
-        with pytest.raises(Mistake, match=f"alone of round {server_round} does not exist, the run ends with round {last}"):
+        with pytest.raises(
+            Mistake,
+            match=f"alone of round {server_round} does not exist, the run ends with round {last}",
+        ):
             contract_for(request(given, server_round), lambda: PLAN, settings)
 
 
 @pytest.mark.parametrize(("given", "last", "largest"), [(TUNING, 3, 8), (ITERATIVE, 4, 0)])
-def test_no_rank_is_asked_for_that_no_adapter_has(given: dict[str, Any], last: int, largest: int) -> None:
+def test_no_rank_is_asked_for_that_no_adapter_has(
+    given: dict[str, Any], last: int, largest: int
+) -> None:
     settings = parse(given)
     contract_for(request(given, last, rank_limit=largest), lambda: PLAN, settings)
-    for rank, words in ((largest + 1, "rank_limit is above"), (-1, "Alone: missing, surplus or out of range: rank_limit")):
+    for rank, words in (
+        (largest + 1, "rank_limit is above"),
+        (-1, "Alone: missing, surplus or out of range: rank_limit"),
+    ):
         with pytest.raises(Mistake, match=words):
             contract_for(request(given, last, rank_limit=rank), lambda: PLAN, settings)
 
@@ -68,7 +78,13 @@ def test_nothing_but_seconds_comes_up() -> None:
     asked = request(TUNING, 3)
     contract = contract_for(asked, lambda: PLAN, parse(TUNING))
     check_reply(Letter(asked.header, {"seconds": 1.5}), asked, contract)
-    for scalars in ({}, {"seconds": -1.0}, {"seconds": math.nan}, {"seconds": 1.0, "loss": 2.0}, {"seconds": "1"}):
+    for scalars in (
+        {},
+        {"seconds": -1.0},
+        {"seconds": math.nan},
+        {"seconds": 1.0, "loss": 2.0},
+        {"seconds": "1"},
+    ):
         with pytest.raises(Mistake, match="AloneReport"):
             check_reply(Letter(asked.header, scalars), asked, contract)
     with pytest.raises(Mistake, match="1 surplus"):

@@ -24,11 +24,19 @@ SECRET = "Anna K., born 1961, diagnosis F32.1"
 SHA = "0" * 64
 
 PLAN = ModelPlan(
-    tuple(BlockPlan(index, (LinearPlan("attn.q", "q", (4, 6)), LinearPlan("mlp.up", "up", (3, 30)))) for index in range(2)), 500
+    tuple(
+        BlockPlan(index, (LinearPlan("attn.q", "q", (4, 6)), LinearPlan("mlp.up", "up", (3, 30))))
+        for index in range(2)
+    ),
+    500,
 )
 """Two blocks; a matrix of 24 weights in one word, and one of 90 weights in two words with 38 bits of padding."""
 SETTINGS = RunSettings()
-TEXTS = {"evaluation.texts": "wiki=wiki.txt,c4=c4.txt", "evaluation.window-tokens": 4, "evaluation.max-windows": 2}
+TEXTS = {
+    "evaluation.texts": "wiki=wiki.txt,c4=c4.txt",
+    "evaluation.window-tokens": 4,
+    "evaluation.max-windows": 2,
+}
 EVALUATING = parse(TEXTS)
 OWN_TEXT = parse({"evaluation.own-text": True})
 """Half of each row is pruned: 4 x 3 = 12 of 24 weights, 3 x 15 = 45 of 90."""
@@ -45,8 +53,14 @@ def blob(tensors: Mapping[str, NDArray], **extra: Any) -> bytes:
     header: dict[str, Any] = dict(extra)
     data = b""
     for name, value in tensors.items():
-        dtype = {"uint64": "U64", "int64": "I64", "int32": "I32", "uint8": "U8", "float32": "F32"}[str(value.dtype)]
-        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [len(data), len(data) + value.nbytes]}
+        dtype = {"uint64": "U64", "int64": "I64", "int32": "I32", "uint8": "U8", "float32": "F32"}[
+            str(value.dtype)
+        ]
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(value.shape),
+            "data_offsets": [len(data), len(data) + value.nbytes],
+        }
         data += value.tobytes()
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -75,7 +89,9 @@ def header(**changes: Any) -> Header:
 REQUEST = Letter(header())
 
 
-def good_reply(scalars: Mapping[str, Any] | None = None, masks: Mapping[str, NDArray] | None = None) -> Letter:
+def good_reply(
+    scalars: Mapping[str, Any] | None = None, masks: Mapping[str, NDArray] | None = None
+) -> Letter:
     """A vote that may pass, with scalars or block 0's tensors changed."""
     report = {"seconds": 1.5}
     tensors = good_masks() if masks is None else dict(masks)
@@ -131,21 +147,42 @@ def without(masks: dict[str, NDArray], name: str) -> dict[str, NDArray]:
 WRONG_TENSORS: dict[str, tuple[Callable[[], dict[str, NDArray]], str]] = {
     "a missing tensor": (lambda: without(good_masks(), "attn.q.prune_mask"), "holds 1 tensor,"),
     "a surplus tensor": (lambda: good_masks() | {SECRET: np.zeros(1, np.uint8)}, "holds 3 tensors"),
-    "another name": (lambda: without(good_masks(), "attn.q.prune_mask") | {SECRET: words(Q_MASK, 1)}, "holds 2 tensors"),
+    "another name": (
+        lambda: without(good_masks(), "attn.q.prune_mask") | {SECRET: words(Q_MASK, 1)},
+        "holds 2 tensors",
+    ),
     "a signed dtype": (
         lambda: good_masks() | {"attn.q.prune_mask": words(Q_MASK, 1).astype(np.int64)},
         "is I64 .1., must be U64",
     ),
-    "a float dtype": (lambda: good_masks() | {"attn.q.prune_mask": np.zeros(2, np.float32)}, "is F32 .2., must be U64 .1."),
-    "too many words": (lambda: good_masks() | {"attn.q.prune_mask": words(Q_MASK, 2)}, "is U64 .2., must be U64 .1."),
-    "too few words": (lambda: good_masks() | {"mlp.up.prune_mask": words(UP_MASK, 1)}, "is U64 .1., must be U64 .2."),
-    "another rank": (lambda: good_masks() | {"attn.q.prune_mask": words(Q_MASK, 1).reshape(1, 1)}, "must be U64 .1."),
+    "a float dtype": (
+        lambda: good_masks() | {"attn.q.prune_mask": np.zeros(2, np.float32)},
+        "is F32 .2., must be U64 .1.",
+    ),
+    "too many words": (
+        lambda: good_masks() | {"attn.q.prune_mask": words(Q_MASK, 2)},
+        "is U64 .2., must be U64 .1.",
+    ),
+    "too few words": (
+        lambda: good_masks() | {"mlp.up.prune_mask": words(UP_MASK, 1)},
+        "is U64 .1., must be U64 .2.",
+    ),
+    "another rank": (
+        lambda: good_masks() | {"attn.q.prune_mask": words(Q_MASK, 1).reshape(1, 1)},
+        "must be U64 .1.",
+    ),
     "a weight too many": (
         lambda: good_masks() | {"attn.q.prune_mask": words(Q_MASK | 8, 1)},
         "prunes 13 weights, .* ask for 12",
     ),
-    "a weight too few": (lambda: good_masks() | {"mlp.up.prune_mask": words(UP_MASK & ~1, 2)}, "prunes 44 weights, .* for 45"),
-    "a padding bit": (lambda: good_masks() | {"mlp.up.prune_mask": words(UP_MASK & ~1 | 1 << 90, 2)}, "beyond the last weight"),
+    "a weight too few": (
+        lambda: good_masks() | {"mlp.up.prune_mask": words(UP_MASK & ~1, 2)},
+        "prunes 44 weights, .* for 45",
+    ),
+    "a padding bit": (
+        lambda: good_masks() | {"mlp.up.prune_mask": words(UP_MASK & ~1 | 1 << 90, 2)},
+        "beyond the last weight",
+    ),
     "the last padding bit": (
         lambda: good_masks() | {"mlp.up.prune_mask": words(UP_MASK | 1 << 127, 2)},
         "beyond the last weight",
@@ -233,7 +270,10 @@ def test_text_beside_dtype_and_shape_is_refused() -> None:
         ({"blob_sha256": [SHA, SECRET]}, "Report: .*blob_sha256.1"),
         ({"blob_sha256": [SHA]}, "1 hashes for 2 blobs"),
         ({"blob_sha256": [SHA] * 3}, "3 hashes for 2 blobs"),
-        ({"blob_sha256": [SHA] * 2}, "block-000[01]: the bytes do not have the SHA-256 that was named for them"),
+        (
+            {"blob_sha256": [SHA] * 2},
+            "block-000[01]: the bytes do not have the SHA-256 that was named for them",
+        ),
     ],
 )
 def test_other_scalars_are_refused(scalars: dict[str, Any], told: str) -> None:
@@ -275,7 +315,10 @@ def test_a_reply_to_something_else_is_refused(field: str, value: Any) -> None:
 
 def test_a_failure_carries_its_reason_and_nothing_else() -> None:
     failure = Letter(header(status="failed"), {"reason": "no text"})
-    assert check_reply(failure, REQUEST, contract()).model_dump() == {"reason": "no text", "lost": False}
+    assert check_reply(failure, REQUEST, contract()).model_dump() == {
+        "reason": "no text",
+        "lost": False,
+    }
     refused(replace(failure, scalars={"reason": "no text", "lost": SECRET}))
     refused(replace(failure, scalars={"reason": "no text", "note": SECRET}))
     refused(replace(failure, scalars={}))
@@ -290,9 +333,17 @@ def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
     reply = failure(header(), "too little text")
     check_reply(reply, request, contract)
     check_reply(failure(UNREAD, "not read"), request, contract)
-    other = {"client": 999, "server_round": 7, "attempt": 9, "kind": "fetch", "lineage": named("another")}[field]
+    other = {
+        "client": 999,
+        "server_round": 7,
+        "attempt": 9,
+        "kind": "fetch",
+        "lineage": named("another"),
+    }[field]
     with pytest.raises(Mistake, match=f"header: {field} not as the request demands"):
-        check_reply(Letter(reply.header.model_copy(update={field: other}), reply.scalars), request, contract)
+        check_reply(
+            Letter(reply.header.model_copy(update={field: other}), reply.scalars), request, contract
+        )
 
 
 def test_a_reply_that_is_no_failure_cannot_take_a_failures_form() -> None:
@@ -309,7 +360,9 @@ def test_a_request_of_another_method_is_refused() -> None:
 
 def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
     """Each block has 1200 bytes of masks: two do not fit 2000 bytes, so each is a part."""
-    wide = ModelPlan(tuple(BlockPlan(index, (LinearPlan("mlp.up", "up", (96, 100)),)) for index in range(3)), 0)
+    wide = ModelPlan(
+        tuple(BlockPlan(index, (LinearPlan("mlp.up", "up", (96, 100)),)) for index in range(3)), 0
+    )
     settings = parse({"part-bytes": 2000})
     first = contract_for(REQUEST, lambda: wide, settings)
     third = contract_for(Letter(header(kind="fetch", part=2)), lambda: wide, settings)
@@ -322,7 +375,9 @@ def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
 
 def test_a_fetched_part_carries_no_scalars() -> None:
     settings = parse({"part-bytes": 1024})
-    wide = ModelPlan(tuple(BlockPlan(index, (LinearPlan("mlp.up", "up", (96, 100)),)) for index in range(2)), 0)
+    wide = ModelPlan(
+        tuple(BlockPlan(index, (LinearPlan("mlp.up", "up", (96, 100)),)) for index in range(2)), 0
+    )
     mask = words(sum((2**50 - 1) << 100 * row for row in range(96)), 150)
     part = blob({"mlp.up.prune_mask": mask})
     request = Letter(header(kind="fetch", part=1), {"blob_sha256": [sha256(part)]})
@@ -330,7 +385,10 @@ def test_a_fetched_part_carries_no_scalars() -> None:
     check(request, found.down)
     reply = Letter(header(kind="fetch", part=1, num_parts=2), {}, {"block-0001": part})
     check_reply(reply, request, found)
-    for hashes, told in (([SHA], "block-0001: the bytes do not have the SHA-256"), ([SHA] * 2, "2 hashes for 1 blobs")):
+    for hashes, told in (
+        ([SHA], "block-0001: the bytes do not have the SHA-256"),
+        ([SHA] * 2, "2 hashes for 1 blobs"),
+    ):
         other = replace(request, scalars={"blob_sha256": hashes})
         with pytest.raises(Mistake, match=told):
             check_reply(reply, other, contract_for(other, lambda: wide, settings))
@@ -358,7 +416,10 @@ def test_public_windows_pass_as_announced() -> None:
     request = evaluation()
     check(request, contract_for(request, lambda: PLAN, EVALUATING).down)
     with pytest.raises(Mistake, match="must be I32"):
-        check(evaluation({"c4": np.zeros((1, 4), np.int32), "wiki": np.zeros((3, 4), np.int32)}), _down(request))
+        check(
+            evaluation({"c4": np.zeros((1, 4), np.int32), "wiki": np.zeros((3, 4), np.int32)}),
+            _down(request),
+        )
     with pytest.raises(Mistake, match="2 different names, 1 numbers"):
         contract_for(evaluation(num_windows=[2]), lambda: PLAN, EVALUATING)
 
@@ -398,11 +459,19 @@ def test_no_more_is_evaluated_than_the_settings_say(changes: dict[str, Any], wor
 
 
 def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
-    given = {"method": "fedpetuning", "task.name": "sst2", "data.source": "jsonl", "task.max-test-items": 3}
+    given = {
+        "method": "fedpetuning",
+        "task.name": "sst2",
+        "data.source": "jsonl",
+        "task.max-test-items": 3,
+    }
     scalars = {"names": [], "num_windows": [], "test_requests": 4, "test_tokens": 40}
 
     def ask(**changes: Any) -> None:
-        letter = Letter(header(kind="evaluate", method="fedpetuning", server_round=3), PUBLIC | scalars | changes)
+        letter = Letter(
+            header(kind="evaluate", method="fedpetuning", server_round=3),
+            PUBLIC | scalars | changes,
+        )
         contract_for(letter, lambda: PLAN, parse(given))
 
     ask(test_items=3, test_metrics=["loss", "acc"])
@@ -436,7 +505,9 @@ LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "seconds": 0.1}
         ({"own_losses": [3.0, 3.5, 3.2501]}, True, False),
     ],
 )
-def test_one_finite_loss_per_text_and_model_comes_back(changes: dict[str, Any], own_text: bool, fits: bool) -> None:
+def test_one_finite_loss_per_text_and_model_comes_back(
+    changes: dict[str, Any], own_text: bool, fits: bool
+) -> None:
     reply = Letter(header(kind="evaluate"), LOSSES | changes)
     request = evaluation(own_text=own_text)
     found = contract_for(request, lambda: PLAN, parse({**TEXTS, "evaluation.own-text": own_text}))
@@ -449,10 +520,16 @@ def test_one_finite_loss_per_text_and_model_comes_back(changes: dict[str, Any], 
 
 
 def test_own_text_alone_needs_no_public_windows() -> None:
-    request = Letter(header(kind="evaluate"), PUBLIC | {"names": [], "num_windows": [], "own_text": True})
+    request = Letter(
+        header(kind="evaluate"), PUBLIC | {"names": [], "num_windows": [], "own_text": True}
+    )
     found = contract_for(request, lambda: PLAN, OWN_TEXT)
     check(request, found.down)
-    check_reply(Letter(request.header, LOSSES | {"losses": [], "own_losses": [3.0, 3.5, 3.25]}), request, found)
+    check_reply(
+        Letter(request.header, LOSSES | {"losses": [], "own_losses": [3.0, 3.5, 3.25]}),
+        request,
+        found,
+    )
 
 
 # ----- the federated result on its way to a client --------------------------------------------------------------------
@@ -462,7 +539,9 @@ def delivered(scaled: bool, **scalars: Any) -> Letter:
     """The whole result in one part."""
     blobs = {}
     for block in PLAN.blocks:
-        blobs[f"block-{block.index:04d}"] = blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})
+        blobs[f"block-{block.index:04d}"] = blob(
+            {"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)}
+        )
         if scaled:
             blobs[f"votes-{block.index:04d}"] = blob(
                 {linear.name: np.zeros(linear.shape, np.uint8) for linear in block.linears}
@@ -473,7 +552,11 @@ def delivered(scaled: bool, **scalars: Any) -> Letter:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> None:
     request = delivered(scaled)
-    found = contract_for(request, lambda: PLAN, parse({"fedprllm.weight-scaling": scaled, "evaluation.own-text": True}))
+    found = contract_for(
+        request,
+        lambda: PLAN,
+        parse({"fedprllm.weight-scaling": scaled, "evaluation.own-text": True}),
+    )
     check(request, found.down)
     check_reply(Letter(request.header, {}), request, found)
     with pytest.raises(Mistake):
@@ -484,11 +567,17 @@ def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> No
         check(delivered(scaled, num_voters=[4]), found.down)
 
 
-def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_and_nothing_else() -> None:
+def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_and_nothing_else() -> (
+    None
+):
     """To a client that lost its hidden states; parts hold whole blocks, and only those of the rounds before."""
     iterative = parse({"fedprllm.strategy": "iterative"})
-    first = {"block-0000": blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})}
-    request = Letter(header(kind="deliver", server_round=2), {"num_voters": [4], "decided": 1}, first)
+    first = {
+        "block-0000": blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})
+    }
+    request = Letter(
+        header(kind="deliver", server_round=2), {"num_voters": [4], "decided": 1}, first
+    )
     found = contract_for(request, lambda: PLAN, iterative)
     check(request, found.down)
     check_reply(Letter(request.header, {}), request, found)
@@ -498,7 +587,10 @@ def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_a
         (iterative, {"server_round": 3}),
     ):
         again = Letter(request.header.model_copy(update=changes), request.scalars, first)
-        with pytest.raises(Mistake, match="1 decided blocks are delivered, which is neither all nor those before the round"):
+        with pytest.raises(
+            Mistake,
+            match="1 decided blocks are delivered, which is neither all nor those before the round",
+        ):
             contract_for(again, lambda: PLAN, settings)
     with pytest.raises(Mistake):
         check(Letter(request.header, request.scalars, delivered(False).blobs), found.down)
@@ -506,7 +598,11 @@ def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_a
 
 def test_parts_of_what_was_decided_are_cut_from_those_blocks_alone() -> None:
     plan = replace(PLAN, blocks=tuple(replace(PLAN.blocks[0], index=index) for index in range(5)))
-    size = sum(spec.num_bytes for specs in decided_specs(plan.blocks[0], SETTINGS).values() for spec in specs.values())
+    size = sum(
+        spec.num_bytes
+        for specs in decided_specs(plan.blocks[0], SETTINGS).values()
+        for spec in specs.values()
+    )
     settings = SETTINGS.model_copy(update={"part_bytes": 2 * size})
     assert [list(part) for part in decided_parts(plan, settings, 3)] == [[0, 1], [2]]
     assert [list(part) for part in decided_parts(plan, settings, 5)] == [[0, 1], [2, 3], [4]]
@@ -539,7 +635,11 @@ def test_an_order_behind_a_scaled_block_brings_its_votes_and_voters() -> None:
 
 def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
     with pytest.raises(Mistake, match="part 99 of a deliver does not exist"):
-        contract_for(Letter(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}), lambda: PLAN, OWN_TEXT)
+        contract_for(
+            Letter(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}),
+            lambda: PLAN,
+            OWN_TEXT,
+        )
 
 
 def test_own_text_is_what_the_run_s_settings_say() -> None:
@@ -550,7 +650,9 @@ def test_own_text_is_what_the_run_s_settings_say() -> None:
         contract_for(delivered(False), lambda: PLAN, SETTINGS)
 
 
-@pytest.mark.parametrize(("clients", "dtype"), [(1, "U8"), (255, "U8"), (256, "U16"), (65535, "U16"), (65536, "U32")])
+@pytest.mark.parametrize(
+    ("clients", "dtype"), [(1, "U8"), (255, "U8"), (256, "U16"), (65535, "U16"), (65536, "U32")]
+)
 def test_votes_travel_in_the_smallest_dtype_that_holds_them(clients: int, dtype: str) -> None:
     settings = parse({"fedprllm.weight-scaling": True, "num-clients": clients})
     specs = decided_specs(PLAN.blocks[0], settings)["votes-0000"]
@@ -573,7 +675,11 @@ ENROLMENT = {
 
 def test_a_good_enrolment_passes() -> None:
     request = Letter(header(kind="enrol", client=-1, server_round=0))
-    check_reply(Letter(request.header, dict(ENROLMENT)), request, contract_for(request, lambda: PLAN, SETTINGS))
+    check_reply(
+        Letter(request.header, dict(ENROLMENT)),
+        request,
+        contract_for(request, lambda: PLAN, SETTINGS),
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,10 @@ SHAPES = {
     "mlp.gate": (6, 8), "mlp.up": (6, 8), "mlp.down": (8, 6),
 }  # fmt: skip
 """Two groups of two queries each, heads of width 2: a group is 4 + 2 + 2 rows and 4 columns of 8, so 96; a channel has 24."""
-BLOCKS = tuple(BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES)) for index in range(2))
+BLOCKS = tuple(
+    BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES))
+    for index in range(2)
+)
 PLAN = ModelPlan(BLOCKS, 1000, head_dim=2, heads_per_group=2)
 UNITS = CutUnits.of(PLAN)
 TOTAL = 2 * (2 * 96 + 6 * 24)
@@ -61,7 +64,10 @@ def test_bits_travel_and_come_back() -> None:
 @pytest.mark.parametrize(
     ("blob", "words"),
     [
-        (pack_tensors({CUT: np.zeros(2, np.uint64)}), "not the bits of this model's 16 groups and channels"),
+        (
+            pack_tensors({CUT: np.zeros(2, np.uint64)}),
+            "not the bits of this model's 16 groups and channels",
+        ),
         (pack_tensors({"cut": np.zeros(1, np.uint64)}), "not the bits of this model's 16"),
         (pack_tensors({CUT: np.zeros(1, np.int64)}), "not the bits of this model's 16"),
         (pack_tensors({CUT: np.array([1 << 16], np.uint64)}), "bits are set beyond the last unit"),
@@ -93,7 +99,9 @@ def test_other_bits_are_refused(blob: bytes, words: str) -> None:
         ((2, 3), (2, 3, 4), 49 / TOTAL, ""),
     ],
 )
-def test_a_step_comes_to_the_share_within_a_unit(before: Any, after: Any, share: float, words: str) -> None:
+def test_a_step_comes_to_the_share_within_a_unit(
+    before: Any, after: Any, share: float, words: str
+) -> None:
     if not words:
         UNITS.require_step(cut(*before), cut(*after), share, job())
         return
@@ -103,7 +111,8 @@ def test_a_step_comes_to_the_share_within_a_unit(before: Any, after: Any, share:
 
 def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
     """A quarter of 192 is one group, of 144 two channels, in each block."""
-    kinds, step = job(selection="kind"), UNITS.require_step
+    kinds = job(selection="kind")
+    step = UNITS.require_step
     step(cut(), cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
     with pytest.raises(Mistake, match="less is cut"):
         step(cut(), cut(0, 2, 3, 9, 14), 0.25, kinds)
@@ -145,15 +154,21 @@ def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
 @pytest.mark.parametrize("multiple", [1, 2, 3])
 def test_what_an_honest_device_cuts_is_always_a_step(selection: str, multiple: int) -> None:
     """Whatever its units are worth, and however the share grows."""
-    generator, chosen = np.random.default_rng(multiple), job(selection=selection, channel_multiple=multiple, share=0.45)
+    generator = np.random.default_rng(multiple)
+    chosen = job(selection=selection, channel_multiple=multiple, share=0.45)
     for _ in range(60):
-        before, share = UNITS.none, 0.0
+        before = UNITS.none
+        share = 0.0
         for _ in range(4):
             share = min(0.45, share + float(generator.choice([0.0, 0.01, 0.1, 0.3])))
             if UNITS.reaches(before, share, chosen):
                 continue
-            values = np.where(generator.random(16) < 0.3, 0.5, generator.random(16))  # some of them equal
-            scores = [{kind: torch.from_numpy(own) for kind, own in block.items()} for block in UNITS.by_block(values)]
+            # Some of them equal.
+            values = np.where(generator.random(16) < 0.3, 0.5, generator.random(16))
+            scores = [
+                {kind: torch.from_numpy(own) for kind, own in block.items()}
+                for block in UNITS.by_block(values)
+            ]
             found = ModelUnits.of(PLAN).lowest(scores, chosen, share, UNITS.by_block(before))
             after = UNITS.side_by_side(found)
             UNITS.require_step(before, after, share, chosen)

@@ -7,7 +7,9 @@ from espalier.wire.contract import check
 from espalier.wire.evaluation import Losses, Texts, contract
 from espalier.wire.messages import UNREAD, Letter
 
-TEXTS = Texts(names=["public"], num_windows=[1], window_tokens=4, own_text=False, test_metrics=["loss", "acc"])
+TEXTS = Texts(
+    names=["public"], num_windows=[1], window_tokens=4, own_text=False, test_metrics=["loss", "acc"]
+)
 
 
 def held_against(loss: float, scores: list[float]) -> None:
@@ -21,7 +23,14 @@ def test_what_there_can_be_is_taken(loss: float, scores: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "scores"), [(-0.1, [1.0, 1.0]), (700.1, [1.0, 1.0]), (1.0, [-1.0, 0.5]), (1.0, [1.0, 1.01]), (1.0, [1.0, -0.5])]
+    ("loss", "scores"),
+    [
+        (-0.1, [1.0, 1.0]),
+        (700.1, [1.0, 1.0]),
+        (1.0, [-1.0, 0.5]),
+        (1.0, [1.0, 1.01]),
+        (1.0, [1.0, -0.5]),
+    ],
 )
 def test_what_there_cannot_be_is_refused(loss: float, scores: list[float]) -> None:
     with pytest.raises(Mistake, match="Losses: "):

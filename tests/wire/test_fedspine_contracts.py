@@ -23,7 +23,10 @@ SHAPES = {
     "attn.q": (8, 8), "attn.k": (4, 8), "attn.v": (4, 8), "attn.o": (8, 8),
     "mlp.gate": (6, 8), "mlp.up": (6, 8), "mlp.down": (8, 6),
 }  # fmt: skip
-BLOCKS = tuple(BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES)) for index in range(2))
+BLOCKS = tuple(
+    BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES))
+    for index in range(2)
+)
 PLAN = ModelPlan(BLOCKS, 1000, head_dim=2, heads_per_group=2)
 UNITS = CutUnits.of(PLAN)
 KEYS = ["block-0000", "block-0001"]
@@ -33,7 +36,13 @@ REPORT = {
 
 
 def settings_of(part_bytes: int = 1 << 20) -> RunSettings:
-    flat = {"lora.rank": 2, "lora.alpha": 4.0, "lora.targets": "all", "fedspine.share": 0.25, "fedspine.selection": "global"}
+    flat = {
+        "lora.rank": 2,
+        "lora.alpha": 4.0,
+        "lora.targets": "all",
+        "fedspine.share": 0.25,
+        "fedspine.selection": "global",
+    }
     made = parse({"method": "fedspine", "federation.rounds": 3, **flat})
     return made.model_copy(update={"part_bytes": part_bytes})
 
@@ -48,7 +57,9 @@ CUT = bits(0, 2, 3, 8)
 """A group of each block, of 2, and two channels of the first, of 6."""
 
 
-def letter(kind: str, server_round: int, scalars: dict[str, Any], blobs: dict[str, bytes], part: int = 0) -> Letter:
+def letter(
+    kind: str, server_round: int, scalars: dict[str, Any], blobs: dict[str, bytes], part: int = 0
+) -> Letter:
     header = {
         "schema_version": 1, "kind": kind, "method": "fedspine", "lineage": BY_HAND, "server_round": server_round, "client": 0,
         "attempt": 1, "part": part, "num_parts": 1,
@@ -56,7 +67,9 @@ def letter(kind: str, server_round: int, scalars: dict[str, Any], blobs: dict[st
     return Letter(Header.model_validate(header), scalars, blobs)
 
 
-def adapters_of(settings: RunSettings, structure: bytes | None, keys: list[str]) -> dict[str, bytes]:
+def adapters_of(
+    settings: RunSettings, structure: bytes | None, keys: list[str]
+) -> dict[str, bytes]:
     shapes = trained(PLAN, settings, 2, structure).shapes()
     drawn = {key: {name: torch.randn(shape) for name, shape in shapes[key].items()} for key in keys}
     return {key: pack_adapters(own, "float32")[0] for key, own in drawn.items()}
@@ -72,7 +85,9 @@ def hold(request: Letter, reply: Letter, settings: RunSettings) -> None:
 def answer(request: Letter, blobs: dict[str, bytes], **scalars: Any) -> Letter:
     report: dict[str, Any] = {}
     if request.header.kind == "train":
-        report = REPORT | {"blob_sha256": [sha256(blobs[key]) if key in blobs else "0" * 64 for key in KEYS]}
+        report = REPORT | {
+            "blob_sha256": [sha256(blobs[key]) if key in blobs else "0" * 64 for key in KEYS]
+        }
     return Letter(request.header.model_copy(), {**report, **scalars}, blobs)
 
 
@@ -81,9 +96,26 @@ def answer(request: Letter, blobs: dict[str, bytes], **scalars: Any) -> Letter:
 
 def test_adapters_have_the_rows_and_columns_that_are_left() -> None:
     shapes = trained(PLAN, settings_of(), 2, CUT).shapes()
-    first, second = shapes["block-0000"], shapes["block-0001"]
-    assert [first[f"{name}.lora_b"] for name in SHAPES] == [(4, 2), (2, 2), (2, 2), (8, 2), (4, 2), (4, 2), (8, 2)]
-    assert [first[f"{name}.lora_a"] for name in SHAPES] == [(2, 8), (2, 8), (2, 8), (2, 4), (2, 8), (2, 8), (2, 4)]
+    first = shapes["block-0000"]
+    second = shapes["block-0001"]
+    assert [first[f"{name}.lora_b"] for name in SHAPES] == [
+        (4, 2),
+        (2, 2),
+        (2, 2),
+        (8, 2),
+        (4, 2),
+        (4, 2),
+        (8, 2),
+    ]
+    assert [first[f"{name}.lora_a"] for name in SHAPES] == [
+        (2, 8),
+        (2, 8),
+        (2, 8),
+        (2, 4),
+        (2, 8),
+        (2, 8),
+        (2, 4),
+    ]
     assert second["mlp.down.lora_a"] == (2, 6)
     assert second["attn.o.lora_a"] == (2, 4)
 
@@ -93,7 +125,12 @@ def test_an_encoder_s_head_is_whole_whatever_is_cut() -> None:
     encoder = replace(PLAN, head_features=8)
     task = {"task.name": "sst2", "data.source": "jsonl", "data.path": "x"}
     settings = parse({"method": "fedspine", "lora.rank": 2, "lora.targets": "all", **task})
-    head = {"head.dense.weight": (8, 8), "head.dense.bias": (8,), "head.out.weight": (2, 8), "head.out.bias": (2,)}
+    head = {
+        "head.dense.weight": (8, 8),
+        "head.dense.bias": (8,),
+        "head.out.weight": (2, 8),
+        "head.out.bias": (2,),
+    }
     for structure in (None, CUT):
         shapes = trained(encoder, settings, 1, structure).shapes()
         assert list(shapes) == [*KEYS, "head"]
@@ -103,19 +140,29 @@ def test_an_encoder_s_head_is_whole_whatever_is_cut() -> None:
 
 def test_a_round_after_the_first_is_held_against_the_bits_of_its_request() -> None:
     settings = settings_of()
-    request = letter("train", 2, {"rank_limit": 2}, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)})
+    request = letter(
+        "train", 2, {"rank_limit": 2}, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)}
+    )
     hold(request, answer(request, adapters_of(settings, CUT, KEYS)), settings)
-    with pytest.raises(Mistake, match=r"block-0000 attn.q.lora_b: is F32 \[8, 2\], must be F32 \[4, 2\]"):
+    with pytest.raises(
+        Mistake, match=r"block-0000 attn.q.lora_b: is F32 \[8, 2\], must be F32 \[4, 2\]"
+    ):
         hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
     with pytest.raises(Mistake, match="1 surplus and 0 missing of 2"):
-        hold(request, answer(request, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)}), settings)
+        hold(
+            request, answer(request, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)}), settings
+        )
 
 
 @pytest.mark.parametrize("structure", [{}, {STRUCTURE: b"garbage"}, {STRUCTURE: bits(0, 1)}])
 def test_a_request_without_good_bits_is_refused(structure: dict[str, bytes]) -> None:
     settings = settings_of()
-    request = letter("train", 2, {"rank_limit": 2}, {**structure, **adapters_of(settings, None, KEYS)})
-    with pytest.raises(Mistake, match=r"blobs: 0 surplus and 1 missing|safetensors|all groups of block 0"):
+    request = letter(
+        "train", 2, {"rank_limit": 2}, {**structure, **adapters_of(settings, None, KEYS)}
+    )
+    with pytest.raises(
+        Mistake, match=r"blobs: 0 surplus and 1 missing|safetensors|all groups of block 0"
+    ):
         hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
 
 
@@ -143,7 +190,8 @@ def test_later_parts_are_asked_for_with_the_bits() -> None:
 
 
 def test_the_question_is_answered_with_bits_of_the_share() -> None:
-    settings, least = settings_of(), 120 / 672
+    settings = settings_of()
+    least = 120 / 672
     request = letter("deliver", 2, {"pruned": least}, {STRUCTURE: bits(2)})
     hold(request, answer(request, {STRUCTURE: bits(0, 2)}), settings)
     hold(request, answer(request, {STRUCTURE: bits(2)}), settings)  # it lost what it measured
@@ -172,7 +220,9 @@ def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None
             request = letter("deliver", server_round, {"rank_limit": 2}, blobs, part + first)
             hold(request, answer(request, {}), settings)
     with pytest.raises(Mistake, match="part 3 of a deliver does not exist"):
-        contract_for(letter("deliver", 2, {"rank_limit": 2}, {STRUCTURE: CUT}, 3), lambda: PLAN, settings)
+        contract_for(
+            letter("deliver", 2, {"rank_limit": 2}, {STRUCTURE: CUT}, 3), lambda: PLAN, settings
+        )
 
 
 # ----- the report -----------------------------------------------------------------------------------------------------
@@ -200,5 +250,13 @@ def test_reports_say_no_more_than_they_may(changes: dict[str, Any], words: str) 
 
 
 def test_a_term_is_told_with_three_digits() -> None:
-    assert [shortened(value) for value in (0.0, 1.2345e-7, 123456.0, 1e40)] == [0.0, 1.23e-7, 123000.0, 1e30]
-    assert all(shortened(shortened(value)) == shortened(value) for value in np.random.default_rng(0).lognormal(0, 30, 500))
+    assert [shortened(value) for value in (0.0, 1.2345e-7, 123456.0, 1e40)] == [
+        0.0,
+        1.23e-7,
+        123000.0,
+        1e30,
+    ]
+    assert all(
+        shortened(shortened(value)) == shortened(value)
+        for value in np.random.default_rng(0).lognormal(0, 30, 500)
+    )

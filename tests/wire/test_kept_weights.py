@@ -27,17 +27,26 @@ SHA = "0" * 64
 
 
 def block(index: int = 0, dtype: str = "BF16") -> BlockPlan:
-    return BlockPlan(index, (LinearPlan("attn.q", "q", (4, 6), dtype), LinearPlan("mlp.up", "up", (3, 30), dtype)))
+    return BlockPlan(
+        index,
+        (LinearPlan("attn.q", "q", (4, 6), dtype), LinearPlan("mlp.up", "up", (3, 30), dtype)),
+    )
 
 
-def matrices(seed: int = 0, dtype: torch.dtype = torch.bfloat16, sparsity: float = 0.5) -> dict[str, PrunedMatrix]:
+def matrices(
+    seed: int = 0, dtype: torch.dtype = torch.bfloat16, sparsity: float = 0.5
+) -> dict[str, PrunedMatrix]:
     """Random weights, of which an exact share is pruned."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for linear in block().linears:
         weight = torch.randn(linear.shape, generator=generator)
         mask = torch.zeros(linear.num_weights, dtype=torch.bool)
-        mask[torch.randperm(linear.num_weights, generator=generator)[: int(linear.num_weights * sparsity)]] = True
+        mask[
+            torch.randperm(linear.num_weights, generator=generator)[
+                : int(linear.num_weights * sparsity)
+            ]
+        ] = True
         found[linear.name] = PrunedMatrix.of(weight, mask.view(linear.shape), dtype)
     return found
 
@@ -45,14 +54,19 @@ def matrices(seed: int = 0, dtype: torch.dtype = torch.bfloat16, sparsity: float
 def test_by_hand() -> None:
     """Two by two; the second and third weight go."""
     matrix = PrunedMatrix.of(
-        torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[False, True], [True, False]]), torch.float32
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        torch.tensor([[False, True], [True, False]]),
+        torch.float32,
     )
     assert matrix.kept.tolist() == [1.0, 4.0]
     assert matrix.weight().tolist() == [[1.0, 0.0], [0.0, 4.0]]
     plan = BlockPlan(0, (LinearPlan("a", "a", (2, 2)),))
     tensors = load(pack_kept({"a": matrix}))
     assert tensors["a.prune_mask"].tolist() == [0b0110]
-    assert unpack_kept(plan, pack_kept({"a": matrix}))["a"].weight().tolist() == [[1.0, 0.0], [0.0, 4.0]]
+    assert unpack_kept(plan, pack_kept({"a": matrix}))["a"].weight().tolist() == [
+        [1.0, 0.0],
+        [0.0, 4.0],
+    ]
 
 
 @given(st.sampled_from(["F16", "BF16", "F32"]), st.integers(0, 99))
@@ -60,7 +74,9 @@ def test_what_is_packed_is_unpacked_bit_by_bit(dtype: str, seed: int) -> None:
     torch_dtype = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[dtype]
     before = matrices(seed, torch_dtype)
     blob = pack_kept(before)
-    num_kept = {linear.name: linear.num_weights - linear.num_weights // 2 for linear in block().linears}
+    num_kept = {
+        linear.name: linear.num_weights - linear.num_weights // 2 for linear in block().linears
+    }
     assert tensor_specs(blob) == kept_specs(block(dtype=dtype), num_kept)
     for name, after in unpack_kept(block(), blob).items():
         assert torch.equal(after.prune_mask, before[name].prune_mask)
@@ -77,7 +93,15 @@ REPORT = {
 
 
 def header(kind: str, **changes: Any) -> Header:
-    common = {"schema_version": 1, "lineage": BY_HAND, "server_round": 1, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
+    common = {
+        "schema_version": 1,
+        "lineage": BY_HAND,
+        "server_round": 1,
+        "client": 0,
+        "attempt": 1,
+        "part": 0,
+        "num_parts": 1,
+    }
     return Header.model_validate({**common, "kind": kind, "method": "fedspallm", **changes})
 
 
@@ -89,7 +113,11 @@ def reply(request: Letter, blobs: dict[str, bytes] | None = None, **scalars: Any
     good = {f"block-{index:04d}": pack_kept(matrices(index)) for index in (0, 2)}
     num_parts = contract_for(request, lambda: PLAN, SETTINGS).num_parts
     hashes = {"blob_sha256": [sha256(blob) for _, blob in sorted((blobs or good).items())]}
-    return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**REPORT, **hashes, **scalars}, blobs or good)
+    return Letter(
+        request.header.model_copy(update={"num_parts": num_parts}),
+        {**REPORT, **hashes, **scalars},
+        blobs or good,
+    )
 
 
 def hold(letter: Letter, request: Letter) -> None:
@@ -132,9 +160,13 @@ def _float32(tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, -math.nan, None])
-def test_numbers_that_are_not_finite_are_found_in_every_dtype(dtype: str, number: float | None) -> None:
+def test_numbers_that_are_not_finite_are_found_in_every_dtype(
+    dtype: str, number: float | None
+) -> None:
     of_torch = TORCH_DTYPES[dtype]
-    kept = torch.tensor([torch.finfo(of_torch).max, torch.finfo(of_torch).min, 0.0, -0.0, 1e-6], dtype=of_torch)
+    kept = torch.tensor(
+        [torch.finfo(of_torch).max, torch.finfo(of_torch).min, 0.0, -0.0, 1e-6], dtype=of_torch
+    )
     mask = torch.tensor([[False, True, False, True], [False, True, False, False]])
     if number is not None:
         kept[3] = number
@@ -175,11 +207,16 @@ def test_layers_that_do_not_exist_or_are_not_in_order_are_refused(blocks: list[i
 
 
 def test_how_many_windows_there_are_is_told_where_they_are_a_weight_and_nowhere_else() -> None:
-    weighted = parse({"method": "fedspallm", "part-bytes": 1024, "federation.client-weights": "samples"})
+    weighted = parse(
+        {"method": "fedspallm", "part-bytes": 1024, "federation.client-weights": "samples"}
+    )
     for settings, right, wrong in ((SETTINGS, 0, 2), (weighted, 2, 0)):
         contract = contract_for(train(), lambda: PLAN, settings)
         check_reply(reply(train(), calibration_windows=right), train(), contract)
-        with pytest.raises(Mistake, match=r"calibration_windows are told with federation\.client-weights = 'samples' alone"):
+        with pytest.raises(
+            Mistake,
+            match=r"calibration_windows are told with federation\.client-weights = 'samples' alone",
+        ):
             check_reply(reply(train(), calibration_windows=wrong), train(), contract)
 
 
@@ -199,7 +236,9 @@ def test_hashes_are_those_of_the_layers() -> None:
 
 def test_parts_are_of_whole_layers() -> None:
     """A layer has 3 words and 57 kept weights in bf16, 138 bytes: with parts of 200 bytes each travels by itself."""
-    settings = parse({"method": "fedspallm", "part-bytes": 1024}).model_copy(update={"part_bytes": 200})
+    settings = parse({"method": "fedspallm", "part-bytes": 1024}).model_copy(
+        update={"part_bytes": 200}
+    )
     request = Letter(header("fetch", part=1), {"blocks": [0, 2], "blob_sha256": [SHA]})
     contract = contract_for(request, lambda: PLAN, settings)
     assert contract.num_parts == 2
@@ -216,7 +255,9 @@ def test_parts_are_of_whole_layers() -> None:
 
 def update(**changes: Any) -> Letter:
     scalars = {"blocks": [1], "versions": [1], "num_kept": [12, 45], **changes}
-    return Letter(header("deliver", server_round=2), scalars, {"block-0001": pack_kept(matrices(1))})
+    return Letter(
+        header("deliver", server_round=2), scalars, {"block-0001": pack_kept(matrices(1))}
+    )
 
 
 def test_an_update_brings_what_its_numbers_say() -> None:

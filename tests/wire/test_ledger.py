@@ -42,7 +42,15 @@ def test_a_message_has_an_entry_of_its_own_and_one_per_blob() -> None:
     assert [entry["block"] for entry in entries] == [None, "block-0000", "block-0001"]
     assert [entry["raw_bytes"] for entry in entries] == [size - 2 * len(BLOB), 16, 16]
     assert sum(entry["wire_bytes"] for entry in entries) == size
-    common = {"lineage": BY_HAND, "round": 1, "client": 2, "direction": "up", "kind": "train", "attempt": 3, "part": 1}
+    common = {
+        "lineage": BY_HAND,
+        "round": 1,
+        "client": 2,
+        "direction": "up",
+        "kind": "train",
+        "attempt": 3,
+        "part": 1,
+    }
     for entry in entries:
         assert {key: entry[key] for key in common} == common
 
@@ -86,7 +94,12 @@ def test_a_round_s_time_is_noted_once_also_by_a_resumed_run(tmp_path: Path) -> N
     resumed = Ledger(entries.append)
     file = tmp_path / "ledger.jsonl"
     lines = [json.dumps(entry) for entry in [*entries, {"kind": "train", "round": 2, "client": 0}]]
-    spoilt = [lines[0][:-9], '{"kind": "round"}', '[{"kind": "round"}]', '{"kind": "round", "round": [1], "client": 2}']
+    spoilt = [
+        lines[0][:-9],
+        '{"kind": "round"}',
+        '[{"kind": "round"}]',
+        '{"kind": "round", "round": [1], "client": 2}',
+    ]
     file.write_bytes("\n".join([*lines, *spoilt, "[]", ""]).encode() + b"\xff\n")
     resumed.restore([], timed_in(file))
     assert list(timed_in(tmp_path / "none.jsonl")) == []
@@ -102,7 +115,12 @@ def test_a_round_s_time_is_noted_once_also_by_a_resumed_run(tmp_path: Path) -> N
 
 def test_a_hostile_blob_does_not_end_the_run() -> None:
     header = b'{"a":{"dtype":"U64","shape":[1],"data_offsets":[]}}'
-    record(Ledger(lambda _: None), "up", 2, letter({"block-0000": struct.pack("<Q", len(header)) + header + bytes(8)}))
+    record(
+        Ledger(lambda _: None),
+        "up",
+        2,
+        letter({"block-0000": struct.pack("<Q", len(header)) + header + bytes(8)}),
+    )
 
 
 def test_a_hostile_scalar_does_not_end_the_run() -> None:
@@ -114,10 +132,15 @@ def test_a_hostile_scalar_does_not_end_the_run() -> None:
 
 def test_a_refused_reply_is_one_entry_of_its_bytes_under_the_request_s_header() -> None:
     entries: list[dict[str, Any]] = []
-    ledger, sent = Ledger(entries.append), letter({"block-0001": BLOB, "block-0000": b"nonsense"})
+    ledger = Ledger(entries.append)
+    sent = letter({"block-0001": BLOB, "block-0000": b"nonsense"})
     content = write(sent)
     ledger.record_refused(2, sent.header.model_copy(update={"attempt": 1}), content)
     (entry,) = entries
-    assert (entry["block"], entry["raw_bytes"], entry["wire_bytes"]) == (None, None, num_bytes(content))
+    assert (entry["block"], entry["raw_bytes"], entry["wire_bytes"]) == (
+        None,
+        None,
+        num_bytes(content),
+    )
     assert (entry["attempt"], entry["direction"], entry["refused"]) == (1, "up", True)
     assert ledger.state() == [[2, num_bytes(content), 0]]

@@ -10,7 +10,9 @@ from espalier.wire.mask_tensors import pack_masks, unpack_masks
 from espalier.wire.masks import mask_name
 from espalier.wire.plan import BlockPlan, LinearPlan
 
-BLOCK = BlockPlan(0, (LinearPlan("attn.q", "q.weight", (2, 3)), LinearPlan("mlp.up", "up.weight", (5, 13))))
+BLOCK = BlockPlan(
+    0, (LinearPlan("attn.q", "q.weight", (2, 3)), LinearPlan("mlp.up", "up.weight", (5, 13)))
+)
 
 
 def masks() -> dict[str, torch.Tensor]:

@@ -47,7 +47,9 @@ class Example(Scalars):
 
 
 def letter(**changes: Any) -> Letter:
-    return Letter(Header(**HEADER | changes), {"seconds": 1.5, "names": ["a", "b"]}, {"block-0000": b"blob"})
+    return Letter(
+        Header(**HEADER | changes), {"seconds": 1.5, "names": ["a", "b"]}, {"block-0000": b"blob"}
+    )
 
 
 def record(**changes: Any) -> RecordDict:
@@ -81,7 +83,11 @@ def test_other_records_are_refused(changes: dict[str, Any], told: str) -> None:
 
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, "1", None])
 def test_an_unknown_schema_version_is_refused_in_words(version: object) -> None:
-    header = {key: value for key, value in (HEADER | {"status": "ok", "schema_version": version}).items() if value is not None}
+    header = {
+        key: value
+        for key, value in (HEADER | {"status": "ok", "schema_version": version}).items()
+        if value is not None
+    }
     with pytest.raises(Mistake, match="same release"):
         read(record(header=ConfigRecord(header)))
 
@@ -136,7 +142,9 @@ def test_a_header_without_a_field_names_it() -> None:
         {"seconds": 1.0, "surplus": SECRET},
     ],
 )
-def test_scalars_out_of_their_description_are_refused_without_quoting_them(values: dict[str, Any]) -> None:
+def test_scalars_out_of_their_description_are_refused_without_quoting_them(
+    values: dict[str, Any],
+) -> None:
     with pytest.raises(Mistake, match="Example: missing, surplus or out of range") as caught:
         validate(Example, values)
     assert SECRET not in str(caught.value)
@@ -166,7 +174,9 @@ def test_bytes_on_paper() -> None:
     """Names and text as they are, in UTF-8; 8 bytes for a number, 1 for a truth value, nothing for an empty list."""
     content = RecordDict(
         {
-            "scalars": ConfigRecord({"n": 7, "x": 1.5, "yes": True, "ids": [1, 2], "word": "ä", "none": []}),
+            "scalars": ConfigRecord(
+                {"n": 7, "x": 1.5, "yes": True, "ids": [1, 2], "word": "ä", "none": []}
+            ),
             "blobs": write(letter()).array_records["blobs"],
         }
     )

@@ -31,7 +31,9 @@ SECRET = "Anna K., born 1961, diagnosis F32.1"
 
 def blob_of(header: Any, data: bytes = b"", pad: str = "") -> bytes:
     """A blob made by hand: eight bytes of length, the header (as safetensors writes it, unless it is text), the data."""
-    text = (header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))).encode()
+    text = (
+        header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))
+    ).encode()
     text += pad.encode() if pad or isinstance(header, str) else b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + data
 
@@ -44,12 +46,17 @@ def entry(dtype: Any = "U64", shape: Any = (1,), offsets: Any = (0, 8)) -> dict[
 
 
 def test_a_blob_made_by_hand_is_read() -> None:
-    blob = blob_of({"b": entry("U64", (2,), (0, 16)), "a": entry("F32", (1, 2), (16, 24))}, bytes(range(24)))
+    blob = blob_of(
+        {"b": entry("U64", (2,), (0, 16)), "a": entry("F32", (1, 2), (16, 24))}, bytes(range(24))
+    )
     assert tensor_specs(blob) == {"b": TensorSpec("U64", (2,)), "a": TensorSpec("F32", (1, 2))}
     found = unpack_tensors(blob)
     assert found["b"].tolist() == [0x0706050403020100, 0x0F0E0D0C0B0A0908]
     assert found["a"].tolist() == [list(struct.unpack("<2f", bytes(range(16, 24))))]
-    assert {name: array.tolist() for name, array in views(blob).items()} == {"b": found["b"].tolist(), "a": found["a"].tolist()}
+    assert {name: array.tolist() for name, array in views(blob).items()} == {
+        "b": found["b"].tolist(),
+        "a": found["a"].tolist(),
+    }
 
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), TORCH_DTYPES.items())
@@ -66,10 +73,13 @@ def test_a_view_has_the_bits_of_the_tensor(dtype: str, torch_dtype: torch.dtype)
 @settings(max_examples=30, deadline=None)
 @given(
     st.dictionaries(
-        st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=8).filter(
-            lambda name: name != "__metadata__"
+        st.text(
+            st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=8
+        ).filter(lambda name: name != "__metadata__"),
+        st.tuples(
+            st.sampled_from(["<u8", "<i4", "<f4", "|u1"]),
+            st.lists(st.integers(0, 4), min_size=1, max_size=3),
         ),
-        st.tuples(st.sampled_from(["<u8", "<i4", "<f4", "|u1"]), st.lists(st.integers(0, 4), min_size=1, max_size=3)),
         max_size=4,
     )
 )
@@ -77,7 +87,9 @@ def test_what_is_packed_comes_back(described: dict[str, tuple[str, list[int]]]) 
     names = {"<u8": "U64", "<i4": "I32", "<f4": "F32", "|u1": "U8"}
     tensors = {name: np.ones(shape, dtype=dtype) for name, (dtype, shape) in described.items()}
     blob = pack_tensors(tensors)
-    assert tensor_specs(blob) == {name: TensorSpec(names[dtype], tuple(shape)) for name, (dtype, shape) in described.items()}
+    assert tensor_specs(blob) == {
+        name: TensorSpec(names[dtype], tuple(shape)) for name, (dtype, shape) in described.items()
+    }
     found = unpack_tensors(blob)
     assert set(found) == set(tensors)
     for name, tensor in tensors.items():
@@ -90,12 +102,17 @@ def test_a_tensor_without_dimensions_keeps_having_none() -> None:
 
 
 def test_the_bytes_do_not_depend_on_the_order_of_insertion() -> None:
-    one, two = np.arange(3), np.arange(4)
+    one = np.arange(3)
+    two = np.arange(4)
     assert pack_tensors({"x": one, "a": two}) == pack_tensors({"a": two, "x": one})
 
 
 def test_a_view_with_gaps_is_packed_by_its_values() -> None:
-    assert unpack_tensors(pack_tensors({"a": np.arange(6).reshape(2, 3).T}))["a"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert unpack_tensors(pack_tensors({"a": np.arange(6).reshape(2, 3).T}))["a"].tolist() == [
+        [0, 3],
+        [1, 4],
+        [2, 5],
+    ]
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("U64", 8), ("BF16", 2), ("BOOL", 1), ("F32", 4)])
@@ -106,7 +123,9 @@ def test_bytes_of_a_tensor(dtype: str, size: int) -> None:
 
 
 def test_bf16_is_described_though_numpy_has_no_such_dtype() -> None:
-    assert tensor_specs(blob_of({"a": entry("BF16", (4,), (0, 8))}, bytes(8))) == {"a": TensorSpec("BF16", (4,))}
+    assert tensor_specs(blob_of({"a": entry("BF16", (4,), (0, 8))}, bytes(8))) == {
+        "a": TensorSpec("BF16", (4,))
+    }
 
 
 # ----- blobs that are not what they say -------------------------------------------------------------------------------
@@ -152,10 +171,12 @@ def test_offsets_that_are_no_pair_are_a_mistake(offsets: list[int]) -> None:
 
 
 HOSTILE = {
-    "dimensions of thousands of digits": '{"a":{"dtype":"U8","shape":['
-    + ",".join(["9" * 4200] * 10)
-    + '],"data_offsets":[0,8]}}',
-    "a megabyte of digits": '{"a":{"dtype":"U8","shape":[' + ",".join(["9" * 4200] * 240) + '],"data_offsets":[0,8]}}',
+    "dimensions of thousands of digits": (
+        '{"a":{"dtype":"U8","shape":[' + ",".join(["9" * 4200] * 10) + '],"data_offsets":[0,8]}}'
+    ),
+    "a megabyte of digits": (
+        '{"a":{"dtype":"U8","shape":[' + ",".join(["9" * 4200] * 240) + '],"data_offsets":[0,8]}}'
+    ),
     "a header that is too long": blob_of({"a": entry()})[8:].decode().rstrip() + " " * 70_000,
     "deep nesting within the length": '{"a":' + "[" * 60_000,
     "nested tables": '{"a":' * 10_000,
@@ -164,7 +185,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("header", HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_too_much_is_refused_before_it_is_parsed(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_much_is_refused_before_it_is_parsed(
+    header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed: list[Any] = []
     monkeypatch.setattr("espalier.wire.payload.json.loads", parsed.append)
     with pytest.raises(Mistake):
@@ -181,7 +204,9 @@ def test_what_is_too_much_is_refused_before_it_is_parsed(header: str, monkeypatc
     ],
     ids=["tensors", "dimensions", "name"],
 )
-def test_more_than_any_message_needs_is_refused(entries: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_any_message_needs_is_refused(
+    entries: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without its limits the module takes each of these blobs."""
     blob = blob_of(entries, bytes(1 if len(entries) == 1 else 0))
     with pytest.raises(Mistake):
@@ -192,12 +217,17 @@ def test_more_than_any_message_needs_is_refused(entries: dict[str, Any], monkeyp
 
 
 def test_a_size_of_eighteen_digits_is_read() -> None:
-    assert tensor_specs(blob_of({"a": entry("U8", (0, 10**18 - 1), (0, 0))}))["a"].shape == (0, 10**18 - 1)
+    assert tensor_specs(blob_of({"a": entry("U8", (0, 10**18 - 1), (0, 0))}))["a"].shape == (
+        0,
+        10**18 - 1,
+    )
 
 
 SMUGGLED = {
     "a field beside dtype and shape": blob_of({"a": entry() | {"note": SECRET}}, bytes(8)),
-    "a name said twice": blob_of('{"a": ' + json.dumps(SECRET) + ', "a": ' + json.dumps(entry()) + "}", bytes(8)),
+    "a name said twice": blob_of(
+        '{"a": ' + json.dumps(SECRET) + ', "a": ' + json.dumps(entry()) + "}", bytes(8)
+    ),
     "a third offset": blob_of({"a": entry(offsets=(0, 8, 4711))}, bytes(8)),
     "bits in blank space": blob_of({"a": entry()}, bytes(8), pad="\t \t\t \t  \n\r"),
     "a shape of fractions": blob_of({"a": entry(shape=[1.0])}, bytes(8)),
@@ -225,7 +255,9 @@ def test_reading_values_quotes_nothing_of_the_header() -> None:
 # ----- Flower's records -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("index", "key"), [(0, "block-0000"), (31, "block-0031"), (12345, "block-12345")])
+@pytest.mark.parametrize(
+    ("index", "key"), [(0, "block-0000"), (31, "block-0031"), (12345, "block-12345")]
+)
 def test_the_name_of_a_blocks_blob(index: int, key: str) -> None:
     assert block_key(index) == key
 
@@ -233,7 +265,9 @@ def test_the_name_of_a_blocks_blob(index: int, key: str) -> None:
 def test_blobs_travel_unchanged_in_flowers_records() -> None:
     blobs = {"block-0000": b"\x00\xff", "block-0001": b""}
     record = to_record(blobs)
-    assert {key: array.stype for key, array in record.items()} == dict.fromkeys(blobs, "safetensors")
+    assert {key: array.stype for key, array in record.items()} == dict.fromkeys(
+        blobs, "safetensors"
+    )
     assert from_record(record) == blobs
 
 
@@ -250,10 +284,16 @@ def test_an_array_of_another_serialisation_is_refused(array: Array) -> None:
         from_record(ArrayRecord({"block-0000": array}))
 
 
-@pytest.mark.parametrize("keys", [[f"{number}" for number in range(4097)], ["k" * 65]], ids=["blobs", "key"])
+@pytest.mark.parametrize(
+    "keys", [[f"{number}" for number in range(4097)], ["k" * 65]], ids=["blobs", "key"]
+)
 def test_more_blobs_or_longer_keys_than_any_message_needs_are_refused(keys: list[str]) -> None:
     with pytest.raises(Mistake) as caught:
-        from_record(ArrayRecord({key: Array(dtype="", shape=(), stype="safetensors", data=b"") for key in keys}))
+        from_record(
+            ArrayRecord(
+                {key: Array(dtype="", shape=(), stype="safetensors", data=b"") for key in keys}
+            )
+        )
     assert len(str(caught.value)) < 100
 
 
@@ -261,9 +301,14 @@ def test_a_blobs_size_follows_from_its_specs() -> None:
     dtypes = ["?", "<u1", "<i1", "<f2", "<i2", "<u2", "<f4", "<i4", "<u4", "<f8", "<i8", "<u8"]
     generator = np.random.default_rng(0)
     for _ in range(200):
-        names = {f"t{generator.integers(10 ** generator.integers(1, 5))}.x" for _ in range(generator.integers(0, 12))}
+        names = {
+            f"t{generator.integers(10 ** generator.integers(1, 5))}.x"
+            for _ in range(generator.integers(0, 12))
+        }
         arrays = {
-            name: np.zeros(tuple(generator.integers(0, 40, generator.integers(0, 4))), generator.choice(dtypes))
+            name: np.zeros(
+                tuple(generator.integers(0, 40, generator.integers(0, 4))), generator.choice(dtypes)
+            )
             for name in names
         }
         blob = pack_tensors(arrays)

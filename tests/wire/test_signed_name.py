@@ -29,7 +29,11 @@ TOLD = Enrolment(
     torch="2.7.0",
 )
 NONCE = "ab" * 32
-KEYS = [ec.derive_private_key(number, curve()) for number in (5, 6) for curve in (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)]
+KEYS = [
+    ec.derive_private_key(number, curve())
+    for number in (5, 6)
+    for curve in (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+]
 LENGTHS = [128, 192, 264] * 2
 
 
@@ -71,12 +75,19 @@ def test_a_signature_is_ecdsa_of_one_length(key: ec.EllipticCurvePrivateKey, len
         statement(TOLD, NONCE, BY_HAND, 8),
         *(
             statement(TOLD.model_copy(update=change), NONCE, BY_HAND, 7)
-            for change in ({"site": "b"}, {"code_sha256": "e" * 64}, {"model_sha256": "e" * 64}, {"capability": 2.0})
+            for change in (
+                {"site": "b"},
+                {"code_sha256": "e" * 64},
+                {"model_sha256": "e" * 64},
+                {"capability": 2.0},
+            )
         ),
     ],
 )
 def test_a_signature_is_of_one_request_to_one_node_alone(other: bytes) -> None:
-    assert not is_signed(KEYS[1].public_key(), other, sign(KEYS[1], statement(TOLD, NONCE, BY_HAND, 7)))
+    assert not is_signed(
+        KEYS[1].public_key(), other, sign(KEYS[1], statement(TOLD, NONCE, BY_HAND, 7))
+    )
 
 
 @given(st.binary(max_size=140))
@@ -97,7 +108,9 @@ def test_nonces_are_of_32_bytes_and_differ() -> None:
     assert {validate(Challenge, {"nonce": nonce}).nonce for nonce in nonces} == nonces
 
 
-@pytest.mark.parametrize("nonce", ["", "ab" * 31, "ab" * 33, "AB" * 32, "zz" * 32, "ab" * 32 + "\n", 5, b"ab" * 32])
+@pytest.mark.parametrize(
+    "nonce", ["", "ab" * 31, "ab" * 33, "AB" * 32, "zz" * 32, "ab" * 32 + "\n", 5, b"ab" * 32]
+)
 def test_nothing_else_is_a_nonce(nonce: object) -> None:
     with pytest.raises(Mistake, match="Challenge: missing, surplus or out of range: nonce"):
         validate(Challenge, {"nonce": nonce})
@@ -111,6 +124,9 @@ def test_nothing_else_is_taken_for_a_signature(signature: object) -> None:
 
 def test_where_names_are_claims_there_is_room_for_neither() -> None:
     plain = contract("fedprllm", signed=False)
-    for side, scalars in ((plain.down, {"nonce": NONCE}), (plain.up, TOLD.model_dump() | {"signature": "ab"})):
+    for side, scalars in (
+        (plain.down, {"nonce": NONCE}),
+        (plain.up, TOLD.model_dump() | {"signature": "ab"}),
+    ):
         with pytest.raises(Mistake, match=r"nonce|signature"):
             validate(side.scalars, scalars)

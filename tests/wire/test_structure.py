@@ -17,7 +17,9 @@ def plan(blocks: int = 3, bias: bool = True) -> ModelPlan:
 
     def block(index: int) -> BlockPlan:
         def linear(name: str, rows: int, columns: int, biased: bool = False) -> LinearPlan:
-            return LinearPlan(name, f"layers.{index}.{name}.weight", (rows, columns), "F32", biased and bias)
+            return LinearPlan(
+                name, f"layers.{index}.{name}.weight", (rows, columns), "F32", biased and bias
+            )
 
         linears = (
             linear("attn.q", 24, 8, True), linear("attn.k", 12, 8, True), linear("attn.v", 12, 8, True),
@@ -78,7 +80,11 @@ def test_json_there_and_back() -> None:
         ("groups", [], "groups of block 1: none is kept"),
         ("groups", [3], "groups of block 1: 3 does not exist, there are 3"),
         ("channels", [4, 2], "channels of block 1: numbers are not ascending"),
-        ("channels", [4, 4], "channels of block 1: numbers are not ascending, or one is there twice"),
+        (
+            "channels",
+            [4, 4],
+            "channels of block 1: numbers are not ascending, or one is there twice",
+        ),
         ("attn_writes", [-1, 2], "does not exist"),
     ],
 )

@@ -26,9 +26,16 @@ KEYS = [f"block-{index:04d}" for index in range(4)]
 REPORT = {"seconds": 1.0, "samples": 40, "rank": 4, "skipped_steps": 0, "blob_sha256": [SHA] * 4}
 
 
-def settings_of(payload: str = "float32", part_bytes: int = 1 << 20, own_text: bool = False) -> RunSettings:
+def settings_of(
+    payload: str = "float32", part_bytes: int = 1 << 20, own_text: bool = False
+) -> RunSettings:
     """All matrices at rank 4: a block has 4 (8 + 8) + 4 (8 + 24) = 192 numbers, 768 bytes in float32."""
-    flat = {"lora.rank": 4, "lora.targets": "all", "federation.payload": payload, "training.steps": 5}
+    flat = {
+        "lora.rank": 4,
+        "lora.targets": "all",
+        "federation.payload": payload,
+        "training.steps": 5,
+    }
     settings = parse({"method": "fedpetuning", "evaluation.own-text": own_text, **flat})
     return settings.model_copy(update={"part_bytes": part_bytes})
 
@@ -56,7 +63,12 @@ def header_of(kind: str, server_round: int = 1, part: int = 0, num_parts: int = 
     )  # fmt: skip
 
 
-def order(settings: RunSettings, server_round: int = 1, blobs: dict[str, bytes] | None = None, **scalars: Any) -> Letter:
+def order(
+    settings: RunSettings,
+    server_round: int = 1,
+    blobs: dict[str, bytes] | None = None,
+    **scalars: Any,
+) -> Letter:
     """A request to train; from the second round on the last part of the global adapters comes with it."""
     return Letter(header_of("train", server_round), {"rank_limit": 4, **scalars}, blobs or {})
 
@@ -69,13 +81,19 @@ def hashes_of(blobs: dict[str, bytes]) -> list[str]:
 def fetch_of(blobs: dict[str, bytes], server_round: int = 1, part: int = 1) -> Letter:
     """The request for a part that has these blobs."""
     hashes = [sha256(blobs[key]) for key in sorted(blobs)]
-    return Letter(header_of("fetch", server_round, part), {"rank_limit": 4, "rank": 4, "blob_sha256": hashes})
+    return Letter(
+        header_of("fetch", server_round, part), {"rank_limit": 4, "rank": 4, "blob_sha256": hashes}
+    )
 
 
-def reply_to(request: Letter, settings: RunSettings, blobs: dict[str, bytes], **scalars: Any) -> Letter:
+def reply_to(
+    request: Letter, settings: RunSettings, blobs: dict[str, bytes], **scalars: Any
+) -> Letter:
     num_parts = contract_for(request, lambda: PLAN, settings).num_parts
     report = {**REPORT, "blob_sha256": hashes_of(blobs)} if request.header.kind == "train" else {}
-    return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**report, **scalars}, blobs)
+    return Letter(
+        request.header.model_copy(update={"num_parts": num_parts}), {**report, **scalars}, blobs
+    )
 
 
 def hold(reply: Letter, request: Letter, settings: RunSettings) -> None:
@@ -102,7 +120,9 @@ ONE = settings_of()
         ("nf4", 2 * 116 - 1, [[key] for key in KEYS]),
     ],
 )
-def test_parts_are_of_whole_blocks(payload: str, part_bytes: int, expected: list[list[str]]) -> None:
+def test_parts_are_of_whole_blocks(
+    payload: str, part_bytes: int, expected: list[list[str]]
+) -> None:
     """In NF4 a block has three tensors of 32 numbers, 16 + 4 bytes each, and one of 96, 48 + 8 bytes."""
     settings = settings_of(payload, part_bytes)
     assert parts(trained(PLAN, settings, 4), settings) == expected
@@ -134,16 +154,23 @@ def test_a_reply_goes_out_part_by_part(payload: str) -> None:
 def test_parts_that_do_not_exist() -> None:
     settings = settings_of(part_bytes=768)
     for kind, part in (("fetch", 4), ("fetch", 0), ("train", 1)):
-        scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
+        scalars = {
+            "rank_limit": 4,
+            **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {}),
+        }
         with pytest.raises(Mistake, match=f"part {part} of a {kind} does not exist, a reply has 4"):
             contract_for(Letter(header_of(kind, part=part), scalars), lambda: PLAN, settings)
     with pytest.raises(Mistake, match="part 4 of a deliver does not exist, there are 4"):
-        contract_for(Letter(header_of("deliver", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings)
+        contract_for(
+            Letter(header_of("deliver", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings
+        )
 
 
 def test_a_fetch_asks_for_as_many_blobs_as_its_part_has() -> None:
     settings = settings_of(part_bytes=768 * 3)
-    fetch = Letter(header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]})
+    fetch = Letter(
+        header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]}
+    )
     with pytest.raises(Mistake, match="PartOrder: 2 hashes for 1 blobs"):
         check(fetch, contract_for(fetch, lambda: PLAN, settings).down)
 
@@ -158,18 +185,28 @@ def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
         return set(contract_for(order(settings, server_round), lambda: PLAN, settings).down.blobs)
 
     assert [brings(1), brings(2), brings(3)] == [set(), {KEYS[3]}, {KEYS[3]}]
-    check(order(settings, 2, blobs_of(KEYS[3:], settings)), contract_for(order(settings, 2), lambda: PLAN, settings).down)
-    fetch = Letter(header_of("fetch", 2, part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA]})
+    check(
+        order(settings, 2, blobs_of(KEYS[3:], settings)),
+        contract_for(order(settings, 2), lambda: PLAN, settings).down,
+    )
+    fetch = Letter(
+        header_of("fetch", 2, part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA]}
+    )
     assert not contract_for(fetch, lambda: PLAN, settings).down.blobs
     with pytest.raises(Mistake, match="4 surplus and 0 missing of 0"):
-        check(order(settings, 1, blobs_of(KEYS, settings)), contract_for(order(settings), lambda: PLAN, settings).down)
+        check(
+            order(settings, 1, blobs_of(KEYS, settings)),
+            contract_for(order(settings), lambda: PLAN, settings).down,
+        )
 
 
 @pytest.mark.parametrize(("part", "keys"), [(0, KEYS[:3]), (1, KEYS[3:])])
 def test_every_part_can_be_delivered(part: int, keys: list[str]) -> None:
     """Before training all but the last; the result all of them."""
     settings = settings_of(part_bytes=768 * 3)
-    request = Letter(header_of("deliver", 2, part=part), {"rank_limit": 4}, blobs_of(keys, settings))
+    request = Letter(
+        header_of("deliver", 2, part=part), {"rank_limit": 4}, blobs_of(keys, settings)
+    )
     contract = contract_for(request, lambda: PLAN, settings)
     check(request, contract.down)
     check_reply(Letter(request.header), request, contract)
@@ -188,7 +225,10 @@ def test_a_limit_is_for_both_directions() -> None:
         with pytest.raises(Mistake, match=words):
             hold(reply_to(request, ONE, blobs_of(KEYS, ONE, rank)), request, ONE)
         with pytest.raises(Mistake, match=words):
-            check(order(ONE, 2, blobs_of(KEYS, ONE, rank), rank_limit=2), contract_for(request, lambda: PLAN, ONE).down)
+            check(
+                order(ONE, 2, blobs_of(KEYS, ONE, rank), rank_limit=2),
+                contract_for(request, lambda: PLAN, ONE).down,
+            )
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.0, "2", True, None])
@@ -198,25 +238,38 @@ def test_a_limit_that_is_none(limit: Any) -> None:
             contract_for(Letter(header_of(kind, 2), {"rank_limit": limit}), lambda: PLAN, ONE)
 
 
-@pytest.mark.parametrize(("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("deliver", (2, 4))])
+@pytest.mark.parametrize(
+    ("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("deliver", (2, 4))]
+)
 def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -> None:
     """Three rounds; what is delivered for a fourth is the result."""
     settings = settings_of(part_bytes=768, own_text=True)
     scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
 
     def of_round(server_round: int) -> None:
-        contract_for(Letter(header_of(kind, server_round, part=int(kind == "fetch")), scalars), lambda: PLAN, settings)
+        contract_for(
+            Letter(header_of(kind, server_round, part=int(kind == "fetch")), scalars),
+            lambda: PLAN,
+            settings,
+        )
 
     for server_round in rounds:
         of_round(server_round)
     for server_round in (0, rounds[0] - 1, rounds[1] + 1, 10**9):
-        with pytest.raises(Mistake, match=f"a {kind} of round {server_round} does not exist, the run ends with round 3"):
+        with pytest.raises(
+            Mistake,
+            match=f"a {kind} of round {server_round} does not exist, the run ends with round 3",
+        ):
             of_round(server_round)
 
 
 def test_a_result_that_nobody_evaluates_is_not_delivered() -> None:
     with pytest.raises(Mistake, match=r"a result is delivered, but evaluation\.own-text is off"):
-        contract_for(Letter(header_of("deliver", 4), {"rank_limit": 4}), lambda: PLAN, settings_of(part_bytes=768))
+        contract_for(
+            Letter(header_of("deliver", 4), {"rank_limit": 4}),
+            lambda: PLAN,
+            settings_of(part_bytes=768),
+        )
 
 
 @pytest.mark.parametrize("kind", ["train", "deliver"])
@@ -272,28 +325,42 @@ def test_no_scalar_may_be_missing(name: str) -> None:
 
 
 def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> None:
-    settings = parse({"method": "fedpetuning", "lora.rank": 4, "lora.targets": "all", "federation.client-weights": "equal"})
+    settings = parse(
+        {
+            "method": "fedpetuning",
+            "lora.rank": 4,
+            "lora.targets": "all",
+            "federation.client-weights": "equal",
+        }
+    )
     request = order(settings)
     hold(reply_to(request, settings, blobs_of(KEYS, settings), samples=0), request, settings)
-    with pytest.raises(Mistake, match=r"samples are told with federation\.client-weights = 'samples' alone"):
+    with pytest.raises(
+        Mistake, match=r"samples are told with federation\.client-weights = 'samples' alone"
+    ):
         hold(reply_to(request, settings, blobs_of(KEYS, settings)), request, settings)
 
 
 def test_a_report_names_the_hashes_of_the_blobs_that_come_with_it() -> None:
     """Anything else in their place would be 32 bytes per blob that nobody looks at."""
     settings = settings_of(part_bytes=768 * 2)
-    request, blobs = order(settings), blobs_of(KEYS[:2], settings)
+    request = order(settings)
+    blobs = blobs_of(KEYS[:2], settings)
     true = hashes_of(blobs)
     hold(reply_to(request, settings, blobs), request, settings)
     text = SECRET.encode()[:32].hex()
     for wrong in ([true[0], text, SHA, SHA], [text, true[1], SHA, SHA]):
-        with pytest.raises(Mistake, match=r"block-000[01]: the bytes do not have the SHA-256") as caught:
+        with pytest.raises(
+            Mistake, match=r"block-000[01]: the bytes do not have the SHA-256"
+        ) as caught:
             hold(reply_to(request, settings, blobs, blob_sha256=wrong), request, settings)
         assert text not in str(caught.value)
 
 
 def test_hashes_are_in_the_order_of_the_blobs() -> None:
-    blobs = {key: pack_adapters(block_of(seed=place), "float32")[0] for place, key in enumerate(KEYS)}
+    blobs = {
+        key: pack_adapters(block_of(seed=place), "float32")[0] for place, key in enumerate(KEYS)
+    }
     request = order(ONE)
     hold(reply_to(request, ONE, dict(reversed(blobs.items()))), request, ONE)
     with pytest.raises(Mistake, match="the bytes do not have the SHA-256"):
@@ -312,7 +379,11 @@ def test_a_fetched_part_is_what_was_asked_for_by_hash() -> None:
 
 @pytest.mark.parametrize(
     ("flat", "least"),
-    [({"method": "fedpetuning"}, 4), ({"method": "hetlora", "hetlora.self-pruning": False}, 4), ({"method": "hetlora"}, 1)],
+    [
+        ({"method": "fedpetuning"}, 4),
+        ({"method": "hetlora", "hetlora.self-pruning": False}, 4),
+        ({"method": "hetlora"}, 1),
+    ],
 )
 def test_a_lower_rank_than_ordered_needs_self_pruning(flat: dict[str, Any], least: int) -> None:
     settings = parse({**flat, "lora.rank": 4, "lora.targets": "all", "training.steps": 5})
@@ -324,11 +395,19 @@ def test_a_lower_rank_than_ordered_needs_self_pruning(flat: dict[str, Any], leas
             for name, tensor in block_of().items()
         }
         blobs = dict.fromkeys(KEYS, pack_adapters(tensors, "float32")[0])
-        reply = reply_to(request, settings, blobs, rank=rank, samples=40 if settings.method == "fedpetuning" else 0)
+        reply = reply_to(
+            request,
+            settings,
+            blobs,
+            rank=rank,
+            samples=40 if settings.method == "fedpetuning" else 0,
+        )
         if least <= rank <= 4:
             hold(reply, request, settings)
             continue
-        with pytest.raises(Mistake, match=r"TuningReport: rank is (below|above) 4, the order's rank_limit"):
+        with pytest.raises(
+            Mistake, match=r"TuningReport: rank is (below|above) 4, the order's rank_limit"
+        ):
             hold(reply, request, settings)
 
 
@@ -370,7 +449,10 @@ def _not_finite(block: dict[str, Tensor]) -> None:
         (_gradient, "block-0001: holds 5 tensors, and not the 4"),
         (_moments, "block-0001: holds 5 tensors, and not the 4"),
         (_text, "block-0001: holds 5 tensors, and not the 4"),
-        (_gradient_in_its_place, "block-0001: holds 4 tensors, and not the 4 that the contract names"),
+        (
+            _gradient_in_its_place,
+            "block-0001: holds 4 tensors, and not the 4 that the contract names",
+        ),
         (_token_ids, r"block-0001 attn.q.lora_a: is I32 \[4, 8\], must be F32 \[4, 8\]"),
         (_halved, r"block-0001 attn.q.lora_a: is F16"),
         (_transposed, r"block-0001 mlp.up.lora_b: is F32 \[4, 24\], must be F32 \[24, 4\]"),
@@ -382,12 +464,15 @@ def test_tensors_that_are_not_the_adapters(change: Any, words: str) -> None:
     change(block)
     request = order(ONE)
     with pytest.raises(Mistake, match=words):
-        hold(reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": save(block)}), request, ONE)
+        hold(
+            reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": save(block)}), request, ONE
+        )
 
 
 @pytest.mark.parametrize("key", ["gradients", "optimizer", "head", "block-0004"])
 def test_blobs_of_another_name(key: str) -> None:
-    request, blobs = order(ONE), blobs_of(KEYS, ONE)
+    request = order(ONE)
+    blobs = blobs_of(KEYS, ONE)
     with pytest.raises(Mistake, match="1 surplus and 0 missing of 4"):
         hold(reply_to(request, ONE, blobs | {key: save(block_of())}), request, ONE)
     del blobs[KEYS[0]]
@@ -396,28 +481,35 @@ def test_blobs_of_another_name(key: str) -> None:
 
 
 def test_text_in_a_blobs_metadata() -> None:
-    request, blob = order(ONE), save(block_of(), {"note": SECRET})
+    request = order(ONE)
+    blob = save(block_of(), {"note": SECRET})
     with pytest.raises(Mistake, match="payload: ") as caught:
         hold(reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": blob}), request, ONE)
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("sent", "agreed"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("nf4", "float32"), ("float32", "nf4")]
+    ("sent", "agreed"),
+    [("float32", "bfloat16"), ("bfloat16", "float32"), ("nf4", "float32"), ("float32", "nf4")],
 )
 def test_another_payload_than_agreed(sent: str, agreed: str) -> None:
-    request, settings = order(settings_of(agreed)), settings_of(agreed)
+    request = order(settings_of(agreed))
+    settings = settings_of(agreed)
     with pytest.raises(Mistake, match=r"block-0000"):
         hold(reply_to(request, settings, blobs_of(KEYS, settings_of(sent))), request, settings)
 
 
 def test_damaged_nf4_does_not_pass() -> None:
-    request, settings = order(settings_of("nf4")), settings_of("nf4")
+    request = order(settings_of("nf4"))
+    settings = settings_of("nf4")
     blobs = blobs_of(KEYS, settings)
     hold(reply_to(request, settings, blobs), request, settings)
     tensors = load(blobs["block-0002"])
     tensors["mlp.up.lora_b.absmax"][0] = float("inf")
-    with pytest.raises(Mistake, match=r"block-0002 mlp.up.lora_b: a magnitude of an NF4 block is negative, NaN or infinite"):
+    with pytest.raises(
+        Mistake,
+        match=r"block-0002 mlp.up.lora_b: a magnitude of an NF4 block is negative, NaN or infinite",
+    ):
         hold(reply_to(request, settings, blobs | {"block-0002": save(tensors)}), request, settings)
 
 
@@ -426,7 +518,9 @@ def test_a_reply_to_another_round_or_part() -> None:
     for changes in ({"server_round": 2}, {"part": 1}, {"num_parts": 2}, {"client": 1}):
         reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
         reply.header = reply.header.model_copy(update=changes)
-        with pytest.raises(Mistake, match=f"header: {next(iter(changes))} not as the request demands"):
+        with pytest.raises(
+            Mistake, match=f"header: {next(iter(changes))} not as the request demands"
+        ):
             hold(reply, request, ONE)
 
 
@@ -441,5 +535,9 @@ def test_a_failure_holds_a_reason_and_no_tensors() -> None:
 def test_an_observer_is_told_what_adapters_reveal() -> None:
     observer = contract_for(order(ONE), lambda: PLAN, ONE).observer
     assert "adapters trained on this client's data" in observer
-    for words in ("the gradient of its sequences", "training text can be recovered in part", "how many training"):
+    for words in (
+        "the gradient of its sequences",
+        "training text can be recovered in part",
+        "how many training",
+    ):
         assert words in observer

@@ -55,8 +55,8 @@ def require_padding(tokenizer: Any) -> None:
     """
     if tokenizer.pad_token_id is None:
         raise Mistake(
-            "the tokenizer has no token for padding, with which an encoder's texts of a batch become equally long; name one as "
-            "pad_token in the model's tokenizer_config.json"
+            "the tokenizer has no token for padding, with which an encoder's texts of a batch"
+            " become equally long; name one as pad_token in the model's tokenizer_config.json"
         )
 
 
@@ -67,5 +67,14 @@ def collate_texts(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Bat
     Face's and has a token for padding; token types are left out, as RoBERTa has none.
     """
     texts = [list(column) for column in zip(*(item.texts for item in items), strict=True)]
-    rows = tokenizer(*texts, truncation=True, max_length=max_tokens, padding=True, padding_side="right", return_tensors="pt")
-    return Batch(rows["input_ids"], rows["attention_mask"], torch.tensor([item.answer for item in items]))
+    rows = tokenizer(
+        *texts,
+        truncation=True,
+        max_length=max_tokens,
+        padding=True,
+        padding_side="right",
+        return_tensors="pt",
+    )
+    return Batch(
+        rows["input_ids"], rows["attention_mask"], torch.tensor([item.answer for item in items])
+    )

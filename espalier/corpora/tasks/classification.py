@@ -14,27 +14,39 @@ TRUTHS = ("no", "yes")
 
 def _sst2(record: Fields) -> Item:
     """``sentence``; ``label``: 0 or 1."""
-    sentence, label = record.text("sentence"), record.place("label", SENTIMENTS)
+    sentence = record.text("sentence")
+    label = record.place("label", SENTIMENTS)
     prompt = f"{sentence}\nQuestion: Is this sentence positive or negative?\nAnswer:"
     return Item((prompt,), SENTIMENTS, label, label=SENTIMENTS[label], texts=(sentence,))
 
 
 def _mnli(record: Fields) -> Item:
     """``premise``, ``hypothesis``; ``label``: 0 to 2, or its name."""
-    premise, hypothesis, label = record.text("premise"), record.text("hypothesis"), record.place("label", ENTAILMENTS)
+    premise = record.text("premise")
+    hypothesis = record.text("hypothesis")
+    label = record.place("label", ENTAILMENTS)
     claim = hypothesis.strip().removesuffix(".") + "."
     prompt = f"{premise}\nQuestion: {claim} True, False or Neither?\nAnswer:"
-    return Item((prompt,), ("True", "Neither", "False"), label, label=ENTAILMENTS[label], texts=(premise, hypothesis))
+    return Item(
+        (prompt,),
+        ("True", "Neither", "False"),
+        label,
+        label=ENTAILMENTS[label],
+        texts=(premise, hypothesis),
+    )
 
 
 def _boolq(record: Fields) -> Item:
     """``passage``, ``question`` without a question mark; ``answer``: true or false, or SuperGLUE's ``label``: 0 or 1."""
-    passage, question = record.text("passage"), record.text("question")
+    passage = record.text("passage")
+    question = record.text("question")
     label = record.place("answer" if "answer" in record else "label", TRUTHS)
     prompt = f"{passage}\nQuestion: {question}?\nAnswer:"
     return Item((prompt,), TRUTHS, label, label=TRUTHS[label], texts=(question, passage))
 
 
 SST2 = Task("sst2", Hub("nyu-mll/glue", "sst2", test="validation"), ("acc",), _sst2, SENTIMENTS)
-MNLI = Task("mnli", Hub("nyu-mll/glue", "mnli", test="validation_matched"), ("acc",), _mnli, ENTAILMENTS)
+MNLI = Task(
+    "mnli", Hub("nyu-mll/glue", "mnli", test="validation_matched"), ("acc",), _mnli, ENTAILMENTS
+)
 BOOLQ = Task("boolq", Hub("aps/super_glue", "boolq", test="validation"), ("acc",), _boolq, TRUTHS)

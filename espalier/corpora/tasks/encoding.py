@@ -32,21 +32,25 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     token_ids = tuple(encode(context + continuation))
     if len(token_ids) < 2:
         raise Mistake(
-            f"an item and its answer give {count(len(token_ids), 'token')}, at least 2 are needed to predict one from another; "
-            "take a tokenizer with a token for the beginning of a text, or remove items that are that short"
+            f"an item and its answer give {count(len(token_ids), 'token')}, at least 2 are needed"
+            " to predict one from another; take a tokenizer with a token for the beginning of a"
+            " text, or remove items that are that short"
         )
     start = min(max(1, len(encode(stem))), len(token_ids) - 1)
     return Encoded(token_ids, len(token_ids) - start)
 
 
-def keep_right(encoded: Encoded, max_tokens: int, where: str = "", key: str = "task.max-tokens") -> Encoded:
+def keep_right(
+    encoded: Encoded, max_tokens: int, where: str = "", key: str = "task.max-tokens"
+) -> Encoded:
     """The last ``max_tokens`` tokens, with the whole answer.
 
     Mistake if no token is left before it; it says ``where``, and names the ``key`` to raise.
     """
     if encoded.answer_tokens >= max_tokens:
         raise Mistake(
-            f"{where or 'an item'}: an answer has {encoded.answer_tokens} tokens, and {max_tokens - 1} fit behind the last "
-            f"token of its prompt; raise {key}, or remove items with long answers"
+            f"{where or 'an item'}: an answer has {encoded.answer_tokens} tokens, and"
+            f" {max_tokens - 1} fit behind the last token of its prompt; raise {key}, or remove"
+            " items with long answers"
         )
     return Encoded(encoded.token_ids[-max_tokens:], encoded.answer_tokens)

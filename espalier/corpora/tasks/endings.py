@@ -25,7 +25,8 @@ def _hellaswag(record: Fields) -> Item:
     A file may have ``ctx`` in place of ``ctx_a`` and ``ctx_b``. The harness writes ``ctx_b`` with a capital and then small
     letters; where it begins cannot be told from ``ctx``, so that stays as it is written.
     """
-    activity, endings = record.text("activity_label"), record.texts("endings")
+    activity = record.text("activity_label")
+    endings = record.texts("endings")
     answer = record.place("label", ("first", "second", "third", "fourth"))
     if len(endings) != 4:
         raise record.refused("endings", "does not have four texts", "give it four")
@@ -49,14 +50,24 @@ def _winogrande(record: Fields) -> Item:
     Partial evaluation (Trinh and Le 2018): an option fills the gap in the context, and what follows the gap is the same
     continuation for both.
     """
-    sentence, answer = record.text("sentence"), record.place("answer", ("option1", "option2"), first=1)
+    sentence = record.text("sentence")
+    answer = record.place("answer", ("option1", "option2"), first=1)
     before, gap, after = sentence.partition("_")
     if not gap or not after.strip():
-        raise record.refused("sentence", "has no gap '_' with text after it", "mark the gap, or remove the record")
+        raise record.refused(
+            "sentence", "has no gap '_' with text after it", "mark the gap, or remove the record"
+        )
     contexts = tuple(before + record.text(option) for option in ("option1", "option2"))
     return Item(contexts, (after.strip(),) * 2, answer, label=str(answer + 1), question=sentence)
 
 
 PIQA = Task("piqa", Hub("baber/piqa", test="validation"), ("acc", "acc_norm"), _piqa)
-HELLASWAG = Task("hellaswag", Hub("Rowan/hellaswag", test="validation"), ("acc", "acc_norm"), _hellaswag)
-WINOGRANDE = Task("winogrande", Hub("allenai/winogrande", "winogrande_xl", test="validation"), ("acc",), _winogrande)
+HELLASWAG = Task(
+    "hellaswag", Hub("Rowan/hellaswag", test="validation"), ("acc", "acc_norm"), _hellaswag
+)
+WINOGRANDE = Task(
+    "winogrande",
+    Hub("allenai/winogrande", "winogrande_xl", test="validation"),
+    ("acc",),
+    _winogrande,
+)

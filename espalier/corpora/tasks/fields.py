@@ -38,7 +38,11 @@ class Fields:
         """A field that is a record itself."""
         value = self._value(name)
         if not isinstance(value, Mapping):
-            raise self.refused(name, f"is not a JSON object but {kind_of(value)}", "see the task's form of a record")
+            raise self.refused(
+                name,
+                f"is not a JSON object but {kind_of(value)}",
+                "see the task's form of a record",
+            )
         return Fields(value, f"{self._where}, field '{name}'")
 
     def inners(self, name: str) -> list["Fields"]:
@@ -74,7 +78,8 @@ class Fields:
             kind = "a negative number, which stands in splits whose labels are kept back"
         raise self.refused(
             name,
-            f"is none of the labels {', '.join(names)} and no number from {first} to {first + len(names) - 1}, but {kind}",
+            f"is none of the labels {', '.join(names)} and no number from {first} to"
+            f" {first + len(names) - 1}, but {kind}",
             "give the record its label, or take a split that has labels",
         )
 
@@ -85,8 +90,8 @@ class Fields:
     def _value(self, name: str) -> Any:
         if name not in self._record:
             raise Mistake(
-                f"{self._where} has no field '{name}', {fields_there(self._record)}; check that the file is of this task, or "
-                "add the field"
+                f"{self._where} has no field '{name}', {fields_there(self._record)}; check that the"
+                " file is of this task, or add the field"
             )
         return self._record[name]
 
@@ -94,7 +99,11 @@ class Fields:
         value = self._value(name)
         if not isinstance(value, list) or not value:
             kind = "an empty one" if isinstance(value, list) else kind_of(value)
-            raise self.refused(name, f"is not a list with something in it but {kind}", "see the task's form of a record")
+            raise self.refused(
+                name,
+                f"is not a list with something in it but {kind}",
+                "see the task's form of a record",
+            )
         return value
 
     def _checked(self, value: Any, name: str, may_be_blank: bool = False) -> str:
@@ -105,5 +114,7 @@ class Fields:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise self.refused(name, "holds half of a surrogate pair", "write the file again as UTF-8") from None
+            raise self.refused(
+                name, "holds half of a surrogate pair", "write the file again as UTF-8"
+            ) from None
         return value

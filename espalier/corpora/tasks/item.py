@@ -31,9 +31,14 @@ class Item:
 
     def __post_init__(self) -> None:
         if len(self.contexts) not in (1, len(self.options)):
-            raise ValueError(f"{len(self.contexts)} contexts for {len(self.options)} options; there must be one or as many")
+            raise ValueError(
+                f"{len(self.contexts)} contexts for {len(self.options)} options; there must be one"
+                " or as many"
+            )
         if not 0 <= self.answer < len(self.options):
-            raise ValueError(f"answer {self.answer} is not the place of one of {len(self.options)} options")
+            raise ValueError(
+                f"answer {self.answer} is not the place of one of {len(self.options)} options"
+            )
 
     @property
     def text(self) -> str:
@@ -47,7 +52,10 @@ class Item:
     def requests(self) -> tuple[tuple[str, str], ...]:
         """Context and continuation of every option; the continuation begins with the delimiter."""
         contexts = self.contexts if len(self.contexts) > 1 else self.contexts * len(self.options)
-        return tuple((context, self.delimiter + option) for context, option in zip(contexts, self.options, strict=True))
+        return tuple(
+            (context, self.delimiter + option)
+            for context, option in zip(contexts, self.options, strict=True)
+        )
 
     @property
     def prompt(self) -> str:

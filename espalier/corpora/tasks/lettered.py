@@ -28,15 +28,22 @@ def _lettered(record: Fields, stem: str) -> tuple[str, tuple[str, ...], int]:
     """
     if record.is_record("question"):
         inner = record.inner("question")
-        question, choices = inner.text("stem"), inner.inners("choices")
+        question = inner.text("stem")
+        choices = inner.inners("choices")
         options = tuple(choice.text("text") for choice in choices)
         letters = tuple(choice.text("label") for choice in choices)
     else:
-        question, inner = record.text(stem), record.inner("choices")
-        options, letters = inner.texts("text"), inner.texts("label")
+        question = record.text(stem)
+        inner = record.inner("choices")
+        options = inner.texts("text")
+        letters = inner.texts("label")
     key = record.text("answerKey").strip()
     if len(letters) != len(options) or key not in letters:
-        raise record.refused("answerKey", "is not the label of one of the choices", "give it the label of the right one")
+        raise record.refused(
+            "answerKey",
+            "is not the label of one of the choices",
+            "give it the label of the right one",
+        )
     return question, options, letters.index(key)
 
 
@@ -46,16 +53,37 @@ def _letter(place: int) -> str:
 
 def _mmlu(record: Fields) -> Item:
     """``question``, four ``choices``, ``answer``: 0 to 3 or its letter; ``subject``, which the auxiliary split leaves empty."""
-    question, choices = record.text("question").strip(), record.texts("choices")
-    answer, subject = record.place("answer", LETTERS), record.text("subject", may_be_blank=True)
+    question = record.text("question").strip()
+    choices = record.texts("choices")
+    answer = record.place("answer", LETTERS)
+    subject = record.text("subject", may_be_blank=True)
     if len(choices) != len(LETTERS):
         raise record.refused("choices", "does not have four texts", "give it four")
-    about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
-    lines = [question, *(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)), "Answer:"]
-    return Item(((about if subject else "") + "\n".join(lines),), LETTERS, answer, label=subject, question=question)
+    about = (
+        "The following are multiple choice questions (with answers) about"
+        f" {subject.replace('_', ' ')}.\n\n"
+    )
+    lines = [
+        question,
+        *(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)),
+        "Answer:",
+    ]
+    return Item(
+        ((about if subject else "") + "\n".join(lines),),
+        LETTERS,
+        answer,
+        label=subject,
+        question=question,
+    )
 
 
-ARC_EASY = Task("arc-easy", Hub("allenai/ai2_arc", "ARC-Easy", test="test"), ("acc", "acc_norm"), _arc)
-ARC_CHALLENGE = Task("arc-challenge", Hub("allenai/ai2_arc", "ARC-Challenge", test="test"), ("acc", "acc_norm"), _arc)
-OPENBOOKQA = Task("openbookqa", Hub("allenai/openbookqa", "main", test="test"), ("acc", "acc_norm"), _openbookqa)
+ARC_EASY = Task(
+    "arc-easy", Hub("allenai/ai2_arc", "ARC-Easy", test="test"), ("acc", "acc_norm"), _arc
+)
+ARC_CHALLENGE = Task(
+    "arc-challenge", Hub("allenai/ai2_arc", "ARC-Challenge", test="test"), ("acc", "acc_norm"), _arc
+)
+OPENBOOKQA = Task(
+    "openbookqa", Hub("allenai/openbookqa", "main", test="test"), ("acc", "acc_norm"), _openbookqa
+)
 MMLU = Task("mmlu", Hub("cais/mmlu", "all", "auxiliary_train", "test"), ("acc",), _mmlu)

@@ -26,7 +26,11 @@ def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]
 
 
 def read_hub_items(
-    task: Task, split: str, name: str = "", config: str = "", missing: tuple[str, str] = TRAINING_SPLIT
+    task: Task,
+    split: str,
+    name: str = "",
+    config: str = "",
+    missing: tuple[str, str] = TRAINING_SPLIT,
 ) -> Iterator[Item]:
     """Yield the items of a dataset's split; without a ``name``, of the dataset in which the hub keeps the task.
 
@@ -40,7 +44,8 @@ def read_hub_items(
     """
     called = f"data.path = {name!r}: the dataset"
     if not name:
-        name, config = task.hub.name, config or task.hub.config
+        name = task.hub.name
+        config = config or task.hub.config
         called = f"task.name = '{task.name}': its dataset {name!r}"
     dataset = load_split(name, config, split, called, missing)
     for number, record in enumerate(dataset, start=1):

@@ -39,7 +39,10 @@ class ScoredItems:
     def options(self) -> list[tuple[Encoded, ...]]:
         """Requests of each item."""
         ends = np.cumsum(self.num_options)
-        return [self.requests[end - number : end] for end, number in zip(ends, self.num_options, strict=True)]
+        return [
+            self.requests[end - number : end]
+            for end, number in zip(ends, self.num_options, strict=True)
+        ]
 
 
 def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: int) -> ScoredItems:
@@ -52,18 +55,28 @@ def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: 
     Mistake
         An option alone is longer than ``max_tokens``.
     """
-    whole = [[encode_pair(encode, *request) for request in item.requests] for item in in_shares(items, "tokenising test items")]
-    cuts = [[cut(one, max_tokens, task, item.where, TEST_KEY) for one in few] for few, item in zip(whole, items, strict=True)]
+    whole = [
+        [encode_pair(encode, *request) for request in item.requests]
+        for item in in_shares(items, "tokenising test items")
+    ]
+    cuts = [
+        [cut(one, max_tokens, task, item.where, TEST_KEY) for one in few]
+        for few, item in zip(whole, items, strict=True)
+    ]
     return ScoredItems(
         tuple(one for few in cuts for one in few),
         tuple(len(item.options) for item in items),
         tuple(item.answer for item in items),
         tuple(len(option) for item in items for option in item.options),
-        tuple(place for place, (few, left) in enumerate(zip(whole, cuts, strict=True)) if few != left),
+        tuple(
+            place for place, (few, left) in enumerate(zip(whole, cuts, strict=True)) if few != left
+        ),
     )
 
 
-def cut(encoded: Encoded, max_tokens: int, task: Task, where: str = "", key: str = "task.max-tokens") -> Encoded:
+def cut(
+    encoded: Encoded, max_tokens: int, task: Task, where: str = "", key: str = "task.max-tokens"
+) -> Encoded:
     """At most ``max_tokens`` tokens.
 
     The prompt loses its beginning; a written answer that leaves no room for it loses its end, and half of the room stays the
@@ -73,7 +86,9 @@ def cut(encoded: Encoded, max_tokens: int, task: Task, where: str = "", key: str
     if written and encoded.answer_tokens >= max_tokens:
         prompt = len(encoded.token_ids) - encoded.answer_tokens
         kept = max_tokens // 2
-        return Encoded(encoded.token_ids[max(0, prompt - (max_tokens - kept)) : prompt + kept], kept)
+        return Encoded(
+            encoded.token_ids[max(0, prompt - (max_tokens - kept)) : prompt + kept], kept
+        )
     return keep_right(encoded, max_tokens, where, key)
 
 
@@ -84,8 +99,14 @@ def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Score
     rows = [collate_texts([item], tokenizer, max_tokens).input_ids[0].tolist() for item in given]
     requests = tuple(Encoded(tuple(row), 0) for row in rows)
     full = [place for place, row in enumerate(rows) if len(row) == max_tokens]
-    lost = tuple(place for place in full if len(tokenizer(*items[place].texts, verbose=False)["input_ids"]) > max_tokens)
-    return ScoredItems(requests, (1,) * len(items), tuple(item.answer for item in items), (1,) * len(items), lost)
+    lost = tuple(
+        place
+        for place in full
+        if len(tokenizer(*items[place].texts, verbose=False)["input_ids"]) > max_tokens
+    )
+    return ScoredItems(
+        requests, (1,) * len(items), tuple(item.answer for item in items), (1,) * len(items), lost
+    )
 
 
 def to_arrays(items: ScoredItems) -> dict[str, NDArray[np.int32]]:
@@ -102,8 +123,13 @@ def to_arrays(items: ScoredItems) -> dict[str, NDArray[np.int32]]:
 
 def from_arrays(arrays: Mapping[str, NDArray[np.int32]]) -> ScoredItems:
     """Invert ``to_arrays``."""
-    tokens, ends = arrays["tokens"].tolist(), np.cumsum(arrays["lengths"])
+    tokens = arrays["tokens"].tolist()
+    ends = np.cumsum(arrays["lengths"])
     spans = zip(ends, arrays["lengths"], arrays["answer-tokens"], strict=True)
-    requests = tuple(Encoded(tuple(tokens[end - length : end]), int(answer)) for end, length, answer in spans)
-    num_options, answers, characters = (tuple(arrays[name].tolist()) for name in ("num-options", "answers", "characters"))
+    requests = tuple(
+        Encoded(tuple(tokens[end - length : end]), int(answer)) for end, length, answer in spans
+    )
+    num_options, answers, characters = (
+        tuple(arrays[name].tolist()) for name in ("num-options", "answers", "characters")
+    )
     return ScoredItems(requests, num_options, answers, characters)

@@ -48,7 +48,7 @@ def shares_of_items(partition: Partition, items: Iterable[Item]) -> list[list[It
     items = distinct(items)
     if partition.kind in ("by-field", "dirichlet") and any(not item.label for item in items):
         raise Mistake(
-            f"data.partition = {partition.kind!r}: the task has records without a label; choose 'iid' or 'quantity', or give "
-            "each record its label"
+            f"data.partition = {partition.kind!r}: the task has records without a label; choose"
+            " 'iid' or 'quantity', or give each record its label"
         )
     return partition.shares(items)

@@ -25,7 +25,9 @@ def _gsm8k(record: Fields) -> Item:
     """``question``; ``answer``: the steps, and "#### number" at its end. Nothing labels a record."""
     answer = record.text("answer")
     if not _RESULT.search(answer):
-        raise record.refused("answer", "does not end with '#### ' and a number", "add them, or remove the record")
+        raise record.refused(
+            "answer", "does not end with '#### ' and a number", "add them, or remove the record"
+        )
     return Item((f"Question: {record.text('question')}\nAnswer:",), (answer,), 0)
 
 
@@ -45,16 +47,22 @@ def _instruction(instruction: str, given: str) -> str:
     """The prompt of Stanford Alpaca (Taori et al. 2023); the answer follows on a line of its own, as in Alpaca-LoRA."""
     if given.strip():
         return (
-            "Below is an instruction that describes a task, paired with an input that provides further context. "
-            "Write a response that appropriately completes the request.\n\n"
-            f"### Instruction:\n{instruction}\n\n### Input:\n{given}\n\n### Response:"
+            "Below is an instruction that describes a task, paired with an input that provides"
+            " further context. Write a response that appropriately completes the request.\n\n###"
+            f" Instruction:\n{instruction}\n\n### Input:\n{given}\n\n### Response:"
         )
     return (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-        f"### Instruction:\n{instruction}\n\n### Response:"
+        "Below is an instruction that describes a task. Write a response that appropriately"
+        f" completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
     )
 
 
-GSM8K = Task("gsm8k", Hub("openai/gsm8k", "main", test="test"), ("exact_match", "loss"), _gsm8k, generation=NUMBERS)
+GSM8K = Task(
+    "gsm8k",
+    Hub("openai/gsm8k", "main", test="test"),
+    ("exact_match", "loss"),
+    _gsm8k,
+    generation=NUMBERS,
+)
 DOLLY = Task("dolly", Hub("databricks/databricks-dolly-15k"), ("loss",), _dolly)
 ALPACA = Task("alpaca", Hub("tatsu-lab/alpaca"), ("loss",), _alpaca)

@@ -37,12 +37,20 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         The model is of an unknown type, already quantised, or a mixture of experts; the configuration key is named.
     """
     if config.get("quantization_config"):
-        raise Mistake(f"{where}: quantization_config is set; name the model as it was before it was quantised")
+        raise Mistake(
+            f"{where}: quantization_config is set; name the model as it was before it was quantised"
+        )
     for key in EXPERT_KEYS:
         if config.get(key):
-            raise Mistake(f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported")
+            raise Mistake(
+                f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported"
+            )
     model_type = config.get("model_type")
-    known_as = model_type.removeprefix(STRUCTURED).removeprefix(SLICED) if isinstance(model_type, str) else None
+    known_as = (
+        model_type.removeprefix(STRUCTURED).removeprefix(SLICED)
+        if isinstance(model_type, str)
+        else None
+    )
     for family in FAMILIES:
         if known_as in family.model_types:
             return family

@@ -61,17 +61,28 @@ class Family:
     """Path of the norm behind the last block; empty in a family that has none."""
 
     def __post_init__(self) -> None:
-        unknown = set(self.linears) - set(CANONICAL_LINEARS) | set(self.head_linears) - set(CANONICAL_HEAD)
+        unknown = set(self.linears) - set(CANONICAL_LINEARS) | set(self.head_linears) - set(
+            CANONICAL_HEAD
+        )
         unknown |= set(self.norms) - set(CANONICAL_NORMS)
         if unknown:
-            raise ValueError(f"family {self.name}: {', '.join(sorted(unknown))} is no canonical name")
+            raise ValueError(
+                f"family {self.name}: {', '.join(sorted(unknown))} is no canonical name"
+            )
         if (self.kind == "encoder") != bool(self.base and self.head_linears):
-            raise ValueError(f"family {self.name}: an encoder names its base and the linears of its head, a decoder does not")
+            raise ValueError(
+                f"family {self.name}: an encoder names its base and the linears of its head, a"
+                " decoder does not"
+            )
 
     @property
     def auto_class(self) -> str:
         """Class of transformers that builds a whole model of the family from its configuration."""
-        return "AutoModelForCausalLM" if self.kind == "decoder" else "AutoModelForSequenceClassification"
+        return (
+            "AutoModelForCausalLM"
+            if self.kind == "decoder"
+            else "AutoModelForSequenceClassification"
+        )
 
     def file_names(self, name: str) -> Iterator[str]:
         """Names that the model's tensor ``name`` may have in files, the likeliest first."""

@@ -25,8 +25,9 @@ def require_sliceable(model: OpenedModel) -> None:
     found = model.config["model_type"]
     if found not in SLICEABLE:
         raise Mistake(
-            f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be rotated where RMS norms "
-            f"alone stand on it, in models of the types {', '.join(SLICEABLE)} as they were trained; name one of them"
+            f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be"
+            " rotated where RMS norms alone stand on it, in models of the types"
+            f" {', '.join(SLICEABLE)} as they were trained; name one of them"
         )
     family = model.family
     outer = [family.embeddings, family.final_norm, *([] if is_tied(model) else [family.head])]
@@ -40,7 +41,9 @@ def is_tied(model: OpenedModel) -> bool:
     return bool(model.configured("tie_word_embeddings"))
 
 
-def sliced_config(base: Mapping[str, Any], family: Family, plan: ModelPlan, width: int) -> dict[str, Any]:
+def sliced_config(
+    base: Mapping[str, Any], family: Family, plan: ModelPlan, width: int
+) -> dict[str, Any]:
     """The configuration of a sliced model.
 
     Parameters
@@ -52,7 +55,8 @@ def sliced_config(base: Mapping[str, Any], family: Family, plan: ModelPlan, widt
     from espalier.modeling.sliced import modeling_sliced
 
     classes = {cls.config_class.model_type: cls for cls in modeling_sliced.CLASSES}
-    cls, code = classes[SLICED + base["model_type"]], "modeling_sliced"
+    cls = classes[SLICED + base["model_type"]]
+    code = "modeling_sliced"
     return dict(base) | {
         "model_type": cls.config_class.model_type,
         "hidden_size": width,
@@ -60,5 +64,8 @@ def sliced_config(base: Mapping[str, Any], family: Family, plan: ModelPlan, widt
         "head_dim": plan.head_dim,
         "tie_word_embeddings": False,
         "architectures": [cls.__name__],
-        "auto_map": {"AutoConfig": f"{code}.{cls.config_class.__name__}", family.auto_class: f"{code}.{cls.__name__}"},
+        "auto_map": {
+            "AutoConfig": f"{code}.{cls.config_class.__name__}",
+            family.auto_class: f"{code}.{cls.__name__}",
+        },
     }

@@ -50,7 +50,9 @@ class _SlicedBlock:
         block: Any = self
         attended, _ = block.self_attn(hidden_states=block.input_layernorm(hidden_states), **kwargs)
         hidden_states = block.attn_shortcut(hidden_states) + attended
-        return block.mlp_shortcut(hidden_states) + block.mlp(block.post_attention_layernorm(hidden_states))
+        return block.mlp_shortcut(hidden_states) + block.mlp(
+            block.post_attention_layernorm(hidden_states)
+        )
 
 
 def as_before(norm: Any, config: Any) -> None:
@@ -121,28 +123,32 @@ class SlicedQwen3Config(Qwen3Config):
 class SlicedLlamaForCausalLM(_Sliced, LlamaForCausalLM):
     """LLaMA with a narrower residual stream."""
 
-    config_class, block = SlicedLlamaConfig, SlicedLlamaBlock
+    config_class = SlicedLlamaConfig
+    block = SlicedLlamaBlock
     _no_split_modules: ClassVar = ["SlicedLlamaBlock"]
 
 
 class SlicedMistralForCausalLM(_Sliced, MistralForCausalLM):
     """Mistral with a narrower residual stream."""
 
-    config_class, block = SlicedMistralConfig, SlicedMistralBlock
+    config_class = SlicedMistralConfig
+    block = SlicedMistralBlock
     _no_split_modules: ClassVar = ["SlicedMistralBlock"]
 
 
 class SlicedQwen2ForCausalLM(_Sliced, Qwen2ForCausalLM):
     """Qwen2 with a narrower residual stream."""
 
-    config_class, block = SlicedQwen2Config, SlicedQwen2Block
+    config_class = SlicedQwen2Config
+    block = SlicedQwen2Block
     _no_split_modules: ClassVar = ["SlicedQwen2Block"]
 
 
 class SlicedQwen3ForCausalLM(_Sliced, Qwen3ForCausalLM):
     """Qwen3 with a narrower residual stream."""
 
-    config_class, block = SlicedQwen3Config, SlicedQwen3Block
+    config_class = SlicedQwen3Config
+    block = SlicedQwen3Block
     _no_split_modules: ClassVar = ["SlicedQwen3Block"]
 
 

@@ -43,25 +43,35 @@ class RotatedCheckpoint(Checkpoint):
     """
 
     def __init__(self, base: OpenedModel, bases: Bases, width: int, tied: bool) -> None:
-        self.directory, self.shards = base.directory, base.checkpoint.shards
+        self.directory = base.directory
+        self.shards = base.checkpoint.shards
         self.tensors: dict[str, StoredTensor] = {}
-        self._base, self._files, self._family = base, base.checkpoint, base.family
-        self._width, self._dense = width, dense_width(base.plan)
+        self._base = base
+        self._files = base.checkpoint
+        self._family = base.family
+        self._width = width
+        self._dense = dense_width(base.plan)
         self._basis = lru_cache(maxsize=3)(lambda place: bases(place).to(torch.float64))
         self._made: dict[str, Callable[[], Tensor]] = {}
-        self._names = {path: name for name, path in {**self._family.linears, **self._family.norms}.items()}
+        self._names = {
+            path: name for name, path in {**self._family.linears, **self._family.norms}.items()
+        }
         self._add_outer(tied)
         for name in list(self._files.tensors):
             if (found := block_of(self._family, name)) is not None:
                 self._add_of_block(name, found[1], found[2])
             elif name not in self.tensors:
-                self._add(name, name, self._files.tensors[name].shape, partial(self._files.read, name))
+                self._add(
+                    name, name, self._files.tensors[name].shape, partial(self._files.read, name)
+                )
         for block in base.plan.blocks:
             self._add_shortcuts(block.index, block.linear("attn.o").parameter)
 
     # ----- what there is ----------------------------------------------------------------------------------------------
 
-    def _add(self, name: str, like: str, shape: tuple[int, ...], made: Callable[[], Tensor]) -> None:
+    def _add(
+        self, name: str, like: str, shape: tuple[int, ...], made: Callable[[], Tensor]
+    ) -> None:
         """A tensor in the shard and the dtype of one of the base's."""
         stored = self._files.tensors[like]
         size = DTYPE_BYTES[stored.dtype] * math.prod(shape)
@@ -70,9 +80,15 @@ class RotatedCheckpoint(Checkpoint):
 
     def _add_outer(self, tied: bool) -> None:
         """Embedding, last norm and head."""
-        family, last = self._family, 2 * len(self._base.plan.blocks)
-        embedding, head, norm = f"{family.embeddings}.weight", f"{family.head}.weight", f"{family.final_norm}.weight"
-        for name, source, place, behind in ((embedding, embedding, 0, ""), (head, embedding if tied else head, last, norm)):
+        family = self._family
+        last = 2 * len(self._base.plan.blocks)
+        embedding = f"{family.embeddings}.weight"
+        head = f"{family.head}.weight"
+        norm = f"{family.final_norm}.weight"
+        for name, source, place, behind in (
+            (embedding, embedding, 0, ""),
+            (head, embedding if tied else head, last, norm),
+        ):
             shape = (self._files.tensors[source].shape[0], self._width)
             self._add(name, source, shape, partial(self._reader, source, place, behind))
         self._add(norm, norm, (self._width,), partial(torch.ones, self._width))
@@ -81,10 +97,18 @@ class RotatedCheckpoint(Checkpoint):
         stored, (of, _, kind) = self._files.tensors[name], path.rpartition(".")
         own = self._names.get(of, "")
         if own in READ_BEHIND and kind == "weight":
-            place, norm = 2 * index + PLACES[READ_BEHIND[own]], self._norm(index, READ_BEHIND[own])
-            self._add(name, name, (stored.shape[0], self._width), partial(self._reader, name, place, norm))
+            place = 2 * index + PLACES[READ_BEHIND[own]]
+            norm = self._norm(index, READ_BEHIND[own])
+            self._add(
+                name, name, (stored.shape[0], self._width), partial(self._reader, name, place, norm)
+            )
         elif own in ("attn.o", "mlp.down"):
-            self._add(name, name, (self._width, *stored.shape[1:]), partial(self._writer, name, 2 * index + PLACES[own]))
+            self._add(
+                name,
+                name,
+                (self._width, *stored.shape[1:]),
+                partial(self._writer, name, 2 * index + PLACES[own]),
+            )
         elif own in PLACES:
             self._add(name, name, (self._width,), partial(torch.ones, self._width))
         else:  # biases of what reads, and norms of heads: they are not on the residual stream
@@ -93,7 +117,9 @@ class RotatedCheckpoint(Checkpoint):
     def _add_shortcuts(self, index: int, like: str) -> None:
         for step, name in enumerate(SHORTCUTS):
             full = f"{self._family.blocks}.{index}.{name}.weight"
-            self._add(full, like, (self._width, self._width), partial(self._shortcut, 2 * index + step))
+            self._add(
+                full, like, (self._width, self._width), partial(self._shortcut, 2 * index + step)
+            )
 
     # ----- how it is made ---------------------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ def mean_moments(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
     ------
     (width, width), float64, on the CPU: before attention and feed-forward part of each block, and before the head
     """
-    activations, family = stream.start(windows), stream.model.family
+    activations = stream.start(windows)
+    family = stream.model.family
     epsilon = float(stream.model.configured("rms_norm_eps"))
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
         index = block_plan.index

@@ -37,7 +37,9 @@ def structured_config(
     }
 
 
-def plain_config(document: Mapping[str, Any], family: Family, plan: ModelPlan, structure: Structure) -> dict[str, Any] | None:
+def plain_config(
+    document: Mapping[str, Any], family: Family, plan: ModelPlan, structure: Structure
+) -> dict[str, Any] | None:
     """The same in the family's own terms; None where the blocks are not alike, or the family has no words for their shape.
 
     ``document`` is what ``structured_config`` gave.
@@ -50,12 +52,18 @@ def plain_config(document: Mapping[str, Any], family: Family, plan: ModelPlan, s
         config["architectures"] = [name.removeprefix(STRUCTURED_CLASS) for name in architectures]
     config["model_type"] = config["model_type"].removeprefix(STRUCTURED)
     if units.groups != was.groups:
-        if family.name in ("opt", "bert", "roberta"):  # their heads share the width of the model among them
+        # Their heads share the width of the model among them.
+        if family.name in ("opt", "bert", "roberta"):
             return None
         heads = units.groups * plan.heads_per_group
-        if family.name == "llama" and units.attn_reads % heads:  # transformers refuses it, whatever head_dim says
+        # Transformers refuses it, whatever head_dim says.
+        if family.name == "llama" and units.attn_reads % heads:
             return None
-        config |= {"head_dim": plan.head_dim, family.query_heads_key: heads, family.kv_heads_key: units.groups}
+        config |= {
+            "head_dim": plan.head_dim,
+            family.query_heads_key: heads,
+            family.kv_heads_key: units.groups,
+        }
     if units.channels != was.channels:
         config[family.channels_key] = units.channels
     return config
@@ -77,7 +85,8 @@ def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
 def _with_blocks(base: Mapping[str, Any], family: Family, structure: Structure) -> dict[str, Any]:
     """A configuration with as many blocks as stay; what it lists for each block is listed for those."""
     config = dict(base)
-    if config.get("use_sliding_window") and not config.get("layer_types"):  # else transformers makes it of the new numbers
+    # Else transformers makes it of the new numbers.
+    if config.get("use_sliding_window") and not config.get("layer_types"):
         config["layer_types"] = list(getattr(build_config(base), "layer_types", None) or ())
     sources = [block.source for block in structure.blocks]
     if isinstance(types := config.get("layer_types"), list) and len(types) == len(structure.base):

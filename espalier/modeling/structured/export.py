@@ -46,25 +46,39 @@ FORMS = get_args(Form)
 CODE = Path(modeling_structured.__file__)
 """The module that a compact export has a copy of."""
 
-BIAS_KEYS = {("llama", "attn.o"): "attention_bias", ("llama", "mlp.down"): "mlp_bias", ("qwen3", "attn.o"): "attention_bias"}
+BIAS_KEYS = {
+    ("llama", "attn.o"): "attention_bias",
+    ("llama", "mlp.down"): "mlp_bias",
+    ("qwen3", "attn.o"): "attention_bias",
+}
 """Configuration keys that give the matrices of a part biases, of families that have none by themselves."""
 WITH_BIASES = ("opt", "bert", "roberta")
-PARTS = {"attention_bias": ("attn.q", "attn.k", "attn.v", "attn.o"), "mlp_bias": ("mlp.gate", "mlp.up", "mlp.down")}
+PARTS = {
+    "attention_bias": ("attn.q", "attn.k", "attn.v", "attn.o"),
+    "mlp_bias": ("mlp.gate", "mlp.up", "mlp.down"),
+}
 """Matrices that get a bias by such a key, all of them."""
 
 
 def possible_forms(model: OpenedModel) -> dict[Form, str]:
     """Forms in which a smaller model cannot be written, and why not; empty where all are possible."""
-    structure, refused = model.structure, dict[Form, str]()
+    structure = model.structure
+    refused = dict[Form, str]()
     assert structure is not None
     if OpenedModel(model.directory).structure is not None:
-        refused["zero-filled"] = f"{model.directory} holds a smaller model itself, and what was cut from it is not there"
+        refused["zero-filled"] = (
+            f"{model.directory} holds a smaller model itself, and what was cut from it is not there"
+        )
     if plain_config(model.config, model.family, model.plan, structure) is None:
         refused["plain"] = "its blocks are not alike, or transformers has no words for their shape"
     if missing := [name for name in structure.added_biases if _bias_key(model, name) is None]:
-        refused["zero-filled"] = f"transformers' {model.family.name} has no bias at {' and '.join(missing)}"
+        refused["zero-filled"] = (
+            f"transformers' {model.family.name} has no bias at {' and '.join(missing)}"
+        )
     if len(structure.blocks) < len(structure.base) and not _is_identity_when_zero(model):
-        refused["zero-filled"] = "a norm stands behind each block, so that one of zeros is not as if it were not there"
+        refused["zero-filled"] = (
+            "a norm stands behind each block, so that one of zeros is not as if it were not there"
+        )
     return refused
 
 
@@ -73,7 +87,9 @@ def best_form(model: OpenedModel) -> Form:
     return "compact" if "plain" in possible_forms(model) else "plain"
 
 
-def require_writable(model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: Sequence[int]) -> None:
+def require_writable(
+    model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: Sequence[int]
+) -> None:
     """Refuse a share that cannot be cut out of some blocks, and a form in which what is left could not be written.
 
     Raises
@@ -85,8 +101,12 @@ def require_writable(model: OpenedModel, job: StructuredSettings, biases: Sequen
     share = units.share_of_units(model.plan, job)
     any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
     like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
-    if job.form == "plain" and job.selection != "kind":  # whether blocks come out alike, scores will say
-        raise Mistake("form = 'plain': its blocks need not be alike; with selection = 'kind' all blocks stay alike")
+    # Whether blocks come out alike, scores will say.
+    if job.form == "plain" and job.selection != "kind":
+        raise Mistake(
+            "form = 'plain': its blocks need not be alike; with selection = 'kind' all blocks stay"
+            " alike"
+        )
     require_form(OpenedModel(model.directory, like_it), job.form)
 
 
@@ -101,11 +121,15 @@ def require_form(model: OpenedModel, form: str) -> None:
     refused = possible_forms(model)
     why = {str(other): reason for other, reason in refused.items()}.get(form)
     if why is not None:
-        others = " or ".join(repr(other) for other in ("auto", *FORMS) if other == "auto" or other not in refused)
+        others = " or ".join(
+            repr(other) for other in ("auto", *FORMS) if other == "auto" or other not in refused
+        )
         raise Mistake(f"form = '{form}': {why}; choose {others}")
 
 
-def export_structured(model: OpenedModel, edits: Edits, target: Path, form: Form, card: str = "") -> None:
+def export_structured(
+    model: OpenedModel, edits: Edits, target: Path, form: Form, card: str = ""
+) -> None:
     """Write a smaller model with edited weights, in the dtypes of the base's files.
 
     The directory appears whole or not at all; tensors are read, cut, edited and written one at a time.
@@ -117,7 +141,9 @@ def export_structured(model: OpenedModel, edits: Edits, target: Path, form: Form
     """
     if form in (refused := possible_forms(model)):
         others = " or ".join(repr(other) for other in FORMS if other not in refused)
-        raise Mistake(f"the smaller model cannot be written as {form!r}: {refused[form]}; choose {others}")
+        raise Mistake(
+            f"the smaller model cannot be written as {form!r}: {refused[form]}; choose {others}"
+        )
     with made_whole(target) as unfinished:
         specs, tensors = (_filled_specs, _filled) if form == "zero-filled" else (specs_of, _cut)
         write_shards(specs(model), tensors(model, edits), unfinished)
@@ -136,7 +162,9 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
 
 
 @torch.no_grad()
-def check_structured(stream: BlockStream, target: Path, windows: Tensor, form: Form, reload_with: str) -> None:
+def check_structured(
+    stream: BlockStream, target: Path, windows: Tensor, form: Form, reload_with: str
+) -> None:
     """Reload an exported smaller model and compare its logits and tensors with what was meant.
 
     Parameters
@@ -156,8 +184,12 @@ def check_structured(stream: BlockStream, target: Path, windows: Tensor, form: F
     check_logits(stream, dense, target, windows, reload_with)
     written = Checkpoint(target)
     for name, expected in _filled(stream.model, dense):
-        if name not in written.tensors or not torch.equal(bits_of(written.read(name)), bits_of(expected)):
-            raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")
+        if name not in written.tensors or not torch.equal(
+            bits_of(written.read(name)), bits_of(expected)
+        ):
+            raise ExportError(
+                f"{target}: {name} is not what was to be exported; the export is not usable"
+            )
 
 
 Specs = dict[str, tuple[str, tuple[int, ...], str]]
@@ -168,7 +200,11 @@ def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Pa
     """Write tensors as they come, shard after shard, and the index if there are several."""
     shards = list(dict.fromkeys(shard for _, _, shard in specs.values()))
     for shard in shards:
-        own = {name: (dtype, shape, _bytes(dtype, shape)) for name, (dtype, shape, at) in specs.items() if at == shard}
+        own = {
+            name: (dtype, shape, _bytes(dtype, shape))
+            for name, (dtype, shape, at) in specs.items()
+            if at == shard
+        }
         with replacing(folder / shard) as file:
             writer = ShardWriter(file, own, {"format": "pt"})
             for _ in own:
@@ -190,14 +226,19 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
     assert structure is not None
     if form == "zero-filled":
         base = OpenedModel(model.directory)
-        return base.config | {key: True for name in structure.added_biases if (key := _bias_key(model, name))}
+        return base.config | {
+            key: True for name in structure.added_biases if (key := _bias_key(model, name))
+        }
     if form == "plain":
         config = plain_config(model.config, model.family, model.plan, structure)
         assert config is not None
         return config
     classes = {cls.config_class.model_type: cls for cls in modeling_structured.CLASSES}
     cls = classes[model.config["model_type"]]
-    auto = {"AutoConfig": f"{CODE.stem}.{cls.config_class.__name__}", model.family.auto_class: f"{CODE.stem}.{cls.__name__}"}
+    auto = {
+        "AutoConfig": f"{CODE.stem}.{cls.config_class.__name__}",
+        model.family.auto_class: f"{CODE.stem}.{cls.__name__}",
+    }
     return model.config | {"architectures": [cls.__name__], "auto_map": auto}
 
 
@@ -207,7 +248,9 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
 def specs_of(model: OpenedModel) -> Specs:
     """What the files of a smaller model hold, shard after shard of its base."""
     shards = model.checkpoint.shards
-    ordered = sorted(model.checkpoint.tensors.items(), key=lambda entry: shards.index(entry[1].shard))
+    ordered = sorted(
+        model.checkpoint.tensors.items(), key=lambda entry: shards.index(entry[1].shard)
+    )
     return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
 
 
@@ -220,7 +263,10 @@ def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
 
 def _filled_specs(model: OpenedModel) -> Specs:
     base = OpenedModel(model.directory).checkpoint
-    specs = {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in base.tensors.items()}
+    specs = {
+        name: (stored.dtype, stored.shape, stored.shard.name)
+        for name, stored in base.tensors.items()
+    }
     for name in _missing_biases(model):
         weight = base.tensors[name.removesuffix("bias") + "weight"]
         specs[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
@@ -230,9 +276,14 @@ def _filled_specs(model: OpenedModel) -> Specs:
 
 def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
     """Tensors in the base's shapes: what was cut is zero, and all linears of a dropped block."""
-    cut, specs = model.checkpoint, _filled_specs(model)
+    cut = model.checkpoint
+    specs = _filled_specs(model)
     base = OpenedModel(model.directory).checkpoint
-    sources = {slice.source: name for name, slice in cut.all_slices.items()} if isinstance(cut, SlicedCheckpoint) else {}
+    sources = (
+        {slice.source: name for name, slice in cut.all_slices.items()}
+        if isinstance(cut, SlicedCheckpoint)
+        else {}
+    )
     new_names = _given_names(model)
     for name, (dtype, shape, _) in specs.items():
         own = sources.get(name) or new_names.get(name)
@@ -260,7 +311,9 @@ def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]
 
 def _given_names(model: OpenedModel) -> dict[str, str]:
     """Tensors that the base does not have, by the name that they have in the base's numbering of blocks."""
-    cut, structure, found = model.checkpoint, model.cut, dict[str, str]()
+    cut = model.checkpoint
+    structure = model.cut
+    found = dict[str, str]()
     if isinstance(cut, SlicedCheckpoint) and structure is not None:
         for name in cut.given.keys() - cut.all_slices.keys():
             if block := block_of(model.family, name):
@@ -270,7 +323,8 @@ def _given_names(model: OpenedModel) -> dict[str, str]:
 
 def _missing_biases(model: OpenedModel) -> list[str]:
     """Names of all biases that a configuration key adds, in the base's numbering."""
-    structure, base = model.structure, OpenedModel(model.directory)
+    structure = model.structure
+    base = OpenedModel(model.directory)
     assert structure is not None
     keys = {key for name in structure.added_biases if (key := _bias_key(model, name))}
     return [

@@ -14,7 +14,12 @@ from espalier.modeling.structured.export import best_form, config_of, write_besi
 
 
 def export_cut_encoder(
-    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], classes: Sequence[str], target: Path, card: str = ""
+    model: OpenedModel,
+    edits: Edits,
+    head: Mapping[str, Tensor],
+    classes: Sequence[str],
+    target: Path,
+    card: str = "",
 ) -> None:
     """As ``export_encoder``, of what a structure keeps: for transformers alone where blocks are alike, else with their code.
 
@@ -30,7 +35,8 @@ def export_cut_encoder(
     Mistake
         The file system refused.
     """
-    skeleton, form = model.new_skeleton(len(classes)), best_form(model)
+    skeleton = model.new_skeleton(len(classes))
+    form = best_form(model)
     name = type(skeleton).__name__
     if form == "plain":
         name = name.removeprefix(STRUCTURED_CLASS)

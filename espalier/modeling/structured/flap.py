@@ -57,7 +57,9 @@ def watched_moments(stream: BlockStream, windows: Tensor) -> Iterator[dict[str, 
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
-            watched = InputMoments({name: stream.linears(index, block)[name] for name in ADDED_BIASES})
+            watched = InputMoments(
+                {name: stream.linears(index, block)[name] for name in ADDED_BIASES}
+            )
             with watched.watching():
                 activations.through(index, block)
         yield watched.found()
@@ -72,11 +74,19 @@ def pack_moments(moments: BlockMoments) -> bytes:
 
 def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
     """Read them, over so many tokens."""
-    arrays = {name: torch.from_numpy(value.copy()).to(torch.float64) for name, value in unpack_tensors(blob).items()}
-    return {name: Moments(tokens, arrays[mean_name(name)], arrays[squares_name(name)]) for name in ADDED_BIASES}
+    arrays = {
+        name: torch.from_numpy(value.copy()).to(torch.float64)
+        for name, value in unpack_tensors(blob).items()
+    }
+    return {
+        name: Moments(tokens, arrays[mean_name(name)], arrays[squares_name(name)])
+        for name in ADDED_BIASES
+    }
 
 
-def flap_cuts(model: OpenedModel, moments: Callable[[int], BlockMoments], job: FlapSettings) -> Iterator[bytes]:
+def flap_cuts(
+    model: OpenedModel, moments: Callable[[int], BlockMoments], job: FlapSettings
+) -> Iterator[bytes]:
     """Decide what is cut: for each block the blob of ``espalier.wire.cuts``.
 
     Parameters
@@ -89,14 +99,21 @@ def flap_cuts(model: OpenedModel, moments: Callable[[int], BlockMoments], job: F
     cuts = units.lowest(scores, job, units.share_of_units(model.plan, job))
     for block, cut in zip(model.plan.blocks, cuts, strict=True):
         found = moments(block.index) if job.bias_compensation else {}
-        yield pack_cut(cut, {name: _bias(model, block, name, cut[COLUMNS[name]], found[name]) for name in found})
+        yield pack_cut(
+            cut,
+            {name: _bias(model, block, name, cut[COLUMNS[name]], found[name]) for name in found},
+        )
 
 
-def _block_scores(model: OpenedModel, block: BlockPlan, moments: BlockMoments, job: FlapSettings) -> dict[str, Tensor]:
+def _block_scores(
+    model: OpenedModel, block: BlockPlan, moments: BlockMoments, job: FlapSettings
+) -> dict[str, Tensor]:
     """What the units of a block are worth, by kind (section 3.3): standardised within the block, so that blocks compare."""
     scores = {}
     for name in ADDED_BIASES:
-        found = channel_scores(moments[name], model.checkpoint.read(block.linear(name).parameter), job.metric)
+        found = channel_scores(
+            moments[name], model.checkpoint.read(block.linear(name).parameter), job.metric
+        )
         if name == "attn.o" and job.square_attention:
             found = found.square()
         size = unit_size(model.plan, name, COLUMNS[name])
@@ -104,11 +121,15 @@ def _block_scores(model: OpenedModel, block: BlockPlan, moments: BlockMoments, j
     return scores
 
 
-def _bias(model: OpenedModel, block: BlockPlan, name: str, cut: NDArray[np.bool_], moments: Moments) -> NDArray[np.float32]:
+def _bias(
+    model: OpenedModel, block: BlockPlan, name: str, cut: NDArray[np.bool_], moments: Moments
+) -> NDArray[np.float32]:
     """The bias that a matrix has afterwards: its own, and what the cut channels give on average."""
-    linear, size = block.linear(name), unit_size(model.plan, name, COLUMNS[name])
+    linear = block.linear(name)
+    size = unit_size(model.plan, name, COLUMNS[name])
     columns = torch.from_numpy(cut.repeat(size))
-    weight, mean = model.checkpoint.read(linear.parameter)[:, columns], moments.mean[columns]
+    weight = model.checkpoint.read(linear.parameter)[:, columns]
+    mean = moments.mean[columns]
     products = [(rows.to(torch.float64) * mean).sum(dim=1) for rows in weight.split(ROWS_AT_ONCE)]
     return (_own_bias(model, linear) + torch.cat(products)).to(torch.float32).numpy()
 

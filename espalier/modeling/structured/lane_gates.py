@@ -34,12 +34,20 @@ class LaneGates:
     @cached_property
     def widths(self) -> dict[Gate, int]:
         """Lanes of each gate, in order."""
-        return {(block.index, kind): getattr(units_of(self.plan, block), kind) for block in self.plan.blocks for kind in LANES}
+        return {
+            (block.index, kind): getattr(units_of(self.plan, block), kind)
+            for block in self.plan.blocks
+            for kind in LANES
+        }
 
     @cached_property
     def costs(self) -> dict[Gate, int]:
         """Weights of one lane of each gate."""
-        return {(block.index, kind): lane_cost(block, kind) for block in self.plan.blocks for kind in LANES}
+        return {
+            (block.index, kind): lane_cost(block, kind)
+            for block in self.plan.blocks
+            for kind in LANES
+        }
 
     @property
     def total(self) -> int:
@@ -58,8 +66,8 @@ class LaneGates:
         target = int((1 - share) * (self.total + fixed)) - fixed
         if target < (least := sum(self.costs.values())):
             raise Mistake(
-                f"share = {share:g} (share-of = '{scope}'): {max(target, 0)} weights of the blocks may stay, and {least} must, "
-                "one lane of each kind in each block; lower it"
+                f"share = {share:g} (share-of = '{scope}'): {max(target, 0)} weights of the blocks"
+                f" may stay, and {least} must, one lane of each kind in each block; lower it"
             )
         return target
 
@@ -81,17 +89,27 @@ class LaneGates:
         """
         if target is None:
             found = {gate: logits[gate].detach().cpu() >= 0 for gate in self.widths}
-            return {gate: own if own.any() else _highest(logits[gate]) for gate, own in found.items()}
+            return {
+                gate: own if own.any() else _highest(logits[gate]) for gate, own in found.items()
+            }
         flat = torch.cat([logits[gate].detach().double().cpu() for gate in self.widths])
         sizes = torch.tensor(list(self.widths.values()))
         costs = torch.tensor([self.costs[gate] for gate in self.widths]).repeat_interleave(sizes)
         pools = torch.arange(len(sizes)).repeat_interleave(sizes)
-        return dict(zip(self.widths, within_budget(flat, costs, pools, target).split(sizes.tolist()), strict=True))
+        return dict(
+            zip(
+                self.widths,
+                within_budget(flat, costs, pools, target).split(sizes.tolist()),
+                strict=True,
+            )
+        )
 
     def structure(self, chosen: Gates, *, norm_of_read: bool = False) -> Structure:
         """The smaller model that these gates leave; ``norm_of_read``: its norms see the lanes that are read alone."""
         kept = {
-            block.index: {kind: chosen[block.index, kind].nonzero().squeeze(1).tolist() for kind in LANES}
+            block.index: {
+                kind: chosen[block.index, kind].nonzero().squeeze(1).tolist() for kind in LANES
+            }
             for block in self.plan.blocks
         }
         return replace(Structure.whole(self.plan).keeping(kept), norm_of_read=norm_of_read)

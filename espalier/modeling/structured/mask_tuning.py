@@ -36,7 +36,8 @@ class _Silencing:
 
     def __init__(self, stays: Tensor, watches: bool) -> None:
         self.moments: Tensor | None = None
-        self._stays, self._watches = stays, watches
+        self._stays = stays
+        self._watches = watches
 
     def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._watches:
@@ -61,7 +62,8 @@ def normal_equations(
     ------
     float64, on the CPU
     """
-    plan, places = stream.model.plan, set(equation_places(cut, job))
+    plan = stream.model.plan
+    places = set(equation_places(cut, job))
     last = max((index for index, _ in places), default=-1)
     activations = stream.start(windows)
     for block_plan in beats(plan.blocks[: last + 1], "watching block"):
@@ -70,13 +72,17 @@ def normal_equations(
             linears = stream.linears(index, block)
             silencing = {}
             for kind in (kind for kind, units in cut[index].items() if units.any()):
-                linear, size = linears[READERS[kind]], unit_size(plan, READERS[kind], kind)
-                stays = torch.from_numpy(~cut[index][kind]).repeat_interleave(size).to(linear.weight)
+                linear = linears[READERS[kind]]
+                size = unit_size(plan, READERS[kind], kind)
+                stays = (
+                    torch.from_numpy(~cut[index][kind]).repeat_interleave(size).to(linear.weight)
+                )
                 silencing[kind] = _Silencing(stays, (index, kind) in places)
                 hooks.callback(linear.register_forward_pre_hook(silencing[kind]).remove)
             activations.through(index, block)
             for kind in (kind for kind in job.rescaled if (index, kind) in places):
-                moments, size = silencing[kind].moments, unit_size(plan, READERS[kind], kind)
+                moments = silencing[kind].moments
+                size = unit_size(plan, READERS[kind], kind)
                 assert moments is not None
                 joint = joint_outputs(moments, linears[READERS[kind]].weight, size).cpu()
                 stay = torch.from_numpy(~cut[index][kind])
@@ -87,12 +93,17 @@ def normal_equations(
 def pack_equations(equations: Equations) -> bytes:
     """Serialise those of a place, float32."""
     joint, aims = equations
-    return pack_tensors({JOINT: packed(joint).to(torch.float32).numpy(), AIMS: aims.to(torch.float32).numpy()})
+    return pack_tensors(
+        {JOINT: packed(joint).to(torch.float32).numpy(), AIMS: aims.to(torch.float32).numpy()}
+    )
 
 
 def unpack_equations(blob: bytes) -> Equations:
     """Read them, float64."""
-    tensors = {name: torch.from_numpy(value.copy()).double() for name, value in unpack_tensors(blob).items()}
+    tensors = {
+        name: torch.from_numpy(value.copy()).double()
+        for name, value in unpack_tensors(blob).items()
+    }
     return unpacked(tensors[JOINT], len(tensors[AIMS])), tensors[AIMS]
 
 
@@ -104,7 +115,10 @@ def scales_or_none(equations: Equations, damping: float) -> Tensor | None:
 
 def cut_of_blocks(plan: ModelPlan, blobs: Sequence[bytes]) -> CutOfBlocks:
     """What the blobs of all blocks cut."""
-    return [unpack_cut(blob, units_of(plan, block)) for blob, block in zip(blobs, plan.blocks, strict=True)]
+    return [
+        unpack_cut(blob, units_of(plan, block))
+        for blob, block in zip(blobs, plan.blocks, strict=True)
+    ]
 
 
 def scaled_cuts(
@@ -127,7 +141,11 @@ def scaled_cuts(
 
 
 def tuned_by_one(
-    model: OpenedModel, computing: Computing, windows: Tensor, job: LlmPrunerSettings, of_windows: int
+    model: OpenedModel,
+    computing: Computing,
+    windows: Tensor,
+    job: LlmPrunerSettings,
+    of_windows: int,
 ) -> list[bytes]:
     """What one party decides that has these windows: the blobs of all blocks, with scales where the settings want them."""
     scores = taylor_scores(model, computing, windows, job, of_windows)
@@ -136,4 +154,9 @@ def tuned_by_one(
         return blobs
     cut = cut_of_blocks(model.plan, blobs)
     found = normal_equations(BlockStream(model, computing), windows, cut, job, of_windows)
-    return [blob for blob, _ in scaled_cuts(cut, lambda *_: scales_or_none(next(found), job.rescale_damping), job)]
+    return [
+        blob
+        for blob, _ in scaled_cuts(
+            cut, lambda *_: scales_or_none(next(found), job.rescale_damping), job
+        )
+    ]

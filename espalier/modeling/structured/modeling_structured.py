@@ -98,7 +98,9 @@ class WriteLanes(Lanes):
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         """(..., lanes) -> (..., width); of a tuple the first."""
         first = output[0] if isinstance(output, tuple) else output
-        wide = first.new_zeros(*first.shape[:-1], self.width).index_copy(-1, self.on(first.device), first)
+        wide = first.new_zeros(*first.shape[:-1], self.width).index_copy(
+            -1, self.on(first.device), first
+        )
         return (wide, *output[1:]) if isinstance(output, tuple) else wide
 
 
@@ -113,8 +115,12 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
     for index, block in enumerate(blocks):
         heads = structure["groups"][index] * structure["heads_per_group"]
         key_rows = structure["groups"][index] * structure["head_dim"]
-        query_rows, channels = key_rows * structure["heads_per_group"], structure["channels"][index]
-        lanes = {name: numbers(text) for name, text in (structure["lanes"] or [{}] * len(blocks))[index].items()}
+        query_rows = key_rows * structure["heads_per_group"]
+        channels = structure["channels"][index]
+        lanes = {
+            name: numbers(text)
+            for name, text in (structure["lanes"] or [{}] * len(blocks))[index].items()
+        }
         reads = {part: len(lanes.get(f"{part}_reads", range(width))) for part in LANES_OF}
         writes = {part: len(lanes.get(f"{part}_writes", range(width))) for part in LANES_OF}
         shapes = {
@@ -125,22 +131,29 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
         for name, path in paths.items():
             _resize(block, path, shapes[name], name in structure["biases"])
         attention = block.get_submodule(paths["attn.q"].rpartition(".")[0])
-        for attribute in ("num_heads", "num_attention_heads"):  # where the code of the family asks for them
+        # Where the code of the family asks for them.
+        for attribute in ("num_heads", "num_attention_heads"):
             if hasattr(attention, attribute):
                 setattr(attention, attribute, heads)
         if lanes:
-            _route(block, lanes, width, NormReadLanes if structure.get("norm_of_read") else ReadLanes)
+            _route(
+                block, lanes, width, NormReadLanes if structure.get("norm_of_read") else ReadLanes
+            )
 
 
 def _resize(block: nn.Module, path: str, shape: tuple[int, int], bias: bool) -> None:
     linear: Any = block.get_submodule(path)
     bias = bias or linear.bias is not None
     if tuple(linear.weight.shape) != shape or bias != (linear.bias is not None):
-        fresh = nn.Linear(shape[1], shape[0], bias, device=linear.weight.device, dtype=linear.weight.dtype)
+        fresh = nn.Linear(
+            shape[1], shape[0], bias, device=linear.weight.device, dtype=linear.weight.dtype
+        )
         block.set_submodule(path, fresh)
 
 
-def _route(block: nn.Module, lanes: dict[str, list[int]], width: int, reading: type[ReadLanes]) -> None:
+def _route(
+    block: nn.Module, lanes: dict[str, list[int]], width: int, reading: type[ReadLanes]
+) -> None:
     for part, (norm, module) in LANES_OF.items():
         if (read := lanes[f"{part}_reads"]) != list(range(width)):
             block.get_submodule(norm).register_forward_hook(reading(read))
@@ -220,56 +233,66 @@ class StructuredLlamaForCausalLM(_Structured, LlamaForCausalLM):
     """LLaMA with blocks of unequal width."""
 
     config_class = StructuredLlamaConfig
-    paths, blocks = LIKE_LLAMA, "model.layers"
+    paths = LIKE_LLAMA
+    blocks = "model.layers"
 
 
 class StructuredMistralForCausalLM(_Structured, MistralForCausalLM):
     """Mistral with blocks of unequal width."""
 
     config_class = StructuredMistralConfig
-    paths, blocks = LIKE_LLAMA, "model.layers"
+    paths = LIKE_LLAMA
+    blocks = "model.layers"
 
 
 class StructuredQwen2ForCausalLM(_Structured, Qwen2ForCausalLM):
     """Qwen2 with blocks of unequal width."""
 
     config_class = StructuredQwen2Config
-    paths, blocks = LIKE_LLAMA, "model.layers"
+    paths = LIKE_LLAMA
+    blocks = "model.layers"
 
 
 class StructuredQwen3ForCausalLM(_Structured, Qwen3ForCausalLM):
     """Qwen3 with blocks of unequal width."""
 
     config_class = StructuredQwen3Config
-    paths, blocks = LIKE_LLAMA, "model.layers"
+    paths = LIKE_LLAMA
+    blocks = "model.layers"
 
 
 class StructuredOPTForCausalLM(_Structured, OPTForCausalLM):
     """OPT with blocks of unequal width."""
 
     config_class = StructuredOPTConfig
-    paths, blocks = LIKE_OPT, "model.decoder.layers"
+    paths = LIKE_OPT
+    blocks = "model.decoder.layers"
 
 
 class StructuredBertForSequenceClassification(_Structured, BertForSequenceClassification):
     """BERT with blocks of unequal width."""
 
     config_class = StructuredBertConfig
-    paths, blocks = LIKE_BERT, "bert.encoder.layer"
+    paths = LIKE_BERT
+    blocks = "bert.encoder.layer"
 
 
 class StructuredRobertaForSequenceClassification(_Structured, RobertaForSequenceClassification):
     """RoBERTa with blocks of unequal width."""
 
     config_class = StructuredRobertaConfig
-    paths, blocks = LIKE_BERT, "roberta.encoder.layer"
+    paths = LIKE_BERT
+    blocks = "roberta.encoder.layer"
 
 
-class StructuredXLMRobertaForSequenceClassification(_Structured, XLMRobertaForSequenceClassification):
+class StructuredXLMRobertaForSequenceClassification(
+    _Structured, XLMRobertaForSequenceClassification
+):
     """XLM-RoBERTa with blocks of unequal width."""
 
     config_class = StructuredXLMRobertaConfig
-    paths, blocks = LIKE_BERT, "roberta.encoder.layer"
+    paths = LIKE_BERT
+    blocks = "roberta.encoder.layer"
 
 
 CLASSES: tuple[Any, ...] = (
@@ -287,7 +310,11 @@ CLASSES: tuple[Any, ...] = (
 def register() -> None:
     """Make the classes known to transformers' Auto classes."""
     for model in CLASSES:
-        auto = AutoModelForCausalLM if model.__name__.endswith("CausalLM") else AutoModelForSequenceClassification
+        auto = (
+            AutoModelForCausalLM
+            if model.__name__.endswith("CausalLM")
+            else AutoModelForSequenceClassification
+        )
         AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
         auto.register(model.config_class, model, exist_ok=True)
 

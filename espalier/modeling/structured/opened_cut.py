@@ -11,7 +11,9 @@ from espalier.wire.cuts import READERS, biases_of, scales_of, structure_of
 from espalier.wire.structure import structured_plan, unit_size
 
 
-def open_cut(model: OpenedModel, blob_of: Callable[[int], bytes], biases: Sequence[str]) -> OpenedModel:
+def open_cut(
+    model: OpenedModel, blob_of: Callable[[int], bytes], biases: Sequence[str]
+) -> OpenedModel:
     """Open what a base keeps; scales of its units go into the columns of the matrices that read them.
 
     Parameters
@@ -23,7 +25,9 @@ def open_cut(model: OpenedModel, blob_of: Callable[[int], bytes], biases: Sequen
     structure = structure_of(model.plan, blob_of, biases)
     given: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
-    for block, kept in zip(structured_plan(model.plan, structure).blocks, structure.blocks, strict=True):
+    for block, kept in zip(
+        structured_plan(model.plan, structure).blocks, structure.blocks, strict=True
+    ):
         blob = blob_of(kept.source)
         values = biases_of(blob, biases)
         for kind, own in scales_of(blob).items():

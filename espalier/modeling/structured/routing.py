@@ -49,11 +49,13 @@ class Routing:
         The family's blocks are built otherwise.
     """
 
-    def __init__(self, whole: nn.Module, family: Family, num_blocks: int, norm: Norm = "all") -> None:
+    def __init__(
+        self, whole: nn.Module, family: Family, num_blocks: int, norm: Norm = "all"
+    ) -> None:
         if not family.has_lanes:
             raise Mistake(
-                f"models of the family {family.name} cannot be routed: a norm must stand before attention and feed-forward "
-                "part, as in LLaMA"
+                f"models of the family {family.name} cannot be routed: a norm must stand before"
+                " attention and feed-forward part, as in LLaMA"
             )
         self.gates: Gates | None = None
         self._hooks = []
@@ -62,7 +64,9 @@ class Routing:
                 where, name = MODULES[kind]
                 path = f"{family.blocks}.{index}.{getattr(family, where)[name]}"
                 hook = self._norm_hook if norm == "read" and where == "norms" else self._hook
-                self._hooks.append(whole.get_submodule(path).register_forward_hook(hook((index, kind))))
+                self._hooks.append(
+                    whole.get_submodule(path).register_forward_hook(hook((index, kind)))
+                )
 
     def remove(self) -> None:
         """Take the hooks out of the model."""
@@ -79,7 +83,9 @@ class Routing:
         def switch(norm: Any, inputs: Any, output: Tensor) -> Tensor | None:
             if self.gates is None:
                 return None
-            own, squares, epsilon = self.gates[gate], inputs[0].float().square(), float(norm.variance_epsilon)
+            own = self.gates[gate]
+            squares = inputs[0].float().square()
+            epsilon = float(norm.variance_epsilon)
             seen = (squares * own).sum(-1, keepdim=True) / own.sum().clamp_min(1.0)
             factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
             return (output * own * factor).to(output.dtype)
@@ -89,7 +95,8 @@ class Routing:
     @contextmanager
     def by(self, gates: Gates) -> Iterator[None]:
         """Route by gates, (lanes,) each, on the model's device, and then no more."""
-        before, self.gates = self.gates, gates
+        before = self.gates
+        self.gates = gates
         try:
             yield
         finally:

@@ -30,7 +30,9 @@ class Group:
 
 
 @torch.no_grad()
-def angular_distances(stream: BlockStream, windows: Tensor, apart: int, emulator: range) -> list[float]:
+def angular_distances(
+    stream: BlockStream, windows: Tensor, apart: int, emulator: range
+) -> list[float]:
     """How far the outputs of blocks are from those of the blocks ``apart`` behind them, with both in the emulator.
 
     One block is in memory at a time, and of the hidden states those of the last tokens.
@@ -45,7 +47,9 @@ def angular_distances(stream: BlockStream, windows: Tensor, apart: int, emulator
     -------
     By the first block's place in the emulator: the mean over windows of arccos(cosine) / pi (equation 5), 0 to 1
     """
-    activations, outputs, found = stream.start(windows), deque[Tensor](), list[float]()
+    activations = stream.start(windows)
+    outputs = deque[Tensor]()
+    found = list[float]()
     for index in beats(range(emulator.stop), "comparing block"):
         with stream.block(index, following=index + 1) as block:
             activations.through(index, block)
@@ -96,7 +100,8 @@ def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "d
     stay = len(emulator) - number
     kept = set(range(stay))
     if stay > 1 and rounding == "down":
-        stride = (len(emulator) - 1) / (stay - 1)  # in this order, since floating point decides whether 15 becomes 14
+        # In this order, since floating point decides whether 15 becomes 14.
+        stride = (len(emulator) - 1) / (stay - 1)
         kept = {int(place * stride) for place in range(stay)}
     elif stay > 1:
         kept = {round(place * (len(emulator) - 1) / (stay - 1)) for place in range(stay)}

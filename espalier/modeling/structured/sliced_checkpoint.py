@@ -32,7 +32,9 @@ class SlicedCheckpoint(Checkpoint):
     given : tensors in memory that take the place of slices, or that the base does not have; they are never changed
     """
 
-    def __init__(self, base: Checkpoint, slices: Mapping[str, Slice], given: Mapping[str, "Tensor"]) -> None:
+    def __init__(
+        self, base: Checkpoint, slices: Mapping[str, Slice], given: Mapping[str, "Tensor"]
+    ) -> None:
         from espalier.modeling.dtypes import SAFETENSORS_DTYPES
 
         self.directory = base.directory
@@ -52,7 +54,9 @@ class SlicedCheckpoint(Checkpoint):
         self.shards = [shard for shard in base.shards if shard in used]
 
     def _add(self, name: str, shard: Path, dtype: str, shape: tuple[int, ...]) -> None:
-        self.tensors[name] = StoredTensor(shard, dtype, shape, 0, DTYPE_BYTES[dtype] * math.prod(shape))
+        self.tensors[name] = StoredTensor(
+            shard, dtype, shape, 0, DTYPE_BYTES[dtype] * math.prod(shape)
+        )
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Fill the room of one tensor, and return it; beside it at most 16 MiB of the base's are in memory."""
@@ -93,12 +97,20 @@ class SlicedCheckpoint(Checkpoint):
             if last - first != stop - start:
                 piece = piece.index_select(0, torch.tensor(rows[start:stop]) - first)
             piece = piece if columns is None else piece.index_select(1, columns)
-            yield start, piece if slice.scales is None else (piece.to(torch.float32) * slice.scales).to(piece.dtype)
+            yield (
+                start,
+                (
+                    piece
+                    if slice.scales is None
+                    else (piece.to(torch.float32) * slice.scales).to(piece.dtype)
+                ),
+            )
 
 
 def stretches(rows: Sequence[int], row_bytes: int) -> Iterator[Stretch]:
     """Cut ascending rows into stretches that are read at once: at most 16 MiB, unless one row is longer, and no long gap."""
-    most, gap = max(1, CHUNK // max(1, row_bytes)), GAP // max(1, row_bytes)
+    most = max(1, CHUNK // max(1, row_bytes))
+    gap = GAP // max(1, row_bytes)
     start = 0
     for at in range(1, len(rows) + 1):
         if at == len(rows) or rows[at] - rows[at - 1] - 1 > gap or rows[at] - rows[start] >= most:

@@ -31,10 +31,15 @@ class Slice:
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of what is kept of a tensor of this shape."""
         kept = (self.rows, self.columns)[: len(whole)]
-        return (*(side if own is None else len(own) for side, own in zip(whole, kept, strict=False)), *whole[2:])
+        return (
+            *(side if own is None else len(own) for side, own in zip(whole, kept, strict=False)),
+            *whole[2:],
+        )
 
 
-def slices(family: Family, plan: ModelPlan, structure: Structure, stored: Sequence[str]) -> dict[str, Slice]:
+def slices(
+    family: Family, plan: ModelPlan, structure: Structure, stored: Sequence[str]
+) -> dict[str, Slice]:
     """Every tensor of the smaller model by its name, which numbers the blocks anew, and what it is of the base's.
 
     Parameters
@@ -64,20 +69,40 @@ def block_of(family: Family, name: str) -> tuple[str, int, str] | None:
     return None
 
 
-def _slice(family: Family, plan: ModelPlan, structure: Structure, block: BlockStructure, name: str, path: str) -> Slice:
-    linear = {f"{own}.{kind}": known for known, own in family.linears.items() for kind in ("weight", "bias")}.get(path)
+def _slice(
+    family: Family,
+    plan: ModelPlan,
+    structure: Structure,
+    block: BlockStructure,
+    name: str,
+    path: str,
+) -> Slice:
+    linear = {
+        f"{own}.{kind}": known
+        for known, own in family.linears.items()
+        for kind in ("weight", "bias")
+    }.get(path)
     if linear is None:
         return Slice(name)
     rows = kept_indices(plan, structure, block, linear, ROWS)
-    return Slice(name, rows, kept_indices(plan, structure, block, linear, COLUMNS) if path.endswith(".weight") else None)
+    return Slice(
+        name,
+        rows,
+        kept_indices(plan, structure, block, linear, COLUMNS) if path.endswith(".weight") else None,
+    )
 
 
 def kept_indices(
-    plan: ModelPlan, structure: Structure, block: BlockStructure, linear: str, kinds: Mapping[str, str]
+    plan: ModelPlan,
+    structure: Structure,
+    block: BlockStructure,
+    linear: str,
+    kinds: Mapping[str, str],
 ) -> Sequence[int] | None:
     """Rows or columns that the kept units stand for; None where all units are kept."""
     kind = kinds[linear]
-    kept, size = block.kept(kind), unit_size(plan, linear, kind)
+    kept = block.kept(kind)
+    size = unit_size(plan, linear, kind)
     if len(kept) == getattr(structure.base[block.source], kind):
         return None
     return kept if size == 1 else [unit * size + at for unit in kept for at in range(size)]

@@ -43,7 +43,8 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_no
     -------
     (stretches,), float64: the mean cosine over all tokens, by the stretch's first block
     """
-    activations, found = stream.start(windows), list[float]()
+    activations = stream.start(windows)
+    found = list[float]()
     before = deque([activations.copied()])
     for block_plan in beats(stream.model.plan.blocks, "comparing block"):
         index = block_plan.index
@@ -51,7 +52,9 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_no
             activations.through(index, block)
         if index + 1 >= span:
             is_last = index + 1 == len(stream.model.plan.blocks)
-            with stream.final_norm() if is_last and after_norm else nullcontext(nn.Identity()) as norm:
+            with (
+                stream.final_norm() if is_last and after_norm else nullcontext(nn.Identity())
+            ) as norm:
                 found.append(_sum_of_cosines(before.popleft(), activations, norm) / windows.numel())
         if index + 1 + span <= len(stream.model.plan.blocks):
             before.append(activations.copied())
@@ -62,7 +65,9 @@ def _sum_of_cosines(before: Activations, behind: Activations, norm: nn.Module) -
     """Sum the cosines of all tokens, in float64; what is behind goes through a norm first."""
     total = 0.0
     for one, other in zip(before.batches(), behind.batches(), strict=True):
-        total += float(torch.cosine_similarity(one.float(), norm(other).float(), dim=-1).double().sum())
+        total += float(
+            torch.cosine_similarity(one.float(), norm(other).float(), dim=-1).double().sum()
+        )
     return total
 
 
@@ -92,7 +97,9 @@ def stays(num_blocks: int, start: int, span: int, replaced: bool) -> list[int]:
     return [*range(start + replaced), *range(start + span, num_blocks)]
 
 
-def open_streamlined(model: OpenedModel, start: int, span: int, layer: Mapping[str, Tensor] | None) -> OpenedModel:
+def open_streamlined(
+    model: OpenedModel, start: int, span: int, layer: Mapping[str, Tensor] | None
+) -> OpenedModel:
     """Open what is left of a base.
 
     Parameters
@@ -100,7 +107,9 @@ def open_streamlined(model: OpenedModel, start: int, span: int, layer: Mapping[s
     start, span : the first of the blocks that go, and how many they are
     layer : what comes in their place, float32, by canonical name; it is rounded to the dtypes of the files. None: nothing does
     """
-    structure = Structure.whole(model.plan).with_blocks(stays(len(model.plan.blocks), start, span, layer is not None))
+    structure = Structure.whole(model.plan).with_blocks(
+        stays(len(model.plan.blocks), start, span, layer is not None)
+    )
     given: dict[str, Tensor] = {}
     for name, value in (layer or {}).items():
         path = model.family.parameter_path(name, start)
@@ -119,10 +128,11 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
     """
     if span > len(model.plan.blocks):
         raise Mistake(
-            f"share: {span} of {count(len(model.plan.blocks), 'block')} would have to go, one of them for the layer that is "
-            "trained; lower it, or set replacement to 'none'"
+            f"share: {span} of {count(len(model.plan.blocks), 'block')} would have to go, one of"
+            " them for the layer that is trained; lower it, or set replacement to 'none'"
         )
-    whole, number = Structure.whole(model.plan), len(model.plan.blocks)
+    whole = Structure.whole(model.plan)
+    number = len(model.plan.blocks)
     alike = len(set(whole.base)) == 1
     for start in range(1 if alike else number - span + 1):
         yield OpenedModel(model.directory, whole.with_blocks(stays(number, start, span, replaced)))

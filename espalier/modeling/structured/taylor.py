@@ -53,7 +53,10 @@ def taylor_scores(
     whole = load_whole(model, computing, "float32")
     blocks = cut_blocks(model.plan, job)
     scores = [
-        {kind: torch.zeros(getattr(units_of(model.plan, model.plan.blocks[i]), kind)).double() for kind in KINDS}
+        {
+            kind: torch.zeros(getattr(units_of(model.plan, model.plan.blocks[i]), kind)).double()
+            for kind in KINDS
+        }
         for i in blocks
     ]
     weights = [
@@ -62,19 +65,23 @@ def taylor_scores(
         for linear in model.plan.blocks[index].linears
         if job.element != "squared" or COLUMNS[linear.name] in KINDS
     ]
-    squared, gradients = job.element == "squared", _Gradients(job.rearranged)
+    squared = job.element == "squared"
+    gradients = _Gradients(job.rearranged)
 
     def collect() -> None:
         for place, linear, weight in weights:
             if weight.grad is not None and squared:
-                of_masks, kind = _mask_gradient(model, linear, weight.detach() * weight.grad), COLUMNS[linear.name]
+                of_masks = _mask_gradient(model, linear, weight.detach() * weight.grad)
+                kind = COLUMNS[linear.name]
                 scores[place][kind].add_(of_masks.square() / of_windows)
                 gradients.note(place, kind, of_masks)
             elif weight.grad is not None:
                 _add(model, scores[place], linear, weight.detach() * weight.grad, job)
             weight.grad = None
 
-    for batch in beats(windows.split(1 if squared else windows_per_batch(windows.shape[1])), "passing windows"):
+    for batch in beats(
+        windows.split(1 if squared else windows_per_batch(windows.shape[1])), "passing windows"
+    ):
         tokens = batch.to(computing.device)
         loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
         (loss if squared else loss * (len(batch) / of_windows)).backward()
@@ -89,7 +96,9 @@ def taylor_scores(
 
 def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:
     """A matrix of the whole model, of which a gradient is made."""
-    module = whole.get_submodule(f"{model.family.blocks}.{index}.{model.family.linears[linear.name]}")
+    module = whole.get_submodule(
+        f"{model.family.blocks}.{index}.{model.family.linears[linear.name]}"
+    )
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     weight.requires_grad_(True)
@@ -97,13 +106,19 @@ def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan
 
 
 def _add(
-    model: OpenedModel, scores: Mapping[str, Tensor], linear: LinearPlan, products: Tensor, job: LlmPrunerSettings
+    model: OpenedModel,
+    scores: Mapping[str, Tensor],
+    linear: LinearPlan,
+    products: Tensor,
+    job: LlmPrunerSettings,
 ) -> None:
     """Add a matrix's part to the scores of the units that its weights belong to."""
     products = products.abs() if job.element == "absolute" else products
     for side, kinds in enumerate((ROWS, COLUMNS)):
         if (kind := kinds[linear.name]) in KINDS:
-            scores[kind].add_(coupled_sums(products, side, unit_size(model.plan, linear.name, kind)).cpu())
+            scores[kind].add_(
+                coupled_sums(products, side, unit_size(model.plan, linear.name, kind)).cpu()
+            )
 
 
 def _mask_gradient(model: OpenedModel, linear: LinearPlan, products: Tensor) -> Tensor:
@@ -129,7 +144,10 @@ class _Gradients:
         for kind in self._kinds:
             rows = torch.stack(self._rows.pop((place, kind))).double() / of_windows**0.5
             if not rows.isfinite().all():
-                raise Mistake("the gradient of a mask is no number; look for weights of the model that are none")
+                raise Mistake(
+                    "the gradient of a mask is no number; look for weights of the model that are"
+                    " none"
+                )
             found[fisher_name(kind)] = fisher_factor(rows, min(most_rows, rows.shape[1]))
         return found
 
@@ -143,10 +161,15 @@ def pack_scores(scores: BlockScores) -> bytes:
 
 def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[str, Tensor]:
     """Read them."""
-    tensors = {name: torch.from_numpy(value.copy()).double() for name, value in unpack_tensors(blob).items()}
+    tensors = {
+        name: torch.from_numpy(value.copy()).double()
+        for name, value in unpack_tensors(blob).items()
+    }
     found = {kind: tensors[score_name(kind)] for kind in KINDS}
     for kind in job.rearranged:
-        found[fisher_name(kind)] = read_factor(tensors[fisher_name(kind)], len(found[kind]), most_rows)
+        found[fisher_name(kind)] = read_factor(
+            tensors[fisher_name(kind)], len(found[kind]), most_rows
+        )
     return found
 
 
@@ -156,7 +179,10 @@ def read_factor(flat: Tensor, units: int, most_rows: int) -> Tensor:
 
 
 def taylor_cuts(
-    model: OpenedModel, scores: Sequence[BlockScores], job: LlmPrunerSettings, fisher_of: FisherOf | None = None
+    model: OpenedModel,
+    scores: Sequence[BlockScores],
+    job: LlmPrunerSettings,
+    fisher_of: FisherOf | None = None,
 ) -> Iterator[bytes]:
     """Decide what is cut: for each block the blob of ``espalier.wire.cuts``; the scores are those of the blocks that may be.
 
@@ -168,11 +194,18 @@ def taylor_cuts(
     cuts = units.lowest(values, job, units.share_of_units(model.plan, job))
     places = {index: place for place, index in enumerate(units.blocks)}
     for block in model.plan.blocks:
-        cut = {kind: np.zeros(getattr(units_of(model.plan, block), kind), dtype=np.bool_) for kind in KINDS}
+        cut = {
+            kind: np.zeros(getattr(units_of(model.plan, block), kind), dtype=np.bool_)
+            for kind in KINDS
+        }
         if block.index in places:
             place = places[block.index]
             cut |= cuts[place]
             for kind in job.rearranged:
-                factor = fisher_of(place, kind) if fisher_of is not None else scores[place][fisher_name(kind)]
+                factor = (
+                    fisher_of(place, kind)
+                    if fisher_of is not None
+                    else scores[place][fisher_name(kind)]
+                )
                 cut[kind] = rearranged(factor, torch.from_numpy(cut[kind])).numpy()
         yield pack_cut(cut, {})

@@ -24,19 +24,27 @@ SIDES = {
 
 def cut_adapter_plan(adapters: AdapterPlan, plan: ModelPlan, structure: Structure) -> AdapterPlan:
     """The adapters of a smaller model: blocks are numbered anew, ranks and scalings stay."""
-    smaller, blocks = structured_plan(plan, structure), dict[int, tuple[Adapter, ...]]()
+    smaller = structured_plan(plan, structure)
+    blocks = dict[int, tuple[Adapter, ...]]()
     for index, block in enumerate(structure.blocks):
         if own := adapters.blocks.get(block.source):
-            blocks[index] = tuple(replace(one, linear=smaller.blocks[index].linear(one.linear.name)) for one in own)
+            blocks[index] = tuple(
+                replace(one, linear=smaller.blocks[index].linear(one.linear.name)) for one in own
+            )
     empty = {
-        key: {name: torch.empty(shape, device="meta") for name, shape in own.items()} for key, own in adapters.whole.items()
+        key: {name: torch.empty(shape, device="meta") for name, shape in own.items()}
+        for key, own in adapters.whole.items()
     }
     cut = cut_trained(empty, plan, structure)
-    whole = {key: {name: tuple(value.shape) for name, value in own.items()} for key, own in cut.items()}
+    whole = {
+        key: {name: tuple(value.shape) for name, value in own.items()} for key, own in cut.items()
+    }
     return replace(adapters, blocks=blocks, whole=whole)
 
 
-def cut_trained(tensors: Tensors, plan: ModelPlan, structure: Structure) -> dict[str, dict[str, Tensor]]:
+def cut_trained(
+    tensors: Tensors, plan: ModelPlan, structure: Structure
+) -> dict[str, dict[str, Tensor]]:
     """What is trained of a smaller model.
 
     Parameters
@@ -53,8 +61,12 @@ def cut_trained(tensors: Tensors, plan: ModelPlan, structure: Structure) -> dict
 
 def _keys(structure: Structure, keys: Mapping[str, object]) -> list[tuple[str, str]]:
     """Keys of the blobs that are left, and the keys that they have then."""
-    places = {block_key(block.source): block_key(index) for index, block in enumerate(structure.blocks)}
-    return [(old, places.get(old, old)) for old in keys if old in places or block_of_key(old) is None]
+    places = {
+        block_key(block.source): block_key(index) for index, block in enumerate(structure.blocks)
+    }
+    return [
+        (old, places.get(old, old)) for old in keys if old in places or block_of_key(old) is None
+    ]
 
 
 def _cut(value: Tensor, name: str, key: str, plan: ModelPlan, structure: Structure) -> Tensor:

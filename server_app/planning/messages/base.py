@@ -29,8 +29,13 @@ class Messages(ABC):
     texts : what clients are asked to evaluate
     """
 
-    def __init__(self, settings: RunSettings, model: OpenedModel, texts: Texts, case: Case = "usual") -> None:
-        self.settings, self.model, self.texts, self.case = settings, model, texts, case
+    def __init__(
+        self, settings: RunSettings, model: OpenedModel, texts: Texts, case: Case = "usual"
+    ) -> None:
+        self.settings = settings
+        self.model = model
+        self.texts = texts
+        self.case = case
         self.post = Correspondence(settings, self.plan_of_clients())
 
     @classmethod
@@ -73,7 +78,11 @@ class Messages(ABC):
             yield self.post.exchange("alone", self.num_rounds, order)
         if self.asked:
             own = len(OWN_TEXT_MODELS) if self.texts.own_text else 0
-            numbers = {"losses": len(self.texts.names), "test_scores": len(self.texts.test_metrics), "own_losses": own}
+            numbers = {
+                "losses": len(self.texts.names),
+                "test_scores": len(self.texts.test_metrics),
+                "own_losses": own,
+            }
             told = {name: [0.0] * number for name, number in numbers.items()}
             yield self.post.exchange("evaluate", self.num_rounds, self.texts, told=told)
 

@@ -41,7 +41,9 @@ class Cuts(Messages):
 
     def _delivered(self) -> list[Exchange]:
         parts = range(len(parts_of(self.result_specs(), self.settings.part_bytes)))
-        return [self.post.exchange("deliver", self.num_rounds, NoScalars(), part=part) for part in parts]
+        return [
+            self.post.exchange("deliver", self.num_rounds, NoScalars(), part=part) for part in parts
+        ]
 
 
 class CutsThatRescale(Cuts):
@@ -55,17 +57,23 @@ class CutsThatRescale(Cuts):
     def _messages_of(self, server_round: int) -> list[Exchange]:
         if server_round == 1:
             return super()._messages_of(server_round)
-        plan, along = self.model.plan, dict[str, bytes]()
+        plan = self.model.plan
+        along = dict[str, bytes]()
         for block in plan.blocks:
             units = units_of(plan, block)
-            own = {kind: np.arange(number := getattr(units, kind)) < self._gone(number) for kind in cuts.KINDS}
+            own = {
+                kind: np.arange(number := getattr(units, kind)) < self._gone(number)
+                for kind in cuts.KINDS
+            }
             along[block_key(block.index)] = cuts.pack_cut(own, {})
         return self.post.train(server_round, NoScalars(), order_blobs=along, along=along)
 
     def _gone(self, number: int) -> int:
         """How many of so many units are cut: none, as then there are no equations, a share of them, or one."""
         share = self.settings.of(LlmPrunerSettings).share
-        return {"least": 0, "usual": min(number - 1, max(1, round(share * number))), "most": 1}[self.case]
+        return {"least": 0, "usual": min(number - 1, max(1, round(share * number))), "most": 1}[
+            self.case
+        ]
 
     def result_specs(self) -> Mapping[str, Mapping[str, TensorSpec]]:
         """Bits and scales."""

@@ -26,7 +26,10 @@ class Emulated(Tuning):
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
         """Which nodes have the sub-model already."""
-        return "nodes that hold the sub-model from an earlier run are not brought it; simulated ones share one place for it"
+        return (
+            "nodes that hold the sub-model from an earlier run are not brought it; simulated ones"
+            " share one place for it"
+        )
 
     def plan_of_clients(self) -> ModelPlan:
         """That of the sub-model."""
@@ -59,7 +62,8 @@ class Emulated(Tuning):
         return brought + super().result_of(client)
 
     def _sub_model(self, client: int, server_round: int) -> list[Exchange]:
-        found, aligned = list[Exchange](), self.aligned_before(server_round)
+        found = list[Exchange]()
+        aligned = self.aligned_before(server_round)
         if client not in self._held:
             found, self._held[client] = self._offered(server_round), 0
         if self._held[client] != aligned:
@@ -67,7 +71,8 @@ class Emulated(Tuning):
         return found
 
     def _offer(self, server_round: int) -> list[Exchange]:
-        size, piece_bytes = self.sub.num_bytes, self.settings.part_bytes
+        size = self.sub.num_bytes
+        piece_bytes = self.settings.part_bytes
         sizes = [min(piece_bytes, size - start) for start in range(0, size, piece_bytes)]
         names = list(self.sub.files)
         offer = Offer(
@@ -81,5 +86,12 @@ class Emulated(Tuning):
 
     def _bring_emulator(self, server_round: int, aligned: int) -> list[Exchange]:
         told = EmulatorPart(blocks=self.sub.aligned_blocks, aligned=aligned)
-        number = len(parts(emulator_adapters(self.post.plan, self.settings, self.sub.aligned_blocks), self.settings))
-        return [self.post.exchange("deliver", server_round, told, part=part) for part in range(number)]
+        number = len(
+            parts(
+                emulator_adapters(self.post.plan, self.settings, self.sub.aligned_blocks),
+                self.settings,
+            )
+        )
+        return [
+            self.post.exchange("deliver", server_round, told, part=part) for part in range(number)
+        ]

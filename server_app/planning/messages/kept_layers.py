@@ -38,11 +38,14 @@ class KeptLayers(Messages):
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
         """What nodes can compute, and how many clients prune the same weights."""
-        job, open_ones = settings.of(FedSpaLLMSettings), []
+        job = settings.of(FedSpaLLMSettings)
+        open_ones = []
         if not job.capabilities and job.sampled_layers < 1:
             open_ones.append("layers are sampled as for nodes of equal capability")
         if not job.mask_expansion:
-            open_ones.append("without mask expansion the global model keeps more weights the less clients agree")
+            open_ones.append(
+                "without mask expansion the global model keeps more weights the less clients agree"
+            )
         return "; ".join(open_ones)
 
     @property
@@ -52,25 +55,32 @@ class KeptLayers(Messages):
 
     def _drawn(self) -> tuple[list[Sampled], tuple[int, ...]]:
         """All rounds, and the versions that they leave."""
-        blocks, clients, planned = (
-            len(self.model.plan.blocks),
-            range(self.settings.num_clients),
-            self.settings.federation.rounds,
-        )
-        capabilities = {client: self.job.capability_of(client) if self.job.capabilities else 1.0 for client in clients}
+        blocks = len(self.model.plan.blocks)
+        clients = range(self.settings.num_clients)
+        planned = self.settings.federation.rounds
+        capabilities = {
+            client: self.job.capability_of(client) if self.job.capabilities else 1.0
+            for client in clients
+        }
         places = layers_per_client(blocks, self.job.sampled_layers, capabilities)
-        versions, rounds = [0] * blocks, list[Sampled]()
+        versions = [0] * blocks
+        rounds = list[Sampled]()
         while len(rounds) < planned or self._unfinished(versions):
             number = len(rounds) + 1
             layers = list(range(blocks)) if number <= planned else self._unfinished(versions)
             samples = drawn_layers(self.settings.seed, number, layers, versions, places)
-            rounds.append(Sampled({client: own for client, own in samples.items() if own}, tuple(versions)))
+            rounds.append(
+                Sampled({client: own for client, own in samples.items() if own}, tuple(versions))
+            )
             for index in {index for own in samples.values() for index in own}:
                 versions[index] = number
         return rounds, tuple(versions)
 
     def _unfinished(self, versions: Sequence[int]) -> list[int]:
-        done = [version > 0 and sparsity_of(self.settings, version) == self.job.sparsity for version in versions]
+        done = [
+            version > 0 and sparsity_of(self.settings, version) == self.job.sparsity
+            for version in versions
+        ]
         return [index for index, finished in enumerate(done) if not finished]
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
@@ -95,21 +105,32 @@ class KeptLayers(Messages):
             found = found + self._update(client, self.num_rounds + 1, self.versions)
         return found
 
-    def _update(self, client: int, server_round: int, versions: Sequence[int], end: int | None = None) -> list[Exchange]:
+    def _update(
+        self, client: int, server_round: int, versions: Sequence[int], end: int | None = None
+    ) -> list[Exchange]:
         held = self._held[client]
         stale = tuple(
-            index for index, version in enumerate(versions) if version != held[index] and (end is None or index < end)
+            index
+            for index, version in enumerate(versions)
+            if version != held[index] and (end is None or index < end)
         )
         for index in stale:
             held[index] = versions[index]
         return self._brought(server_round, stale, tuple(versions[index] for index in stale))
 
-    def _bring(self, server_round: int, blocks: tuple[int, ...], versions: tuple[int, ...]) -> list[Exchange]:
+    def _bring(
+        self, server_round: int, blocks: tuple[int, ...], versions: tuple[int, ...]
+    ) -> list[Exchange]:
         kept = [self._kept(index, version) for index, version in zip(blocks, versions, strict=True)]
         plans = [self.model.plan.blocks[index] for index in blocks]
-        sizes = [sum(spec.num_bytes for spec in kept_specs(plan, own).values()) for plan, own in zip(plans, kept, strict=True)]
+        sizes = [
+            sum(spec.num_bytes for spec in kept_specs(plan, own).values())
+            for plan, own in zip(plans, kept, strict=True)
+        ]
         found = []
-        for part, places in enumerate(cut_into_parts(sizes, self.settings.part_bytes) if blocks else ()):
+        for part, places in enumerate(
+            cut_into_parts(sizes, self.settings.part_bytes) if blocks else ()
+        ):
             update = Update(
                 blocks=[blocks[place] for place in places],
                 versions=[versions[place] for place in places],
@@ -120,17 +141,27 @@ class KeptLayers(Messages):
 
     def _kept(self, index: int, version: int) -> dict[str, int]:
         """How many weights of each matrix of a global layer are kept, by canonical linear name."""
-        block, sparsity = self.model.plan.blocks[index], sparsity_of(self.settings, version)
+        block = self.model.plan.blocks[index]
+        sparsity = sparsity_of(self.settings, version)
         if self.job.mask_expansion:
             group = self.job.server_group
             return {
-                linear.name: linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group) for linear in block.linears
+                linear.name: linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group)
+                for linear in block.linears
             }
         local = num_kept(block, self.settings, version)
         if self.case == "least":
             return local
         clients = sum(index in own for own in self.rounds[version - 1].samples.values())
         if self.case == "most":
-            return {linear.name: min(linear.num_weights, clients * local[linear.name]) for linear in block.linears}
-        gone = {linear.name: 1 - local[linear.name] / linear.num_weights for linear in block.linears}
-        return {name: round(block.linear(name).num_weights * (1 - share**clients)) for name, share in gone.items()}
+            return {
+                linear.name: min(linear.num_weights, clients * local[linear.name])
+                for linear in block.linears
+            }
+        gone = {
+            linear.name: 1 - local[linear.name] / linear.num_weights for linear in block.linears
+        }
+        return {
+            name: round(block.linear(name).num_weights * (1 - share**clients))
+            for name, share in gone.items()
+        }

@@ -38,7 +38,9 @@ class Layer(Messages):
     def _delivered(self) -> list[Exchange]:
         trained = self.settings.of(LlmStreamlineSettings).replacement == "layer"
         parts = range(self._num_parts() if trained else 1)
-        return [self.post.exchange("deliver", self.num_rounds + 1, ANY, part=part) for part in parts]
+        return [
+            self.post.exchange("deliver", self.num_rounds + 1, ANY, part=part) for part in parts
+        ]
 
     def _num_parts(self) -> int:
         return len(layer_parts(self.model.plan, self.settings, ANY.start))

@@ -21,7 +21,9 @@ class Masks(Messages):
     @property
     def num_rounds(self) -> int:
         """One, or as many as there are blocks."""
-        ends = self.job.last_rounds(self.settings.federation, lambda: len(self.model.plan.blocks), self.settings.num_clients)
+        ends = self.job.last_rounds(
+            self.settings.federation, lambda: len(self.model.plan.blocks), self.settings.num_clients
+        )
         return ends[0]
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
@@ -41,5 +43,11 @@ class Masks(Messages):
     def _result(self) -> list[Exchange]:
         decided = len(self.model.plan.blocks)
         parts = decided_parts(self.model.plan, self.settings, decided)
-        orders = [Decision(num_voters=[self.settings.num_clients] * len(part), decided=decided) for part in parts]
-        return [self.post.exchange("deliver", self.num_rounds, order, part=part) for part, order in enumerate(orders)]
+        orders = [
+            Decision(num_voters=[self.settings.num_clients] * len(part), decided=decided)
+            for part in parts
+        ]
+        return [
+            self.post.exchange("deliver", self.num_rounds, order, part=part)
+            for part, order in enumerate(orders)
+        ]

@@ -17,14 +17,16 @@ from server_app.planning.messages.tuning import Tuning
 from server_app.planning.uneven_cuts import UnevenCuts
 from strategies.methods.refining_choice import Choices
 
-AROUND_PART, ROUND_TRIPS = 1024, 2
+AROUND_PART = 1024
+ROUND_TRIPS = 2
 """Bytes of a part beside its blobs and their hashes, more than it has; and how often parts travel in a round: down, and up."""
 
 
 class Refined(Tuning):
     """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``:
     nothing is cut though it is asked for, at the highest rank. Where it is open which units go, at ``least`` it is those with
-    the largest adapters for what they cost, at ``most`` those with the smallest, at ``usual`` some of each."""
+    the largest adapters for what they cost, at ``most`` those with the smallest, at ``usual`` some of each.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -37,7 +39,8 @@ class Refined(Tuning):
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
         """What a bandit chooses, and which units go."""
-        job, open_ones = settings.of(FedSpineSettings), []
+        job = settings.of(FedSpineSettings)
+        open_ones = []
         if job.chooses:
             open_ones.append(f"ratios and ranks are chosen by {job.allocation}")
         if job.selection != "kind":
@@ -46,24 +49,33 @@ class Refined(Tuning):
 
     def limit_of(self, client: int, server_round: int) -> int:
         """Rank of a device in a round; in its first it is the usual one."""
-        if self._trained_before(client, server_round) == 0 or not (self.spine.chooses and self.spine.adaptive_rank):
+        if self._trained_before(client, server_round) == 0 or not (
+            self.spine.chooses and self.spine.adaptive_rank
+        ):
             return self.spine.usual_rank(self.settings.lora)
         space = self.choices.space
-        return {"least": space.lowest_rank, "usual": space.refinement(0.5, 0.5, 0.0).rank, "most": space.highest_rank}[
-            self.case
-        ]
+        return {
+            "least": space.lowest_rank,
+            "usual": space.refinement(0.5, 0.5, 0.0).rank,
+            "most": space.highest_rank,
+        }[self.case]
 
     def pruned_by(self, client: int, server_round: int) -> float:
         """Share that a device is asked to have cut in a round."""
         target = self.choices.target
         if not (self.spine.chooses and self.spine.adaptive_pruning) or self.case == "usual":
             return min(target, self._steps(client, server_round) * target / self.choices.rounds)
-        return target if self.case == "least" and self._trained_before(client, server_round) else 0.0
+        return (
+            target if self.case == "least" and self._trained_before(client, server_round) else 0.0
+        )
 
     def _steps(self, client: int, server_round: int) -> int:
         """Of the schedule, up to a round: one in every round in which a device takes part that has measured its units."""
         rounds = range(self.spine.prune_from, server_round + 1)
-        return sum(client in self.drawn(number) and self._trained_before(client, number) > 0 for number in rounds)
+        return sum(
+            client in self.drawn(number) and self._trained_before(client, number) > 0
+            for number in rounds
+        )
 
     def _trained_before(self, client: int, server_round: int) -> int:
         """Rounds before this one in which a device took part."""
@@ -74,27 +86,44 @@ class Refined(Tuning):
         if client not in self.drawn(server_round):
             return []
         before = self._last_asked(client, server_round)
-        limit, pruned = self.limit_of(client, server_round), self.pruned_by(client, server_round)
+        limit = self.limit_of(client, server_round)
+        pruned = self.pruned_by(client, server_round)
         return self._spine_round(server_round, limit, before, pruned)
 
     def _last_asked(self, client: int, server_round: int) -> float:
         earlier = [number for number in range(1, server_round) if client in self.drawn(number)]
         return self.pruned_by(client, earlier[-1]) if earlier else 0.0
 
-    def _round_at(self, server_round: int, limit: int, before: float, pruned: float) -> list[Exchange]:
+    def _round_at(
+        self, server_round: int, limit: int, before: float, pruned: float
+    ) -> list[Exchange]:
         if server_round == 1:
             return self._round(server_round, limit)
-        bits, found = self._bits(pruned), list[Exchange]()
+        bits = self._bits(pruned)
+        found = list[Exchange]()
         if self.case == "most" or not self.units.reaches(self._cut(before), pruned, self.spine):
-            found = [self.post.exchange("deliver", server_round, CutOrder(pruned=pruned), self._bits(before))]
+            found = [
+                self.post.exchange(
+                    "deliver", server_round, CutOrder(pruned=pruned), self._bits(before)
+                )
+            ]
         brought = self._adapters(server_round, limit, bits, 1, 1)
         asked = {"rank_limit": limit, "rank": limit}
-        return found + brought + self.post.train(server_round, self.order(server_round, limit), asked, bits, bits)
+        return (
+            found
+            + brought
+            + self.post.train(server_round, self.order(server_round, limit), asked, bits, bits)
+        )
 
-    def _adapters(self, server_round: int, limit: int, bits: dict[str, bytes], first: int, omitted: int) -> list[Exchange]:
+    def _adapters(
+        self, server_round: int, limit: int, bits: dict[str, bytes], first: int, omitted: int
+    ) -> list[Exchange]:
         order = Order(rank_limit=limit)
         parts = self.post.num_parts(min(server_round, self.num_rounds), order, bits) - omitted
-        return [self.post.exchange("deliver", server_round, order, bits, part) for part in range(first, first + parts)]
+        return [
+            self.post.exchange("deliver", server_round, order, bits, part)
+            for part in range(first, first + parts)
+        ]
 
     @property
     def brings_result(self) -> bool:
@@ -120,21 +149,28 @@ class Refined(Tuning):
         """Such a share cut, of each kind in each block where it is not open which kinds go; it says shapes, not which units."""
         if share and self.spine.selection != "kind":
             return self._uneven.cut(share, self.case)
-        units, cut = self.units, self.units.none
+        units = self.units
+        cut = self.units.none
         for pool in range(2 * len(units.numbers)):
             own = np.flatnonzero(units.pools == pool)
             cost = int(units.costs[own[0]])
             stay = max(1, len(own) - -(-share_of(cost * len(own), share) // cost))
             if share and pool % 2:
-                stay = max(stay - stay % self.spine.channel_multiple, min(self.spine.channel_multiple, len(own)))
+                stay = max(
+                    stay - stay % self.spine.channel_multiple,
+                    min(self.spine.channel_multiple, len(own)),
+                )
             cut[own[stay:]] = True
         return cut
 
     @cached_property
     def _uneven(self) -> UnevenCuts:
         chooses = self.spine.chooses and self.spine.adaptive_rank
-        rank = self.choices.space.lowest_rank if chooses else self.spine.usual_rank(self.settings.lora)
-        adapters, run = trained(self.model.plan, self.settings), self.settings
+        rank = (
+            self.choices.space.lowest_rank if chooses else self.spine.usual_rank(self.settings.lora)
+        )
+        adapters = trained(self.model.plan, self.settings)
+        run = self.settings
         parts = self.post.num_parts(1, self.order(1, run.lora.largest_rank))
         around = ROUND_TRIPS * (parts - 1) * (AROUND_PART + len(self.units.pack(self.units.none)))
         return UnevenCuts(self.units, self.spine, adapters, run.federation.payload, rank, around)

@@ -24,7 +24,11 @@ class Tuning(Messages):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.job = self.settings.of(AdapterAveraging)
-        self.drawn = cache(lambda server_round: frozenset(drawn(self.settings, server_round, self.seats_of_rounds())))
+        self.drawn = cache(
+            lambda server_round: frozenset(
+                drawn(self.settings, server_round, self.seats_of_rounds())
+            )
+        )
         self._alike = cache(self._round)
 
     def seats_of_rounds(self) -> list[int]:
@@ -43,7 +47,9 @@ class Tuning(Messages):
 
     def _round(self, server_round: int, limit: int) -> list[Exchange]:
         brought = self.adapters(server_round, limit, omitted=1) if server_round > 1 else []
-        return brought + self.post.train(server_round, self.order(server_round, limit), {"rank_limit": limit, "rank": limit})
+        return brought + self.post.train(
+            server_round, self.order(server_round, limit), {"rank_limit": limit, "rank": limit}
+        )
 
     def order(self, server_round: int, limit: int) -> Order:
         """Scalars of a ``train``."""
@@ -54,7 +60,10 @@ class Tuning(Messages):
         trained_in = min(server_round, self.num_rounds)
         parts = self.post.num_parts(trained_in, self.order(trained_in, limit)) - omitted
         numbers = range(self.first_delivery, self.first_delivery + parts)
-        return [self.post.exchange("deliver", server_round, Order(rank_limit=limit), part=part) for part in numbers]
+        return [
+            self.post.exchange("deliver", server_round, Order(rank_limit=limit), part=part)
+            for part in numbers
+        ]
 
     @property
     def brings_result(self) -> bool:
@@ -75,7 +84,8 @@ class HetLoRA(Tuning):
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
         """Self-pruning, and ranks by capability."""
-        job, open_ones = settings.of(HetLoRASettings), []
+        job = settings.of(HetLoRASettings)
+        open_ones = []
         if job.self_pruning and settings.federation.rounds > 2:
             open_ones.append("clients may give up ranks")
         if not job.ranks:
@@ -84,7 +94,8 @@ class HetLoRA(Tuning):
 
     def limit_of(self, client: int, server_round: int) -> int:
         """The rank that it began with, or what is left if it gave some up in every round but its first."""
-        job, limit = self.settings.of(HetLoRASettings), super().limit_of(client, server_round)
+        job = self.settings.of(HetLoRASettings)
+        limit = super().limit_of(client, server_round)
         rounds = range(2, server_round) if self.case == "least" and job.self_pruning else ()
         for earlier in rounds:
             limit = kept_rank(limit, job.gamma) if client in self.drawn(earlier) else limit
@@ -96,7 +107,8 @@ class SftP(Tuning):
 
     def seats_of_rounds(self) -> list[int]:
         """Clients that are not late."""
-        job, clients = self.settings.of(SftPSettings), self.settings.num_clients
+        job = self.settings.of(SftPSettings)
+        clients = self.settings.num_clients
         return [client for client in range(clients) if not job.is_late(client, clients)]
 
     @property
@@ -106,6 +118,9 @@ class SftP(Tuning):
 
     def alone_order(self, client: int) -> Alone | None:
         """To write its model, or to fit its embedding where no round drew it."""
-        job, rounds = self.settings.of(SftPSettings), range(1, self.num_rounds + 1)
-        fits = not any(client in self.drawn(number) for number in rounds) and job.fits_alone(self.settings.federation)
+        job = self.settings.of(SftPSettings)
+        rounds = range(1, self.num_rounds + 1)
+        fits = not any(client in self.drawn(number) for number in rounds) and job.fits_alone(
+            self.settings.federation
+        )
         return Alone(fits=fits) if job.makes_alone and (job.keep_models or fits) else None

@@ -26,8 +26,13 @@ class Work(ABC):
     message : bytes of the largest message
     """
 
-    def __init__(self, settings: RunSettings, model: OpenedModel, texts: Texts, message: int) -> None:
-        self.settings, self.model, self.texts, self.message = settings, model, texts, message
+    def __init__(
+        self, settings: RunSettings, model: OpenedModel, texts: Texts, message: int
+    ) -> None:
+        self.settings = settings
+        self.model = model
+        self.texts = texts
+        self.message = message
         self.sizes = Sizes(settings, model)
 
     @property
@@ -39,7 +44,9 @@ class Work(ABC):
     def evaluated(self) -> list[Moment]:
         """Moments of evaluating one model on the public texts; on own text no more windows are taken to be there."""
         return evaluation(
-            self.sizes, max([sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text]), self.texts.window_tokens
+            self.sizes,
+            max([sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text]),
+            self.texts.window_tokens,
         )
 
     @abstractmethod
@@ -56,7 +63,11 @@ class Work(ABC):
 
     def forward(self, tokens: int, numbers: int | None = None) -> float:
         """Additions and multiplications of passing so many tokens through the model, or through so many numbers of it."""
-        return 2.0 * tokens * (self.sizes.parameters - self.sizes.embeddings if numbers is None else numbers)
+        return (
+            2.0
+            * tokens
+            * (self.sizes.parameters - self.sizes.embeddings if numbers is None else numbers)
+        )
 
     def result_parameters(self) -> int:
         """Parameters of the model that the run leads to, or each client."""
@@ -74,7 +85,9 @@ class Work(ABC):
     def exported(self) -> list[Moment]:
         """Moments of checking an export: the model as transformers loads it, beside the blocks of the one that is meant."""
         if self.settings.export_check == "streamed":
-            return self.reread(EXPORT_WINDOWS, self.settings.evaluation.window_tokens, "checking the export,")
+            return self.reread(
+                EXPORT_WINDOWS, self.settings.evaluation.window_tokens, "checking the export,"
+            )
         return [self.reloaded(self.result_parameters())]
 
     def reread(self, windows: int, tokens: int, name: str) -> list[Moment]:
@@ -89,15 +102,27 @@ class Work(ABC):
             "both heads": sizes.head * sizes.computed + sizes.loaded(sizes.head, sizes.head),
             "logits, twice": 2 * logits["logits"],
         }
-        meant = all_beside(evaluation(sizes, windows, tokens, name, edited), {"logits of the file": logits["logits"]})
-        return [*meant, Moment(f"{name} both logits", {**both, "hidden states": 2 * sizes.hidden_states(windows, tokens)})]
+        meant = all_beside(
+            evaluation(sizes, windows, tokens, name, edited),
+            {"logits of the file": logits["logits"]},
+        )
+        return [
+            *meant,
+            Moment(
+                f"{name} both logits",
+                {**both, "hidden states": 2 * sizes.hidden_states(windows, tokens)},
+            ),
+        ]
 
     def reloaded(self, parameters: int) -> Moment:
         """A whole model of transformers that computes a few logits; its files are mapped while it is loaded."""
         tokens = EXPORT_WINDOWS * self.settings.evaluation.window_tokens
         mapped = parameters * self.sizes.stored if self.sizes.is_converted else 0
         logits = 2 * min(1 << 24, tokens * self.sizes.vocabulary) * self.sizes.computed
-        return Moment("checking the export", {"the whole model": parameters * self.sizes.computed + mapped, "logits": logits})
+        return Moment(
+            "checking the export",
+            {"the whole model": parameters * self.sizes.computed + mapped, "logits": logits},
+        )
 
     def received(self) -> Moment:
         """A part of a reply: as it came, and as it is unpacked."""

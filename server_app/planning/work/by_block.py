@@ -56,7 +56,13 @@ class ByBlock(Work):
         moments = [*self.folding(), *self.exported(), *self.measured(), self.received()]
         if self.settings.makes_centralized(simulation=simulation):
             windows, tokens = self.windows
-            moments += walk(self.sizes, windows * self.settings.num_clients, tokens, self.watched(), "pooled data,")
+            moments += walk(
+                self.sizes,
+                windows * self.settings.num_clients,
+                tokens,
+                self.watched(),
+                "pooled data,",
+            )
         return Memory(self.server_process, tuple(moments))
 
     def folding(self) -> list[Moment]:
@@ -84,13 +90,22 @@ class Masking(ByBlock):
         masks = {"masks": self.sizes.largest_block}
         if self.settings.of(FedPrLLMSettings).local_metric != "sparsegpt":
             return masks
-        return {**masks, "grams": FLOAT32 * (sum(self.square_inputs()) + 2 * max(self.square_inputs()))}
+        return {
+            **masks,
+            "grams": FLOAT32 * (sum(self.square_inputs()) + 2 * max(self.square_inputs())),
+        }
 
     def folding(self) -> list[Moment]:
         """Votes of a block's matrices, and the weights that decide ties."""
-        numbers, planes = self.sizes.largest_matrix, max(1, self.settings.num_clients.bit_length())
-        votes = {"planes of votes": self.sizes.largest_block * planes // 8, "masks of all clients": INBOX_STRETCH}
-        return [Moment("voting", {**votes, "a matrix": numbers * (self.sizes.stored + FLOAT32 + 1)})]
+        numbers = self.sizes.largest_matrix
+        planes = max(1, self.settings.num_clients.bit_length())
+        votes = {
+            "planes of votes": self.sizes.largest_block * planes // 8,
+            "masks of all clients": INBOX_STRETCH,
+        }
+        return [
+            Moment("voting", {**votes, "a matrix": numbers * (self.sizes.stored + FLOAT32 + 1)})
+        ]
 
 
 class KeptWeights(ByBlock):
@@ -100,10 +115,15 @@ class KeptWeights(ByBlock):
 
     def watched(self) -> Mapping[str, int]:
         """Grams and factors, the matrix in float32, and the masks and kept weights of the block."""
-        sizes, job = self.sizes, self.settings.of(FedSpaLLMSettings)
-        kept = {"masks and kept weights": sizes.largest_block + sizes.largest_block * sizes.stored // 2}
+        sizes = self.sizes
+        job = self.settings.of(FedSpaLLMSettings)
+        kept = {
+            "masks and kept weights": sizes.largest_block + sizes.largest_block * sizes.stored // 2
+        }
         solved = {
-            "a matrix in float32, and its errors": 2 * FLOAT32 * sizes.largest_matrix + sizes.stored * sizes.largest_matrix
+            "a matrix in float32, and its errors": (
+                2 * FLOAT32 * sizes.largest_matrix + sizes.stored * sizes.largest_matrix
+            )
         }
         if job.local_method != "sparsegpt":
             return {**kept, **solved}
@@ -112,9 +132,17 @@ class KeptWeights(ByBlock):
 
     def folding(self) -> list[Moment]:
         """Sum, weights and votes of one matrix, and the layer as it is kept."""
-        numbers, planes = self.sizes.largest_matrix, max(1, self.settings.num_clients.bit_length())
-        matrix = {"sum, weights and mean": numbers * (FLOAT64 + 2 * FLOAT32), "votes and mask": numbers * planes // 8 + numbers}
-        layer = {"the layer": 2 * (self.sizes.largest_block // 2 * self.sizes.stored + self.sizes.largest_block)}
+        numbers = self.sizes.largest_matrix
+        planes = max(1, self.settings.num_clients.bit_length())
+        matrix = {
+            "sum, weights and mean": numbers * (FLOAT64 + 2 * FLOAT32),
+            "votes and mask": numbers * planes // 8 + numbers,
+        }
+        layer = {
+            "the layer": (
+                2 * (self.sizes.largest_block // 2 * self.sizes.stored + self.sizes.largest_block)
+            )
+        }
         return [Moment("folding", {**matrix, **layer})]
 
 
@@ -151,10 +179,14 @@ class Components(ByBlock):
 
     def result_parameters(self) -> int:
         """All that reads or writes the residual stream is narrower; each block gets two matrices, from basis to basis."""
-        sizes, blocks = self.sizes, len(self.model.plan.blocks)
+        sizes = self.sizes
+        blocks = len(self.model.plan.blocks)
         width = self.settings.of(SliceGptSettings).width(sizes.width)
         outer = sizes.embeddings + sizes.head  # a head of its own, also where it was tied
-        return round((self.model.plan.num_weights + outer) * width / sizes.width) + 2 * blocks * width**2
+        return (
+            round((self.model.plan.num_weights + outer) * width / sizes.width)
+            + 2 * blocks * width**2
+        )
 
     def _rotated(self) -> Moment:
         """The largest tensor: as it is read, its pieces in float64, all of them together, and as it is stored then."""
@@ -164,11 +196,18 @@ class Components(ByBlock):
         made = largest // sizes.width * width
         bases = {"bases": 3 * FLOAT64 * sizes.width * width}
         return Moment(
-            "rotating a tensor", {**bases, "the tensor": sizes.stored * (largest + made), "in float64": 2 * FLOAT64 * made}
+            "rotating a tensor",
+            {
+                **bases,
+                "the tensor": sizes.stored * (largest + made),
+                "in float64": 2 * FLOAT64 * made,
+            },
         )
 
     def _eigenvectors(self) -> Moment:
         held = {"moments and eigenvectors": 6 * FLOAT64 * self.sizes.width**2}
         if self.settings.of(SliceGptSettings).covariances == "clients":
-            held["moments as they were sent"] = 2 * FLOAT64 * self.sizes.width * (self.sizes.width + 1) // 2
+            held["moments as they were sent"] = (
+                2 * FLOAT64 * self.sizes.width * (self.sizes.width + 1) // 2
+            )
         return Moment("finding components", held)

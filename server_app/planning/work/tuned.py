@@ -56,41 +56,64 @@ class Tuned(Work):
     @property
     def tokens(self) -> int:
         """Of a training sequence."""
-        return self.settings.data.window_tokens if self.settings.task.name == TEXT else self.settings.task.max_tokens
+        return (
+            self.settings.data.window_tokens
+            if self.settings.task.name == TEXT
+            else self.settings.task.max_tokens
+        )
 
     def weights(self) -> Mapping[str, int]:
         """The frozen base, as ``load_whole`` holds it."""
-        chosen, linears = self.settings.training, self.opened.plan.num_weights
+        chosen = self.settings.training
+        linears = self.opened.plan.num_weights
         others = self.base.parameters - linears
         if chosen.base != "nf4":
             return {"the base": BYTES[chosen.base] * self.base.parameters}
         shapes = [linear.shape for block in self.opened.plan.blocks for linear in block.linears]
-        return {"the base": nf4_bytes(shapes, chosen.double_quantisation) + self.base.computed * others}
+        return {
+            "the base": nf4_bytes(shapes, chosen.double_quantisation) + self.base.computed * others
+        }
 
     def dequantised(self) -> int:
         """Bytes of the largest matrix while it is computed with, where the base is in NF4."""
-        return 2 * self.base.largest_matrix * self.base.computed if self.settings.training.base == "nf4" else 0
+        return (
+            2 * self.base.largest_matrix * self.base.computed
+            if self.settings.training.base == "nf4"
+            else 0
+        )
 
     def step(self) -> int:
         """Bytes of a forward and backward pass."""
         chosen = self.settings.training
         dtype = self.base.dtype if chosen.base != "bfloat16" else torch.bfloat16
-        return step_bytes(self.opened, self.settings, self.adapters, dtype, chosen.batch_size, self.tokens) + self.dequantised()
+        return (
+            step_bytes(
+                self.opened, self.settings, self.adapters, dtype, chosen.batch_size, self.tokens
+            )
+            + self.dequantised()
+        )
 
     def trained_bytes(self) -> Mapping[str, int]:
         """What is trained, with gradients, moments and copies."""
         numbers = FLOAT32 * self.adapters.num_parameters
-        return {"adapters and copies": COPIES * numbers, "gradients and moments": GRADIENT_AND_MOMENTS * numbers}
+        return {
+            "adapters and copies": COPIES * numbers,
+            "gradients and moments": GRADIENT_AND_MOMENTS * numbers,
+        }
 
     def training(self) -> list[Moment]:
         """Moments of training: a matrix while the base is loaded, and a step."""
         loading = {
             **self.weights(),
-            "a tensor as it is read": max(self.base.embeddings // 2, self.base.largest_matrix) * self.base.stored // 4,
+            "a tensor as it is read": (
+                max(self.base.embeddings // 2, self.base.largest_matrix) * self.base.stored // 4
+            ),
         }
         return [
             Moment("loading the base", loading),
-            Moment("a training step", {**self.weights(), **self.trained_bytes(), "a step": self.step()}),
+            Moment(
+                "a training step", {**self.weights(), **self.trained_bytes(), "a step": self.step()}
+            ),
         ]
 
     @property
@@ -101,8 +124,16 @@ class Tuned(Work):
     def evaluations(self) -> list[Moment]:
         """Moments of evaluating in a process that keeps the model that it trained."""
         windows = max(sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text)
-        found = evaluation(self.base, windows, self.texts.window_tokens, edited=2 * FLOAT32 * self.base.largest_matrix)
-        return all_beside(found, {**self.weights(), "adapters and copies": self.trained_bytes()["adapters and copies"]})
+        found = evaluation(
+            self.base,
+            windows,
+            self.texts.window_tokens,
+            edited=2 * FLOAT32 * self.base.largest_matrix,
+        )
+        return all_beside(
+            found,
+            {**self.weights(), "adapters and copies": self.trained_bytes()["adapters and copies"]},
+        )
 
     def client(self) -> Memory:
         """Training, then evaluation beside the model that is kept."""
@@ -119,9 +150,12 @@ class Tuned(Work):
 
     def checked(self) -> list[Moment]:
         """peft loads the adapter on transformers' model, while blocks of the base are streamed beside it."""
-        sizes, name = self.sizes, "checking the adapter,"
+        sizes = self.sizes
+        name = "checking the adapter,"
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
-        if self.settings.export_check == "streamed" and not isinstance(self.model.checkpoint, QuantisedCheckpoint):
+        if self.settings.export_check == "streamed" and not isinstance(
+            self.model.checkpoint, QuantisedCheckpoint
+        ):
             held = {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
         else:
             held = {"the whole model": self.whole_base()}
@@ -140,7 +174,10 @@ class Tuned(Work):
         """Steps of a round over full sequences, as FedSpine's clock counts them."""
         chosen = self.settings.training
         tokens = chosen.steps * chosen.accumulation * chosen.batch_size * self.tokens
-        return tokens * (FROZEN * (self.base.parameters - self.base.embeddings) + TRAINED * self.adapters.num_parameters)
+        return tokens * (
+            FROZEN * (self.base.parameters - self.base.embeddings)
+            + TRAINED * self.adapters.num_parameters
+        )
 
 
 class Masked(Tuned):
@@ -154,12 +191,23 @@ class Masked(Tuned):
     def trained_bytes(self) -> Mapping[str, int]:
         """LoRA and generator."""
         numbers = FLOAT32 * sft_p.trained(self.opened.plan, self.settings).num_parameters
-        return {"adapters and copies": COPIES * numbers, "gradients and moments": GRADIENT_AND_MOMENTS * numbers}
+        return {
+            "adapters and copies": COPIES * numbers,
+            "gradients and moments": GRADIENT_AND_MOMENTS * numbers,
+        }
 
     def step(self) -> int:
         """Gates multiply what four places of each block read and write, and keep that for the backward pass."""
-        chosen, places = self.settings.training, 4
-        gated = places * len(self.opened.plan.blocks) * chosen.batch_size * self.tokens * self.base.width * self.base.computed
+        chosen = self.settings.training
+        places = 4
+        gated = (
+            places
+            * len(self.opened.plan.blocks)
+            * chosen.batch_size
+            * self.tokens
+            * self.base.width
+            * self.base.computed
+        )
         return super().step() + gated
 
     def checked(self) -> list[Moment]:
@@ -168,9 +216,12 @@ class Masked(Tuned):
 
     def result_parameters(self) -> int:
         """Of the client that keeps most."""
-        job, plan = self.settings.of(SftPSettings), self.model.plan
+        job = self.settings.of(SftPSettings)
+        plan = self.model.plan
         share = min(job.share_of_client(client) for client in range(self.settings.num_clients))
-        return plan.num_parameters - round(share * (plan.num_parameters if job.share_of == "model" else plan.num_weights))
+        return plan.num_parameters - round(
+            share * (plan.num_parameters if job.share_of == "model" else plan.num_weights)
+        )
 
     def client(self) -> Memory:
         """Also its own model, loaded again."""
@@ -227,10 +278,17 @@ class SubTuned(Tuned):
     def server(self, simulation: bool) -> Memory:
         """Comparing blocks, aligning, and what all tuning methods do."""
         job = self.settings.of(FedSodaSettings)
-        windows, tokens = job.public_windows, job.public_window_tokens
+        windows = job.public_windows
+        tokens = job.public_window_tokens
         full = Sizes(self.settings, self.model)
-        compared = {"hidden states of a group": full.hidden_states(windows, tokens) * (job.group_layers + 1)}
-        moments = walk(full, windows, tokens, compared, "comparing blocks,") if job.drop == "similar" else []
+        compared = {
+            "hidden states of a group": full.hidden_states(windows, tokens) * (job.group_layers + 1)
+        }
+        moments = (
+            walk(full, windows, tokens, compared, "comparing blocks,")
+            if job.drop == "similar"
+            else []
+        )
         if job.aligns and self.sub_aligned():
             moments.append(self._alignment(job, windows, tokens, full))
         return Memory("tuning server", (*moments, *super().server(simulation).moments))
@@ -243,8 +301,13 @@ class SubTuned(Tuned):
     def _alignment(self, job: FedSodaSettings, windows: int, tokens: int, full: Sizes) -> Moment:
         emulator = emulator_adapters(self.opened.plan, self.settings, self.sub_aligned())
         both = self.adapters.joined(emulator)
-        settings = self.settings.model_copy(update={"training": job.align_training(self.settings.training, 1)})
+        settings = self.settings.model_copy(
+            update={"training": job.align_training(self.settings.training, 1)}
+        )
         step = step_bytes(self.opened, settings, both, self.base.dtype, job.align_batch, tokens)
         taught = job.align_batch * tokens * full.vocabulary * FLOAT32 * 2
         outputs = full.hidden_states(windows, tokens) * (len(self.sub_aligned()) + 1)
-        return Moment("aligning", {**self.weights(), "a step": step, "the full model's outputs": taught + outputs})
+        return Moment(
+            "aligning",
+            {**self.weights(), "a step": step, "the full model's outputs": taught + outputs},
+        )

@@ -8,7 +8,8 @@ from server_app.planning.memory import Memory, Moment
 from server_app.planning.streamed import FLOAT32, walk
 from server_app.planning.work.by_block import ByBlock, smaller
 
-GRADIENT, MOMENTS = 1, 2
+GRADIENT = 1
+MOMENTS = 2
 """Numbers beside each that is trained."""
 
 
@@ -20,15 +21,25 @@ class WholeGradient(ByBlock):
         return smaller(self.model.plan, self.settings.of(LlmPrunerSettings))
 
     def _gradient(self, windows: int, tokens: int) -> Moment:
-        job, weights = self.settings.of(LlmPrunerSettings), self.model.plan.num_weights
+        job = self.settings.of(LlmPrunerSettings)
+        weights = self.model.plan.num_weights
         batch = 1 if job.element == "squared" else min(windows, windows_per_batch(tokens))
         gradients = FLOAT32 * weights
         step = whole_step_bytes(self.model, self.sizes.dtype, batch, tokens)
-        several = windows > batch and job.element == "absolute"  # gradients of earlier batches are there
-        both = {"gradients": gradients, "a step": step} if several else {"gradients or a step": max(gradients, step)}
+        # Gradients of earlier batches are there.
+        several = windows > batch and job.element == "absolute"
+        both = (
+            {"gradients": gradients, "a step": step}
+            if several
+            else {"gradients or a step": max(gradients, step)}
+        )
         return Moment(
             "gradients",
-            {"the whole model": FLOAT32 * self.sizes.parameters, **both, "a matrix": FLOAT32 * self.sizes.largest_matrix},
+            {
+                "the whole model": FLOAT32 * self.sizes.parameters,
+                **both,
+                "a matrix": FLOAT32 * self.sizes.largest_matrix,
+            },
         )
 
     def client(self) -> Memory:
@@ -55,12 +66,17 @@ class OneLayer(ByBlock):
     def result_parameters(self) -> int:
         """Fewer blocks."""
         blocks = len(self.model.plan.blocks)
-        return self.sizes.parameters - self.settings.of(LlmStreamlineSettings).fewer_blocks(blocks) * self.sizes.largest_block
+        return (
+            self.sizes.parameters
+            - self.settings.of(LlmStreamlineSettings).fewer_blocks(blocks)
+            * self.sizes.largest_block
+        )
 
     def client(self) -> Memory:
         """The comparison of blocks, the walk to the stretch, and the training."""
         windows, tokens = self.windows
-        job, hidden = self.settings.of(LlmStreamlineSettings), self.sizes.hidden_states(windows, tokens)
+        job = self.settings.of(LlmStreamlineSettings)
+        hidden = self.sizes.hidden_states(windows, tokens)
         compared = {"hidden states of a stretch": hidden * job.span(len(self.model.plan.blocks))}
         moments = walk(self.sizes, windows, tokens, compared, "comparing blocks,")
         if job.replacement == "layer":
@@ -68,11 +84,18 @@ class OneLayer(ByBlock):
         return Memory("client", (*moments, *self.evaluated, self.received()))
 
     def _training(self, windows: int, tokens: int, hidden: int) -> Moment:
-        job, layer = self.settings.of(LlmStreamlineSettings), FLOAT32 * self.sizes.largest_block
+        job = self.settings.of(LlmStreamlineSettings)
+        layer = FLOAT32 * self.sizes.largest_block
         together = min(windows, windows_per_batch(tokens), job.batch_windows)
         step = 3 * self.sizes.pass_through_block(together, tokens)
-        copies = {"the layer, as it was and as it began": 2 * layer, "gradient and moments": (GRADIENT + MOMENTS) * layer}
-        return Moment("training the layer", {"hidden states, twice": 2 * hidden, "the layer": layer, **copies, "a step": step})
+        copies = {
+            "the layer, as it was and as it began": 2 * layer,
+            "gradient and moments": (GRADIENT + MOMENTS) * layer,
+        }
+        return Moment(
+            "training the layer",
+            {"hidden states, twice": 2 * hidden, "the layer": layer, **copies, "a step": step},
+        )
 
     def server(self, simulation: bool) -> Memory:
         """The average of the layer, one tensor at a time; the baseline trains as a client does."""
@@ -85,5 +108,6 @@ class OneLayer(ByBlock):
 
     def operations(self) -> float:
         """Steps of one layer."""
-        job, tokens = self.settings.of(LlmStreamlineSettings), self.settings.data.window_tokens
+        job = self.settings.of(LlmStreamlineSettings)
+        tokens = self.settings.data.window_tokens
         return 3 * job.steps * self.forward(job.batch_windows * tokens, self.sizes.largest_block)

@@ -10,10 +10,17 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 
 
-@pytest.mark.parametrize(("most", "wanted"), [(0, 7), (7, 7), (9, 7), (5, 5), (4, 4), (2, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("most", "wanted"), [(0, 7), (7, 7), (9, 7), (5, 5), (4, 4), (2, 2), (1, 1)]
+)
 def test_as_many_as_asked_for_at_even_distances(tmp_path: Path, most: int, wanted: int) -> None:
     file = tmp_path / "sorted.jsonl"
-    file.write_text("".join(json.dumps({"sentence": f"{place} ", "label": int(place >= 4)}) + "\n" for place in range(7)))
+    file.write_text(
+        "".join(
+            json.dumps({"sentence": f"{place} ", "label": int(place >= 4)}) + "\n"
+            for place in range(7)
+        )
+    )
     settings = parse(
         {
             "method": "fedpetuning",
@@ -34,7 +41,12 @@ def test_as_many_as_asked_for_at_even_distances(tmp_path: Path, most: int, wante
 def test_a_file_without_items_is_a_mistake(tmp_path: Path) -> None:
     file = tmp_path / "empty.jsonl"
     file.write_text("\n")
-    keys = {"task.name": "sst2", "task.test-path": str(file), "data.source": "jsonl", "data.path": "unused"}
+    keys = {
+        "task.name": "sst2",
+        "task.test-path": str(file),
+        "data.source": "jsonl",
+        "data.path": "unused",
+    }
     with pytest.raises(Mistake, match=r"empty.jsonl: the file is empty"):
         public_items(parse({"method": "fedpetuning"} | keys))
 
@@ -43,22 +55,35 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, **data: str) -> list[str]:
     """The splits that are loaded for the public test items of sst2, whose own is validation."""
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
     asked: list[str] = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: asked.append(split) or [])
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name, config, split: asked.append(split) or []
+    )
     keys = {f"data.{key}".replace("_", "-"): value for key, value in data.items()}
     public_items(parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "hub"} | keys))
     return asked
 
 
 @pytest.mark.parametrize(
-    "split", ["validation", "validation[:50%]", "train + validation", "train+validation[50%:](closest)", "all"]
+    "split",
+    [
+        "validation",
+        "validation[:50%]",
+        "train + validation",
+        "train+validation[50%:](closest)",
+        "all",
+    ],
 )
 @pytest.mark.parametrize("path", ["", "trees"])
-def test_clients_do_not_train_on_the_split_with_the_test_items(monkeypatch: pytest.MonkeyPatch, split: str, path: str) -> None:
+def test_clients_do_not_train_on_the_split_with_the_test_items(
+    monkeypatch: pytest.MonkeyPatch, split: str, path: str
+) -> None:
     with pytest.raises(Mistake) as caught:
         asked_of_the_hub(monkeypatch, hub_split=split, path=path)
-    assert str(caught.value) == (
-        f"data.hub-split = {split!r}: clients train on 'validation', which has the public test items of the task sst2; "
-        "choose another split, or name other test items in task.test-path"
+    assert (
+        str(caught.value)
+        == f"data.hub-split = {split!r}: clients train on 'validation', which has the public test"
+        " items of the task sst2; choose another split, or name other test items in"
+        " task.test-path"
     )
 
 
@@ -70,5 +95,10 @@ def test_they_train_on_any_other(monkeypatch: pytest.MonkeyPatch, split: str) ->
 def test_they_train_on_it_where_the_test_items_are_others(tmp_path: Path) -> None:
     file = tmp_path / "items.jsonl"
     file.write_text('{"sentence": "tree", "label": 1}\n')
-    flat = {"method": "fedpetuning", "task.name": "sst2", "data.source": "hub", "data.hub-split": "validation"}
+    flat = {
+        "method": "fedpetuning",
+        "task.name": "sst2",
+        "data.source": "hub",
+        "data.hub-split": "validation",
+    }
     assert len(public_items(parse(flat | {"task.test-path": str(file)}))) == 1

@@ -10,7 +10,8 @@ from espalier.corpora.tasks.batches import collate, collate_texts
 from espalier.corpora.tasks.encoding import Encoded
 from espalier.corpora.tasks.item import Item
 
-LONG, SHORT = Encoded((5, 6, 7, 8), 2), Encoded((9, 4), 1)
+LONG = Encoded((5, 6, 7, 8), 2)
+SHORT = Encoded((9, 4), 1)
 
 
 def test_padding_is_on_the_right_and_has_no_label() -> None:
@@ -28,7 +29,10 @@ def test_the_loss_may_count_the_prompt_too() -> None:
 def test_an_encoder_gets_pairs_and_classes(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, pad_token="<s>")
-    items = [Item(("?",), ("no", "yes"), answer, texts=texts) for answer, texts in ((1, ("oak", "fir")), (0, ("elm", "x" * 9)))]
+    items = [
+        Item(("?",), ("no", "yes"), answer, texts=texts)
+        for answer, texts in ((1, ("oak", "fir")), (0, ("elm", "x" * 9)))
+    ]
     batch = collate_texts(items, tokenizer, 8)
     first = [*tokenizer.encode("oak"), *tokenizer.encode("fir")]
     assert batch.input_ids[0].tolist() == first + [tokenizer.pad_token_id] * (8 - len(first))

@@ -45,12 +45,21 @@ def test_a_single_token_is_a_mistake() -> None:
         encode_pair(lambda text: [7], "a", "b")
 
 
-@given(st.text("ab ", min_size=1, max_size=12), st.text("cd ", min_size=1, max_size=12), st.integers(2, 30))
-def test_only_the_beginning_of_the_prompt_is_lost(context: str, answer: str, max_tokens: int) -> None:
-    item, whole = Item((context,), (answer,), 0, ""), context + answer
+@given(
+    st.text("ab ", min_size=1, max_size=12),
+    st.text("cd ", min_size=1, max_size=12),
+    st.integers(2, 30),
+)
+def test_only_the_beginning_of_the_prompt_is_lost(
+    context: str, answer: str, max_tokens: int
+) -> None:
+    item = Item((context,), (answer,), 0, "")
+    whole = context + answer
     length = min(len(whole) - len(context.rstrip()), len(whole) - 1)
     if length >= max_tokens:
-        with pytest.raises(Mistake, match=f"an answer has {length} tokens, and {max_tokens - 1} fit"):
+        with pytest.raises(
+            Mistake, match=f"an answer has {length} tokens, and {max_tokens - 1} fit"
+        ):
             scored_items(CHOICE, [item], by_character, max_tokens)
         return
     found = scored_items(CHOICE, [item], by_character, max_tokens)
@@ -63,7 +72,12 @@ def test_only_the_beginning_of_the_prompt_is_lost(context: str, answer: str, max
 def test_every_option_stands_behind_its_own_context() -> None:
     items = [Item(("ab", "xy"), ("p", "qr"), 1), Item(("z",), ("s", "t"), 0)]
     found = scored_items(CHOICE, items, by_character, 9)
-    assert ["".join(map(chr, one.token_ids)) for one in found.requests] == ["ab p", "xy qr", "z s", "z t"]
+    assert ["".join(map(chr, one.token_ids)) for one in found.requests] == [
+        "ab p",
+        "xy qr",
+        "z s",
+        "z t",
+    ]
     assert [one.answer_tokens for one in found.requests] == [2, 3, 2, 2]
     assert (found.num_options, found.answers, found.characters) == ((2, 2), (1, 0), (1, 2, 1, 1))
 
@@ -72,5 +86,7 @@ def test_a_prompt_is_cut_on_the_left_down_to_its_last_token() -> None:
     whole = encode_pair(by_character, "xy", " q")
     assert cut(whole, 4, CHOICE) == whole == Encoded((120, 121, 32, 113), 2)
     assert cut(whole, 3, CHOICE) == Encoded((121, 32, 113), 2)
-    with pytest.raises(Mistake, match=r"here: an answer has 2 tokens, and 1 fit .* raise task.max-tokens"):
+    with pytest.raises(
+        Mistake, match=r"here: an answer has 2 tokens, and 1 fit .* raise task.max-tokens"
+    ):
         cut(whole, 2, CHOICE, "here")

@@ -19,26 +19,46 @@ def item(task: str, **record: Any) -> Item:
 def test_sst2() -> None:
     found = item("sst2", sentence="a hedge of quiet charm . ", label=1)
     assert found.requests == (
-        ("a hedge of quiet charm . \nQuestion: Is this sentence positive or negative?\nAnswer:", " negative"),
-        ("a hedge of quiet charm . \nQuestion: Is this sentence positive or negative?\nAnswer:", " positive"),
+        (
+            "a hedge of quiet charm . \nQuestion: Is this sentence positive or negative?\nAnswer:",
+            " negative",
+        ),
+        (
+            "a hedge of quiet charm . \nQuestion: Is this sentence positive or negative?\nAnswer:",
+            " positive",
+        ),
     )
-    assert (found.answer, found.label, found.texts) == (1, "positive", ("a hedge of quiet charm . ",))
+    assert (found.answer, found.label, found.texts) == (
+        1,
+        "positive",
+        ("a hedge of quiet charm . ",),
+    )
 
 
 @pytest.mark.parametrize("label", [2, "contradiction", "2"])
 @pytest.mark.parametrize("hypothesis", ["The oak fell ", "The oak fell."])
 def test_mnli(label: int | str, hypothesis: str) -> None:
     found = item("mnli", premise="The oak stands.", hypothesis=hypothesis, label=label)
-    assert found.contexts == ("The oak stands.\nQuestion: The oak fell. True, False or Neither?\nAnswer:",)
+    assert found.contexts == (
+        "The oak stands.\nQuestion: The oak fell. True, False or Neither?\nAnswer:",
+    )
     assert found.options == ("True", "Neither", "False")
-    assert (found.answer, found.label, found.texts) == (2, "contradiction", ("The oak stands.", hypothesis))
+    assert (found.answer, found.label, found.texts) == (
+        2,
+        "contradiction",
+        ("The oak stands.", hypothesis),
+    )
 
 
 @pytest.mark.parametrize("answer", [{"answer": True}, {"label": 1}])
 def test_boolq(answer: dict[str, Any]) -> None:
     found = item("boolq", passage="Ash is a tree.", question="is ash a tree", **answer)
     assert found.contexts == ("Ash is a tree.\nQuestion: is ash a tree?\nAnswer:",)
-    assert (found.options, found.gold, found.texts) == (("no", "yes"), "yes", ("is ash a tree", "Ash is a tree."))
+    assert (found.options, found.gold, found.texts) == (
+        ("no", "yes"),
+        "yes",
+        ("is ash a tree", "Ash is a tree."),
+    )
 
 
 @pytest.mark.parametrize("letters", ["ABC", "123"])
@@ -48,9 +68,16 @@ def test_arc_in_the_authors_form_and_in_the_hubs(task: str, letters: str) -> Non
     inner = [{"text": text, "label": letter} for text, letter in zip(texts, letters, strict=True)]
     for found in (
         item(task, question={"stem": "What grows?", "choices": inner}, answerKey=letters[1]),
-        item(task, question="What grows?", choices={"text": texts, "label": list(letters)}, answerKey=letters[1]),
+        item(
+            task,
+            question="What grows?",
+            choices={"text": texts, "label": list(letters)},
+            answerKey=letters[1],
+        ),
     ):
-        assert found.requests == tuple(("Question: What grows?\nAnswer:", f" {text}") for text in texts)
+        assert found.requests == tuple(
+            ("Question: What grows?\nAnswer:", f" {text}") for text in texts
+        )
         assert (found.answer, found.label) == (1, "B")
 
 
@@ -63,19 +90,37 @@ def test_openbookqa_asks_with_the_bare_stem() -> None:
 
 @pytest.mark.parametrize("answer", [3, "D"])
 def test_mmlu(answer: int | str) -> None:
-    found = item("mmlu", question=" Which? ", choices=["p", "q", "r", "s"], answer=answer, subject="high_school_botany")
-    assert found.contexts == (
-        "The following are multiple choice questions (with answers) about high school botany.\n\n"
-        "Which?\nA. p\nB. q\nC. r\nD. s\nAnswer:",
+    found = item(
+        "mmlu",
+        question=" Which? ",
+        choices=["p", "q", "r", "s"],
+        answer=answer,
+        subject="high_school_botany",
     )
-    assert (found.options, found.answer, found.label) == (("A", "B", "C", "D"), 3, "high_school_botany")
-    assert item("mmlu", question="Q", choices=["p", "q", "r", "s"], answer=0, subject="").prompt.startswith("Q\nA. p")
+    assert found.contexts == (
+        (
+            "The following are multiple choice questions (with answers) about high school"
+            " botany.\n\nWhich?\nA. p\nB. q\nC. r\nD. s\nAnswer:"
+        ),
+    )
+    assert (found.options, found.answer, found.label) == (
+        ("A", "B", "C", "D"),
+        3,
+        "high_school_botany",
+    )
+    assert item(
+        "mmlu", question="Q", choices=["p", "q", "r", "s"], answer=0, subject=""
+    ).prompt.startswith("Q\nA. p")
 
 
 def test_options_in_another_order_do_not_make_another_question() -> None:
-    questions = [item("mmlu", question="Q", choices=list(choices), answer=0, subject="s") for choices in ("pqrs", "srqp")]
+    questions = [
+        item("mmlu", question="Q", choices=list(choices), answer=0, subject="s")
+        for choices in ("pqrs", "srqp")
+    ]
     gaps = [
-        item("winogrande", sentence="a _ b", option1=one, option2=other, answer="1") for one, other in (("x", "y"), ("y", "x"))
+        item("winogrande", sentence="a _ b", option1=one, option2=other, answer="1")
+        for one, other in (("x", "y"), ("y", "x"))
     ]
     for first, second in (questions, gaps):
         assert first.contexts != second.contexts
@@ -92,7 +137,12 @@ def test_piqa() -> None:
 
 
 def test_hellaswag_strips_the_markup_and_capitalises_the_second_context() -> None:
-    endings = [" [substeps] cuts it. ", "waits  a while.", "goes [x] home", "sleeps [title] soundly"]
+    endings = [
+        " [substeps] cuts it. ",
+        "waits  a while.",
+        "goes [x] home",
+        "sleeps [title] soundly",
+    ]
     rest: dict[str, Any] = {"activity_label": "Pruning", "endings": endings, "label": "3"}
     found = item("hellaswag", ctx_a="A man kneels. [step] Slowly", ctx_b="he LOOKS", **rest)
     assert found.contexts == ("Pruning: A man kneels. Slowly He looks",)
@@ -117,25 +167,31 @@ def test_gsm8k() -> None:
     assert found.label == ""
 
 
-@pytest.mark.parametrize(("task", "given", "answer"), [("dolly", "context", "response"), ("alpaca", "input", "output")])
+@pytest.mark.parametrize(
+    ("task", "given", "answer"), [("dolly", "context", "response"), ("alpaca", "input", "output")]
+)
 def test_instructions_with_and_without_an_input(task: str, given: str, answer: str) -> None:
     rest = {answer: "Roses.", "category": "open_qa"}
     found = item(task, instruction="Name a flower.", **{given: ""}, **rest)
-    assert "".join(found.requests[0]) == (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-        "### Instruction:\nName a flower.\n\n### Response:\nRoses."
+    assert (
+        "".join(found.requests[0])
+        == "Below is an instruction that describes a task. Write a response that appropriately"
+        " completes the request.\n\n### Instruction:\nName a flower.\n\n### Response:\nRoses."
     )
     found = item(task, instruction="Name a flower.", **{given: "It is red."}, **rest)
-    assert "".join(found.requests[0]) == (
-        "Below is an instruction that describes a task, paired with an input that provides further context. "
-        "Write a response that appropriately completes the request.\n\n"
-        "### Instruction:\nName a flower.\n\n### Input:\nIt is red.\n\n### Response:\nRoses."
+    assert (
+        "".join(found.requests[0])
+        == "Below is an instruction that describes a task, paired with an input that provides"
+        " further context. Write a response that appropriately completes the request.\n\n###"
+        " Instruction:\nName a flower.\n\n### Input:\nIt is red.\n\n### Response:\nRoses."
     )
     assert found.label == ("open_qa" if task == "dolly" else "")
 
 
 @given(st.integers(1, 5), st.integers(-2, 7), st.integers(1, 6))
-def test_an_item_that_does_not_fit_together_is_refused(options: int, answer: int, contexts: int) -> None:
+def test_an_item_that_does_not_fit_together_is_refused(
+    options: int, answer: int, contexts: int
+) -> None:
     parts = tuple(map(str, range(contexts))), tuple(map(str, range(options))), answer
     if contexts in (1, options) and 0 <= answer < options:
         assert len(Item(*parts).requests) == options

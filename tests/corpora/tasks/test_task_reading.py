@@ -19,11 +19,29 @@ GOOD: dict[str, dict[str, Any]] = {
     "sst2": {"sentence": SECRET, "label": 0},
     "mnli": {"premise": SECRET, "hypothesis": SECRET, "label": "neutral"},
     "boolq": {"passage": SECRET, "question": SECRET, "answer": False},
-    "arc-easy": {"question": SECRET, "choices": {"text": [SECRET, "b"], "label": ["A", "B"]}, "answerKey": "A"},
-    "openbookqa": {"question_stem": SECRET, "choices": {"text": [SECRET, "b"], "label": ["A", "B"]}, "answerKey": "A"},
-    "mmlu": {"question": SECRET, "choices": [SECRET, "b", "c", "d"], "answer": 0, "subject": "botany"},
+    "arc-easy": {
+        "question": SECRET,
+        "choices": {"text": [SECRET, "b"], "label": ["A", "B"]},
+        "answerKey": "A",
+    },
+    "openbookqa": {
+        "question_stem": SECRET,
+        "choices": {"text": [SECRET, "b"], "label": ["A", "B"]},
+        "answerKey": "A",
+    },
+    "mmlu": {
+        "question": SECRET,
+        "choices": [SECRET, "b", "c", "d"],
+        "answer": 0,
+        "subject": "botany",
+    },
     "piqa": {"goal": SECRET, "sol1": SECRET, "sol2": "b", "label": 0},
-    "hellaswag": {"activity_label": SECRET, "ctx": SECRET, "endings": [SECRET, "b", "c", "d"], "label": 0},
+    "hellaswag": {
+        "activity_label": SECRET,
+        "ctx": SECRET,
+        "endings": [SECRET, "b", "c", "d"],
+        "label": 0,
+    },
     "winogrande": {"sentence": f"{SECRET} _ grew", "option1": "a", "option2": "b", "answer": "1"},
     "gsm8k": {"question": SECRET, "answer": f"{SECRET} #### 3"},
     "dolly": {"instruction": SECRET, "context": "", "response": SECRET, "category": "open_qa"},
@@ -42,19 +60,29 @@ def test_a_field_that_is_missing_is_named_with_its_line(task: str, tmp_path: Pat
     for field in GOOD[task]:
         lacking = {name: value for name, value in GOOD[task].items() if name != field}
         asked = {"answer": "label"}.get(field, field) if task == "boolq" else field
-        with pytest.raises(Mistake, match=rf"items.jsonl: line 2 \(task {task}\) has no field '{asked}'") as refused:
+        with pytest.raises(
+            Mistake, match=rf"items.jsonl: line 2 \(task {task}\) has no field '{asked}'"
+        ) as refused:
             list(read_items(TASKS[task], write(tmp_path, GOOD[task], lacking)))
         assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize("task", GOOD)
-def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(task: str, tmp_path: Path) -> None:
+def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(
+    task: str, tmp_path: Path
+) -> None:
     for field in GOOD[task]:
         for wrong in (None, 17, 0.5, -1, [SECRET], {"x": SECRET}, f" {SECRET} \ud800", []):
             record = GOOD[task] | {field: wrong}
-            if wrong is None and (task, field) in {("dolly", "context"), ("alpaca", "input"), ("mmlu", "subject")}:
+            if wrong is None and (task, field) in {
+                ("dolly", "context"),
+                ("alpaca", "input"),
+                ("mmlu", "subject"),
+            }:
                 continue
-            with pytest.raises(Mistake, match=rf"line 1 \(task {task}\).*'[a-zA-Z_0-9]+'") as refused:
+            with pytest.raises(
+                Mistake, match=rf"line 1 \(task {task}\).*'[a-zA-Z_0-9]+'"
+            ) as refused:
                 list(read_items(TASKS[task], write(tmp_path, record)))
             assert SECRET not in str(refused.value)
 
@@ -62,27 +90,49 @@ def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(task: str, tmp
 @pytest.mark.parametrize(
     ("task", "changed", "why"),
     [
-        ("sst2", {"label": -1}, "field 'label' is none of the labels negative, positive and no number from 0 to 1"),
-        ("sst2", {"label": "1" * 5000}, "field 'label' is none of the labels"),  # more digits than Python makes a number of
-        ("sst2", {"label": -1}, "but a negative number, which stands in splits whose labels are kept back; give the record"),
+        (
+            "sst2",
+            {"label": -1},
+            "field 'label' is none of the labels negative, positive and no number from 0 to 1",
+        ),
+        # More digits than Python makes a number of.
+        ("sst2", {"label": "1" * 5000}, "field 'label' is none of the labels"),
+        (
+            "sst2",
+            {"label": -1},
+            (
+                "but a negative number, which stands in splits whose labels are kept back; give the"
+                " record"
+            ),
+        ),
         ("sst2", {"label": None}, "no number from 0 to 1, but null"),
         ("sst2", {"label": 1.0}, "no number from 0 to 1, but a number"),
         ("sst2", {"label": [SECRET]}, "no number from 0 to 1, but a list"),
         ("sst2", {"label": SECRET}, "no number from 0 to 1, but a string"),
         ("sst2", {"sentence": [SECRET]}, "field 'sentence' is not a string but a list"),
-        ("mmlu", {"choices": []}, "field 'choices' is not a list with something in it but an empty one"),
+        (
+            "mmlu",
+            {"choices": []},
+            "field 'choices' is not a list with something in it but an empty one",
+        ),
         ("mmlu", {"choices": ["a", "b", "c", None]}, "field 'choices' is not a string but null"),
         ("arc-easy", {"question": {"stem": "a", "choices": ["b"]}}, "number 1 is a string"),
         ("hellaswag", {"label": ""}, "field 'label' is none of the labels"),
         ("winogrande", {"answer": "3"}, "no number from 1 to 2"),
         ("winogrande", {"sentence": "no gap"}, "has no gap '_' with text after it"),
-        ("arc-easy", {"answerKey": "E"}, "field 'answerKey' is not the label of one of the choices"),
+        (
+            "arc-easy",
+            {"answerKey": "E"},
+            "field 'answerKey' is not the label of one of the choices",
+        ),
         ("mmlu", {"choices": ["a"]}, "does not have four texts"),
         ("gsm8k", {"answer": "three"}, "does not end with '#### ' and a number"),
         ("dolly", {"response": " \n"}, "field 'response' is blank"),
     ],
 )
-def test_a_label_or_text_that_will_not_do(task: str, changed: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_a_label_or_text_that_will_not_do(
+    task: str, changed: dict[str, Any], why: str, tmp_path: Path
+) -> None:
     with pytest.raises(Mistake) as refused:
         list(read_items(TASKS[task], write(tmp_path, GOOD[task], GOOD[task] | changed)))
     assert f"line 2 (task {task})" in str(refused.value)
@@ -90,7 +140,10 @@ def test_a_label_or_text_that_will_not_do(task: str, changed: dict[str, Any], wh
 
 
 def test_fields_that_there_are_stand_beside_the_one_that_is_missing(tmp_path: Path) -> None:
-    told = r"line 1 \(task sst2\) has no field 'sentence', it has the fields text \(a string\), label \(a number\); check"
+    told = (
+        r"line 1 \(task sst2\) has no field 'sentence', it has the fields text \(a string\), label"
+        r" \(a number\); check"
+    )
     with pytest.raises(Mistake, match=told):
         list(read_items(TASKS["sst2"], write(tmp_path, {"text": SECRET, "label": 1})))
 
@@ -98,7 +151,10 @@ def test_fields_that_there_are_stand_beside_the_one_that_is_missing(tmp_path: Pa
 def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD["piqa"], GOOD["piqa"] | {"sol1": "x" * 40})
     items = list(read_items(TASKS["piqa"], path))
-    told = rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, and 19 fit .*; raise task.max-test-tokens"
+    told = (
+        rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, and 19 fit .*; raise"
+        r" task.max-test-tokens"
+    )
     with pytest.raises(Mistake, match=told):
         scored_items(TASKS["piqa"], items, lambda text: list(text.encode()), 20)
 
@@ -116,8 +172,14 @@ def test_lines_that_are_not_records(tmp_path: Path) -> None:
 
 def test_line_separators_within_a_string_do_not_end_the_line(tmp_path: Path) -> None:
     file = tmp_path / "items.jsonl"
-    file.write_text('{"sentence": "one\u2028two", "label": 1}\r\n\n{"sentence": "three", "label": 0}\n', encoding="utf-8")
-    assert [item.texts for item in read_items(TASKS["sst2"], str(file))] == [("one\u2028two",), ("three",)]
+    file.write_text(
+        '{"sentence": "one\u2028two", "label": 1}\r\n\n{"sentence": "three", "label": 0}\n',
+        encoding="utf-8",
+    )
+    assert [item.texts for item in read_items(TASKS["sst2"], str(file))] == [
+        ("one\u2028two",),
+        ("three",),
+    ]
 
 
 @pytest.fixture
@@ -126,15 +188,27 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "trees"
     folder.mkdir()
-    records = [{"sentence": f"tree {number}", "label": number % 2 if number < 5 else -1} for number in range(6)]
+    records = [
+        {"sentence": f"tree {number}", "label": number % 2 if number < 5 else -1}
+        for number in range(6)
+    ]
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
     return str(folder)
 
 
 def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
     items = read_hub_items(TASKS["sst2"], "train", dataset)
-    assert [next(items).label for _ in range(5)] == ["negative", "positive", "negative", "positive", "negative"]
-    with pytest.raises(Mistake, match=r"trees \(train\): record 6 \(task sst2\), field 'label' is none of the labels"):
+    assert [next(items).label for _ in range(5)] == [
+        "negative",
+        "positive",
+        "negative",
+        "positive",
+        "negative",
+    ]
+    with pytest.raises(
+        Mistake,
+        match=r"trees \(train\): record 6 \(task sst2\), field 'label' is none of the labels",
+    ):
         next(items)
 
 
@@ -150,10 +224,19 @@ def hub_run(**changes: Any) -> RunSettings:
 
 
 def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(dataset: str) -> None:
-    with pytest.raises(Mistake, match=r"^data\.hub-split: the dataset '.*trees' has no split 'dev', it has 'train'; set it to"):
+    with pytest.raises(
+        Mistake,
+        match=(
+            r"^data\.hub-split: the dataset '.*trees' has no split 'dev', it has 'train'; set it to"
+        ),
+    ):
         client_items(hub_run(data__path=dataset, data__hub_split="dev"), simulated_node(), 0)
     with pytest.raises(
-        Mistake, match=r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', it has 'train'; .*"
+        Mistake,
+        match=(
+            r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', it has"
+            r" 'train'; .*"
+        ),
     ):
         public_items(hub_run(data__path=dataset))
 
@@ -165,10 +248,21 @@ def test_a_dataset_that_no_key_names_is_told_by_its_task(monkeypatch: pytest.Mon
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    for read in (lambda: client_items(hub_run(), simulated_node(), 0), lambda: public_items(hub_run())):
-        with pytest.raises(Mistake, match=r"^task.name = 'sst2': its dataset 'nyu-mll/glue' cannot be loaded: ConnectionError"):
+    for read in (
+        lambda: client_items(hub_run(), simulated_node(), 0),
+        lambda: public_items(hub_run()),
+    ):
+        with pytest.raises(
+            Mistake,
+            match=(
+                r"^task.name = 'sst2': its dataset 'nyu-mll/glue' cannot be loaded: ConnectionError"
+            ),
+        ):
             read()
-    with pytest.raises(Mistake, match=r"^data.path = 'trees': the dataset cannot be loaded: ConnectionError: no network"):
+    with pytest.raises(
+        Mistake,
+        match=r"^data.path = 'trees': the dataset cannot be loaded: ConnectionError: no network",
+    ):
         public_items(hub_run(data__path="trees"))
 
 
@@ -186,7 +280,12 @@ def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
         return []
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    flat = {"method": "fedpetuning", "task.name": task, "data.source": "hub", "data.hub-split": named}
+    flat = {
+        "method": "fedpetuning",
+        "task.name": task,
+        "data.source": "hub",
+        "data.hub-split": named,
+    }
     with pytest.raises(Mistake, match="no items of the task"):
         client_items(parse(flat), simulated_node(), 0)
     hub = TASKS[task].hub
@@ -202,7 +301,8 @@ def test_simulated_clients_of_a_process_read_their_file_once_until_it_changes(
     settings = hub_run(data__source="jsonl", data__path=path, num_clients=3)
     read: list[str] = []
     monkeypatch.setattr(
-        "espalier.corpora.client_items.read_items", lambda task, path: read.append(path) or read_items(task, path)
+        "espalier.corpora.client_items.read_items",
+        lambda task, path: read.append(path) or read_items(task, path),
     )
 
     def of_all() -> list[str]:

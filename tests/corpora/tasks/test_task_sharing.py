@@ -12,7 +12,10 @@ from espalier.corpora.tasks.sharing import shares_of_items, split_items
 from espalier.settings.mistakes import Mistake
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
-ITEMS = [Item((f"Which tree is number {n}?",), ("oak", "elm"), n % 2, label=f"wood-{n % 3}") for n in range(600)]
+ITEMS = [
+    Item((f"Which tree is number {n}?",), ("oak", "elm"), n % 2, label=f"wood-{n % 3}")
+    for n in range(600)
+]
 
 
 def test_a_tenth_is_held_out() -> None:
@@ -41,17 +44,25 @@ def test_shares_are_disjoint_and_complete_in_any_order(kind: Kind, clients: int,
     shares = shares_of_items(partition, [*ITEMS, *ITEMS[:50]])
     assert len(shares) == clients
     assert Counter(item for share in shares for item in share) == Counter(ITEMS)
-    assert [set(share) for share in shares] == [set(share) for share in shares_of_items(partition, reversed(ITEMS))]
+    assert [set(share) for share in shares] == [
+        set(share) for share in shares_of_items(partition, reversed(ITEMS))
+    ]
 
 
 def test_by_field_gives_whole_labels() -> None:
-    labels = [{item.label for item in share} for share in shares_of_items(Partition("by-field", 2, 1.0, 0), ITEMS)]
+    labels = [
+        {item.label for item in share}
+        for share in shares_of_items(Partition("by-field", 2, 1.0, 0), ITEMS)
+    ]
     assert labels == [{"wood-0", "wood-2"}, {"wood-1"}]
 
 
 @pytest.mark.parametrize("kind", ["by-field", "dirichlet"])
 def test_items_without_labels_are_not_dealt_out_by_label(kind: Kind) -> None:
     bare = [Item(("Which?",), ("#### 4",), 0)]
-    with pytest.raises(Mistake, match=f"data.partition = '{kind}': the task has records without a label; choose 'iid'"):
+    with pytest.raises(
+        Mistake,
+        match=f"data.partition = '{kind}': the task has records without a label; choose 'iid'",
+    ):
         shares_of_items(Partition(kind, 2, 0.5, 0), bare)
     assert sum(map(len, shares_of_items(Partition("quantity", 2, 0.5, 0), bare))) == 1
