@@ -1,1 +1,1 @@
-"""What runs at a site, beside its private data."""
+"""Client side of the app: code that runs at a site, next to its private data."""

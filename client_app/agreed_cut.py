@@ -1,10 +1,16 @@
-"""A device of FedSpine agrees on its cut before a round's training: it is asked once, and answers with bits that it keeps.
+"""Agreement between a FedSpine device and the server on what the device cuts in a round.
 
-The importances of the last round that it trained in lie in its private state, beside the cut that they are of. Where they are
-gone, or are of another cut than the server knows, nothing is cut, and training goes on with the cut of the request.
+Before a round's training, the server asks the device once which prunable groups to cut. The device
+answers with a bit mask and keeps that answer.
 
-This is not ``answered_once``: a question counts when its answer is kept, as one that fails has told nothing and reads no text;
-its answer is bits alone, without a report or parts; and that the settings are the same goes by the name of the state's folder.
+The importances from the last round in which the device trained are in its client state, together
+with the cut that they were measured on. If they are missing, or were measured on another cut than
+the server knows, the device cuts nothing, and training continues with the cut of the request.
+
+This module does not use ``answered_once``, for three reasons. A question counts only when its
+answer is stored, because a failed question reveals nothing and reads no text. The answer consists
+of bits only, without a report or parts. The folder name of the client state already guarantees that
+the settings are the same.
 """
 
 from typing import Any
@@ -20,15 +26,16 @@ from espalier.wire.fedspine import STRUCTURE, CutOrder
 from espalier.wire.messages import Letter, NoScalars, validate
 
 AGREED = "agreed-cut"
-"""Document of a round: what was asked, and what was answered."""
+"""Name of a per-round document: the question and its answer."""
 LAST = "last-cut"
-"""Document that outlasts rounds: the last round whose question was answered."""
+"""Name of a document that outlives rounds: the last round whose question was answered."""
 
 
 def take_or_cut(site: Site, request: Letter) -> Letter:
-    """Answer a ``deliver``: the question what to cut, or a part of the global adapters."""
+    """Answer a ``deliver``: the question of what to cut, or a part of the global adapters."""
     header = request.header
     if header.part > 0 or header.server_round > site.settings.federation.rounds:
+        # Only part 0 asks for a cut. After the last round every part delivers the final result.
         return take(site, request)
     state = site.state(header)
     number = header.server_round
@@ -48,7 +55,11 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
 def _require_new(
     state: PrivateState, server_round: int, asked: dict[str, Any], kept: dict[str, Any] | None
 ) -> None:
-    """A second cut of a round would tell more; see ``_cut`` for rounds in which nothing was measured."""
+    """Raise Mistake if this round, or a later one, was already answered for another question.
+
+    A second cut in the same round would reveal more about the data. ``_cut`` handles rounds in
+    which nothing was measured.
+    """
     if kept is not None and kept["asked"] == asked:
         return
     last = state.load_lasting(LAST) or {"round": 0, "asked": None}
@@ -64,9 +75,10 @@ def _require_new(
 
 
 def _cut(site: Site, state: PrivateState, request: Letter, pruned: float) -> tuple[bytes, str]:
-    """The bits of what is cut now, and the hash of the measurement that they rest on.
+    """Return the bit mask of the cut, and the hash of the importances that it is based on.
 
-    They are those of the request where this client measured nothing of such a model, or nothing since it last told a cut.
+    The bits are those of the request if this client has no importances of that model, or no new
+    ones since its last answer.
     """
     from client_app.measured_units import measured_units
 

@@ -1,12 +1,17 @@
-"""A round is answered once, by every method: each answer to another order of it would tell more of the same data.
+"""Protection against repeated questions: every method answers each round once.
 
-Covers: the same order is answered from what was kept, also after a message was lost, the server was killed, or went back to the
-checkpoint before; of the last round it is worked on again where the reply is gone. Another order of a round is refused, and so
-is any order of a round before the last, once its reply was let go. An order counts from when work on it begins, also where that
-fails: whether it does may follow from the data too. An order is all that an answer depends on, beside the client's own data.
-Its hash stays when the rest of its round is let go.
-Does not cover: what one answer tells (see the contracts' ``observer``), a further run (the site's ``most-runs``), or a node
-whose owner removes its state.
+Each answer to a different order for the same round would reveal more about the same data.
+
+Covers: the same order is answered from the stored reply, also after a message was lost, the server
+was killed, or the server went back to an earlier checkpoint. In the last round, the work is
+repeated if the stored reply is gone. A different order for a round is refused. Any order for an
+earlier round is refused once its reply was deleted. An order counts from the moment work on it
+begins, even if the work fails, because the failure may depend on the data. An order is everything
+that the answer depends on, apart from the client's own data. The hash of the order is kept when the
+other files of its round are deleted.
+
+Does not cover: what a single answer reveals (see ``observer`` of the contracts), further runs (the
+site's ``most-runs``), and a node whose owner deletes its state.
 """
 
 import json
@@ -23,45 +28,52 @@ from espalier.wire.messages import Header, Letter, Scalars, validate
 R = TypeVar("R", bound=Scalars)
 
 REPORT = "report"
-"""Document of a round: what was asked, the order's scalars, and what was reported."""
+"""Name of a per-round document: hash of the order, fields of the order, and the report."""
 ANSWERED = "answered"
-"""Document that outlasts rounds: the hash of each answered order, by the round's number."""
+"""Name of a document that outlives rounds: hash of each answered order, by round number."""
 
 
 @dataclass(frozen=True)
 class Work(Generic[R]):
-    """A method's work in a round, and how its reply is made."""
+    """Work of a method in one round, and the composition of its reply."""
 
     report: type[R]
-    """What is said beside the blobs; it names their hashes."""
+    """Type of the report that is sent next to the blobs and lists their hashes."""
     keys: Sequence[str]
-    """Of all blobs, in the order of the report's hashes."""
+    """Keys of all blobs, in the order of the hashes in the report."""
     first_part: Collection[str]
-    """Keys of the blobs that go with the report."""
+    """Keys of the blobs that are sent together with the report."""
     do: Callable[[PrivateState], R]
-    """Does the work, and keeps the blobs in the private state's round."""
+    """Function that does the work and stores the blobs in the round's client state."""
     rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {}
-    """What the answer depends on that is not in the order's message, JSON values only: what was delivered before."""
+    """Function that returns other inputs of the answer (JSON values), such as delivered parts."""
     require_ready: Callable[[PrivateState], None] = lambda _: None
-    """Raises StateLost where the work cannot begin, which uses nothing up: it reads nothing of the client's data."""
+    """Function that raises StateLost if the work cannot begin.
+
+    It must not read the client's data: a failure here does not count as an answer.
+    """
 
 
 def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
-    """Answer a ``train`` with its report and the first part.
+    """Answer a ``train`` request with the report and the first part of the blobs.
 
     Raises
     ------
     Mistake
-        Another order of this round was answered or begun, or a later round was and this one's reply is gone.
+        This round was answered or begun for another order, or a later round was answered and the
+        reply of this one is gone.
     """
     header = request.header
     state = site.state(request.header)
-    with state.locked():  # over the whole work: the same order, again, waits for the first
+    # Hold the lock during the whole work, so that a repeated order waits for the first one.
+    with state.locked():
         asked = _asked(site, request, work.rests_on(state))
         saved = state.load(header.server_round, REPORT)
         _require_new(state, header, asked, saved)
         if saved is None:
             work.require_ready(state)
+            # Record the order before the work starts: a failure may depend on the data and counts
+            # as an answer.
             _note(state, header.server_round, asked)
             report = work.do(state)
             saved = {"asked": asked, "order": request.scalars, "report": report.model_dump()}
@@ -74,17 +86,17 @@ def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
 
 
 def is_answered(state: PrivateState, server_round: int) -> bool:
-    """Whether an order of a round was answered, or begun; whether or not the reply is still there."""
+    """Return whether an order of this round was answered or begun, even if the reply is gone."""
     return server_round in _answered(state)
 
 
 def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
-    """What was kept of a round: ``order``, the scalars of its message, and ``report``.
+    """Return the stored document of a round: ``order`` (fields of the request) and ``report``.
 
     Raises
     ------
     Mistake
-        The round was not answered; it says ``what`` is missing.
+        The round was not answered. The message names ``what`` is missing.
     """
     saved = site.state(header).load(header.server_round, REPORT)
     if saved is None:

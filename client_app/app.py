@@ -1,7 +1,10 @@
-"""The ClientApp: short handlers that look the method's job up and pass its answer through the egress mod.
+"""ClientApp with one short handler per message kind.
 
-Flower starts a process for every message. So whatever takes torch is imported where it is needed: ``fetch`` and ``deliver``
-move bytes that are there, and with masks and kept weights do without.
+Each handler looks up the method's local job. Its answer passes through the egress mod.
+
+Flower starts a process for every message. Everything that needs torch is therefore imported where
+it is used: ``fetch`` and ``deliver`` only move stored bytes, and do not need torch for masks and
+kept weights.
 """
 
 import logging
@@ -40,13 +43,14 @@ from espalier.wire.refusal import Refusal
 Work = Callable[[Site, Letter], Letter]
 
 BEFORE_A_SEAT = ("enrol", "refused")
-"""Kinds of messages to nodes that are no client."""
+"""Message kinds that also go to nodes that are not (yet) clients of the run."""
 SECONDS_PER_DAY = 86_400
 
-# Flower loads this module before it starts Ray in the same process. Ray then leaves it to the clients which GPUs they see also
-# where none is reserved for them, as its later versions do by default, and does not warn of that.
+# Flower loads this module before it starts Ray in the same process. With this setting, Ray does not
+# hide GPUs from clients that reserved none, and prints no warning about it. Later versions of Ray
+# behave like this by default.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# Of Ray too, which `flwr run .` would start for everybody on the network.
+# `flwr run .` would otherwise start Ray's services on all network interfaces.
 keep_on_loopback(os.environ)
 
 app = ClientApp(mods=[as_played, egress])
@@ -54,48 +58,48 @@ app = ClientApp(mods=[as_played, egress])
 
 @app.query("enrol")
 def enrol(message: Message, context: Context) -> Message:
-    """Say who this site is and which program and model it has."""
+    """Report the site's name and the hashes of its program and its model."""
     return _answer(message, context, _enrol)
 
 
 @app.query("refused")
 def refused(message: Message, context: Context) -> Message:
-    """Let this node's log say that the run goes on without it."""
+    """Write to this node's log that the run continues without it, and why."""
     return _answer(message, context, _refused)
 
 
 @app.query("deliver")
 def deliver(message: Message, context: Context) -> Message:
-    """Keep a part of the federated result."""
+    """Store a part of the federated result."""
     return _answer(message, context, _deliver)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Do the method's local work on private data."""
+    """Run the method's local job on private data."""
     return _answer(message, context, _train)
 
 
 @app.train("alone")
 def alone(message: Message, context: Context) -> Message:
-    """Make by itself what the rounds did not leave, for the evaluation."""
+    """Compute the local baseline, if the rounds did not leave one."""
     return _answer(message, context, _alone)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the local result on public text, and, if asked to, several models on own held-out text."""
+    """Evaluate the local result on evaluation text, and on request all models on held-out text."""
     return _answer(message, context, _evaluate)
 
 
 @app.query("fetch")
 def fetch(message: Message, context: Context) -> Message:
-    """Hand out a further part of an earlier reply."""
+    """Return a further part of an earlier reply."""
     return _answer(message, context, hand_out)
 
 
 def job_of(method: str) -> ModuleType:
-    """The module with a method's local job."""
+    """Import and return the module with a method's local job."""
     with importing():
         found: ModuleType = part(METHODS[method].job)
     return found
@@ -112,7 +116,10 @@ def _train(site: Site, request: Letter) -> Letter:
 
 
 def _alone(site: Site, request: Letter) -> Letter:
-    """A client that no round has asked to train is checked here."""
+    """Compute the local baseline, after the checks that ``train`` does.
+
+    A client that was sampled in no round has not passed them yet.
+    """
     _require_within_limits(site)
     return job_of(request.header.method).alone(site, request)
 
@@ -123,7 +130,11 @@ def _evaluate(site: Site, request: Letter) -> Letter:
 
 
 def _require_within_limits(site: Site) -> None:
-    """A site's config.json and tokenizer may be others than the server's: the model's hash is of weights and vocabulary."""
+    """Raise Mistake if the settings exceed what the site's own model supports.
+
+    The model hash covers weights and vocabulary only, so the site's ``config.json`` and tokenizer
+    may differ from the server's.
+    """
     if not site.settings.job.NEEDS_BASE_MODEL:
         return
     from espalier.modeling.limits import require_within_limits
@@ -140,7 +151,8 @@ def _enrol(site: Site, request: Letter) -> Letter:
 
     require_libraries(site.settings)
     key = own_key(site) if site.settings.site_keys else None
-    # Before it is told whether the data will do, which tells of the data.
+    # Record the run before the data is checked, because the result of the check depends on the
+    # data.
     if not site.node.simulated:
         site.state(request.header).note_asked()
     require_ready(site)
@@ -173,19 +185,19 @@ def _refused(site: Site, request: Letter) -> Letter:
 
 
 def _say(line: str) -> None:
-    """Print a line into the node's log."""
+    """Print a line to the node's log."""
     print(f"espalier: {line}", file=sys.stderr, flush=True)
 
 
 def _collect_old(site: Site) -> None:
-    """Let go of what runs left here that nobody went on with."""
+    """Delete the state of abandoned runs."""
     long_ago = time.time() - site.node.keep_days * SECONDS_PER_DAY
     collect_old_runs(site.node.state_root(), long_ago)
     collect_old_work(site.node.state_root(), long_ago)
 
 
 def _told(request: Letter, context: Context, reason: str) -> str:
-    """What is told of a failure; a site that refuses to enrol says which it is."""
+    """Return the error text for the server; enrolment errors are prefixed with the site name."""
     return (
         refusal(claimed_name(context.node_config), reason)
         if request.header.kind == "enrol"
@@ -194,14 +206,18 @@ def _told(request: Letter, context: Context, reason: str) -> str:
 
 
 def _answer(message: Message, context: Context, work: Work) -> Message:
-    """Read the request, work, and reply; a mistake is told in its own words, any other error by its type alone.
+    """Read the request, do the work, and return the reply.
 
-    What a mistake says of a real site's data stays in the node's log (``Mistake.outward``).
+    The reply to a Mistake contains its message, the reply to any other error only the type of the
+    error. The part of a Mistake that describes a real site's data stays in the node's log
+    (``Mistake.outward``).
     """
     request = read(message.content)
     try:
         site = Site.of(context, request.header)
-        if request.header.kind == "enrol":  # before runs are counted
+        # Delete old runs first, because the limit on the number of runs counts those that have
+        # state.
+        if request.header.kind == "enrol":
             _collect_old(site)
         if request.header.kind != "refused":
             require_allowed(site, request.header)

@@ -1,7 +1,8 @@
-"""While a handler works: this client counts as at work where it shares a machine, and tells how far it is.
+"""Activity of a client while one of its handlers works.
 
-A simulated client's lines go to the server, which is on the same machine and shows them; those of a site go to its node's log,
-and nowhere else.
+The client is registered as active among the clients of its machine, and reports progress. The
+server is on the same machine as its simulated clients and shows their progress lines. The lines of
+a site are written to the log of its node, and nowhere else.
 """
 
 import sys
@@ -16,7 +17,7 @@ from espalier.wire.messages import Header
 
 @contextmanager
 def at_work(site: Site, header: Header) -> Iterator[None]:
-    """Be at work on a message until the end of the block."""
+    """Register the client as active, and report progress, until the end of the ``with`` block."""
     with ExitStack() as stack:
         if site.node.simulated:
             work = AtWork(site.node.state_root(), header.lineage)

@@ -1,7 +1,11 @@
-"""Tensors that one round of a client leaves for the next: what a payload lost, the optimiser's moments, what units are worth.
+"""Tensors that one round of a client leaves for the next.
 
-A round may be asked for again, after its reply was lost or the server was resumed; it must then begin with what the round
-before it left, not with its own leavings. So those of the last two rounds are kept.
+They are the error feedback of its payloads, the optimizer's moments, and the importances of
+prunable groups.
+
+A round may be requested again, after its reply was lost or the server was resumed. It must then
+begin with the tensors of the previous round, not with its own. Therefore the tensors of the last
+two rounds are kept.
 """
 
 from typing import Any
@@ -13,18 +17,18 @@ from espalier.storage.private import PrivateState
 from espalier.wire.adapters import Tensors
 
 FEEDBACK = "feedback"
-"""What a client's payloads lost."""
+"""Name of the document for quantization errors of a client's payloads (error feedback)."""
 MOMENTS = "moments"
-"""Running means of AdamW, and the number of its steps."""
+"""Name of the document for AdamW's moments and its step count."""
 CONDITIONING = "conditioning"
-"""A client's own embedding, and AdamW's moments of it (SFT-P)."""
+"""Name of the document for a client's own embedding and AdamW's moments for it (SFT-P)."""
 IMPORTANCE = "importance"
-"""What units of a client's model are worth (FedSpine)."""
+"""Name of the document for the importances of a client's prunable groups (FedSpine)."""
 DOCUMENTS = (FEEDBACK, MOMENTS, CONDITIONING, IMPORTANCE)
 
 
 def before(state: PrivateState, document: str, server_round: int) -> dict[str, dict[str, Tensor]]:
-    """What the last round before ``server_round`` left; empty if there was none."""
+    """Return the tensors of the last round before ``server_round``, or {} if there are none."""
     earlier = [entry for entry in _entries(state, document) if entry["round"] < server_round]
     store = state.lasting()
     return (
@@ -35,12 +39,13 @@ def before(state: PrivateState, document: str, server_round: int) -> dict[str, d
 
 
 def keep(state: PrivateState, document: str, server_round: int, tensors: Tensors) -> None:
-    """Leave tensors for the rounds after ``server_round``."""
+    """Store tensors for the rounds after ``server_round``."""
     store = state.lasting()
     blobs = {
         key: store.put(save({name: value.cpu() for name, value in block.items()}))
         for key, block in tensors.items()
     }
+    # An entry of this round or a later one comes from an earlier attempt and is replaced.
     earlier = [entry for entry in _entries(state, document) if entry["round"] < server_round]
     state.save_lasting(document, {"kept": [*earlier[-1:], {"round": server_round, "blobs": blobs}]})
     store.keep_only(

@@ -1,7 +1,7 @@
-"""Whether egress logs are whole; ``espalier check-log`` does it.
+"""Check of egress logs for completeness (``espalier check-log``).
 
-Covers and does not cover: see ``storage/hash_chain``. A log whose end was cut off is whole; ``--head`` finds that, with a hash
-that was noted before.
+Covers and does not cover: see ``storage/hash_chain``. A log whose last entries were removed still
+passes the check. ``--head`` detects such a removal, with a hash that was noted earlier.
 """
 
 import re
@@ -23,19 +23,19 @@ KINDS = {
     "released": ("released",) * 2,
     "refused": ("refused",) * 2,
 }
-"""What entries are called, one and several."""
+"""Names of entry kinds, as singular and plural."""
 BROKEN = 1
 UNKNOWN = 2
 TORN = 3
 
 
 def logs_of(where: Path) -> list[Path]:
-    """The logs of a state directory, or the one that is named.
+    """Return the egress logs of a state directory, or the log file itself if ``where`` is one.
 
     Raises
     ------
     Mistake
-        There is none.
+        There is no log, or the directory cannot be read.
     """
     try:
         if where.is_file():
@@ -60,7 +60,7 @@ def logs_of(where: Path) -> list[Path]:
 
 
 def described(path: Path, checked: Checked) -> Iterator[str]:
-    """What was found in a log, a line each."""
+    """Yield the findings for one log, line by line."""
     yield str(path)
     if is_renamed(path, checked):
         yield "  RENAMED  is of another run or site than its name says: somebody moved it here"
@@ -92,12 +92,12 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
 
 
 def noted(word: str) -> str:
-    """A hash that somebody noted, in the letters that logs have.
+    """Return a noted hash in lower case, as it appears in the logs.
 
     Raises
     ------
     Mistake
-        It is none, or not all of it.
+        ``word`` is not a complete SHA-256 in hexadecimal.
     """
     if re.fullmatch("[0-9a-fA-F]{64}", word) is None:
         raise Mistake(
@@ -108,7 +108,10 @@ def noted(word: str) -> str:
 
 
 def is_renamed(path: Path, checked: Checked) -> bool:
-    """Whether a log stands where another run's or site's belongs; one that was copied elsewhere may be called as one likes."""
+    """Return whether a log in an egress folder has the name of another run or site.
+
+    A copy outside an egress folder may have any name.
+    """
     return (
         checked.origin is not None
         and path.parent.name == FOLDER
@@ -117,26 +120,31 @@ def is_renamed(path: Path, checked: Checked) -> bool:
 
 
 def shown(line: str) -> str:
-    """A line without control characters, of which a log that somebody wrote may be full."""
+    """Return a line without control characters, which a manipulated log may contain."""
     return without_control(line, keep="")
 
 
 def code_of(path: Path, checked: Checked) -> int:
-    """What a log is worth."""
+    """Return the exit code for one log."""
     if checked.fault or is_renamed(path, checked):
         return BROKEN
     return (TORN if checked.torn else 0) if checked.entries else UNKNOWN
 
 
 def worst(one: int, other: int) -> int:
-    """Of two exit codes the one that says more."""
+    """Return the more severe of two exit codes."""
     return next((code for code in (BROKEN, UNKNOWN, TORN) if code in (one, other)), 0)
 
 
 def main(given: Mapping[str, Any]) -> int:
-    """Check logs: 0 if all are whole, 1 if one is broken or lacks a noted hash, 2 if one has no chain or is not read.
+    """Check logs, print the findings, and return the exit code.
 
-    3 where nothing else is wrong and one has torn lines, which somebody may have made of entries.
+    Returns
+    -------
+    int
+        0 if all logs are complete, 1 if a log is broken or lacks a noted hash, 2 if a log has no
+        chain or cannot be read. 3 if the only problem is a log with torn lines, which might be
+        damaged entries.
     """
     code = 0
     try:

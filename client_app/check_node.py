@@ -1,9 +1,13 @@
-"""What a SuperNode with some configuration would say to a run, found out without one; ``espalier check-node`` does it.
+"""Dry run of a SuperNode's configuration against a run's (``espalier check-node``).
 
-It goes through all that the node would read, and prints what it found; while that takes long, how far it is.
-Covers: what is found is shown on this terminal alone.
-Does not cover: the memory and disk that the work takes, which the plan of a run says; whether the SuperLink can be reached, and
-whether the server has the same program and model; their hashes are shown, to compare.
+The check reads everything that the node would read, prints its findings, and reports progress if it
+takes long.
+
+Covers: the findings are shown only on this terminal.
+
+Does not cover: memory and disk space of the work (the estimate of the run covers them), whether the
+SuperLink can be reached, and whether the server has the same program and model. Their hashes are
+printed for comparison.
 """
 
 import sys
@@ -30,20 +34,21 @@ from espalier.wire.planned import outlook
 from espalier.wire.tuning import trained
 
 ANY_CLIENT = 0
-"""A site takes its own file whole, whatever its number."""
+"""Client number of a site, which reads its own file completely whatever its number."""
 
 
 def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Go through what a node would do with a run, and yield what was found, a line each.
+    """Go through everything that a node would do in a run, and yield the findings line by line.
 
     Raises
     ------
     Mistake
-        As the node would refuse.
+        The node would refuse the run, for the reason given.
     """
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
     require_libraries(site.settings)
-    require_allowed(site, UNREAD)  # a run that has not begun
+    # `UNREAD` is a header without a run, because no run exists yet.
+    require_allowed(site, UNREAD)
     yield f"site       {site.name}"
     yield f"state      {(folder := private_folder(site.node.state_root()))}"
     require_writable(folder, "state-dir")
@@ -89,13 +94,19 @@ def _data(site: Site) -> Iterator[str]:
 
 
 def _under(title: str, lines: Iterable[str]) -> Iterator[str]:
-    """Lines below each other, the first behind a title."""
+    """Yield the lines as a block, with a title before the first line."""
     for number, line in enumerate(lines):
         yield f"{'' if number else title:<11}{line}"
 
 
 def main(given: Mapping[str, Any]) -> int:
-    """Check the configuration ``node`` for the configuration ``run``, both flat; 2 if the node would refuse."""
+    """Check the node configuration ``node`` against the run configuration ``run``, both flat.
+
+    Returns
+    -------
+    int
+        0 if the node would accept the run, 2 if it would refuse it.
+    """
     try:
         with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
             for line in look(given["node"], given["run"]):

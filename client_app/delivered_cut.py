@@ -1,4 +1,4 @@
-"""The federated smaller model at a client: what was cut, as it was delivered."""
+"""Federated smaller model at a client, opened from the delivered cut."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from espalier.wire.payload import block_key
 def delivered_cut(
     site: Site, header: Header, biases: Sequence[str], scaled: Sequence[str] = ()
 ) -> OpenedModel:
-    """Open it.
+    """Open the federated smaller model.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The federated result on its way to a client: kept part by part in the client's private state."""
+"""Federated result on its way to a client, stored part by part in the client state."""
 
 from client_app.site import Site, reply_to
 from espalier.settings.mistakes import Mistake
@@ -7,7 +7,10 @@ from espalier.wire.messages import Header, Letter, NoScalars
 
 
 def take(site: Site, request: Letter) -> Letter:
-    """Answer a ``deliver``: keep the part; one that was sent again is the same."""
+    """Answer a ``deliver``: store the part.
+
+    A part that is sent again has the same content and overwrites the first copy.
+    """
     header = request.header
     state = site.state(header)
     with state.locked():
@@ -22,7 +25,16 @@ def take(site: Site, request: Letter) -> Letter:
 def taken(
     site: Site, header: Header, num_parts: int, first: int = 0
 ) -> tuple[BlobStore, dict[str, str], list[dict[str, object]]]:
-    """What was delivered from the part ``first`` on: the store, the hash of each blob by its key, and the scalars of each part.
+    """Return the delivered parts, beginning with part ``first``.
+
+    Returns
+    -------
+    BlobStore
+        Store that contains the blobs.
+    dict
+        SHA-256 of each blob, by key.
+    list
+        Fields of each part.
 
     Raises
     ------
@@ -43,7 +55,9 @@ def taken(
 
 
 def brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
-    """Blobs that a ``train`` begins with: all parts but the last, which were delivered, and the last, which came with it.
+    """Return the blobs that a ``train`` request begins with.
+
+    All parts but the last were delivered before; the last part is in the request.
 
     Raises
     ------

@@ -1,14 +1,18 @@
-"""A model that a site has from the server: its pieces are kept by hash, put together, checked, and found again by later runs.
+"""Model that a site receives from the server in pieces and reuses in later runs.
 
-It lies in ``<state-dir>/models/<hash of the folder>``, for its owner alone. A folder that was not used for as long as the node
-keeps its runs' state is removed with them.
+The pieces are stored by hash, joined to files and checked. The model is in
+``<state-dir>/models/<hash of the folder>``, which only its owner can read. A folder that was not
+used for as long as the node keeps the state of runs is deleted with them.
 
-Covers: in a run a site takes one model, so that no question is asked again with another model or tokenizer. A real site takes a
-model only if its owner says how much there may be of them (``most-model-bytes``); what was offered counts before it arrives
-(``model_room``), and no more than that, and one piece, is on the disk at any time. A file is opened only after its bytes had
-the hash that the folder's own hash is made of; one that was changed since is hashed again, and the model brought again if it
-is another one.
-Does not cover: what the model is. A site that takes one trains on whatever its server brings.
+Covers: in one run a site accepts one model, so that no request is repeated with another model or
+tokenizer. A real site accepts a model only if its owner permits it and limits the total size
+(``most-model-bytes``). The size of an offer counts before its pieces arrive (``model_room``), and
+at most that size plus one piece is on the disk at any time. A file is opened only after its bytes
+matched the hash from which the folder's own hash is computed. A file that was changed later is
+hashed again, and the model is downloaded again if the hash differs.
+
+Does not cover: the content of the model. A site that accepts a model trains on whatever the server
+sends.
 """
 
 import hashlib
@@ -39,7 +43,7 @@ from espalier.wire.model_folder import BYTES, PIECE, Lacking, Manifest, Offer, P
 from espalier.wire.payload import views
 
 MODEL = "model"
-"""Document that outlasts rounds: the hash of the folder that the run works on."""
+"""Name of a document that outlives rounds: hash of the folder of the run's model."""
 FILES = "files"
 PIECES = "pieces"
 
@@ -47,12 +51,12 @@ Stamps = dict[str, list[int]]
 
 
 def take_offer(site: Site, request: Letter) -> Letter:
-    """Answer an offer: which pieces of the model are not here.
+    """Answer an offer of a model with the indices of the pieces that are missing here.
 
     Raises
     ------
     Mistake
-        The model is larger than the site's owner allows.
+        The model is larger than the site's owner permits, or another model was offered in this run.
     """
     manifest = validate(Offer, request.scalars).manifest()
     state = site.state(request.header)
@@ -65,7 +69,8 @@ def take_offer(site: Site, request: Letter) -> Letter:
         kept = _Kept(site, manifest.sha256)
         state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.scalars})
     with in_turn(kept.folder):
-        kept.store.keep_only(manifest.piece_sha256)  # of another cut of the same files
+        # Delete pieces from another division of the same files.
+        kept.store.keep_only(manifest.piece_sha256)
         if kept.is_sound():
             return reply_to(request, Lacking(pieces=[]))
         kept.remove_files()
@@ -76,12 +81,14 @@ def take_offer(site: Site, request: Letter) -> Letter:
 
 
 def take_piece(site: Site, request: Letter) -> Letter:
-    """Keep a piece of the model that was offered; when all are here, its files are made and checked.
+    """Store a piece of the offered model; after the last piece, build and check the files.
 
     Raises
     ------
+    StateLost
+        This model was not offered here, or the offer is gone.
     Mistake
-        Another model was offered, or the bytes are not those.
+        The bytes do not have the size or the hash that was offered.
     """
     piece = validate(Piece, request.scalars)
     state = site.state(request.header)
@@ -91,7 +98,8 @@ def take_piece(site: Site, request: Letter) -> Letter:
             "deliver: a piece of a model came that was not offered here; offer it again"
         )
     manifest = validate(Offer, offered["offer"]).manifest()
-    reserve(site.node, manifest)  # once more: what came to nothing for long was given to others
+    # Reserve again: the room of an unfinished model may have been given to others meanwhile.
+    reserve(site.node, manifest)
     kept = _Kept(site, piece.model_sha256)
     data = views(request.blobs[PIECE])[BYTES].tobytes()
     if piece.index >= len(manifest.piece_sha256) or len(data) != manifest.piece_size(piece.index):
@@ -108,12 +116,12 @@ def take_piece(site: Site, request: Letter) -> Letter:
 
 
 def downloaded_model(site: Site, state: PrivateState) -> Path:
-    """Directory of the model that a run works on here, whose bytes have its hash.
+    """Return the directory of the run's model; its files have the hashes that were offered.
 
     Raises
     ------
     StateLost
-        It was not brought yet, or is no longer what was brought.
+        The model was not downloaded yet, or its files were changed.
     """
     offered = state.load_lasting(MODEL)
     if offered is None:
@@ -131,7 +139,7 @@ def downloaded_model(site: Site, state: PrivateState) -> Path:
 
 
 class _Kept:
-    """One model in the site's state directory; whoever asks holds the folder's lock."""
+    """One model in the site's state directory. Callers hold the folder's lock."""
 
     def __init__(self, site: Site, folder_sha256: str) -> None:
         self.folder = private_folder(site.node.state_root(), MODELS, folder_sha256)
@@ -141,7 +149,7 @@ class _Kept:
         self.store = BlobStore(private_folder(self.folder, PIECES), OWNER_ONLY_FILE)
 
     def lacking(self, manifest: Manifest) -> list[int]:
-        """Pieces that are not here, or damaged."""
+        """Return the indices of pieces that are missing or damaged."""
         return [
             index
             for index, piece in enumerate(manifest.piece_sha256)
@@ -149,21 +157,21 @@ class _Kept:
         ]
 
     def make_room(self, manifest: Manifest, size: int) -> None:
-        """Remove pieces of other cuts of the same files, if with ``size`` bytes more there were more than the files have."""
+        """Delete pieces of other divisions of the files if ``size`` more bytes exceed the offer."""
         if self.store.num_bytes() + size > manifest.num_bytes:
             self.store.keep_only(manifest.piece_sha256)
 
     def remove_files(self) -> None:
-        """Remove files that are not what was offered."""
+        """Delete the files and the record that they were checked."""
         (self.folder / FOUND).unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)
 
     def has_all(self, manifest: Manifest) -> bool:
-        """Whether all pieces are here; whether they are whole, reading them tells."""
+        """Return whether all pieces exist; damage is detected when they are read."""
         return all(self.store.has(piece) for piece in manifest.piece_sha256)
 
     def is_sound(self) -> bool:
-        """Whether the files are here, with the bytes that were offered."""
+        """Return whether the files exist and have the offered bytes."""
         found = None
         with suppress(OSError, ValueError):
             found = read_json((self.folder / FOUND).read_text())
@@ -172,6 +180,8 @@ class _Kept:
         manifest = validate(Offer, found["offer"]).manifest()
         if sorted(os.listdir(self.files)) != list(manifest.names):
             return False
+        # Hashing a whole model takes long, so it is skipped while inode, size and time are
+        # unchanged.
         if self._stamps(manifest) == found["stamps"]:
             return True
         if any(
@@ -182,12 +192,13 @@ class _Kept:
         return True
 
     def put_together(self, manifest: Manifest) -> None:
-        """Make the files of the pieces, each of which is removed when it is written.
+        """Join the pieces to files, and delete each piece when it is written.
 
         Raises
         ------
         Mistake
-            A file does not have the hash that was offered; files and pieces are removed.
+            A file does not have the offered hash, or is JSON that is nested too deeply. Files and
+            pieces are deleted.
         """
         private_folder(self.folder, FILES)
         bytes_of = _Reader(self.store, manifest)
@@ -212,7 +223,7 @@ class _Kept:
         self.store.keep_only([])
 
     def _require_flat(self, name: str) -> None:
-        """Raise Mistake, and remove all, if a file of JSON is nested so deep that whoever parses it could fail."""
+        """Raise Mistake and delete everything if a JSON file is nested too deeply for a parser."""
         if not name.endswith(".json"):
             return
         try:
@@ -231,7 +242,7 @@ class _Kept:
         )
 
     def _stamps(self, manifest: Manifest) -> Stamps:
-        """What changes when a file does."""
+        """Return inode, size and modification time (ns) of each file that exists."""
         stamps: Stamps = {}
         for name in manifest.names:
             try:
@@ -243,7 +254,10 @@ class _Kept:
 
 
 class _Reader:
-    """The bytes of all pieces, one after the other; one piece is in memory at a time, and no longer in the store."""
+    """Byte stream over all pieces.
+
+    One piece is in memory at a time. It is deleted from the store as soon as it is read.
+    """
 
     def __init__(self, store: BlobStore, manifest: Manifest) -> None:
         self._pieces = self._taken(store, manifest.piece_sha256)
@@ -251,7 +265,8 @@ class _Reader:
 
     @staticmethod
     def _taken(store: BlobStore, pieces: Sequence[str]) -> Iterator[bytes]:
-        left = Counter(pieces)  # the same piece may stand in several places
+        # The same piece may occur several times, so it is deleted at its last use.
+        left = Counter(pieces)
         for piece in pieces:
             data = store.get(piece)
             left[piece] -= 1
@@ -260,7 +275,7 @@ class _Reader:
             yield data
 
     def next(self, size: int) -> Iterator[memoryview]:
-        """The next ``size`` bytes, in chunks."""
+        """Yield the next ``size`` bytes in chunks."""
         while size:
             if not self._rest:
                 self._rest = memoryview(next(self._pieces))
@@ -283,6 +298,6 @@ def _sha256_of(path: Path) -> str:
 
 
 def offered_sha256(state: PrivateState) -> str:
-    """Hash of the model that the run works on; empty where none was offered."""
+    """Return the hash of the run's model, or an empty string if none was offered."""
     offered: dict[str, Any] = state.load_lasting(MODEL) or {"sha256": ""}
     return str(offered["sha256"])

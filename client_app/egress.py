@@ -1,11 +1,16 @@
-"""Nothing leaves a site but what its contract lists: this mod checks every reply before it is sent, and logs it.
+"""Egress check: only content that its contract lists leaves a site.
 
-Covers: replies of this ClientApp. What does not match the contract of its request (other tensors, shapes, dtypes, scalars,
-too many bytes) is replaced by a failure reply that names the mismatch; what an officer has to release waits for that
-(``hold``); each reply that leaves is logged with time, run, round, kind, tensor names, dtypes, shapes, bytes and SHA-256,
-in a chain of hashes, and one that cannot be logged does not leave.
-Does not cover: other programs at the site, Flower's own traffic (node id, heartbeats, process logs that the SuperNode keeps
-locally), or what the permitted tensors reveal by themselves (see each contract's ``observer``).
+This Flower mod checks every reply before it is sent, and logs it.
+
+Covers: all replies of this ClientApp. A reply that does not match the contract of its request
+(other tensors, shapes, dtypes or fields, too many bytes) is replaced by a failure reply that names
+the mismatch. A reply that needs approval waits for it (``hold``). Each reply that leaves is logged
+with time, run, round, kind, tensor names, dtypes, shapes, bytes and SHA-256, in a hash chain. A
+reply that cannot be logged does not leave.
+
+Does not cover: other programs at the site, Flower's own traffic (node id, heartbeats, process logs
+that the SuperNode keeps locally), and what the permitted tensors themselves reveal (see
+``observer`` of each contract).
 """
 
 import logging
@@ -25,12 +30,13 @@ from espalier.wire.messages import UNREAD, Letter, failure, read, write
 
 
 def egress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Flower mod around all handlers of the ClientApp.
+    """Check, approve and log the reply of a handler; Flower mod around all handlers.
 
     Raises
     ------
     StillHeldError
-        An officer has not decided, and the server waits no longer: Flower tells it of an error, and it asks again.
+        Nobody decided on the reply in time, and the server stops waiting. Flower reports an error
+        to the server, which asks again.
     """
     started = hold.clock()
     try:
@@ -51,7 +57,8 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
         return _failed(message, context, request, f"held back by the site: {refused}")
     except INTERRUPTS:
         raise
-    except BaseException as error:  # what cannot be checked does not leave, whatever the reason
+    # A reply that cannot be checked does not leave, for whatever reason.
+    except BaseException as error:
         logging.getLogger("espalier").warning(
             "reply to %s held back: %s", request.header.kind, error
         )
@@ -62,7 +69,7 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 
 def _reason(error: BaseException) -> str:
-    """Return what others are told of an error: a mistake in its own words, any other error by its type."""
+    """Return the error text for the server: a Mistake's message, else only the error's type."""
     return (
         error.outward
         if isinstance(error, Mistake)
@@ -71,7 +78,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _failed(message: Message, context: Context, request: Letter, reason: str) -> Message:
-    """What leaves in place of a reply: a sentence; also where the log is what fails, so that the server learns of it."""
+    """Return a failure reply with a reason, in place of the reply itself.
+
+    It is sent even if the log cannot be written, so that the server learns of that error.
+    """
     letter = failure(request.header, reason)
     reply = Message(write(letter), reply_to=message)
     try:
@@ -84,7 +94,7 @@ def _failed(message: Message, context: Context, request: Letter, reason: str) ->
 
 
 def _checked(request: Letter, reply: Message, context: Context) -> Letter:
-    """The reply, if it is a reply to the request and matches its contract."""
+    """Return the reply if it answers the request and matches its contract; raise otherwise."""
     if not reply.has_content():
         raise Mistake("the reply has no content")
     letter = read(reply.content)
@@ -97,7 +107,13 @@ def _checked(request: Letter, reply: Message, context: Context) -> Letter:
 
 
 def _released(letter: Letter, reply: Message, context: Context, waits_until: float) -> str:
-    """By which word of an officer a reply leaves; empty where it needs none."""
+    """Wait for approval if the reply needs it.
+
+    Returns
+    -------
+    str
+        Id of the approval, empty if the reply needs none.
+    """
     if letter.header.status == "failed":
         return ""
     site = Site.of(context, letter.header)
@@ -111,7 +127,7 @@ def _log(context: Context, letter: Letter, reply: Message, released: str) -> Non
     try:
         node = parse_node(context.node_config, simulated=in_simulation())
     except Mistake:
-        # The node's own settings are wrong, so there is no log to write to; only the reason for
+        # The node's own settings are invalid, so there is no log to write to. Only the reason for
         # that leaves.
         return
     entry = {"time": now(), **reply_entry(letter, reply.content)} | (

@@ -1,6 +1,7 @@
-"""The log of what left a site in a run, ``<state-dir>/egress/<lineage>-<site>.jsonl``: a chain of hashes (``hash_chain``).
+"""Log of everything that left a site in a run, as a hash chain (``hash_chain``).
 
-Beside replies it has what became of those that were held: ``held``, ``released``, ``refused``, each with its time.
+The file is ``<state-dir>/egress/<lineage>-<site>.jsonl``. In addition to replies, it has entries
+for replies that needed approval: ``held``, ``released`` and ``refused``, each with its time.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ FOLDER = "egress"
 
 
 def egress_log(root: Path, lineage: str, site: str) -> HashChain:
-    """The log of a site in a run, below the site's ``state-dir``."""
+    """Return the egress log of a site in a run; ``root`` is the site's ``state-dir``."""
     folder = private_folder(root, FOLDER)
     return HashChain(
         folder / f"{lineage}-{site}.jsonl", {"lineage": lineage, "site": site}, OWNER_ONLY_FILE
@@ -28,12 +29,16 @@ def egress_log(root: Path, lineage: str, site: str) -> HashChain:
 
 
 def now() -> str:
-    """The time of an entry."""
+    """Return the current UTC time in ISO format, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def reply_entry(letter: Letter, content: RecordDict) -> dict[str, Any]:
-    """What the log says of a reply: whose, of what, and names, dtypes, shapes, bytes and SHA-256 of what is in it."""
+    """Return the log entry of a reply.
+
+    It contains round, client and kind of the reply, and names, dtypes, shapes, sizes and SHA-256 of
+    its contents, but no values.
+    """
     header = letter.header
     return {
         "entry": "reply",
@@ -50,12 +55,12 @@ def reply_entry(letter: Letter, content: RecordDict) -> dict[str, Any]:
 
 
 def described(key: str, blob: bytes) -> dict[str, Any]:
-    """What the log says of a blob."""
+    """Return the part of a log entry that describes one blob."""
     return {"name": key, "bytes": len(blob), "sha256": sha256(blob), "tensors": tensors_of(blob)}
 
 
 def tensors_of(blob: bytes) -> dict[str, Mapping[str, Any]]:
-    """Dtype and shape of a blob's tensors, by name."""
+    """Return dtype and shape of a blob's tensors, by tensor name."""
     return {
         name: {"dtype": spec.dtype, "shape": list(spec.shape)}
         for name, spec in tensor_specs(blob).items()

@@ -1,4 +1,4 @@
-"""The sub-model of FedSODA at a client: its files, and the LoRA that the server aligned in its emulator."""
+"""FedSODA's sub-model at a client: its files, and the aligned LoRA of its emulator."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +12,20 @@ from espalier.wire.fedsoda import NEVER, EmulatorPart, SubModelOrder
 from espalier.wire.messages import Letter, NoScalars, validate
 
 EMULATOR = "emulator"
-"""Document that outlasts rounds: of the last two alignments which blocks have LoRA, and the blobs' hashes by part and key."""
+"""Name of a document that outlives rounds: the last two alignments.
+
+Each entry has the blocks with LoRA, and the hashes of the blobs by part and key.
+"""
 
 LAST = "last-alignment"
-"""Document that outlasts rounds: the alignment that was brought last, so that it is missed where it is gone."""
+"""Name of a document that outlives rounds: the number of the last alignment received.
+
+It is kept apart from the alignments, so that a missing alignment is noticed.
+"""
 
 
 def take_any(site: Site, request: Letter) -> Letter:
-    """Answer a ``deliver``: of the sub-model, of its emulator's LoRA, or of the adapter's."""
+    """Answer a ``deliver`` for the sub-model, for its emulator's LoRA, or for the adapters."""
     what = request.scalars.get("what")
     if what == "model":
         return take_offer(site, request)
@@ -29,7 +35,10 @@ def take_any(site: Site, request: Letter) -> Letter:
 
 
 def _take_emulator(site: Site, request: Letter) -> Letter:
-    """Keep a part of the emulator's LoRA, and that of the alignment before: an order of the round before may come again."""
+    """Store a part of the emulator's LoRA, and keep the previous alignment.
+
+    An order of the previous round may be sent again and then needs the previous alignment.
+    """
     state = site.state(request.header)
     part = validate(EmulatorPart, request.scalars)
     with state.locked():
@@ -50,20 +59,20 @@ def _take_emulator(site: Site, request: Letter) -> Letter:
 
 @dataclass(frozen=True)
 class HeldEmulator:
-    """LoRA of the emulator that is here."""
+    """Emulator LoRA that is stored at this client."""
 
     blocks: list[int]
-    """Of the sub-model, which have it; none where it was never aligned."""
+    """Blocks of the sub-model with emulator LoRA; empty if it was never aligned."""
     hashes: dict[str, str]
-    """Of its blobs, by key."""
+    """SHA-256 of its blobs, by key."""
 
     def blobs(self, state: PrivateState) -> dict[str, bytes]:
-        """The blobs by key.
+        """Return the blobs by key.
 
         Raises
         ------
         StateLost
-            One is gone or damaged.
+            A blob is missing or damaged.
         """
         store = state.blobs_of(EMULATOR)
         try:
@@ -73,12 +82,12 @@ class HeldEmulator:
 
 
 def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulator:
-    """What is held of an alignment; None: of the last one.
+    """Return the stored emulator LoRA of an alignment; None means the last one.
 
     Raises
     ------
     StateLost
-        That alignment was not brought here.
+        That alignment was not received here.
     """
     kept = _kept(state)
     if aligned is None:
@@ -100,7 +109,7 @@ def _kept(state: PrivateState) -> list[dict[str, Any]]:
 
 
 def require_model(state: PrivateState, order: SubModelOrder) -> None:
-    """Raise StateLost unless the sub-model that an order names was brought here."""
+    """Raise StateLost unless the sub-model that an order names was received here."""
     if offered_sha256(state) != order.model_sha256:
         raise StateLost(
             "train: the run's sub-model was not brought to this site, or its state was removed"

@@ -1,4 +1,4 @@
-"""Evaluation at a client, the same for every method: losses leave it, text and logits do not."""
+"""Evaluation at a client, the same for every method: only losses leave it, no text or logits."""
 
 import math
 import time
@@ -27,13 +27,17 @@ from espalier.wire.payload import unpack_tensors
 
 
 def require_own_text(site: Site, header: Header) -> None:
-    """If it will be evaluated on, find out before the work whether there is enough of it."""
+    """Check before the first round that there is enough held-out text, if it will be evaluated."""
     if site.settings.evaluation.own_text and header.server_round == 1:
         held_out_windows(site.settings, site.node, site.model.encode, header.client)
 
 
 def require_many_at_a_site(site: Site, request: Letter) -> None:
-    """Public texts and items are many at a real site, or nothing is evaluated on them; and no more than the site allows."""
+    """Raise Mistake if a real site gets too few or too many evaluation texts or items.
+
+    A mean loss over few predictions would reveal how the local model continues a single sentence.
+    The maximum number of sequences is set by the site policy (``most-windows``).
+    """
     if site.node.simulated:
         return
     texts = validate(Texts, request.scalars)
@@ -48,7 +52,7 @@ def require_many_at_a_site(site: Site, request: Letter) -> None:
 
 
 Evaluated = Edits | OpenedModel | tuple[OpenedModel, Edits]
-"""What is made of the base model's weights, a smaller model, or what is made of its weights."""
+"""Model to evaluate: edits of the base model, a smaller model, or edits of a smaller model."""
 
 
 def answer(
@@ -58,13 +62,13 @@ def answer(
     federated: Callable[[], Evaluated],
     before: Evaluated = dense,
 ) -> Letter:
-    """Loss of a client's own result on the public text that was sent along, and of all models on its own held-out text.
+    """Evaluate a client's local result on the evaluation text, and all models on its held-out text.
 
     Parameters
     ----------
-    alone : what the client would make of the model by itself
-    federated : makes the federated result; asked for only if it is to be evaluated
-    before : what clients began with, the dense model
+    alone : local baseline of the client
+    federated : function that returns the federated result, called only if it is evaluated
+    before : model that clients began with, the dense model by default
     """
     started = time.monotonic()
     require_many_at_a_site(site, request)

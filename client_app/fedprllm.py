@@ -1,7 +1,8 @@
-"""FedPrLLM at a client (papers: section 3.2, step 1): prune the model with one's own text, and vote with the mask.
+"""FedPrLLM at a client (paper: section 3.2, step 1): prune with own text, vote with the mask.
 
-The mask travels; calibration tokens, activations and scores never do. What later messages need again (masks, to evaluate
-them or to hand out further parts, and hidden states between the rounds of iterative pruning) stays in the private state.
+Only the mask is sent; calibration tokens, activations and scores never leave. The client state
+keeps what later messages need: masks, for the evaluation or for further parts, and hidden states
+between the rounds of iterative pruning.
 """
 
 import time
@@ -35,7 +36,7 @@ from pruning_kernels.local import LocalPruning
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Prune locally and reply with the first part of the masks; a round is answered once."""
+    """Prune locally and reply with the first part of the masks. Each round is answered once."""
     header = request.header
     job = site.settings.of(FedPrLLMSettings)
     specs = mask_blobs(site.model.plan, job, header.server_round)
@@ -53,7 +54,8 @@ def train(site: Site, request: Letter) -> Letter:
         number = header.server_round
         if job.strategy == "one-shot" or number == 1 or _left_by(state, number - 1) is not None:
             return
-        if is_answered(state, number):  # behind other deliveries it would be another answer
+        # With other deliveries the answer would differ, and each round is answered once.
+        if is_answered(state, number):
             raise Mistake(
                 f"train: this client answered round {number} and lost what it went on from; begin a"
                 " new run"
@@ -66,7 +68,7 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Report:
-    """One-shot: prune the model block by block and keep each block's masks as soon as they are made."""
+    """Prune block by block and store each block's masks immediately (one-shot pruning)."""
     started = time.monotonic()
     windows = client_windows(site.settings, site.node, site.model.encode, header.client)
     hashes = _prune_alone(site, windows, state.blobs(header.server_round))
@@ -74,10 +76,12 @@ def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Repo
 
 
 def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Report:
-    """Iterative: apply the server's decision to the block before, go through it, and vote on the next (section 3.2.3).
+    """Vote on the next block of iterative pruning (section 3.2.3).
 
-    The hidden states before the round's block stay in the private state of the round; the next round starts from them. A client
-    that lost them walks from the beginning, through what was decided, once the server has delivered that.
+    The client applies the server's decision to the previous block, passes its hidden states through
+    that block, and prunes the next one. The hidden states before the round's block stay in the
+    client state, and the next round starts from them. A client that lost them starts from the
+    beginning and passes through all decided blocks, once the server has pushed those.
     """
     started = time.monotonic()
     server_round = request.header.server_round
@@ -118,7 +122,7 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Repo
 
 
 def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:
-    """What a round left for the next; None if it is gone or damaged, or a part of it."""
+    """Return the document that a round left for the next one; None if it is missing or damaged."""
     store = state.blobs(server_round)
     try:
         left = state.load(server_round, "activations")
@@ -131,7 +135,7 @@ def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:
 
 @torch.no_grad()
 def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: Edits) -> None:
-    """Go through decided blocks."""
+    """Pass the activations through blocks whose masks are decided."""
     for index in blocks:
         beat(f"passing block {index + 1} of {len(stream.model.plan.blocks)}")
         with stream.block(index, edits(index), index + 1) as block:
@@ -139,7 +143,10 @@ def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: E
 
 
 def _decided(site: Site, request: Letter, index: int) -> Mapping[str, WeightEdit]:
-    """What the server decided on a block, as the client goes on behind it: masked, or masked and scaled."""
+    """Return the edits of a decided block behind which the client continues.
+
+    The block is masked, or masked and scaled, as ``continue_behind`` says.
+    """
     masks = unpack_masks(site.model.plan.blocks[index], request.blobs[block_key(index)])
     if site.settings.of(FedPrLLMSettings).continue_behind == "masked":
         return masked(lambda _: masks)(index)
@@ -149,12 +156,14 @@ def _decided(site: Site, request: Letter, index: int) -> Mapping[str, WeightEdit
 
 
 def _delivered_again(site: Site, header: Header) -> Edits:
-    """What was decided before a round, as the server delivers it to a client that lost its hidden states.
+    """Return the edits of all blocks decided before a round, as the server pushed them.
+
+    The server pushes them to a client that lost its hidden states.
 
     Raises
     ------
     StateLost
-        The server has not delivered it, or not all of it.
+        The server has not pushed all of them yet.
     """
     number = header.server_round - 1
     parts = decided_parts(site.model.plan, site.settings, number)
@@ -172,7 +181,13 @@ def _kept_windows(store: BlobStore, kept: dict[str, Any]) -> torch.Tensor:
 
 
 def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[str]:
-    """Prune all blocks with this client's windows alone; returns the hash of each block's masks in the store."""
+    """Prune all blocks with this client's calibration samples only.
+
+    Returns
+    -------
+    list of str
+        SHA-256 of each block's masks in the store.
+    """
     stream = BlockStream(site.model, site.computing)
     with mistakes_of_kernels():
         pruning = _local_pruning(site)
@@ -193,7 +208,10 @@ def _report(windows: torch.Tensor, hashes: list[str], started: float) -> Report:
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Prune the model without the others' decisions, which the rounds of iterative pruning did not do; the masks stay here."""
+    """Compute the local baseline: prune without the other clients' decisions.
+
+    The rounds of iterative pruning do not leave one. The masks stay at this client.
+    """
 
     def make(state: PrivateState) -> dict[str, Any]:
         server_round = request.header.server_round
@@ -210,7 +228,7 @@ def alone(site: Site, request: Letter) -> Letter:
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of this client's own pruned model on the public text that the server sent along, and of all on its own text."""
+    """Evaluate the client's own pruned model on evaluation text, and all models on its own text."""
     store, hashes = _own_masks(site, request.header)
     alone = masked(
         lambda index: unpack_masks(site.model.plan.blocks[index], store.get(hashes[index]))
@@ -219,7 +237,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
 
 
 def _federated(site: Site, header: Header) -> Edits:
-    """What the server decided, as it was delivered."""
+    """Return the edits of the federated result, as the server pushed it."""
     delivered = taken(
         site,
         header,
@@ -236,7 +254,7 @@ def _edits(
     *,
     scaled: bool,
 ) -> Edits:
-    """The federated model, as far as it was delivered."""
+    """Return the edits of those blocks of the federated model that the server pushed."""
     voters = [
         number for decision in decisions for number in validate(Decision, decision).num_voters
     ]
@@ -251,7 +269,10 @@ def _edits(
 
 
 def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
-    """What the client would prune alone: kept since it voted, or, if it voted block by block, since it was asked for it."""
+    """Return the masks of the local baseline.
+
+    One-shot pruning stored them when the client voted, iterative pruning in the ``alone`` request.
+    """
     state = site.state(header)
     store = state.blobs(header.server_round)
     if site.settings.of(FedPrLLMSettings).strategy == "iterative":

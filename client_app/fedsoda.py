@@ -1,4 +1,4 @@
-"""FedSODA at a client: tune the adapter's LoRA on the sub-model that the server brought, beside the emulator's frozen LoRA."""
+"""FedSODA at a client: tune the adapter's LoRA on the sub-model, with frozen emulator LoRA."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from espalier.wire.messages import Letter, validate
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Train the adapter's LoRA and reply with the first part; a round is answered once."""
+    """Train the adapter's LoRA and reply with the first part. Each round is answered once."""
     order = validate(SubModelOrder, request.scalars)
     state = site.state(request.header)
     require_model(state, order)
@@ -26,19 +26,19 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Train it by itself, on the same sub-model."""
+    """Compute the local baseline: train the adapter's LoRA on the sub-model without the others."""
     state = site.state(request.header)
     return tuning.alone(site, request, _beside(site, state, held_emulator(state)))
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Losses of the sub-model with what this client trained alone, and with the federated adapter."""
+    """Evaluate the sub-model with the local baseline and with the federated adapter."""
     state = site.state(request.header)
     return tuning.evaluate(site, request, _beside(site, state, held_emulator(state)))
 
 
 def _beside(site: Site, state: PrivateState, held: HeldEmulator) -> tuning.Beside:
-    """The emulator's LoRA, which is in the model and not trained, and the pull towards the first values of what is."""
+    """Return the emulator's frozen LoRA, and the penalty on the distance to the first values."""
     require_within_limits(site.settings, site.model)
     plan, values = _emulator(site, state, held)
     penalty = (
@@ -72,14 +72,15 @@ def _emulator(
 
 
 class _Pull:
-    """FedBiOT's regulariser: the distance to the first values of what is trained, which are made once."""
+    """FedBiOT's regularizer: squared distance of the trained values to their first values."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._first = dict[str, dict[str, Tensor]]()
 
     def __call__(self, adapters: AdapterPlan, values: Tensors) -> Tensor:
-        """``mu / 2 ||w - w_first||^2``, float32, ()."""
+        """Return ``mu / 2 * ||w - w_first||^2``, a float32 scalar."""
+        # The first values follow from the seed and are made at the first call only.
         if not self._first:
             made = initial_values(self._site.model, adapters, self._site.settings.seed)
             self._first = {

@@ -1,7 +1,8 @@
-"""FedSpaLLM at a client (algorithm 1, lines 8 to 14): prune the sampled layers with one's own text.
+"""FedSpaLLM at a client (algorithm 1, lines 8 to 14): prune the sampled layers with own text.
 
-Masks and kept weights of the sampled layers travel; calibration tokens, activations and grams never do. The layers of the
-global model that the server sent stay in the private state, until newer ones take their place.
+Masks and kept weights of the sampled layers are sent; calibration tokens, activations and Gram
+matrices never leave. The layers of the global model that the server pushed stay in the client state
+until newer versions replace them.
 """
 
 import time
@@ -27,7 +28,7 @@ from pruning_kernels.local import LocalPruning
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Prune the sampled layers and reply with the first part; a round is answered once."""
+    """Prune the sampled layers and reply with the first part. Each round is answered once."""
     header = request.header
     sample = validate(Sample, request.scalars)
     specs = sample_specs(site.model.plan, site.settings, header.server_round, sample.blocks)
@@ -56,7 +57,10 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
-    """Walk through the global model up to the last sampled layer, and keep each sampled one as soon as it is pruned."""
+    """Prune the sampled layers of the global model, and store each layer as soon as it is pruned.
+
+    The walk through the model ends at the last sampled layer.
+    """
     started = time.monotonic()
     server_round = request.header.server_round
     held = held_in(state, server_round)
@@ -91,7 +95,7 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of this client's own model (equation 9) on public text that the server sent along, and of all on its own text."""
+    """Evaluate the client's own model (equation 9) on evaluation text, all models on own text."""
     header = request.header
     state = site.state(header)
     kept = kept_report(site, header, "layers")
@@ -118,7 +122,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
 
 
 def _global(site: Site, state: PrivateState, held: Held) -> Edits:
-    """What makes the base model the global one, as far as this client holds it."""
+    """Return the edits that turn the base model into the global one, for the layers stored here."""
     stored = _stored(site, lambda index: state.lasting().get(held[str(index)]["blob"]))
     return lambda index: stored(index) if str(index) in held else {}
 

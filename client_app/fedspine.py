@@ -1,6 +1,7 @@
-"""FedSpine at a device: train LoRA in the model as it is cut, measure its units, and evaluate the smaller model of its own.
+"""FedSpine at a device: LoRA training in the cut model, and measurement of its prunable groups.
 
-Adapters and a few numbers leave; what units are worth stays for the next cut (``agreed_cut.py``).
+The device also evaluates its own smaller model. Adapters and a few numbers are sent; the
+importances of prunable groups stay here for the next cut (``agreed_cut.py``).
 """
 
 import time
@@ -19,6 +20,8 @@ from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.measured_units import keep_measured
 from client_app.once import make_alone
 from client_app.own_model import own_folder, write_own, write_own_encoder
+
+# The result of the last round is pushed as if for one more round.
 from client_app.site import Site
 from client_app.task_evaluation import answer_on_task, require_own_data
 from espalier.corpora.own_data import require_tokens
@@ -49,22 +52,22 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class CutModel:
-    """The model of a device at a rank limit, as a request says that it is cut."""
+    """Smaller model of a device at a rank limit, with the cut that a request contains."""
 
     site: Site
     structure: bytes | None
-    """Bits of what is cut; None: nothing is."""
+    """Bit mask of the cut; None if nothing is cut."""
     rank_limit: int | None = None
 
     @cached_property
     def cut(self) -> Cut:
-        """(units,), bool, of the whole model."""
+        """Mask of the cut groups over the whole model, shape (groups,), bool."""
         units = CutUnits.of(self.site.model.plan)
         return units.none if self.structure is None else units.read(self.structure)
 
     @cached_property
     def model(self) -> OpenedModel:
-        """What is left."""
+        """Smaller model that remains after the cut."""
         if not self.cut.any():
             return self.site.model
         return OpenedModel(
@@ -73,25 +76,25 @@ class CutModel:
 
     @cached_property
     def adapters(self) -> AdapterPlan:
-        """Of it."""
+        """LoRA adapters of the smaller model."""
         return trained(self.site.model.plan, self.site.settings, self.rank_limit, self.structure)
 
     @property
     def cache_folder(self) -> Path | None:
-        """Where the model is kept in NF4: the whole one alone, as each round's cut is another model."""
+        """Folder for the NF4 copy of the model; None for a cut model, which changes every round."""
         return None if self.cut.any() else tuning.cache_of(self.site)
 
     @cached_property
     def parts(self) -> list[list[str]]:
-        """In which their blobs travel."""
+        """Blob keys of each part in which the adapters are sent."""
         return parts(self.adapters, self.site.settings)
 
 
-# ----- a round ----------------------------------------------------------------------------------------------------------
+# ----- a round -----
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Train the round's adapters and reply with the first part; a round is answered once."""
+    """Train the round's adapters and reply with the first part. Each round is answered once."""
     order = validate(Order, request.scalars)
     own = CutModel(site, request.blobs.get(STRUCTURE), order.rank_limit)
 
@@ -110,7 +113,11 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def _brought(site: Site, request: Letter, own: CutModel) -> dict[str, bytes]:
-    """The global adapters' blobs of a round after the first: all parts but the last by ``deliver``, from part 1 on."""
+    """Return the blobs of the global adapters, {} in the first round.
+
+    All parts but the last were delivered before, beginning with part 1. The last part is in the
+    request.
+    """
     if request.header.server_round == 1:
         return {}
     store, hashes, _ = taken(site, request.header, len(own.parts) - 1, first=1)
@@ -119,7 +126,7 @@ def _brought(site: Site, request: Letter, own: CutModel) -> dict[str, bytes]:
 
 
 def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> SpineReport:
-    """Train, keep every blob and what was measured, and report."""
+    """Train, store all blobs and the measured importances, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
     settings = site.settings
@@ -127,6 +134,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
     training, watch = _training(site, own, request.header.client)
     first_step = (server_round - 1) * settings.training.steps
     steps = settings.training.steps
+    # The check is repeated after training: skipped steps contribute no tokens.
     _require_enough(site, training, range(first_step, first_step + steps))
     with mistakes_of_kernels(), watch.watching():
         tensors, outcome = training.run(start, first_step, steps)
@@ -147,7 +155,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
 
 
 def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, UnitImportance]:
-    """A device's training, and what it learns of its units on the way."""
+    """Return a device's training, and the observer that measures its prunable groups."""
     settings = site.settings
     training = AdapterTraining(
         model=own.model,
@@ -167,21 +175,24 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
 
 
 def _require_enough(site: Site, training: AdapterTraining, steps: Sequence[int]) -> None:
-    """Each half of some steps rests on as many tokens as the site asks for: a loss of each is told."""
+    """Raise Mistake unless each half of the steps uses the minimum number of tokens of the site.
+
+    The report contains one loss for each half.
+    """
     for half in _halves(steps):
         require_tokens(site.node, training.rests_on(half, site.node.fewest_tokens()), REMEDY)
 
 
 def _halves(steps: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The first and the second half; the middle step is in both."""
+    """Return the first and the second half. The middle step is in both."""
     half = -(-len(steps) // 2)
     return steps[:half], steps[len(steps) - half :]
 
 
 def losses_of(outcome: Trained, first_step: int) -> tuple[float, float]:
-    """Mean losses of the first and of the second half of the steps that trained something, rounded as they are told.
+    """Return the rounded mean losses of the first and the second half of the steps that trained.
 
-    Of none, the highest that can be told.
+    Both are the largest reportable loss if no step trained anything.
     """
     if not outcome.weighed:
         return MOST_LOSS, MOST_LOSS
@@ -194,11 +205,11 @@ def losses_of(outcome: Trained, first_step: int) -> tuple[float, float]:
     return before, after
 
 
-# ----- the device's own model -------------------------------------------------------------------------------------------
+# ----- the device's own model -----
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Write the smaller model that the rounds left this device, where it is wanted."""
+    """Write the device's smaller model, as the rounds left it, if its owner wants it."""
 
     def make(state: PrivateState) -> dict[str, Any]:
         if (target := own_folder(site, state)) is not None:
@@ -213,12 +224,15 @@ def alone(site: Site, request: Letter) -> Letter:
 
 
 def _edits(own: CutModel, tensors: Tensors) -> Edits:
-    """What merges LoRA into it."""
+    """Return the edits that merge LoRA into the smaller model."""
     return merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Losses of the device's own smaller model, on public text or items, and on its own beside those of the dense model."""
+    """Evaluate the device's own smaller model on evaluation text or items.
+
+    With ``own_text`` it is also compared with the dense model on the device's own held-out data.
+    """
     own, tensors = _delivered(site, request.header)
     if site.settings.task.name == TEXT:
         edits = _edits(own, tensors)
@@ -240,9 +254,9 @@ def evaluate(site: Site, request: Letter) -> Letter:
 
 
 def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
-    """This device's cut and adapters as the rounds left them."""
+    """Return the final cut and adapters of this device."""
     after = header.model_copy(update={"server_round": header.server_round + 1})
-    # Every part says what is cut, and so how many parts there are.
+    # The first part contains the cut, and the number of parts follows from the cut.
     store, hashes, _ = taken(site, after, 1)
     own = CutModel(site, store.get(hashes[STRUCTURE]))
     store, hashes, _ = taken(site, after, len(own.parts))

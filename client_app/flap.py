@@ -1,6 +1,8 @@
-"""FLAP at a client: mean and spread of the inputs of two matrices of each block, of the dense model on its own windows.
+"""FLAP at a client: mean and variance of the inputs of two matrices of each block.
 
-Moments travel; windows and activations never do. By the client's own moments alone it knows what it would cut by itself.
+They are measured in the dense model on the client's own calibration samples. Only these moments are
+sent; samples and activations never leave. The local baseline is the cut that follows from the
+client's own moments.
 """
 
 import time
@@ -27,7 +29,7 @@ from espalier.wire.parts import parts_of
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Watch the inputs and reply with the first part; a round is answered once."""
+    """Measure the moments and reply with the first part. Each round is answered once."""
     specs = moment_specs(site.model.plan)
 
     def watch(state: PrivateState) -> MomentsReport:
@@ -47,7 +49,7 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of what this client would cut by itself on the public text that was sent along, and of all on its own text."""
+    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
     return answer(
         site,
         request,

@@ -1,4 +1,4 @@
-"""Layers of the global model at a client of FedSpaLLM: kept as they are delivered, until newer ones take their place."""
+"""Layers of the global model at a FedSpaLLM client, stored until newer versions replace them."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -12,11 +12,11 @@ from espalier.wire.messages import Letter, NoScalars, validate
 from espalier.wire.payload import block_key
 
 Held = dict[str, dict[str, Any]]
-"""Layers of the global model that this client holds: index -> version and hash of its blob; others are dense."""
+"""Stored layers of the global model: index -> version and blob hash. Other layers are dense."""
 
 
 def take_layers(site: Site, request: Letter) -> Letter:
-    """Answer a ``deliver``: keep layers of the global model; they stand in for the base model's from this round on."""
+    """Answer a ``deliver``: store layers that replace the base model's from this round on."""
     update = validate(Update, request.scalars)
     state = site.state(request.header)
     server_round = request.header.server_round
@@ -32,12 +32,18 @@ def take_layers(site: Site, request: Letter) -> Letter:
 
 
 def held_in(state: PrivateState, server_round: int) -> Held:
-    """What the client holds in a round: what was delivered for it, else what it held in the round before."""
+    """Return the layers for a round: those pushed for it, else those of the previous round."""
     return _document(state, server_round) or _document(state, server_round - 1)
 
 
 def holds(state: PrivateState, held: Held, versions: Sequence[int], layers: Iterable[int]) -> bool:
-    """Whether some layers are held, and whole, in the versions that the global model has, by number of the layer."""
+    """Return whether the given layers are stored undamaged in the versions of the global model.
+
+    Parameters
+    ----------
+    versions : current version of each layer of the global model, 0 for a dense layer
+    layers : indices of the layers to check
+    """
     wanted = {str(index): versions[index] for index in layers}
     if any(
         held.get(index, {"version": 0})["version"] != version for index, version in wanted.items()
@@ -47,9 +53,10 @@ def holds(state: PrivateState, held: Held, versions: Sequence[int], layers: Iter
 
 
 def hold(state: PrivateState, server_round: int, held: Held) -> None:
-    """Note what is held from this round on, and let go of layers that neither it nor the rounds beside it need.
+    """Record the layers of a round, and delete those that no adjacent round needs.
 
-    The round after it is there when a message comes once more that brings what is evaluated after the last round.
+    The document of the next round exists if the final result was pushed before this message was
+    repeated.
     """
     state.save(server_round, "held", held)
     beside = [_document(state, server_round + step) for step in (-1, 1)]
@@ -59,7 +66,10 @@ def hold(state: PrivateState, server_round: int, held: Held) -> None:
 
 
 def _document(state: PrivateState, server_round: int) -> Held:
-    """What is noted of a round; nothing where that is damaged, so that its layers count as lost."""
+    """Return the recorded layers of a round.
+
+    They are {} if the document is missing or damaged, so that its layers count as lost.
+    """
     with suppress(Mistake):
         return dict(state.load(server_round, "held") or {})
     return {}

@@ -1,14 +1,18 @@
-"""Replies that wait for an officer: with ``hold-replies`` in a node's configuration none of the kind leaves before its release.
+"""Approval of replies: with ``hold-replies``, a reply waits at the site until a person approves it.
 
-A reply is computed and checked as ever; then it is kept (``storage/held.py``), the egress log says so, and the process
-waits until ``espalier release`` decides, or until the server waits no longer for this attempt: then nothing is answered,
-and the next attempt, which gets the same reply from what the round's work kept, finds the decision. A node that was started
-again does so too.
+A reply is computed and checked as usual. It is then stored (``storage/held.py``) and recorded in
+the egress log. The process waits until ``espalier release`` decides, or until the server stops
+waiting for this attempt. In the second case there is no answer; the next attempt produces the same
+reply from the stored work of the round, and finds the decision. A restarted node continues in the
+same way.
 
-Covers: what leaves is what was shown, by the hash of all of it; with the answer to a ``train`` the blobs of its further
-parts are shown and decided on, and ``fetch`` hands out no others. A refused reply costs the site its contribution.
-Does not cover: enrolment, failures, and answers without tensors and numbers, which say that a site is there and how it is
-getting on; the times of all messages; a program that does not ask (see docs/privacy.md).
+Covers: the reply that leaves is the reply that was shown, verified by a hash of all its contents.
+The approval of a ``train`` reply includes the blobs of its further parts, and ``fetch`` returns no
+others. The contribution of a site whose reply is refused is missing in the round.
+
+Does not cover: enrolment, failure replies, and replies without tensors and numbers, which only show
+that a site is active; the times of all messages; a program that does not ask for approval (see
+docs/privacy.md).
 """
 
 import sys
@@ -25,20 +29,20 @@ from espalier.wire.lifetime import seconds_of
 from espalier.wire.messages import Letter
 
 POLL_SECONDS = 0.25
-"""How often a decision is looked for: whether a file is there."""
+"""Interval in seconds between checks for a decision, each of which looks for a file."""
 REFUSED = "an officer of the site did not release it"
 
 
 class StillHeldError(NoAnswerError):
-    """The server waits no longer for this attempt; the next one is answered from what is kept."""
+    """Error for an attempt that ends without a decision; the next attempt uses the stored reply."""
 
 
 class Refused(Mistake):
-    """An officer decided that a reply does not leave."""
+    """Decision of a person that a reply does not leave."""
 
 
 def is_to_be_held(site: Site, letter: Letter) -> bool:
-    """Whether a reply of this site leaves by an officer's word alone."""
+    """Return whether a reply of this site needs approval."""
     holds = site.node.hold_replies
     header = letter.header
     if not holds or header.kind == "enrol" or header.status == "failed":
@@ -47,17 +51,20 @@ def is_to_be_held(site: Site, letter: Letter) -> bool:
 
 
 def released(site: Site, letter: Letter, entry: dict[str, object], waits_until: float) -> str:
-    """Wait until a reply is released, and return under which id; what its round's ``train`` was released with needs no more.
+    """Wait until a reply is approved, and return the id of the approval.
+
+    A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
+    reply.
 
     Parameters
     ----------
-    entry : what the egress log will say of the reply
-    waits_until : when the server waits no longer, on ``clock``
+    entry : entry of the egress log for this reply
+    waits_until : time at which the server stops waiting, on ``clock``
 
     Raises
     ------
     Refused
-        It does not leave.
+        The reply was refused.
     StillHeldError
         Nobody decided in time.
     """
@@ -84,14 +91,20 @@ def released(site: Site, letter: Letter, entry: dict[str, object], waits_until: 
 
 
 def clock() -> float:
-    """Seconds, from whenever on."""
+    """Return a monotonic time in seconds. Only differences are meaningful."""
     return time.monotonic()
 
 
 def deadline(lifetime: float, started: float, kind: str) -> float:
-    """When the server waits no longer for the answer to a message that came at ``started``, by how long Flower keeps it.
+    """Return the time at which the server stops waiting for the answer to a message.
 
-    A message reaches a site after the server began to wait, so this is no earlier. A ``fetch`` may have been sent ahead.
+    The server begins to wait before the message arrives, so its real deadline is not later than
+    this one. A ``fetch`` may have been sent in advance; its lifetime counts twice.
+
+    Parameters
+    ----------
+    lifetime : seconds that Flower keeps the message
+    started : time of its arrival, on ``clock``
     """
     return started + seconds_of(lifetime) * (2 if kind == "fetch" else 1)
 
@@ -114,7 +127,11 @@ pause: Callable[[float], None] = time.sleep
 
 
 def _of(site: Site, letter: Letter, entry: dict[str, object], kept: BlobStore) -> Held:
-    """With the blobs of further parts: a report names the hashes of all of them, and they are at the site."""
+    """Return the reply with descriptions of all its blobs.
+
+    They include the blobs of further parts: a report lists all hashes, and the blobs are at the
+    site.
+    """
     own = {sha256(blob) for blob in letter.blobs.values()}
     named = letter.scalars.get("blob_sha256", [])
     later = [described("", kept.get(key)) for key in dict.fromkeys(named) if key not in own]
@@ -133,7 +150,7 @@ def _log(site: Site, held: Held, what: str) -> None:
 def note_hold(
     append: Callable[[dict[str, object]], object], held: Held, what: str, **more: str
 ) -> None:
-    """Let the egress log say what becomes of a held reply.
+    """Append the state of a reply that needs approval to the egress log.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What kernels refuse is told in their own words: they quote no data."""
+"""Errors of kernels as errors of the client; their messages contain no data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from pruning_kernels.sparsegpt import NoFactorError
 
 @contextmanager
 def mistakes_of_kernels() -> Iterator[None]:
-    """Let a kernel's refusal be the client's."""
+    """Convert the errors of kernels into Mistake, with the same message."""
     try:
         yield
     except (NotFiniteError, NoFactorError) as error:

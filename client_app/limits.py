@@ -1,9 +1,13 @@
-"""What a site's owner allows a run: methods, sizes, and how many runs. Asked at enrolment, and again before every work.
+"""Site policy: methods, sizes and number of runs that a site's owner permits.
 
-Covers: a run whose settings ask for more than the site's limits is refused before anything is opened, with the key and both
-numbers; so is a run that is one too many among those of which the site keeps state (``keep-days``), and one in which others
-could say the site's name (``require-site-keys``).
-Does not cover: how much is asked within the limits, or a node whose owner removes its state, which forgets its runs.
+It is checked at enrolment, and again before each request is handled.
+
+Covers: a run whose settings exceed the site's limits is refused before anything is opened, with the
+key and both numbers. A run is also refused if it exceeds the maximum number of runs with state at
+the site (``keep-days``), or if others could use the site's name in it (``require-site-keys``).
+
+Does not cover: the number of requests within the limits, and a node whose owner deletes its state,
+which forgets its runs.
 """
 
 from client_app.site import Site
@@ -13,12 +17,12 @@ from espalier.wire.messages import Header
 
 
 def require_allowed(site: Site, header: Header) -> None:
-    """Refuse what the site does not allow.
+    """Raise Mistake if the site policy does not permit the run.
 
     Raises
     ------
     Mistake
-        With a line per limit.
+        One line for each violated limit.
     """
     lines = []
     if not site.node.allows_method(site.settings.method):
@@ -49,13 +53,14 @@ def require_allowed(site: Site, header: Header) -> None:
 
 
 def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
-    """By limit, what the run asks for, and how much."""
+    """Return the setting and the amount that the run requests, by limit."""
     settings = site.settings
     found = {"most_threads": ("threads", 0 if site.node.threads else settings.threads)}
     found |= settings.job.asked_of_sites(settings)
     if not settings.tunes and not site.node.windows:
         found["most_windows"] = ("data.windows", settings.data.windows)
-    if "rounds" in settings.job.FEDERATION:  # others' follow from the model
+    # The number of rounds of other methods follows from the model.
+    if "rounds" in settings.job.FEDERATION:
         rounds = settings.job.num_rounds(settings.federation)
         planned = (
             "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
@@ -66,12 +71,12 @@ def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
 
 
 def _beyond(header: Header) -> int:
-    """A result is delivered as if it were for one round more."""
+    """Return 1 for a ``deliver``: the final result is pushed as if for one more round."""
     return 1 if header.kind == "deliver" else 0
 
 
 def runs_answered(site: Site) -> int:
-    """Runs that count for ``most-runs``."""
+    """Return the number of runs that count for ``most-runs``."""
     return len(lineages_of(site.node.state_root(), site.name))
 
 

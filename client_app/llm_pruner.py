@@ -1,7 +1,8 @@
-"""LLM-Pruner at a client: what the loss on its own windows would change without a unit; and in a second round, with Mask
-Tuning's rescaling, how what the units give that stay goes together.
+"""LLM-Pruner at a client: importance of each prunable group for the loss on own samples.
 
-Numbers per unit, and per two units, travel; windows, gradients and activations never do.
+With Mask Tuning's rescaling, a second round measures correlations between the outputs of the groups
+that remain. Numbers per group and per pair of groups are sent; calibration samples, gradients and
+activations never leave.
 """
 
 import time
@@ -35,11 +36,14 @@ from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.parts import Report, parts_of
 
 CUT = "cut"
-"""What a client makes by itself: the hash of each block's blob."""
+"""Key of the local baseline: hash of each block's blob."""
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Score the units, or measure those that stay, and reply with the first part; a round is answered once."""
+    """Score all prunable groups, or measure the remaining ones, and reply with the first part.
+
+    Each round is answered once.
+    """
     return _score(site, request) if request.header.server_round == 1 else _measure(site, request)
 
 
@@ -58,7 +62,8 @@ def _score(site: Site, request: Letter) -> Letter:
 def _measure(site: Site, request: Letter) -> Letter:
     job = site.settings.of(LlmPrunerSettings)
     cut = told_cut(request, site.model.plan)
-    assert cut is not None  # the contract was checked
+    # A request without a valid cut was refused before, when its contract was checked.
+    assert cut is not None
 
     def blobs(windows: Tensor) -> list[bytes]:
         stream = BlockStream(site.model, site.computing)
@@ -71,7 +76,7 @@ def _measure(site: Site, request: Letter) -> Letter:
 def _answered(
     site: Site, request: Letter, specs: BlockSpecs, blobs: Callable[[Tensor], list[bytes]]
 ) -> Letter:
-    """Make the blobs of the client's windows, once."""
+    """Compute the blobs from the client's calibration samples, once per round."""
 
     def work(state: PrivateState) -> Report:
         started = time.monotonic()
@@ -91,7 +96,10 @@ def _windows(site: Site, header: Header) -> Tensor:
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Cut and scale by one's own windows, where the last round was about the units that all agreed on."""
+    """Compute the local baseline: cut and rescale with own samples only.
+
+    This is needed after a second round, which concerns the groups that all clients agreed on.
+    """
 
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
@@ -106,7 +114,7 @@ def alone(site: Site, request: Letter) -> Letter:
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of what this client would cut by itself on the public text that was sent along, and of all on its own text."""
+    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
     header = request.header
     job = site.settings.of(LlmPrunerSettings)
     return answer(

@@ -1,7 +1,9 @@
-"""LLM-Streamline at a client: how little stretches of blocks change its windows, and then a layer that learns what one does.
+"""LLM-Streamline at a client: similarity of block inputs and outputs, then a replacement layer.
 
-Cosines and the layer travel; windows and hidden states never do. The hidden states around the stretch stay in the private
-state, so that later rounds do not walk through the model again.
+The first round measures how little each stretch of blocks changes the hidden states. Later rounds
+train a layer that imitates one stretch. Cosines and the layer are sent; calibration samples and
+hidden states never leave. The hidden states around the stretch stay in the client state, so that
+later rounds do not pass through the model again.
 """
 
 import time
@@ -48,11 +50,14 @@ from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.replacement_payload import read_layer
 
 STRETCH = "stretch"
-"""Document that names the hidden states around a stretch, for later rounds."""
+"""Name of the document with the hidden states around a stretch, for later rounds."""
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Compare blocks, or train the layer, and reply with the first part; a round is answered once."""
+    """Compare blocks, or train the layer, and reply with the first part.
+
+    Each round is answered once.
+    """
     if request.header.server_round == 1:
         return answer_once(
             site,
@@ -103,18 +108,18 @@ def _span(site: Site) -> int:
     return site.settings.of(LlmStreamlineSettings).span(len(site.model.plan.blocks))
 
 
-# ----- training the layer -----------------------------------------------------------------------------------------------
+# ----- training the layer -----
 
 
 def _brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
-    """The layer's blobs of a round after the first that trains it."""
+    """Return the layer's blobs; {} in round 2, the first that trains it."""
     return {} if request.header.server_round == 2 else brought(site, request, num_parts)
 
 
 def _train(
     site: Site, state: PrivateState, request: Letter, start: int, brought: dict[str, bytes]
 ) -> LayerReport:
-    """Train, keep every tensor's blob, and report."""
+    """Train, store the blob of each tensor, and return the report."""
     started = time.monotonic()
     header = request.header
     federation = site.settings.federation
@@ -155,13 +160,14 @@ def _trained(
         " llm-streamline.batch-windows"
     )
     require_tokens(site.node, training.rests_on(range(first_step, first_step + steps)), remedy)
+    # The check is repeated after training: skipped steps contribute no tokens.
     tensors, outcome = training.run(begun, first_step, steps)
     require_tokens(site.node, training.rests_on(outcome.weighed), remedy)
     return tensors, outcome
 
 
 def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> Stretch:
-    """The hidden states around a stretch: as they were kept, or by walking through the model."""
+    """Return the hidden states around a stretch, from the client state or computed anew."""
     stream = BlockStream(site.model, site.computing)
     store = state.lasting()
     walked = {
@@ -169,7 +175,8 @@ def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> St
         "windows": sha256(windows.numpy().tobytes()),
         "settings": site.settings.digest(),
     }
-    with suppress(Mistake):  # what is damaged or missing is made again
+    # A missing or damaged document is computed again.
+    with suppress(Mistake):
         kept = state.load_lasting(STRETCH) or {}
         if kept.get("walked") == walked:
             with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:
@@ -190,11 +197,14 @@ def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> St
     return found
 
 
-# ----- what a client makes by itself, and evaluation ---------------------------------------------------------------------
+# ----- local baseline and evaluation -----
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Choose blocks by one's own cosines, and train a layer in their place in as many steps as all rounds have."""
+    """Compute the local baseline: blocks by own cosines, and a layer trained without the others.
+
+    The layer is trained for as many steps as in all rounds together.
+    """
 
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
@@ -211,7 +221,7 @@ def alone(site: Site, request: Letter) -> Letter:
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of what this client would make of the model by itself on public text, and of all models on its own text."""
+    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
     return answer(
         site, request, _alone(site, request.header), lambda: _federated(site, request.header)
     )
@@ -229,7 +239,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
 
 
 def _federated(site: Site, header: Header) -> OpenedModel:
-    """What was delivered after the last round."""
+    """Return the federated result that the server pushed after the last round."""
     after = header.model_copy(update={"server_round": header.server_round + 1})
     _, _, (order, *_) = taken(site, after, 1)
     start = validate(Replace, order).start

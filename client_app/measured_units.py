@@ -1,4 +1,7 @@
-"""What a device of FedSpine measured of its units while it trained: it stays in its private state, for the next cut."""
+"""Importances of prunable groups that a FedSpine device measured while it trained.
+
+They stay in the client state and determine the next cut.
+"""
 
 import numpy as np
 import torch
@@ -10,16 +13,18 @@ from espalier.storage.private import PrivateState
 from espalier.wire.cut_units import Cut
 
 UNITS = "units"
-"""Key of what is kept."""
+"""Key of the stored tensors."""
 
 
 def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tensor | None) -> None:
-    """Keep what the units that are left are worth; what is kept of earlier rounds stays where no step was finite.
+    """Store the importances of the remaining groups.
+
+    Without values (no step was finite), the importances of earlier rounds are kept.
 
     Parameters
     ----------
-    cut : (units,), bool, of the whole model
-    values : (units that are left,), float64
+    cut : mask of the cut groups over the whole model, (groups,), bool
+    values : importances of the remaining groups, (remaining groups,), float64
     """
     if values is None:
         return
@@ -34,7 +39,10 @@ def keep_measured(state: PrivateState, server_round: int, cut: Cut, values: Tens
 
 
 def measured_units(state: PrivateState, server_round: int, cut: Cut) -> NDArray[np.float64] | None:
-    """What was measured before a round, (units,), 0 for those that are cut; None without any, or of another cut."""
+    """Return the importances measured before a round, (groups,), float64, 0 for cut groups.
+
+    The result is None if there are none, or if they belong to another cut.
+    """
     kept = carried.before(state, carried.IMPORTANCE, server_round).get(UNITS)
     if kept is None or not np.array_equal(kept["cut"].numpy(), cut):
         return None

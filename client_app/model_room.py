@@ -1,8 +1,12 @@
-"""Room for models that servers bring: reserved when a model is offered, so that offers of several runs at once share it.
+"""Disk space for models that servers push to a site.
 
-Each model's folder says how many bytes were offered; what counts is that, or what lies there if it is more. A model that never
-came whole is removed, if others need its room, when nothing was heard of it for an hour.
-Covers: processes of one machine that share a state directory, in turn (a lock of ``models``).
+Space is reserved when a model is offered, so that offers of several runs at the same time share the
+limit. Each model's folder records the number of bytes offered. The larger of that number and the
+bytes on disk counts. If others need the space, an incomplete model is deleted after one hour
+without messages about it.
+
+Covers: processes of one machine that share a state directory. They take turns with a lock on
+``models``.
 """
 
 import time
@@ -25,20 +29,21 @@ from espalier.wire.model_folder import Manifest
 
 MODELS = "models"
 RESERVED = "reserved.json"
-"""In a model's folder: bytes that were offered."""
+"""Name of the file in a model's folder with the number of bytes offered."""
 FOUND = "found.json"
-"""In a model's folder: what was offered, and what the files' stamps were when their bytes had the right hashes."""
+"""Name of the file in a model's folder with the offer, and the stamps of the checked files."""
 ABANDONED_SECONDS = 3600
-"""After which a model counts as given up of which pieces are missing; longer than a server waits for an answer."""
+"""Seconds until an incomplete model is abandoned; longer than a server waits for an answer."""
 
 
 def reserve(node: NodeSettings, manifest: Manifest) -> None:
-    """Reserve room for a model, if it has none yet.
+    """Reserve space for a model, if it has none yet.
 
     Raises
     ------
     Mistake
-        The site's owner allows no model as large, or none beside those that are here or offered.
+        The model exceeds the owner's limit, alone or together with the models that are stored or
+        offered here.
     """
     most = node.most_bytes_of_models()
     wanted = manifest.num_bytes
@@ -61,13 +66,14 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
         private_folder(models, manifest.sha256)
         if not (folder / VERSION_FILE).exists():
             mark_as_ours(folder)
-        with in_turn(folder):  # its lock's time is that of use
+        # Taking the folder's lock updates the time of last use.
+        with in_turn(folder):
             if not (folder / RESERVED).exists():
                 write_json(folder / RESERVED, {"bytes": wanted}, OWNER_ONLY_FILE)
 
 
 def _taken_beside(own: Path) -> int:
-    """Return the bytes that other models take, or may take."""
+    """Return the number of bytes that other models use or have reserved."""
     return sum(
         _taken(folder) for folder in own.parent.iterdir() if folder.is_dir() and folder != own
     )
@@ -79,17 +85,18 @@ def _taken(folder: Path) -> int:
         reserved = int(read_json((folder / RESERVED).read_text())["bytes"])
     there = 0
     for file in folder.rglob("*"):
-        with suppress(OSError):  # another process has made a file of its pieces meanwhile
+        # Another process may have joined the pieces to a file meanwhile.
+        with suppress(OSError):
             there += file.stat().st_size if file.is_file() and file.name not in OUR_OWN else 0
     return max(reserved, there)
 
 
 OUR_OWN = (RESERVED, FOUND, VERSION_FILE, FILE)
-"""Files of a model's folder that no server sent."""
+"""Names of files in a model's folder that no server sent."""
 
 
 def _remove_abandoned(own: Path) -> None:
-    """Remove models that never came whole, and of which nothing was heard for long."""
+    """Delete incomplete models without messages for ``ABANDONED_SECONDS``."""
     for folder in own.parent.iterdir():
         lock = folder / FILE
         if folder == own or not folder.is_dir() or (folder / FOUND).exists() or not lock.exists():

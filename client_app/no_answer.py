@@ -1,10 +1,12 @@
-"""Why a node gives no answer this time: what it raises then goes to the server as one of Flower's errors, in its own words.
+"""Error of a node that does not answer a message; its text is sent as one of Flower's errors.
 
-Covers: the words are ours and hold nothing of the site's data; of any other error the warm node tells the type alone. What an
-answer would hold is the contracts' matter; a Flower error has no content.
-Does not cover: Flower's own node, which sends the text of an error that comes from outside the ClientApp's handlers.
+Covers: the text is ours and contains no data of the site. For any other error, the warm node sends
+only the type. Contracts limit the content of answers; a Flower error has none.
+
+Does not cover: Flower's own node, which sends the text of errors raised outside the ClientApp's
+handlers.
 """
 
 
 class NoAnswerError(RuntimeError):
-    """The message is not answered; the text may be told."""
+    """Error for a message that is not answered; its text may be sent to the server."""

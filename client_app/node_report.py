@@ -1,7 +1,8 @@
-"""What ``espalier check-node`` tells of a node beside its files: what it would accept, its device, what it would send.
+"""Parts of the ``espalier check-node`` report: accepted requests, device, and data that is sent.
 
-Covers: figures of this machine and of the run's contracts; they are shown on this terminal alone.
-Does not cover: the memory and disk that the work takes (``server_app/planning/node_fit.py`` says it).
+Covers: numbers of this machine and of the run's contracts, shown only on this terminal.
+
+Does not cover: memory and disk space of the work (see ``server_app/planning/node_fit.py``).
 """
 
 import os
@@ -19,7 +20,7 @@ from espalier.wire.plan import ModelPlan
 from espalier.wire.planned import Answer, Outlook
 
 WIDTH = 110
-"""Characters of a line of an observer's sentence."""
+"""Width of an observer sentence, in characters."""
 COLUMNS = ("message", "bytes of tensors", "tensors", "beside them")
 LIMITS = [*MOST, "most_threads"]
 HOLDS = {
@@ -30,7 +31,7 @@ HOLDS = {
 
 
 def accepts(site: Site) -> Iterator[str]:
-    """What the owner allows, beside what the run asks for."""
+    """Yield the site policy, each limit next to the value that the run requests."""
     node = site.node
     asked = amounts(site, UNREAD)
     yield f"methods {node.allow_methods or 'all'}; the run's is {site.settings.method}"
@@ -50,12 +51,12 @@ def accepts(site: Site) -> Iterator[str]:
 
 
 def device(site: Site) -> Iterator[str]:
-    """Where this site computes, and how much memory there is.
+    """Yield the device of this site and its memory.
 
     Raises
     ------
     Mistake
-        There is no such device.
+        The configured device does not exist.
     """
     computing = site.computing
     yield (
@@ -75,7 +76,11 @@ def device(site: Site) -> Iterator[str]:
 
 
 def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
-    """What a run of these settings would send: a line per kind of message, all of it together, and what is learned of it."""
+    """Yield the answers that a run with these settings would send.
+
+    There is one line for each kind of message, then the total, then a sentence for each kind on
+    what an observer learns.
+    """
     groups = outlook.alike()
     rows = [COLUMNS, *(_row(group, plan) for group in groups)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
@@ -144,7 +149,7 @@ def _called(group: Sequence[Answer]) -> str:
 
 
 def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
-    """How many tensors there are of each name and dtype, whatever the matrix they are of."""
+    """Return the number of tensors per name and dtype, regardless of the matrix."""
     matrices = {linear.name for block in plan.blocks for linear in block.linears} if plan else set()
     counts: Counter[tuple[str, str]] = Counter()
     for tensors in (answer.specs or {}).values():
@@ -157,4 +162,4 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
 
 
 SHOWN = 4
-"""Names of tensors in a line."""
+"""Maximum number of tensor names in a line."""

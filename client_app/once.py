@@ -1,7 +1,7 @@
-"""Work that is done once: a message that comes again waits for the first one, and is answered from what that one kept.
+"""Local baseline, computed once per round: a repeated request is answered from the stored result.
 
-The lock of the client's private state is held over the whole work, so that no two processes do it at once. ``answered_once``
-has the answers to ``train``, and ``told_once`` that to an ``evaluate``; here is what the client makes by itself.
+The lock of the client state is held during the whole work, so that no two processes do it at the
+same time. ``answered_once`` does the same for ``train``, and ``told_once`` for ``evaluate``.
 """
 
 import time
@@ -15,13 +15,13 @@ from espalier.wire.alone import AloneReport
 from espalier.wire.messages import Header, Letter
 
 ALONE = "alone"
-"""Document of a round: what the client made by itself."""
+"""Name of a per-round document: the local baseline."""
 
 
 def make_alone(
     site: Site, request: Letter, make: Callable[[PrivateState], dict[str, Any]]
 ) -> Letter:
-    """Answer an ``alone``: make what the client makes by itself, and keep what ``make`` returns; see ``kept_alone``."""
+    """Answer an ``alone`` request: call ``make`` and store its result for ``kept_alone``."""
     header = request.header
     state = site.state(header)
     settings = site.settings.digest()
@@ -36,12 +36,12 @@ def make_alone(
 
 
 def kept_alone(site: Site, header: Header) -> dict[str, Any]:
-    """What ``make`` returned.
+    """Return the stored result of ``make``.
 
     Raises
     ------
     Mistake
-        There was no ``alone`` in this round.
+        There was no ``alone`` request in this round.
     """
     saved = site.state(header).load(header.server_round, ALONE)
     if saved is None or saved["settings"] != site.settings.digest():

@@ -1,4 +1,7 @@
-"""The smaller model that a run leaves a client alone, written where its owner wants it: nobody else gets it, or its shape."""
+"""Smaller model of a single client, written to the folder that its owner configured.
+
+No other party receives this model or its shape.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -26,11 +29,11 @@ from espalier.wire.payload import block_key
 from espalier.wire.structure import Structure
 
 CHECKED = (2, 16)
-"""Windows and tokens on which the written model is compared with what was meant."""
+"""Number of sequences and tokens per sequence for the check of the written model."""
 
 
 def own_folder(site: Site, state: PrivateState) -> Path | None:
-    """Where the model goes; None where a site's owner wants none."""
+    """Return the target folder; None if the site's owner configured none."""
     if site.node.simulated:
         return state.own_model
     assert site.header is not None
@@ -42,14 +45,16 @@ def own_folder(site: Site, state: PrivateState) -> Path | None:
 
 
 def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> None:
-    """Write a client's smaller model with LoRA merged, and load it again; it appears whole or not at all.
+    """Write a client's smaller model with merged LoRA, and check it by loading it.
+
+    It appears complete or not at all.
 
     Raises
     ------
     Mistake
         The file system refused.
     ExportError
-        What was loaded computes something else; it is removed.
+        The loaded model computes other values. Its files are deleted.
     """
     model = _structured(model)
     stream = BlockStream(model, site.computing)
@@ -66,14 +71,14 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
 def write_own_encoder(
     site: Site, model: OpenedModel, adapters: AdapterPlan, tensors: Tensors, target: Path
 ) -> None:
-    """Write a client's smaller encoder with LoRA merged and its classification head, and load it again as ``write_own`` does.
+    """Write a client's smaller encoder with merged LoRA and classification head, and check it.
 
     Raises
     ------
     Mistake
         The file system refused.
     ExportError
-        What was loaded computes something else; it is removed.
+        The loaded model computes other values. Its files are deleted.
     """
     model = _structured(model)
     head = tensors[HEAD_KEY]
@@ -88,7 +93,7 @@ def write_own_encoder(
 
 
 def _structured(model: OpenedModel) -> OpenedModel:
-    """The model as one that keeps something of a base, if it be all."""
+    """Return the model with a structure, if necessary one that keeps everything."""
     return (
         model
         if model.structure is not None
@@ -106,7 +111,7 @@ def _removed_if_wrong(target: Path) -> Iterator[None]:
 
 
 def _card(site: Site, model: OpenedModel) -> str:
-    """What the model is, for whoever finds it."""
+    """Return the README of the model folder."""
     parameters = model.plan.num_parameters
     whole = site.model.plan.num_parameters
     loader = model.family.auto_class

@@ -1,9 +1,11 @@
-"""A site says its name with its key, where the run's server has the sites' public keys.
+"""Signature of a site's name, for runs whose server has the public keys of the sites.
 
-Covers: what is signed is a statement of ours (``espalier.wire.signed_name``) with this site's own name and this node's id, and
-nothing else, whatever a server sends. The key leaves neither the site nor this process.
-Does not cover: another program in this process. ``flower-supernode`` runs what a run's submitter sends, which can read the key
-and sign what it likes; ``espalier node`` runs the program that is installed here.
+Covers: the site signs only our own statement (``espalier.wire.signed_name``) with its own name and
+its node id, whatever a server sends. The key leaves neither the site nor this process.
+
+Does not cover: other code in this process. ``flower-supernode`` runs the code that a run's
+submitter sends, which can read the key and sign anything. ``espalier node`` runs only the program
+installed here.
 """
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,12 +19,12 @@ from espalier.wire.signed_name import sign, statement
 
 
 def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
-    """The site's private key.
+    """Return the site's private key.
 
     Raises
     ------
     Mistake
-        It names none, or one that will not do.
+        The site names no key, or an unusable one.
     """
     if not site.node.site_key:
         raise Mistake(
@@ -35,7 +37,7 @@ def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
 def said_with_key(
     site: Site, request: Letter, told: Enrolment, key: ec.EllipticCurvePrivateKey
 ) -> SignedEnrolment:
-    """What the site says of itself, signed for this request alone."""
+    """Return the enrolment with a signature that is valid for this request only."""
     nonce = validate(Challenge, request.scalars).nonce
     signature = sign(key, statement(told, nonce, request.header.lineage, site.node_id))
     return SignedEnrolment(**told.model_dump(), signature=signature)

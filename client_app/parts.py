@@ -1,4 +1,4 @@
-"""Replies in parts: computed once, kept in the client's private state, handed out part by part."""
+"""Replies in parts: computed once, stored in the client state, sent part by part."""
 
 from client_app.site import Site, reply_to
 from espalier.settings.mistakes import Mistake
@@ -7,12 +7,12 @@ from espalier.wire.messages import Letter, NoScalars
 
 
 def hand_out(site: Site, request: Letter) -> Letter:
-    """Answer a ``fetch``: read the blobs that the server names by hash.
+    """Answer a ``fetch`` with the blobs that the server names by hash.
 
     Raises
     ------
     Mistake
-        The number of hashes does not fit the part, or a blob is not there.
+        The number of hashes does not match the part, or a blob does not exist.
     """
     hashes = request.scalars["blob_sha256"]
     keys = sorted(

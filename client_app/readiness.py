@@ -1,4 +1,4 @@
-"""Whether a site can do what a run will ask of it, found out when it first hears of the run."""
+"""Check at enrolment that a site's own model and data suffice for the run."""
 
 from client_app.site import Site
 from espalier.corpora.enough import require_enough, require_readable
@@ -14,21 +14,22 @@ NO_MODEL_FROM_OUTSIDE = (
 
 
 def require_ready(site: Site) -> None:
-    """Refuse a run for which the site's own model or file will not do, before it has a seat in it.
+    """Raise Mistake if the site's own model or data file does not suffice, before it enrols.
 
-    A simulated node has neither; ``espalier run`` has looked at what it holds.
+    A simulated node has neither; ``espalier run`` has checked its data before.
 
     Raises
     ------
     Mistake
-        In the words of the round that would refuse.
+        The same message as in the round that would fail.
     """
     node = site.node
     if site.settings.evaluation.own_text and not node.allows_own_text():
         raise not_allowed()
     if not site.settings.job.NEEDS_BASE_MODEL and node.most_bytes_of_models() == 0:
         raise Mistake(NO_MODEL_FROM_OUTSIDE, NO_MODEL_FROM_OUTSIDE)
-    if not site.settings.job.NEEDS_BASE_MODEL:  # nor a tokenizer, before the server has brought one
+    # Without a base model there is no tokenizer either, until the server pushes one.
+    if not site.settings.job.NEEDS_BASE_MODEL:
         require_readable(site.settings, node)
         return
     if node.data_path or node.model_path or not node.simulated:

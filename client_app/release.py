@@ -1,8 +1,10 @@
-"""An officer looks at the replies that a site holds, and decides which leave; ``espalier release`` does it.
+"""Approval at a site (``espalier release``): a person inspects waiting replies and decides on each.
 
-Covers: what is decided on is what is shown, and what leaves later is the same, by the hash of all of it; a file that was
-changed meanwhile is refused. Every decision stands in the egress log before it counts, with its time and whose it is.
-Does not cover: who may decide: whoever can write the site's state directory.
+Covers: a person decides on the reply that is shown, and the same reply leaves later, verified by a
+hash of all its contents. A file that was changed meanwhile is refused. Each decision is written to
+the egress log before it takes effect, with its time and the account that made it.
+
+Does not cover: who may decide. Everybody with write access to the site's state directory can.
 """
 
 import os
@@ -20,15 +22,15 @@ from espalier.storage.held import Decision, Held, HeldReplies, held_at
 
 COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "held since")
 LEAST_OF_ID = 4
-"""Characters by which a reply is called, at least."""
+"""Minimum number of characters of an abbreviated id."""
 SHOWN_TENSORS = 12
-"""Of a blob; the log has all."""
+"""Maximum number of tensors shown per blob; the log lists all."""
 
 Waiting = list[tuple[HeldReplies, Held]]
 
 
 def waiting(root: Path) -> tuple[Waiting, list[Mistake]]:
-    """All replies below a state directory on which nobody decided, and what is wrong with those that cannot be read."""
+    """Return all undecided replies in a state directory, and the errors of unreadable ones."""
     found = Waiting()
     damaged = list[Mistake]()
     for replies in held_at(root):
@@ -39,12 +41,12 @@ def waiting(root: Path) -> tuple[Waiting, list[Mistake]]:
 
 
 def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
-    """Those that are called so, by the beginning of their id.
+    """Return the replies whose ids begin with the given characters.
 
     Raises
     ------
     Mistake
-        None or several are.
+        No reply or several replies match, or an id has fewer than ``LEAST_OF_ID`` characters.
     """
     if short := [word for word in ids if len(word) < LEAST_OF_ID]:
         raise Mistake(f"release: {short[0]!r}: give {LEAST_OF_ID} characters of an id or more")
@@ -59,13 +61,13 @@ def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
 
 
 def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iterator[str]:
-    """Decide on replies, one after the other, and yield what was decided.
+    """Decide on replies one after the other, and yield a line for each decision.
 
     Raises
     ------
     Mistake
-        This is not the node's account. Or, when all others are decided: on some nothing was, as somebody decided meanwhile, a
-        held file is not what was held, or the log or the decision cannot be written.
+        This account is not the node's. Or, after all other decisions: somebody else decided
+        meanwhile, a file was changed, or the log or the decision cannot be written.
     """
     if pairs:
         require_owner(root)
@@ -84,7 +86,7 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
 
 
 def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) -> None:
-    """First the log says it, then it counts."""
+    """Record the decision in the egress log, then put it into effect."""
     if decision.released:
         replies.require_as_shown(held)
     log = egress_log(root, held.entry["lineage"], held.entry["site"])
@@ -110,7 +112,7 @@ def _word(decision: Decision) -> str:
 
 
 def account(uid: int) -> str:
-    """The name of an account; its number where it has none."""
+    """Return the name of an account, or its number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -118,12 +120,12 @@ def account(uid: int) -> str:
 
 
 def require_owner(root: Path) -> None:
-    """Refuse to decide as another account than the node's, which could not read what was decided.
+    """Raise Mistake unless this account is the node's, which must be able to read decisions.
 
     Raises
     ------
     Mistake
-        It names both.
+        The message names both accounts.
     """
     owner = root.stat().st_uid
     own = os.geteuid()
@@ -135,7 +137,7 @@ def require_owner(root: Path) -> None:
 
 
 def listed(found: Iterable[Held]) -> Iterator[str]:
-    """A table of held replies."""
+    """Yield the lines of a table of replies that wait for approval."""
     rows = [COLUMNS, *(_row(held) for held in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
@@ -143,7 +145,7 @@ def listed(found: Iterable[Held]) -> Iterator[str]:
 
 
 def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
-    """All that is in a held reply."""
+    """Yield a description of all contents of a reply that waits for approval."""
     yield f"{held.id}  {_what(held.entry)}"
     yield f"sha256 {held.digest}, held since {held.entry['time']}"
     for name, value in sorted(held.scalars.items()):
@@ -180,7 +182,13 @@ def _what(entry: Mapping[str, Any]) -> str:
 
 
 def main(given: Mapping[str, Any]) -> int:
-    """List, show, release or refuse, as the words of the command say; 2 where that cannot be done."""
+    """List, show, approve or refuse replies as the command's arguments say.
+
+    Returns
+    -------
+    int
+        0, or 2 if a step failed.
+    """
     failed = False
     try:
         root = at_home(given["state_dir"])
@@ -192,10 +200,12 @@ def main(given: Mapping[str, Any]) -> int:
             raise Mistake(
                 f"release: {' '.join(given['ids'])} --all: name replies, or release all; not both"
             )
-        if os.geteuid() != 0:  # another account could not look into it, and would see nothing
+        # Another account cannot read the directory and would find nothing.
+        if os.geteuid() != 0:
             require_owner(root)
         found, damaged = waiting(root)
-        for mistake in damaged:  # the others can be decided on
+        # The other replies can still be decided on.
+        for mistake in damaged:
             print(f"espalier: {mistake}", file=sys.stderr)
         for replies, held in chosen(found, given["show"]):
             print("\n".join(shown(replies, held)))
