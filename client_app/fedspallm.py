@@ -116,6 +116,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
     def alone(index: int) -> Mapping[str, WeightEdit]:
         return pruned(index) if index in hashes else before(index)
 
+    # The result of the last round is pushed as if for one more round.
     return answer(
         site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1))
     )

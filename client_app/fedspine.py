@@ -20,8 +20,6 @@ from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.measured_units import keep_measured
 from client_app.once import make_alone
 from client_app.own_model import own_folder, write_own, write_own_encoder
-
-# The result of the last round is pushed as if for one more round.
 from client_app.site import Site
 from client_app.task_evaluation import answer_on_task, require_own_data
 from espalier.corpora.own_data import require_tokens

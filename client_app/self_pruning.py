@@ -1,7 +1,7 @@
-"""Rank self-pruning at a client of HetLoRA (Cho et al. 2024): which of its ranks it goes on with after a round's training.
+"""HetLoRA's rank self-pruning at a client (Cho et al. 2024), after a round's training.
 
-The paper writes of one matrix, and of one rank per client. Here a client's matrices share its rank, and what it compares is the
-sum over them: ``sum ||B[:, gamma r:]|| ||A[gamma r:, :]||``.
+The paper considers one matrix and one rank per client. Here all matrices of a client share its
+rank, and the criterion is the sum over them: ``sum ||B[:, gamma r:]|| ||A[gamma r:, :]||``.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,22 @@ from pruning_kernels.factors import Factors
 
 @dataclass(frozen=True)
 class SelfPruning:
-    """One client's self-pruning in one round."""
+    """Self-pruning of one client in one round."""
 
     adapters: AdapterPlan
-    """The client's, of at most ``rank``."""
+    """Adapters of the client, with a rank of at most ``rank``."""
     rank: int
-    """With which it begins."""
+    """Rank at the start of the round."""
     gamma: float
     regularisation: float
-    """The paper's lambda."""
+    """Regularization strength, the paper's lambda."""
 
     @staticmethod
     def of(settings: RunSettings, adapters: AdapterPlan, rank: int) -> "SelfPruning | None":
-        """What the settings say; None without self-pruning, and where no matrix has a rank to give up."""
+        """Return the self-pruning that the settings define.
+
+        The result is None without self-pruning, and if no matrix has a rank that could be removed.
+        """
         if not settings.of(AdapterAveraging).lowers_ranks:
             return None
         job = settings.of(HetLoRASettings)
@@ -41,11 +44,14 @@ class SelfPruning:
 
     @property
     def kept(self) -> int:
-        """Rank that is left if the client gives some up: the tail starts there."""
+        """Rank that remains if the client prunes, which is also the index where the tail starts."""
         return kept_rank(self.rank, self.gamma)
 
     def tail(self, tensors: Tensors) -> Tensor:
-        """Sum over all matrices of the norms of their last ranks; one number, float32, with a gradient if they have one."""
+        """Return the sum of the tail norms of all matrices, a float32 scalar.
+
+        It has a gradient if the tensors have one.
+        """
         found = []
         for index, adapter in self.adapters:
             block = tensors[block_key(index)]
@@ -59,18 +65,19 @@ class SelfPruning:
         return torch.stack(found).sum()
 
     def penalty(self, tensors: Tensors) -> Tensor:
-        """What is added to the training loss: lambda times the tail."""
+        """Return the regularization term of the training loss: lambda times the tail."""
         return self.regularisation * self.tail(tensors)
 
     def rank_after(self, before: Tensors, after: Tensors) -> int:
-        """Rank to go on with: the lower one if training made the tail smaller.
+        """Return the rank for the next round: the lower one if training made the tail smaller.
 
-        In the first round nothing is given up: B is zero before, and nothing is smaller.
+        In the first round nothing is pruned, because B is zero at the start and no tail is smaller
+        than that.
 
         Raises
         ------
         NotFiniteError
-            A tail holds NaN or infinity.
+            A tail contains NaN or infinity.
         """
         return self_prune_rank(
             self.rank, self.gamma, float(self.tail(before)), float(self.tail(after))

@@ -1,7 +1,8 @@
-"""SFT-P at a client: train masks and LoRA together, and evaluate the smaller dense model that the masks leave.
+"""SFT-P at a client: joint training of masks and LoRA, and evaluation of the smaller dense model.
 
-Generator and LoRA travel. The client's embedding, AdamW's moments of it, the masks and the budget stay in its private state. A
-client that joins when the rounds are over fits its embedding to generator and LoRA as they are.
+Mask generator and LoRA are sent. The client's embedding, AdamW's moments for it, the masks and the
+budget stay in its client state. A client that joins after the last round fits its embedding to the
+final generator and LoRA.
 """
 
 import time
@@ -37,23 +38,28 @@ from espalier.wire.sft_p import lora_plan, shape_of, trained
 from espalier.wire.tuning import Order, TuningReport, parts
 
 OWN = "own"
-"""Key of what a client keeps of a round for itself: its embedding and AdamW's moments of it."""
+"""Key of the tensors that a client never sends: its embedding and AdamW's moments for it."""
 
 
 def require_ready(site: Site) -> None:
-    """Refuse a share that this site's owner chose and that its model cannot lose, before the site has a seat.
+    """Raise Mistake if the owner's pruning ratio is impossible for the site's model.
+
+    The check runs before the site enrols.
 
     Raises
     ------
     Mistake
-        What leaves the site of it names no share.
+        The text that is sent to the server does not contain the pruning ratio.
     """
     if site.node.pruned_share:
         own_target(site, None)
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Train the round's generator and LoRA, and reply with the first part; a round is answered once."""
+    """Train the round's generator and LoRA, and reply with the first part.
+
+    Each round is answered once.
+    """
     order = validate(Order, request.scalars)
     settings = site.settings
     plan = trained(site.model.plan, settings, order.rank_limit)
@@ -87,6 +93,7 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     _require_enough(site, training, first_step)
     own = _conditioning(state, header)
     moments = tuning.moments(site, state, header.server_round, plan)
+    # The optimizer continues the embedding's moments even if those of shared tensors are not kept.
     if "step" in own:
         moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
     with mistakes_of_kernels():
@@ -122,9 +129,9 @@ def _require_enough(site: Site, training: MaskedTraining, first_step: int) -> No
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Write the smaller model that the rounds left this client, where it is wanted.
+    """Write the client's smaller model, as the rounds left it, if its owner wants it.
 
-    One that was in no round fits its embedding before.
+    A client that took part in no round fits its embedding first.
     """
     header = request.header
     job = site.settings.of(SftPSettings)
@@ -142,7 +149,10 @@ def alone(site: Site, request: Letter) -> Letter:
 
 
 def _fit(site: Site, state: PrivateState, header: Header) -> None:
-    """Fit the embedding of a client that took part in no round; it stays here, and so does the number of steps that it took."""
+    """Fit the embedding of a client that took part in no round.
+
+    The embedding and the number of steps stay here.
+    """
     require_own_data(site, header)
     training = _training(site, state, header)
     steps = site.settings.of(SftPSettings).late_steps
@@ -156,17 +166,17 @@ def _fit(site: Site, state: PrivateState, header: Header) -> None:
 
 
 def _conditioning(state: PrivateState, header: Header) -> dict[str, Tensor]:
-    """The embedding, and its moments, as rounds before left them; empty where there was none, or the state is lost."""
+    """Return the embedding and its moments from earlier rounds, or {} if there are none."""
     return carried.before(state, carried.CONDITIONING, header.server_round).get(OWN, {})
 
 
 def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
-    """What the last round left of the client's own model.
+    """Return the client's own model after the last round.
 
     Raises
     ------
     StateLost
-        The client's embedding is gone: a model of another one would be nobody's.
+        The client's embedding is lost. With another embedding the model would belong to no client.
     """
     job = site.settings.of(SftPSettings)
     if (
@@ -184,7 +194,7 @@ def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
 
 
 def _delivered(site: Site, header: Header) -> Tensors:
-    """Generator and LoRA as the rounds left them."""
+    """Return the final generator and LoRA."""
     plan = trained(site.model.plan, site.settings)
     return tuning.begins_with(
         site,
@@ -199,7 +209,7 @@ def _after(header: Header) -> Header:
 
 
 def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining:
-    """This client's training, from its own embedding."""
+    """Return this client's training, which starts from its own embedding."""
     settings = site.settings
     job = site.settings.of(SftPSettings)
     client = header.client
@@ -228,7 +238,11 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
 
 
 def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
-    """What the rounds before left of the client's embedding; at first it is drawn, or the constant of all."""
+    """Return the client's embedding from earlier rounds.
+
+    Without one, it is drawn from the seed, or is the constant that all clients share if embeddings
+    are not personal.
+    """
     kept = _conditioning(state, header)
     if EMBEDDING in kept:
         return kept[EMBEDDING]
@@ -239,7 +253,10 @@ def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Losses of the client's own smaller model, on public text or items, and on its own beside those of the dense model."""
+    """Evaluate the client's own smaller model on evaluation text or items.
+
+    With ``own_text`` it is also compared with the dense model on the client's own held-out data.
+    """
     header = request.header
     settings = site.settings
     state = site.state(request.header)

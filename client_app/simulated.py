@@ -1,11 +1,14 @@
-"""Recognition of a process that plays a node of a simulation.
+"""Detection of a process that plays a node of a simulation.
 
-A simulated node has nothing of its own: the run's settings say what it holds, and no limit of a site applies. So a real one
-must not be taken for it. Flower's simulation runs every ClientApp in an actor of Ray; a SuperNode starts ``flwr-clientapp``, in
-which nobody starts Ray.
-Covers: what the process is, whatever the run's settings and the node's configuration say (``partition-id`` among them); where
-it cannot be known, the node counts as real.
-Does not cover: a program that starts Ray itself, or that says otherwise. The program is what the run's submitter sends.
+A simulated node has nothing of its own: the run's settings define its data, and no limit of a site
+applies. A real node must therefore never count as simulated. Flower's simulation runs every
+ClientApp in a Ray actor. A SuperNode starts ``flwr-clientapp``, which never starts Ray.
+
+Covers: the type of the process, regardless of the run's settings and the node's configuration
+(including ``partition-id``). If the type is unknown, the node counts as real.
+
+Does not cover: a program that starts Ray itself, or that reports another type. The run's submitter
+sends the program.
 """
 
 import sys
@@ -23,12 +26,15 @@ _PLAYED: ContextVar[bool] = ContextVar("played", default=False)
 
 
 def in_simulation() -> bool:
-    """Whether this process is an actor of Ray, or plays a node itself."""
+    """Return whether this process is a Ray actor, or plays a node itself."""
     return _PLAYED.get() or _is_ray_actor()
 
 
 def as_played(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Flower mod: let a simulated node answer as the client that the message says it plays; a real one is what it is."""
+    """Let a simulated node answer as the client that the message names (Flower mod).
+
+    A real node ignores that name.
+    """
     if in_simulation() and message.has_content() and (played := taken_out(message.content)):
         config = {**context.node_config, **played}
         context = Context(
@@ -39,7 +45,10 @@ def as_played(message: Message, context: Context, call_next: ClientAppCallable) 
 
 @contextmanager
 def playing_a_node() -> Iterator[None]:
-    """For programs that call the ClientApp themselves, as tests and measurements do: what happens within is simulated."""
+    """Treat the code of the ``with`` block as a simulation.
+
+    Programs that call the ClientApp themselves, such as tests and benchmarks, need this.
+    """
     play_task()
     token = _PLAYED.set(True)
     try:
@@ -49,7 +58,10 @@ def playing_a_node() -> Iterator[None]:
 
 
 def _is_ray_actor() -> bool:
-    """Nothing is imported to find out: in an actor, Ray is there."""
+    """Return whether this process is a Ray actor.
+
+    Nothing is imported for this test, because Ray is always imported in an actor.
+    """
     ray = sys.modules.get("ray")
     try:
         return (
@@ -57,5 +69,6 @@ def _is_ray_actor() -> bool:
             and ray.is_initialized()
             and ray.get_runtime_context().get_actor_id() is not None
         )
-    except Exception:  # whatever Ray says, it does not say that this is an actor
+    # Any error of Ray means that this process is not known to be an actor.
+    except Exception:
         return False

@@ -1,4 +1,4 @@
-"""A site as one message finds it: its settings, base model, computing and private state."""
+"""Site as seen by one message: its settings, base model, device and client state."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import Header, Letter, Scalars
 
 DEMO = "demo"
-"""The model that is installed with Espalier."""
+"""Name of the model that is installed with Espalier."""
 
 if TYPE_CHECKING:
     from espalier.modeling.computing import Computing
@@ -31,18 +31,18 @@ class Site:
     settings: RunSettings
     node: NodeSettings
     header: Header | None = None
-    """Of the message that it answers; None where there is none."""
+    """Header of the message that is answered; None if there is no message."""
     node_id: int = 0
-    """Flower's id of the node that it answers from."""
+    """Flower's id of the node that answers."""
 
     @staticmethod
     def of(context: Context, header: Header | None = None) -> "Site":
-        """Read the run's and the node's settings, to answer a message with this header.
+        """Read the settings of the run and of the node, to answer a message with this header.
 
         Raises
         ------
         Mistake
-            A setting is wrong.
+            A setting is invalid.
         """
         node = parse_node(context.node_config, simulated=in_simulation())
         try:
@@ -57,23 +57,25 @@ class Site:
 
     @cached_property
     def model(self) -> OpenedModel:
-        """The base model at this site: the one that its owner names, else the demo; in a simulation the run's.
+        """Base model at this site.
 
-        Where clients need none, it is the model that the run's server brought.
+        It is the model that the site's owner configured, or the demo model if there is none. In a
+        simulation it is the run's model. If clients of the method need no base model, it is the
+        model that the server pushed.
 
         Raises
         ------
         Mistake
-            The run names one, and this site none; or it cannot be opened.
+            The run names a model but the site has none, or the model cannot be opened.
         StateLost
-            The server has not brought it yet, or it is damaged.
+            The server has not pushed the model yet, or it is damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
             from client_app.downloaded_model import downloaded_model
 
             assert self.header is not None
             folder = downloaded_model(self, self.state(self.header))
-            # Of this machine's own server.
+            # In a simulation the model comes from this machine's own server and needs no checks.
             return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
             raise Mistake(
@@ -90,14 +92,14 @@ class Site:
 
     @cached_property
     def computing(self) -> "Computing":
-        """Device, dtype and threads, applied to this process."""
+        """Device, dtype and threads, already applied to this process."""
         from espalier.modeling.computing import set_up
 
         return set_up(self.settings, private_folder(self.node.state_root()), self.node)
 
     @property
     def load(self) -> "Loader":
-        """How a whole model comes into memory: the last one stays there, unless its owner wants otherwise."""
+        """Function that loads a whole model; by default the last one stays in memory."""
         from espalier.training.adapted import AdaptedModel
         from espalier.training.kept_model import kept_model
 
@@ -105,17 +107,18 @@ class Site:
 
     @property
     def name(self) -> str:
-        """Name under which the site takes part."""
+        """Name of the site in runs."""
         return site_id(self.node)
 
     def state(self, header: Header) -> PrivateState:
-        """The private state of this site in the run that a message is of."""
+        """Return the client state of this site in the run of a message."""
         client: dict[str, str | int] = {"set of settings": self.settings.digest()}
-        if header.kind != "enrol":  # a number comes with a seat
+        # A site gets its client number only after enrolment.
+        if header.kind != "enrol":
             client = {"number": header.client, **client}
         return PrivateState(self.node.state_root(), header.lineage, self.name, client)
 
 
 def reply_to(request: Letter, scalars: Scalars, blobs: dict[str, bytes] | None = None) -> Letter:
-    """A letter that answers a request."""
+    """Return a reply to a request with the given fields and blobs."""
     return Letter(request.header.model_copy(), scalars.model_dump(), blobs or {})

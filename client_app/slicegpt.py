@@ -1,7 +1,8 @@
-"""SliceGPT at a client: second moments of its signals at every norm of the dense model, on its own windows.
+"""SliceGPT at a client: second moments of the signals at every norm of the dense model.
 
-Moments travel, unless the run takes a public text's; windows and activations never do. By the client's own moments alone it
-knows along which bases it would slice by itself.
+They are computed on the client's own calibration samples. Moments are sent, unless the run uses
+those of a public text; samples and activations never leave. The local baseline is the model sliced
+with bases from the client's own moments.
 """
 
 import time
@@ -40,11 +41,14 @@ from espalier.wire.slicegpt import (
 from pruning_kernels.slicing import unpacked
 
 BASES = "bases"
-"""Document of a round: the bases of the client's own moments, by hash."""
+"""Name of a per-round document: hashes of the bases from the client's own moments."""
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Watch the signals and reply with the first part, or say that the client is there; a round is answered once."""
+    """Compute the moments and reply with the first part.
+
+    If the run uses a public text, the reply contains no moments. Each round is answered once.
+    """
     plan = site.model.plan
     settings = site.settings
     specs = moment_specs(plan, settings)
@@ -70,7 +74,7 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Find the bases of one's own windows, where the round asked for nothing."""
+    """Compute the local baseline: bases from own samples, if the round did not request moments."""
 
     def make(state: PrivateState) -> dict[str, Any]:
         header = request.header
@@ -83,7 +87,7 @@ def alone(site: Site, request: Letter) -> Letter:
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of what this client would slice by itself on the public text that was sent along, and of all on its own text."""
+    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
     return answer(
         site, request, _alone(site, request.header), lambda: _federated(site, request.header)
     )
@@ -103,6 +107,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
     if site.settings.job.makes_alone:
         return _sliced(site, store, kept_alone(site, header)[BASES])
     report = validate(MomentsReport, kept_report(site, header, "moments")["report"])
+    # The bases are stored, because their eigendecompositions take long.
     known = state.load(header.server_round, BASES)
     if known is None:
         dense = dense_width(site.model.plan)
@@ -113,7 +118,7 @@ def _alone(site: Site, header: Header) -> OpenedModel:
 
 
 def _federated(site: Site, header: Header) -> OpenedModel:
-    """What was delivered after the round."""
+    """Return the federated result that the server pushed after the round."""
     parts = parts_of(basis_specs(site.model.plan, site.settings), site.settings.part_bytes)
     store, hashes, _ = taken(site, header, len(parts))
     return _sliced(site, store, [hashes[place] for place in places(site.model.plan)])

@@ -1,4 +1,4 @@
-"""The smaller dense model that masks leave a client of SFT-P, within its own budget."""
+"""Smaller dense model of an SFT-P client, within the client's own budget."""
 
 import logging
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ from espalier.wire.sft_p import lora_plan, shape_of
 
 @dataclass(frozen=True)
 class SmallerModel:
-    """The dense model that a generator and an embedding leave, within the client's budget, and LoRA cut to its shape."""
+    """Smaller dense model, given by a generator and an embedding, with LoRA cut to its shape."""
 
     chosen: Mapping[Gate, Tensor]
-    """Lanes that are on: (lanes,), bool, of each gate."""
+    """Mask of what each gate keeps (residual dimensions, heads or channels), (size,), bool."""
     model: OpenedModel
     adapters: AdapterPlan
     tensors: Tensors
@@ -39,7 +39,7 @@ class SmallerModel:
 
     @staticmethod
     def of(site: Site, header: Header, tensors: Tensors, embedding: Tensor) -> "SmallerModel":
-        """Make it."""
+        """Build the smaller model."""
         job = site.settings.of(SftPSettings)
         plan = site.model.plan
         gates = LaneGates(plan)
@@ -55,13 +55,16 @@ class SmallerModel:
 
     @property
     def edits(self) -> Edits:
-        """What merges LoRA into it."""
+        """Edits that merge LoRA into the smaller model."""
         return merged(
             lambda index: factors_of(self.adapters, index, self.tensors.get(block_key(index), {}))
         )
 
     def validated(self, site: Site, header: Header) -> float | None:
-        """Its perplexity on the client's own held-out text, which stays here; None where that is not wanted, or too short."""
+        """Return its perplexity on the client's own held-out text, which is not sent.
+
+        The result is None without ``validation_windows``, or if the text is too short.
+        """
         number = site.settings.of(SftPSettings).validation_windows
         if not number:
             return None
@@ -69,7 +72,8 @@ class SmallerModel:
             windows = validation_windows(
                 site.settings, site.node, site.model.encode, header.client, number
             )
-        except Mistake as mistake:  # the figure is there to be looked at: no round is lost for it
+        # The perplexity is only informative, so a missing one must not cost a round.
+        except Mistake as mistake:
             logging.getLogger("espalier").warning("no validation: %s", mistake)
             return None
         return perplexity(
@@ -77,7 +81,11 @@ class SmallerModel:
         )
 
     def loaded(self, site: Site) -> Any:
-        """All of it in memory, with LoRA; in the dtype of computing where clients train in NF4, which lanes need not fit."""
+        """Return the whole model in memory, with LoRA.
+
+        If clients train in NF4, it is loaded in the computing dtype, because the shapes after the
+        cut need not be multiples of the NF4 block size.
+        """
         settings = site.settings
         base = site.settings.training.base
         if base == "nf4":
@@ -98,12 +106,15 @@ def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
 
 
 def own_target(site: Site, header: Header | None) -> int:
-    """Weights of the blocks that this client's model may have; without a header that of no simulated client.
+    """Return the maximum number of block weights in this client's model.
+
+    Without a header, the target of an individual simulated client is not used.
 
     Raises
     ------
     Mistake
-        The share is larger than what can go; of a share that the site's owner chose nothing is told.
+        The pruning ratio is too large. A ratio that the site's owner chose is not sent to the
+        server.
     """
     job = site.settings.of(SftPSettings)
     own = site.node.pruned_share

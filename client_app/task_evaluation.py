@@ -1,4 +1,4 @@
-"""Evaluation of tuned models on a task's items: losses and accuracies leave the client, items do not."""
+"""Evaluation of tuned models on task items: losses and accuracies are sent, items never are."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ from espalier.wire.payload import unpack_tensors
 
 
 def require_own_data(site: Site, header: Header) -> None:
-    """If a client's own text or items will be evaluated on, find out before the work whether there are enough of them."""
+    """Check before the first round that there is enough own data, if it will be evaluated."""
     if site.settings.task.name == TEXT:
         require_own_text(site, header)
     elif site.settings.evaluation.own_text and header.server_round == 1:
@@ -27,7 +27,11 @@ def require_own_data(site: Site, header: Header) -> None:
 
 
 def _own_items(site: Site, header: Header) -> ScoredItems:
-    """The held-out items; how many are cut is told in this node's log alone, as it is a count of single items."""
+    """Return the held-out items.
+
+    The number of truncated items is written only to this node's log, because it depends on single
+    items.
+    """
     classes = site.model.family.kind == "encoder"
     own = held_out_items(
         site.settings,
@@ -45,7 +49,10 @@ def _own_items(site: Site, header: Header) -> ScoredItems:
 
 
 def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> None:
-    """Refuse public items that are longer than this site's model takes; its config.json may be another than the server's."""
+    """Raise Mistake if a public item is longer than the site's model accepts.
+
+    The site's ``config.json`` may differ from the server's.
+    """
     longest = max(len(one.token_ids) for one in items.requests)
     positions = site.model.num_positions
     if positions is not None and longest - (not classes) > positions:
@@ -57,12 +64,12 @@ def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> 
 
 
 def answer_on_task(site: Site, request: Letter, model_of: Callable[[str], Any]) -> Letter:
-    """Scores of the client's own result on public items that were sent along, and losses of all models on its own.
+    """Score the client's local result on public items, and all models on its own items.
 
     Parameters
     ----------
-    model_of : gives the whole model, in evaluation mode, of a name of ``OWN_TEXT_MODELS``; asked for those that are evaluated,
-        one after the other
+    model_of : function that returns the whole model, in evaluation mode, for a name of
+        ``OWN_TEXT_MODELS``. It is called one by one for the models that are evaluated.
     """
     started = time.monotonic()
     size = site.settings.training.batch_size

@@ -1,9 +1,12 @@
-"""An evaluation is told once in a run: each further one would tell more of the same data.
+"""Protection against repeated evaluation: a client answers one evaluation per run.
 
-Covers: the same request is answered from what was kept, or worked on again if nothing was; another one is refused, whatever
-it asks about, also while the first is at work.
-Does not cover: what one evaluation tells (see the contract's ``observer``), a further run (the site's ``most-runs``), or a
-node whose owner removes its state.
+Each further evaluation would reveal more about the same data.
+
+Covers: the same request is answered from the stored reply, or computed again if there is none. A
+different request is refused, whatever its content, even while the first is in progress.
+
+Does not cover: what one evaluation reveals (see ``observer`` of the contract), further runs (the
+site's ``most-runs``), and a node whose owner deletes its state.
 """
 
 import json
@@ -17,19 +20,20 @@ from espalier.wire.evaluation import Losses
 from espalier.wire.messages import Letter, validate
 
 EVALUATION = "evaluation"
-"""Document that holds what was asked, and what was answered."""
+"""Name of the document with the hash of the request and the reply."""
 
 
 def told_once(site: Site, request: Letter, work: Callable[[], Letter]) -> Letter:
-    """Answer an ``evaluate``.
+    """Answer one evaluation per run.
 
     Raises
     ------
     Mistake
-        Another evaluation was asked for in this run.
+        Another evaluation was requested before in this run.
     """
     state = site.state(request.header)
-    with state.locked():  # over the whole work: the same request, again, waits for the first
+    # Hold the lock during the whole work, so that a repeated request waits for the first one.
+    with state.locked():
         asked = _asked(state, request)
         kept = state.load_lasting(EVALUATION)
         if kept is not None and kept["asked"] != asked:
@@ -41,7 +45,8 @@ def told_once(site: Site, request: Letter, work: Callable[[], Letter]) -> Letter
         state.save_lasting(EVALUATION, {"asked": asked, "told": None})
         try:
             letter = work()
-        except Mistake:  # nothing was told
+        # No result was sent, so the evaluation does not count.
+        except Mistake:
             if kept is None:
                 state.forget_lasting(EVALUATION)
             raise
@@ -50,7 +55,10 @@ def told_once(site: Site, request: Letter, work: Callable[[], Letter]) -> Letter
 
 
 def _asked(state: PrivateState, request: Letter) -> str:
-    """All that an answer depends on, beside the client's own data: what was asked, and the results that are evaluated."""
+    """Return the hash of everything that an answer depends on, apart from the client's own data.
+
+    It covers the request and the results that are evaluated.
+    """
     number = request.header.server_round
     blobs = {key: sha256(blob) for key, blob in sorted(request.blobs.items())}
     results = [state.documents(number), state.documents(number + 1), state.brought()]

@@ -1,7 +1,8 @@
-"""Tuning at a client, the same for every method that averages adapters: train those of the round on one's own text.
+"""Tuning at a client, the same for every method that averages adapters.
 
-The adapters travel; text, gradients and the optimiser's state never do. What later messages need again (the trained adapters,
-to hand out further parts, and what their payload lost) stays in the private state.
+A client trains the round's adapters on its own text. Adapters are sent; text, gradients and
+optimizer state never leave. The client state keeps what later messages need: the trained adapters,
+for further parts, and the quantization errors of their payload.
 """
 
 import time
@@ -47,30 +48,30 @@ from espalier.wire.tuning import Order, TuningReport, blob_specs, parts, trained
 from pruning_kernels.factors import Factors
 
 FIRST_ORDER = "first-order"
-"""Document that holds the first order of the run."""
+"""Name of the document with the first order of the run."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a method has in the model beside the adapters that are trained, and in the loss beside the data's."""
+    """Additions of a method to the model (next to the trained adapters) and to the loss."""
 
     plan: AdapterPlan | None = None
-    """Adapters of other blocks, which stay as they are."""
+    """Adapters of other blocks, which are not trained."""
     values: Tensors = field(default_factory=dict)
-    """Theirs."""
+    """Values of the adapters of ``plan``."""
     rests_on: Mapping[str, str] = field(default_factory=dict)
-    """What an answer depends on of this, by name."""
+    """Inputs of an answer that come from these additions, by name."""
     penalty: Callable[[AdapterPlan, Tensors], Tensor] | None = None
-    """Of what is trained, in place of ``training.proximal``."""
+    """Penalty on the trained tensors that replaces ``training.proximal``."""
     order: type[Order] = Order
-    """Scalars of ``train``."""
+    """Type of the fields of ``train``."""
 
 
 NOTHING = Beside()
 
 
 def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
-    """Train the round's adapters and reply with the first part; a round is answered once."""
+    """Train the round's adapters and reply with the first part. Each round is answered once."""
     header = request.header
     order = validate(beside.order, request.scalars)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
@@ -95,7 +96,7 @@ def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
 
 def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
-    """Raise Mistake if what some steps lead to would rest on fewer tokens than the site allows."""
+    """Raise Mistake if training uses fewer tokens in these steps than the site policy requires."""
     tokens = training.rests_on(steps, site.node.fewest_tokens())
     remedy = (
         "give the site more data, raise training.steps, training.batch-size or"
@@ -105,7 +106,7 @@ def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int])
 
 
 def brought_to(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
-    """The global adapters' blobs of a round after the first."""
+    """Return the blobs of the global adapters, {} in the first round."""
     return (
         {}
         if request.header.server_round == 1
@@ -126,7 +127,7 @@ def _train(
     rank_limit: int,
     beside: Beside,
 ) -> TuningReport:
-    """Train, keep every blob with its loss, and report."""
+    """Train, store all blobs, and return the report."""
     started = time.monotonic()
     server_round = request.header.server_round
     start = begins_with(site, adapters, brought_to(site, request, adapters))
@@ -140,6 +141,7 @@ def _train(
         tensors, outcome = training.run(
             start, first_step, steps, moments(site, state, server_round, adapters)
         )
+        # The check is repeated after training: skipped steps contribute no tokens.
         _require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
     if site.settings.federation.keep_optimizer:
@@ -158,7 +160,7 @@ def _train(
 def moments(
     site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan
 ) -> dict[str, dict[str, Tensor]]:
-    """What AdamW goes on with, of the ranks that are left; empty where it begins anew."""
+    """Return AdamW's moments for the remaining ranks, or {} if it starts anew in each round."""
     kept = (
         carried.before(state, MOMENTS, server_round)
         if site.settings.federation.keep_optimizer
@@ -176,14 +178,20 @@ def moments(
 
 
 def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The first ranks of a tensor; a number of steps has none."""
+    """Return the first ranks of a tensor; a scalar, such as a step count, is returned unchanged."""
     return value[tuple(map(slice, shape))] if value.ndim else value
 
 
 def _training(
     site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0
 ) -> AdapterTraining:
-    """A client's training, wherever it happens; it is refused where its first round comes to too few tokens."""
+    """Return a client's training, for a round or for the local baseline.
+
+    Raises
+    ------
+    Mistake
+        The first round would use fewer tokens than the site policy requires.
+    """
     settings = site.settings
     penalty = None
     if beside.penalty is not None:
@@ -206,7 +214,7 @@ def _training(
 
 
 def cache_of(site: Site) -> Path:
-    """Where quantised weights are kept from one message to the next."""
+    """Return the folder of quantized weights, which are kept between messages."""
     return private_folder(site.node.state_root(), "quantised")
 
 
@@ -216,7 +224,10 @@ def begins_with(
     blobs: dict[str, bytes],
     first_values: Callable[[Site], Tensors] | None = None,
 ) -> Tensors:
-    """What a round begins with: the first values, or what the server sent; ``first_values`` where the seed's are others."""
+    """Return the tensors that a round begins with: initial values, or those that the server sent.
+
+    ``first_values`` replaces the initial values that follow from the seed.
+    """
 
     def first() -> Tensors:
         return (
@@ -240,12 +251,12 @@ def begins_with(
 
 
 def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
-    """Refuse to begin with parts that were delivered for another model than the one that the order names.
+    """Raise Mistake if the delivered parts belong to another model than the one in the order.
 
     Raises
     ------
     Mistake
-        A blob is missing, or holds other tensors.
+        A blob is missing, or contains other tensors.
     """
     specs = blob_specs(adapters, settings)
     if lacking := sorted(specs.keys() - blobs.keys()):
@@ -265,9 +276,15 @@ def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: Ru
 def keep_blobs(
     site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int
 ) -> list[str]:
-    """Keep the blobs of a round, zero beyond a rank, and with error feedback what they lose; the hashes of the blobs.
+    """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
 
-    They hold the trained tensors, or where differences are sent what leads to them from ``start``.
+    The blobs contain the trained tensors, or their differences from ``start`` if differences are
+    sent. With error feedback, the errors are added to the blobs of the next round.
+
+    Returns
+    -------
+    list of str
+        SHA-256 of each blob.
     """
     federation = site.settings.federation
     store = state.blobs(server_round)
@@ -292,7 +309,10 @@ def keep_blobs(
 
 
 def alone(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
-    """Train adapters of the rank that this client was first asked for by itself; they stay here."""
+    """Compute the local baseline: adapters with the rank of this client's first order.
+
+    They stay at this client.
+    """
 
     def make(state: PrivateState) -> dict[str, Any]:
         asked = validate(Alone, request.scalars).rank_limit
@@ -312,7 +332,13 @@ def alone(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 def _train_alone(
     site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside
 ) -> dict[str, str]:
-    """Train in as many steps as this client has in all rounds, and keep the adapters; the hash of each blob by key."""
+    """Train for as many steps as this client has in all rounds, and store the adapters.
+
+    Returns
+    -------
+    dict
+        SHA-256 of each blob, by key.
+    """
     training = _training(site, adapters, beside, header.client)
     store = state.blobs(header.server_round)
     with mistakes_of_kernels():
@@ -324,9 +350,9 @@ def _train_alone(
 
 
 def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
-    """Loss of what this client has trained alone on public text, and of all models on its own held-out text.
+    """Evaluate the local baseline on evaluation text, and all models on the client's own text.
 
-    What it trained alone has its own rank; the federated adapters are whole, whatever that is.
+    The local baseline has the client's own rank. The federated adapters have the full rank.
     """
     header = request.header
     whole = trained(site.model.plan, site.settings)
@@ -367,7 +393,7 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
 
 def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
-    """Adapters of a smaller rank as the whole ones, zero beyond it: the update is the same."""
+    """Return adapters padded with zeros to the full rank, which does not change the update."""
     padded: dict[str, dict[str, Tensor]] = {}
     for key, shapes in whole.shapes().items():
         for name, shape in shapes.items():
@@ -378,7 +404,10 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
 
 
 def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
-    """What merges adapters into the model, and what is beside them; those without tensors change nothing."""
+    """Return the edits that merge the adapters, and those of ``beside``, into the model.
+
+    Blocks without tensors are not changed.
+    """
     plan = adapters.joined(beside.plan)
     values = {**tensors, **beside.values}
 

@@ -1,8 +1,9 @@
-"""A node's tasks and the one worker that answers them: started with the first task, and again after it ended.
+"""Task queue of a warm node and its single worker process.
 
-A process that ends in mid-task costs that message's answer, which the server asks for again. One that the system killed because
-memory was short is told to the server at once, and in the node's log. Tasks that come while the worker
-works wait at the SuperNode, unclaimed.
+The worker is started with the first task, and again after it ended. If it ends during a task, that
+message gets no answer, and the server asks again. If the operating system killed it because memory
+was short, the server gets an error at once, and the node's log a line. Tasks that arrive while the
+worker is busy wait at the SuperNode, unclaimed.
 """
 
 import json
@@ -19,25 +20,27 @@ from espalier.flower.tasks import Desk, answer_with_error, claim_tasks
 from espalier.modeling.machine_memory import machine_memory, memory_kills
 
 LEAVING = b"leaving\n"
-"""What a worker writes that had no task for long."""
+"""Line that a worker writes if it had no task for long."""
 PULLED = b"pulled "
-"""What a worker writes before the envelope of the message that it begins to work on."""
+"""Prefix of the line that a worker writes when it begins to work on a message."""
 KILLED = "memory was short at this node: the system killed the process that worked on the message"
 REMEDY = "Give it more, or see with `espalier plan` what the run takes"
 MEGA = 10**6
 TRIES = 3
-"""How often a task is handed to a process that ended meanwhile."""
+"""Number of attempts to give a task to a process that may have ended meanwhile."""
 
 
 class Worker:
-    """The worker's process, if there is one.
+    """Process of the worker, if there is one.
 
     Parameters
     ----------
-    command : starts it; it reads tokens, a line each, and writes a line when it has answered one, or ``leaving`` when it would
-        like to end, which it does when its standard input ends
-    lost : called with the token and the envelope of a task that was in hand when the system killed the process for memory
-    kills : counts the processes that the system killed for memory
+    command : command that starts the process. The process reads tokens, one per line, and writes a
+        line after each answer. It writes ``leaving`` when it would like to end, and ends when its
+        standard input does.
+    lost : function that gets the token and the envelope of a task whose process the system killed
+        for lack of memory
+    kills : function that returns the number of processes that the system killed for lack of memory
     """
 
     def __init__(
@@ -51,18 +54,18 @@ class Worker:
         self._kills = kills
         self._token = ""
         self._envelope = b""
-        """Of the task in hand; the envelope is empty until the message was pulled."""
+        """Envelope of the current task's message, empty until the message was pulled."""
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._busy: subprocess.Popen[bytes] | None = None
-        """The process that has a task in hand."""
+        """Process that works on a task."""
 
     def is_free(self) -> bool:
-        """Whether it has nothing in hand."""
+        """Return whether the worker has no task."""
         return self._busy is None
 
     def hand_on(self, token: str) -> None:
-        """Let it answer a task; where its process has ended, another one is started."""
+        """Give a task to the worker, and start a new process if the last one ended."""
         with self._lock:
             for _ in range(TRIES):
                 process = self._busy = self._running()
@@ -85,7 +88,7 @@ class Worker:
         return self._process
 
     def _listen(self, process: subprocess.Popen[bytes], kills: int | None) -> None:
-        """Note answers, and let a process go that has nothing in hand; one that ended has no answer left to give."""
+        """Read the process's output until its end: note answers, and let an idle process end."""
         assert process.stdout is not None
         for line in process.stdout:
             with self._lock:
@@ -95,6 +98,7 @@ class Worker:
                     self._note_free(process)
                 elif self._busy is not process:
                     self._let_go(process)
+        # SIGKILL could have other senders, so the system's counter of memory kills is compared too.
         if (
             process.wait() == -signal.SIGKILL
             and kills is not None
@@ -118,8 +122,13 @@ class Worker:
 
 
 def main(order: dict[str, Any]) -> int:
-    """Serve a SuperNode; ``order`` has its ``address``, ``warm-seconds``, ``most-idle-bytes`` and ``secret``, hexadecimal."""
-    # A worker that waits for a task does not spin.
+    """Serve a SuperNode.
+
+    Parameters
+    ----------
+    order : has ``address``, ``warm-seconds``, ``most-idle-bytes`` and ``secret`` (hexadecimal)
+    """
+    # With this setting, OpenMP threads of a worker that waits for a task do not use the CPU.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     told = json.dumps({key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")})
     desk = Desk(order["address"])
@@ -132,7 +141,7 @@ def main(order: dict[str, Any]) -> int:
 
 
 def answer_short_of_memory(desk: Desk, token: str, envelope: bytes) -> None:
-    """Say in the node's log, and to the server, that the system killed the process that had a task in hand."""
+    """Report to the node's log and to the server that the system killed the working process."""
     megabytes = machine_memory()[0] // MEGA
     print(
         f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True

@@ -1,12 +1,15 @@
-"""The worker of a node that stays warm: answers one task after another with the program that is installed here.
+"""Worker process of a warm node, which answers tasks with the program that is installed here.
 
-It reads tokens from its standard input, a line each, and says on its standard output when it has answered. A bundle with
-another program than the installed one is refused: nothing of it is installed, imported or run. It ends when nothing came for a
-while, which gives its memory back, and at once when whoever started it ends. Where it holds more memory between tasks than it
-may, it lets the model go that it trained last; if that is not enough, it ends.
+The worker reads tokens from its standard input, one per line, and writes a line to its standard
+output after each answer. A bundle with another program than the installed one is refused: nothing
+in it is installed, imported or run. The worker ends after a period without tasks, which frees its
+memory, and at once if the process that started it ends. If it holds more memory between tasks than
+permitted, it releases the model that it trained last. If that is not enough, it ends.
 
-Covers: a submitter that sends a changed program. Does not cover: what the installed program does when it is asked to; the
-message contracts and the site's limits do.
+Covers: a submitter that sends a changed program.
+
+Does not cover: what the installed program does on request; contracts and the site policy limit
+that.
 """
 
 import gc
@@ -28,11 +31,11 @@ from espalier.wire.code_hash import bundle_sha256, code_sha256
 
 MEGA = 10**6
 OF_THE_MACHINE = 2
-"""Of the memory that there is a half may be held between tasks, where nothing else is said."""
+"""Divisor of the machine's memory that gives the default memory limit between tasks."""
 
 
 class AnotherProgramError(NoAnswerError):
-    """The run's bundle holds another program than the node's own."""
+    """Error for a run whose bundle contains another program than the node's own."""
 
 
 def work(bundle: bytes, message: Message, context: Context) -> Message:
@@ -41,7 +44,7 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
     Raises
     ------
     AnotherProgramError
-        The bundle's program is another one.
+        The bundle contains another program.
     """
     own = code_sha256()
     sent = bundle_sha256(bundle)
@@ -57,7 +60,7 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
 
 
 def told(error: BaseException) -> str:
-    """What the server is told of an error in place of an answer; the node's log has all of it."""
+    """Return the error text for the server. The full error is in the node's log only."""
     if isinstance(error, NoAnswerError):
         print(f"espalier: {error}", file=sys.stderr, flush=True)
         return str(error)
@@ -66,12 +69,15 @@ def told(error: BaseException) -> str:
 
 
 def main(order: dict[str, Any]) -> NoReturn:
-    """Answer tasks until standard input ends, which is asked for when there is none for ``warm-seconds``."""
+    """Answer tasks until standard input ends.
+
+    After ``warm-seconds`` without a task, the worker asks to be dismissed.
+    """
     desk = Desk(order["address"])
     warm_seconds = float(order["warm-seconds"])
     most_idle = int(order["most-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
     answers = os.dup(sys.stdout.fileno())
-    # Whatever else is printed belongs into the node's log.
+    # All other output belongs in the node's log, so it must not reach the original stdout.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     tokens: SimpleQueue[str] = SimpleQueue()
     Thread(target=_read, args=(tokens,), daemon=True).start()
@@ -79,7 +85,7 @@ def main(order: dict[str, Any]) -> NoReturn:
         try:
             token = tokens.get(timeout=warm_seconds)
         except Empty:
-            # A task that is on its way is answered; else standard input ends.
+            # A task that is already on its way is still answered. Otherwise standard input ends.
             os.write(answers, LEAVING)
             continue
         answer_task(
@@ -95,7 +101,7 @@ def main(order: dict[str, Any]) -> NoReturn:
 
 
 def fits_idle(most: int) -> bool:
-    """Whether this process, when it has let go what it can, holds no more than ``most`` bytes."""
+    """Return whether this process holds at most ``most`` bytes after it released what it can."""
     if resident() <= most:
         return True
     if (shelf := sys.modules.get("espalier.training.kept_model")) is not None:
@@ -116,7 +122,10 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _read(tokens: "SimpleQueue[str]") -> None:
-    """Take tokens in while others are answered; where there is nobody left who would hear an answer, the process ends."""
+    """Read tokens while others are answered.
+
+    When standard input ends, nobody receives answers any more, and the process exits.
+    """
     for line in sys.stdin:
         tokens.put(line.rstrip("\n"))
     os._exit(0)

@@ -1,1 +1,1 @@
-"""The server of a run: settings to strategy to results."""
+"""Server side of a run: settings, strategy, results."""

@@ -1,4 +1,4 @@
-"""The ServerApp: settings, strategy, start, results."""
+"""ServerApp: from the settings to the strategy, its start and its results."""
 
 import shutil
 from contextlib import ExitStack, suppress
@@ -53,21 +53,23 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path:
-    """Run the method and return the run directory; ``clock`` is real time unless a test gives another.
+    """Run the method and return the run directory.
+
+    ``clock`` is real time unless a test passes another one.
 
     Raises
     ------
     Mistake
-        A setting, the model or a public text is wrong; nothing was started.
+        A setting, the model or an evaluation text is invalid. Nothing was started.
     RunFailed
-        Too few clients did their part.
+        Too few clients completed their work.
     """
     with ExitStack() as held:
         return _run_method(grid, context, clock or Clock(), held)
 
 
 def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> Path:
-    """``run_method``; what ``held`` is given is let go when the run has ended."""
+    """Implement ``run_method``; ``held`` closes its resources when the run has ended."""
     simulation = is_simulation(grid)
     settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
     settings = settings.with_quorum(simulation=simulation)
@@ -108,7 +110,8 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         if isinstance(error, Exception) and not folder.is_there():
             raise Mistake(_what_remains(run)) from None
         set_aside(folder.path)
-        with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "running"
+        # If the disk is full, ``summary.json`` stays unchanged and says "running".
+        with suppress(Mistake):
             _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, "completed", None)
@@ -122,7 +125,10 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
 
 
 def _what_remains(run: Run) -> str:
-    """Return what is said of a run whose directory is gone: what it left elsewhere, and who removes it."""
+    """Return the error text for a run whose directory is gone.
+
+    It lists what the run left elsewhere, and who removes it.
+    """
     path = run.folder.path
     root = NodeSettings().state_root()
     gone = (
@@ -152,14 +158,16 @@ def _note_end(run: Run, summary: Summary, status: str, reason: str | None) -> No
 
 
 def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
-    """Rounds, export, evaluation; what is finished is in ``summary`` also when a later step fails.
+    """Run rounds, export and evaluation.
+
+    ``summary`` contains all finished steps, even if a later step fails.
 
     Raises
     ------
     ExportError
-        The result was written and measured, but does not load to the same logits.
+        The result was written and evaluated, but the reloaded model gives other logits.
     Mistake
-        It was written and measured, but figures are NaN or infinite.
+        The result was written and evaluated, but some numbers are NaN or infinite.
     """
     strategy: Method = part(METHODS[run.settings.method].strategy)(run, _evaluation(run, tests))
     outcome: Outcome[Any] = part(METHODS[run.settings.method].outcome)(run, tests, summary)
@@ -182,7 +190,8 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     try:
         outcome.write(strategy.result)
     except ExportError as error:
-        # What was computed is measured all the same, and stays on disk; then the run says "failed".
+        # The result is evaluated in spite of the fault and stays on disk. The run then ends as
+        # "failed".
         fault = error
         run.progress.note(
             "export_fault",
@@ -199,7 +208,11 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
 
 
 def _evaluation(run: Run, tests: PublicTests) -> ClientEvaluation:
-    """What clients evaluate: what they make alone, unless the settings say otherwise, and models on their own text."""
+    """Return the evaluation at clients.
+
+    Clients evaluate their local baseline, unless the settings disable it, and models on their own
+    text.
+    """
     items = (
         (tests.encoded, tests.metrics) if tests.encoded and run.settings.clients_evaluate else None
     )
@@ -207,7 +220,7 @@ def _evaluation(run: Run, tests: PublicTests) -> ClientEvaluation:
 
 
 def _collect_egress_logs(run: Run) -> None:
-    """Simulated sites are on this machine: bring their egress logs into the run directory."""
+    """Copy the egress logs of simulated sites, which are on this machine, to the run directory."""
     for log in sorted((NodeSettings().state_root() / "egress").glob(f"{run.lineage}-*.jsonl")):
         target = run.folder.path / "egress" / f"egress{log.name.removeprefix(run.lineage)}"
         target.parent.mkdir(exist_ok=True)
@@ -215,7 +228,7 @@ def _collect_egress_logs(run: Run) -> None:
 
 
 def _remove_private_state(run: Run) -> None:
-    """A completed simulation leaves nothing of its own in the state directory; at a real site private state stays."""
+    """Delete the client state of a completed simulation; real sites keep theirs."""
     root = NodeSettings().state_root()
     remove_run(root, run.lineage)
     if (work := run.work()) is not None:

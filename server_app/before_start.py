@@ -1,8 +1,8 @@
-"""Open everything that a simulated run reads, before anything is started; ``espalier run`` begins with it.
+"""Check of all inputs of a simulated run before anything is started (``espalier run``).
 
-The ServerApp and the clients open the same with the same words. But by then a SuperLink and Ray have been started, and each
-client finds the same mistake by itself. Built-in texts that models are compared on are left to the ServerApp: nobody can have
-got them wrong.
+ServerApp and clients open the same inputs and report the same errors. But by then a SuperLink and
+Ray are running, and each client finds the same error again. Built-in evaluation texts are left to
+the ServerApp, because they cannot be misconfigured.
 """
 
 import math
@@ -27,14 +27,15 @@ from server_app.run_directory import require_run_directory
 
 
 def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
-    """Open model, tokenizer, the run that is resumed, public tests and every client's data as a simulation will.
+    """Open model, tokenizer, a resumed run, evaluation texts and the data of all clients.
 
-    A client whose data cannot be used costs its own contribution, so it is told, and no more, as long as the quorum is left.
+    A client with unusable data loses only its own contribution. It is reported, and the check
+    continues as long as the quorum is reached.
 
     Raises
     ------
     Mistake
-        Something cannot be used; what clients would say is told for all of them at once.
+        An input cannot be used. The errors of all clients are reported together.
     """
     settings = parse(config, simulation=True).with_quorum(simulation=True)
     set_up(settings, Path(settings.out_dir))
@@ -42,7 +43,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     require_within_limits(settings, model)
     require_run_directory(settings, model)
     private_folder(simulated_node().state_root())
-    # Simulated nodes state no capability.
+    # Simulated nodes state no capability, so all have the same.
     equals = {f"client {client}": 1.0 for client in range(settings.num_clients)}
     require_fit(
         settings, model, public_tests(settings, model, built_in=False), equals, simulation=True
@@ -60,7 +61,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
 
 
 def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]:
-    """What clients would say of their data, and which of them."""
+    """Return the errors of unusable client data, with the clients that have each error."""
     found: dict[str, list[int]] = {}
     for client in range(settings.num_clients):
         try:
@@ -68,7 +69,7 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
                 read_client_data(settings, simulated_node(), model, client)
         except Mistake as mistake:
             found.setdefault(str(mistake), []).append(client)
-            # Nor for any other; each try takes long.
+            # The data set then cannot be loaded for any other client, and each attempt takes long.
             if settings.data.source == "hub" and CANNOT_BE_LOADED in str(mistake):
                 return {str(mistake): list(range(settings.num_clients))}
     return found
@@ -83,7 +84,13 @@ def _tell(line: str) -> None:
 
 
 def main(config: Mapping[str, Any]) -> int:
-    """Open what a run with this flat configuration reads; 2 if something in it cannot be used."""
+    """Open all inputs of a run with this flat configuration.
+
+    Returns
+    -------
+    int
+        0, or 2 if an input cannot be used.
+    """
     try:
         with heard_by(Pace(_tell)):
             open_all(config, _tell)

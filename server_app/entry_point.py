@@ -1,4 +1,7 @@
-"""Entry point of the ServerApp: check the SuperLink before importing libraries it may lack."""
+"""Entry point of the ServerApp, which checks the SuperLink before it imports further libraries.
+
+A SuperLink of another installation may lack these libraries.
+"""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -12,7 +15,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the method that the settings name, on a SuperLink that is this checkout's."""
+    """Run the method that the settings name, on a SuperLink of this checkout."""
     if is_simulation(grid):
         try:
             require_own_superlink()

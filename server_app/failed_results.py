@@ -1,4 +1,4 @@
-"""Results of a run that failed: kept for whoever looks for the fault, under names that no result has."""
+"""Results of a failed run, kept for debugging under names that no result has."""
 
 import os
 import shutil
@@ -6,21 +6,25 @@ from contextlib import suppress
 from pathlib import Path
 
 RESULTS = ("model", "adapter", "clients", "generator.safetensors")
-"""Names in the run directory that others take for a run's result."""
+"""Names in the run directory that other programs take for a run's result."""
 FAILED = "failed-"
 
 
 def set_aside(folder: Path) -> None:
-    """Rename the results in a run directory, as ``failed-model``; earlier ones of that name are replaced."""
+    """Rename the results in a run directory, for example to ``failed-model``.
+
+    Earlier results with these names are replaced.
+    """
     for name in RESULTS:
-        with suppress(OSError):  # on a damaged disk the run's own error is the one to tell
+        # On a damaged disk, the run's own error is the one to report.
+        with suppress(OSError):
             if (folder / name).exists():
                 _remove(folder / f"{FAILED}{name}")
                 os.rename(folder / name, folder / f"{FAILED}{name}")
 
 
 def remove_set_aside(folder: Path) -> None:
-    """Remove what an earlier try of a run that is now completed left."""
+    """Delete the renamed results of an earlier attempt after the run has completed."""
     for name in RESULTS:
         with suppress(OSError):
             _remove(folder / f"{FAILED}{name}")

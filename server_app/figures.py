@@ -1,11 +1,14 @@
-"""A figure as a person reads it."""
+"""Number format for tables that people read."""
 
 HUGE = 1e6
-"""From here on a figure is written short, as ``1.23e+12``."""
+"""Smallest number in scientific notation, such as ``1.23e+12``."""
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """With so many digits behind the point, or with three in all where it is huge; a dash where there is none."""
+    """Return a number with ``digits`` decimal places, or a dash for None.
+
+    Numbers from ``HUGE`` on have three significant digits.
+    """
     if value is None:
         return "-"
     return f"{value:.3g}" if abs(value) >= HUGE else f"{value:.{digits}f}"

@@ -1,7 +1,12 @@
-"""The card (``README.md``) of a model or adapter that a run wrote: what it was made from, how, and with what.
+"""Model card (``README.md``) of a model or adapter that a run wrote.
 
-Covers: the run's settings without paths, the base model's name and hash, the versions of the libraries. Does not cover:
-anything of a site; what data a site holds, and where, is its own business. The same settings and versions give the same bytes.
+The card lists the base model, the method and the versions of the libraries. The same settings and
+versions give the same bytes.
+
+Covers: the run's settings without paths, the base model's name and hash, the versions of the
+libraries.
+
+Does not cover: anything about a site. What data a site has, and where, is not published.
 """
 
 import re
@@ -28,11 +33,11 @@ SOURCES = {
     "hub": "a dataset of the Hugging Face hub",
 }
 PATHS = ("path", "test-path")
-"""Settings that are left out of the card: paths tell of somebody's machine."""
+"""Settings that are left out of the card, because paths reveal details of a machine."""
 
 
 def pruned_card(settings: RunSettings, model: OpenedModel, sparsity: float) -> str:
-    """The card of a pruned model; ``sparsity`` is the share of the prunable weights that are zero."""
+    """Return the card of a pruned model; ``sparsity`` is the fraction of zero weights."""
     rows = {
         "sparsity": (
             f"{sparsity:.2%} of the weights of the decoder blocks' linears; all other tensors are"
@@ -43,7 +48,7 @@ def pruned_card(settings: RunSettings, model: OpenedModel, sparsity: float) -> s
 
 
 def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
-    """The card of a smaller model; ``report`` is that of ``CutResult`` with the form."""
+    """Return the card of a smaller model; ``report`` is that of ``CutResult`` with the form."""
     rows = {
         "size": (
             f"{report['parameters']:,} parameters, {report['share_of_the_base']:.2%} of the base"
@@ -59,17 +64,17 @@ def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str,
 
 
 def edited_card(settings: RunSettings, model: OpenedModel) -> str:
-    """The card of a model whose weights a method changed in another way."""
+    """Return the card of a model whose weights were changed by a method that does not prune."""
     return _card(settings, model, "changed", {}, "transformers", ())
 
 
 def merged_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
-    """The card of a model with the run's adapters merged into it."""
+    """Return the card of a model with merged adapters."""
     return _card(settings, model, "tuned", _adapter_rows(report), "transformers", ("lora",))
 
 
 def adapter_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
-    """The card of the adapters; ``report`` is that of ``AdapterResult``."""
+    """Return the card of the adapters; ``report`` is that of ``AdapterResult``."""
     return _card(settings, model, "tuned: adapters", _adapter_rows(report), "peft", ("lora",))
 
 
@@ -131,7 +136,11 @@ def _card(
 
 
 def _front_matter(base: str, model: OpenedModel, library: str, tags: tuple[str, ...]) -> list[str]:
-    """What the hub reads. A base model is named where it has an owner there: other names would be taken for somebody else's."""
+    """Return the front matter for the Hugging Face Hub.
+
+    It contains the base model only if its name has an owner, because the Hub would take other names
+    for a different model.
+    """
     task = "text-generation" if model.family.kind == "decoder" else "text-classification"
     named = [f"base_model: {base}"] if "/" in base else []
     return [
@@ -186,7 +195,7 @@ def _how_to_load(model: OpenedModel, library: str) -> list[str]:
 
 
 def _settings(settings: RunSettings) -> dict[str, Any]:
-    """The method's tables, and what of the rest concerns the result; no paths."""
+    """Return the method's tables and other settings that affect the result, without paths."""
     nested = settings.nested()
     chosen = {key: nested[key] for key in ("method", "seed", "num-clients", "threads", "dtype")}
     for name in ("data", *tables_of(settings.method)):

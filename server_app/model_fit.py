@@ -1,4 +1,4 @@
-"""Whether a run fits its model: found out at the server, before there is a run directory and before a client works."""
+"""Check at the server that a run suits its model, before there is a run directory."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ from server_app.public_tests import PublicTests
 from strategies.methods.fleet_time import fleet_of_run
 
 A_FEW = 2
-"""Windows of a public text on which the base model is compared."""
+"""Number of evaluation sequences for the comparison of the base model with transformers."""
 
 
 def require_fit(
@@ -32,22 +32,24 @@ def require_fit(
     *,
     simulation: bool,
 ) -> None:
-    """Refuse a run that every client would fail in, or the server at its end.
+    """Raise Mistake if every client would fail in this run, or the server at its end.
 
     Parameters
     ----------
-    capabilities : of the clients, by name, as far as they are known beforehand
+    capabilities : known capabilities of clients, by name
 
     Raises
     ------
     Mistake
-        A library is missing that the settings need; the method says why it cannot work on the model; the fleet that the run
-        pretends to have is not there, or too small; prompts and the answers that the model is to write are longer than it
-        takes; or real sites, which are brought the model, would not take its tokenizer.
+        A library that the settings need is missing; the method cannot work on the model; the
+        simulated fleet does not exist or is too small; prompts plus generated answers are longer
+        than the model accepts; or real sites, which receive the model, would not accept its
+        tokenizer.
     """
     require_libraries(settings)
     part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
-    if not (simulation or settings.job.NEEDS_BASE_MODEL):  # sites will be brought its tokenizer
+    # The server pushes this tokenizer to the sites, which accept known types only.
+    if not (simulation or settings.job.NEEDS_BASE_MODEL):
         require_known_tokenizer(model.directory)
     fleet_of_run(settings, simulation=simulation)
     if (
@@ -68,12 +70,12 @@ def require_fit(
 
 
 def require_sound_base(model: OpenedModel, computing: Computing, tests: PublicTests) -> None:
-    """Refuse a base model that plain transformers reads otherwise, or that is not finite, before a client works with it.
+    """Raise Mistake if the base model is not finite, or differs from plain transformers.
 
     Raises
     ------
     Mistake
-        It names the tensor, or what differs.
+        The message names the tensor, or the difference.
     """
     labels = tests.num_classes or None
     require_finite_weights(model, computing, labels)

@@ -1,18 +1,21 @@
-"""A check that a simulation's SuperLink belongs to the checkout that the run comes from.
+"""Check that a simulation's SuperLink belongs to the checkout that the run comes from.
 
-``flwr run .`` hands its run to whatever SuperLink answers on a fixed port of this machine: another user's, or one that another
-copy of the project started. The ServerApp then works in that SuperLink's environment and directory, and leaves its results
-there, and Flower's command still ends with 0. So the ServerApp begins by comparing.
+``flwr run .`` sends its run to any SuperLink that answers on a fixed port of this machine. It may
+belong to another user, or another copy of the project may have started it. The ServerApp then works
+in that SuperLink's environment and directory and leaves its results there, and Flower's command
+still ends with 0. The ServerApp therefore begins with this check.
 
-Covers: a SuperLink of another user; one of another environment; one that was started in another checkout; one whose Espalier is
-another program than the bundle. Who submitted the run is learnt from the ``flwr run`` that is connected to the SuperLink, as
-``--stream`` keeps it.
-Does not cover: without ``--stream`` the command has ended by then, and a SuperLink of the very same program cannot be told
-apart. Deployments are not asked: there the SuperLink is another machine, and rightly another user's. A SuperLink whose owner
-has set ``ESPALIER_SHARED_SUPERLINK`` is not asked either.
+Covers: a SuperLink of another user; one of another environment; one that was started in another
+checkout; one whose Espalier is another program than the bundle. The submitter is known from the
+``flwr run`` process that stays connected to the SuperLink with ``--stream``.
 
-Nothing but Python's own library is imported, since the environment may lack all others. What is known of Flower's processes is
-in ``espalier.flower.processes``.
+Does not cover: without ``--stream`` the command has already ended, and a SuperLink with exactly the
+same program is accepted. Deployments are not checked, because their SuperLink is on another machine
+and may belong to another user. A SuperLink is not checked either if its owner has set
+``ESPALIER_SHARED_SUPERLINK``.
+
+Only Python's standard library and packages of this app are imported, since the environment may lack
+all others. ``espalier.flower.processes`` contains the knowledge about Flower's processes.
 """
 
 import hashlib
@@ -29,24 +32,24 @@ from espalier.flower.programs import PORT_VARIABLE
 from espalier.settings.mistakes import Mistake
 
 SHARED = "ESPALIER_SHARED_SUPERLINK"
-"""Set in a SuperLink's environment, it lets everybody submit runs, whose results lie in its directory."""
+"""Environment variable of a SuperLink that permits runs of all users; their results stay there."""
 ROOMS = ("client_app", "espalier", "pruning_kernels", "server_app", "strategies")
-"""Packages that a bundle holds."""
+"""Packages in a bundle."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Surroundings of this process, which it has from the SuperLink that started it."""
+    """Environment of this process, inherited from the SuperLink that started it."""
 
     user: int
     prefix: Path
     """Directory of the Python environment."""
     folder: Path
-    """Current directory, from which a relative ``out-dir`` counts."""
+    """Current directory, to which ``out-dir`` is relative."""
     bundle: Path
-    """Directory of the program that was submitted."""
+    """Directory of the submitted program."""
     installed: Path | None
-    """Directory of the Espalier that is installed in the environment; None: there is none."""
+    """Directory of the Espalier that is installed in the environment; None if there is none."""
 
 
 def require_own_superlink() -> None:
@@ -55,7 +58,7 @@ def require_own_superlink() -> None:
     Raises
     ------
     Mistake
-        It is another user's, environment's or checkout's.
+        It belongs to another user, environment or checkout.
     """
     if os.environ.get(SHARED):
         return
@@ -68,8 +71,8 @@ def require_own_superlink() -> None:
 
 
 def surroundings() -> Surroundings:
-    """Describe this process."""
-    # The bundle has the other packages, and comes first on the path.
+    """Return the environment of this process."""
+    # All other packages are in the bundle too, which comes first on the path.
     spec = find_spec("espalier_assets")
     installed = Path(spec.origin).parent.parent if spec is not None and spec.origin else None
     if installed is not None and (installed / "espalier_assets" / "app").is_dir():
@@ -80,13 +83,14 @@ def surroundings() -> Surroundings:
 
 
 def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Submitter]) -> str:
-    """Return what of this process is not the submitter's; empty if nothing is known to differ.
+    """Return a difference between this process and the submitter's, empty if none is known.
 
     Parameters
     ----------
-    here : the process that the SuperLink started
+    here : environment of the process that the SuperLink started
     superlink : the SuperLink itself
-    found : who is connected to the SuperLink with ``flwr run``; several may be, one of them has submitted this run
+    found : users connected to the SuperLink with ``flwr run``; if there are several, one of them
+        submitted this run
     """
     if here.installed is None:
         return "no Espalier is installed in its environment"
@@ -101,7 +105,7 @@ def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Su
 
 
 def _unlike(here: Surroundings, superlink: LocalSuperLink, submitter: Submitter) -> str:
-    """Return how the surroundings of a submitter of the same user differ; empty if they agree."""
+    """Return how a submitter of the same user differs, empty if it does not."""
     own = submitter.superlink
     if own is not None and superlink.program.is_absolute() and not _same(own, superlink.program):
         return f"the run comes from the environment of {own}"
@@ -115,7 +119,10 @@ def _unlike(here: Surroundings, superlink: LocalSuperLink, submitter: Submitter)
 
 
 def _another_program(here: Surroundings) -> str:
-    """Compare programs if no submitter is known; Ray's clients import from the current directory."""
+    """Compare programs if no submitter is known.
+
+    The current directory matters because Ray's clients import from it.
+    """
     sent = program_sha256(here.bundle)
     if _is_checkout(here.folder) and program_sha256(here.folder) != sent:
         return "the checkout in which it was started has another program than the run"
@@ -127,7 +134,7 @@ def _another_program(here: Surroundings) -> str:
 
 
 def program_sha256(folder: Path) -> str:
-    """Hash names and bytes of all Python files of the app in this directory."""
+    """Return the hash of names and contents of all Python files of the app in this directory."""
     digest = hashlib.sha256()
     for file in sorted(file for room in ROOMS for file in (folder / room).rglob("*.py")):
         digest.update(hashlib.sha256(file.relative_to(folder).as_posix().encode()).digest())

@@ -1,4 +1,4 @@
-"""What models are compared on: public texts, and public items of a tuning method's task."""
+"""Data for the comparison of models: evaluation texts, and public items of a tuning task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,32 +18,35 @@ from espalier.settings.task import TEXT
 
 @dataclass(frozen=True)
 class PublicTests:
-    """Texts and items, read before anything starts."""
+    """Evaluation texts and items, read before a run starts."""
 
     texts: Mapping[str, Tensor]
-    """Windows (windows, tokens), int64, by name; none for an encoder, which writes no text."""
+    """Sequences by text name, (sequences, tokens), int64; empty for an encoder with a task."""
     items: Sequence[Item] = ()
     encoded: ScoredItems | None = None
-    """The items as token ids."""
+    """Items as token ids."""
     metrics: tuple[str, ...] = ()
-    """Scores that a model gets on the items."""
+    """Names of the scores on the items."""
     num_classes: int = 0
-    """Of an encoder's task."""
+    """Number of classes of an encoder's task."""
 
     def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
-        """Texts on which clients evaluate what they make alone: none where they are to be scored on items."""
+        """Return the texts on which clients evaluate; empty if they are scored on items."""
         return self.texts if settings.clients_evaluate and settings.task.name == TEXT else {}
 
 
 def public_tests(
     settings: RunSettings, model: OpenedModel, *, built_in: bool = True
 ) -> PublicTests:
-    """Read what the settings name, with the built-in texts or without, and see that the model can be tested on it.
+    """Read the texts and items of the settings, and check that the model can be tested on them.
+
+    Without ``built_in``, the built-in texts are left out.
 
     Raises
     ------
     Mistake
-        A text or the items cannot be read, the task is none for this kind of model, or the model cannot be built.
+        A text or the items cannot be read, the task is not suitable for this kind of model, or the
+        model cannot be built.
     """
     tunes = settings.tunes
     if model.family.kind == "decoder" or not tunes:

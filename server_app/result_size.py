@@ -15,30 +15,30 @@ from espalier.settings.run import RunSettings
 MODEL = "model"
 ADAPTER = "adapter"
 CLIENTS = "clients"
-"""Folders of a run directory; ``clients`` has one for each client's own model."""
+"""Name of a folder in the run directory with one subfolder for each client's own model."""
 HOW_MUCH_GOES = ("share", "slicing")
-"""Keys of methods' tables by which a model becomes smaller."""
+"""Keys of the methods' tables that determine how small a model becomes."""
 TOLERANCE = 0.005
-"""Fraction by which files may differ in their headers and names, and count as equally large."""
+"""Fraction by which files may differ, due to headers and names, and still count as equal."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a model, or of an adapter that comes on top of one."""
+    """Size of a model, or of an adapter for one."""
 
     parameters: float
     num_bytes: float | None = None
-    """Bytes of its safetensors files; None where none were written."""
+    """Bytes of its safetensors files; None if none were written."""
     folder: str = ""
-    """Directory of the files in the run directory, or empty; figures of ``clients`` are means."""
+    """Folder of the files in the run directory, or empty; the size of ``clients`` is a mean."""
 
     @property
     def is_adapter(self) -> bool:
-        """True if it comes on top of the base model."""
+        """True if the size is that of an adapter."""
         return self.folder == ADAPTER
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the size as JSON values."""
         return {
             "parameters": self.parameters,
             "bytes": self.num_bytes,
@@ -47,17 +47,17 @@ class Size:
 
 
 def size_of_base(model: OpenedModel) -> Size:
-    """Return the size of a model as its files are."""
+    """Return the size of a model in its files."""
     files = {stored.shard for stored in model.checkpoint.tensors.values()}
     return Size(model.plan.num_parameters, sum(file.stat().st_size for file in files))
 
 
 def size_of_result(run_directory: Path, *, personal: bool) -> Size | None:
-    """Return the size of what a run wrote; None where it wrote no weights here.
+    """Return the size of a run's result; None if no weights were written here.
 
     Parameters
     ----------
-    personal : each client has a model of its own, which a simulation brings together
+    personal : whether each client has its own model, which a simulation collects
     """
     if personal:
         own = [
@@ -72,7 +72,7 @@ def size_of_result(run_directory: Path, *, personal: bool) -> Size | None:
 
 
 def _size_of_files(folder: Path, name: str) -> Size:
-    """Return the size of all safetensors files below a folder; of no tensor more than the header is read."""
+    """Return the size of all safetensors files in a folder; only their headers are read."""
     parameters = num_bytes = 0
     for file in sorted(folder.rglob("*.safetensors")):
         num_bytes += file.stat().st_size
@@ -87,7 +87,10 @@ def _mean(sizes: Sequence[Size]) -> Size:
 
 
 def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> list[str]:
-    """Return a warning if a result has more parameters, or takes more disk, than its base; an adapter comes on top of it."""
+    """Return a warning if a result has more parameters, or needs more disk space, than its base.
+
+    There is no warning for an adapter, which is always used together with the base.
+    """
     if result is None or result.is_adapter:
         return []
     more = [

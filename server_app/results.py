@@ -1,4 +1,4 @@
-"""The run directory: where a run's results lie, and the summary that every method writes alike."""
+"""Summary of a run, with the same format for every method, and the file of masks."""
 
 import platform
 from collections.abc import Sequence
@@ -38,9 +38,10 @@ LIBRARIES = ("flwr", "torch", "transformers", "safetensors", "numpy")
 
 
 def save_masks(model: OpenedModel, prune_masks: PruneMasks, path: Path) -> float:
-    """Write ``masks.safetensors`` block by block, and return the share of prunable weights that is pruned.
+    """Write ``masks.safetensors`` block by block, and return the fraction of pruned weights.
 
-    The file holds one flat packed mask (U64) per pruned tensor, under the tensor's own name.
+    The fraction refers to prunable weights. The file contains one flat packed mask (U64) per pruned
+    tensor, under the tensor's own name.
     """
     linears = [(block.index, linear) for block in model.plan.blocks for linear in block.linears]
     specs = {
@@ -69,7 +70,7 @@ def save_masks(model: OpenedModel, prune_masks: PruneMasks, path: Path) -> float
 
 @dataclass
 class Summary:
-    """What ``summary.json`` says; fields that a run did not reach are null."""
+    """Contents of ``summary.json``; fields that a run did not reach are null."""
 
     settings: RunSettings
     model: OpenedModel
@@ -78,53 +79,53 @@ class Summary:
     roster: Roster = field(default_factory=Roster)
     rounds: int = 0
     sparsity: float | None = None
-    """Share of the prunable weights that are zero in the result."""
+    """Sparsity of the result: fraction of prunable weights that are zero."""
     masked: float | None = None
-    """Share of the prunable weights that are masked."""
+    """Fraction of prunable weights that are masked."""
     local_sparsity: float | None = None
-    """Share of the prunable weights that one client alone masks."""
+    """Sparsity of the local baselines, as a fraction of prunable weights."""
     centralized_sparsity: float | None = None
-    """Share of the prunable weights that are pruned in the pooled-data baseline."""
+    """Sparsity of the centralized baseline, as a fraction of prunable weights."""
     zeroed: bool = False
     """True if weights were set to zero: the result has the size of its base, and a sparsity."""
     sizes: dict[str, Size] = field(default_factory=dict)
-    """column -> size of the model, as far as it is known; ``federated`` as it was written."""
+    """column -> size of the model, if known; for ``federated`` as it was written."""
     warnings: list[str] = field(default_factory=list)
     """Warnings about the result, one sentence each."""
     report: dict[str, Any] = field(default_factory=dict)
-    """What the method says of itself alone."""
+    """Values that only this method reports."""
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """text -> column -> mean loss in nats; ``local_only`` is a mean of perplexities and kept apart."""
+    """text -> column -> mean loss in nats; ``local_only``, a mean of perplexities, is apart."""
     local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
-    """text -> client -> perplexity of the client's own result."""
+    """text -> client -> perplexity of the client's local baseline."""
     own_text: dict[int, dict[str, float]] = field(default_factory=dict)
     """client -> model -> perplexity on the client's own held-out text."""
     personal: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
-    """column -> text -> client -> perplexity, of results of which each client has its own."""
+    """column -> text -> client -> perplexity, for results with one model per client."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
-    """metric -> column -> score on the task's public items; ``local_only`` is kept apart."""
+    """metric -> column -> score on the task's public items; ``local_only`` is stored apart."""
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
-    """metric -> client -> score of the client's own result."""
+    """metric -> client -> score of the client's local baseline."""
     personal_scores: dict[str, dict[int, float]] = field(default_factory=dict)
-    """metric -> client -> score of the federated result, where each client has its own."""
+    """metric -> client -> score of the federated result, if each client has its own model."""
     tests: dict[str, int] = field(default_factory=dict)
-    """Public items that were scored, and how many of them lost tokens, as scored or as a prompt; empty where there are none."""
+    """Number of scored public items, and of those that were truncated; empty if there are none."""
     chances: dict[str, float] = field(default_factory=dict)
-    """metric -> what a model reaches that has learnt nothing."""
+    """metric -> score of a model at chance level."""
     notes: list[str] = field(default_factory=list)
-    """What has to be said of the table's figures, a sentence each."""
+    """Notes on the numbers of the table, one sentence each."""
     seconds: float = 0.0
     virtual_seconds: float | None = None
-    """What the rounds would take on the devices that the run pretends to have."""
+    """Seconds that the rounds would take on the devices of the simulated fleet."""
     rounds_of: dict[int, list[dict[str, float]]] = field(default_factory=dict)
-    """client -> of each of its rounds: which one it was, seconds, and bytes both ways without headers and scalars."""
+    """client -> for each of its rounds: number, seconds, and bytes without headers and fields."""
     where: str = ""
-    """Where the result lies, in words."""
+    """Sentence on where the result is."""
 
     def take_figures(
         self, figures: ClientFigures, texts: Sequence[str], metrics: Sequence[str]
     ) -> None:
-        """Take what clients found: of texts and items in this order, as they were sent."""
+        """Record the clients' evaluation of texts and items, which are in the order sent."""
         for client, losses in sorted(figures.losses.items()):
             for text, loss in zip(texts, losses, strict=True):
                 self.local_perplexities.setdefault(text, {})[client] = perplexity(loss)
@@ -135,7 +136,7 @@ class Summary:
             self.own_text[client] = dict(zip(OWN_TEXT_MODELS, map(perplexity, losses), strict=True))
 
     def take_personal_figures(self) -> None:
-        """Take what clients found on public texts and items as of the federated result, of which each has its own model."""
+        """Assign the clients' evaluation to the federated result: each has its own model of it."""
         self.personal["federated"] = dict(self.local_perplexities)
         self.local_perplexities.clear()
         self.personal_scores = dict(self.local_scores)
@@ -145,7 +146,7 @@ class Summary:
         )
 
     def take_sizes(self, run_directory: Path) -> None:
-        """Take the sizes of the base and of what was written, and warn if the latter is larger."""
+        """Record the sizes of base and result, and warn if the result is larger."""
         base = self.sizes["dense"] = size_of_base(self.model)
         result = size_of_result(
             run_directory, personal=isinstance(self.settings.job, PersonalModelSettings)
@@ -159,7 +160,14 @@ class Summary:
         self.warnings += larger_than_base(base, result, self.settings)
 
     def take_times(self, rounds: Sequence[RoundTime], named: str = "virtual_seconds") -> None:
-        """Take what finished rounds took by the clock of a pretended fleet, or in ``seconds`` that clients measured."""
+        """Record the times of finished rounds.
+
+        Parameters
+        ----------
+        rounds : notes of the rounds
+        named : ``virtual_seconds`` by the clock of a simulated fleet, or ``seconds`` that clients
+            measured
+        """
         rounds = [note for note in rounds if note.round <= self.rounds]
         if not rounds:
             return
@@ -174,52 +182,61 @@ class Summary:
             self.virtual_seconds = seconds_of_all(rounds)
 
     def texts(self) -> list[str]:
-        """Names of the texts that models were evaluated on."""
+        """Return the names of the texts that models were evaluated on."""
         return [*self.losses, *([OWN_TEXT] if self.own_text else [])]
 
     def perplexity(self, text: str, column: str) -> float | None:
-        """One figure of the table, for local-only and own text a mean over clients; None where it does not apply."""
+        """Return one perplexity of the table; None if it does not apply.
+
+        Local baselines and own texts have the mean over clients.
+        """
         if text == OWN_TEXT or column == "local_only" or column in self.personal:
             return _mean(self._perplexities_of_clients(text, column))
         loss = self.losses.get(text, {}).get(column)
         return None if loss is None else perplexity(loss)
 
     def score(self, metric: str, column: str) -> float | None:
-        """One score of the table, for local-only a mean over clients; None where it does not apply."""
+        """Return one score of the table; None if it does not apply.
+
+        Local baselines have the mean over clients.
+        """
         if column == "local_only" or (column == "federated" and metric in self.personal_scores):
             return _mean(self._scores_of_clients(metric, column))
         return self.scores.get(metric, {}).get(column)
 
     def median_perplexities(self, text: str) -> dict[str, float]:
-        """Beside each mean over clients, by column, the median, which one client cannot spoil; of two the lower figure."""
+        """Return the median over clients by column, which a single client cannot distort.
+
+        For an even number of clients it is the lower of the two middle values.
+        """
         found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
         return {column: median_low(values) for column, values in found.items() if values}
 
     def median_scores(self, metric: str) -> dict[str, float]:
-        """The same of a score."""
+        """Return the median score over clients by column; see ``median_perplexities``."""
         found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
         return {column: median_low(values) for column, values in found.items() if values}
 
     def worst_perplexities(self, text: str) -> dict[str, float]:
-        """Beside each mean over clients, by column, the largest."""
+        """Return the largest perplexity over clients by column."""
         found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
         return {column: max(values) for column, values in found.items() if values}
 
     def worst_scores(self, metric: str) -> dict[str, float]:
-        """Beside each mean over clients, by column, the worst: of losses the largest, of other scores the smallest."""
+        """Return the worst score over clients by column: largest loss, or smallest other score."""
         found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
         worst = max if _direction(metric) == "lower" else min
         return {column: worst(values) for column, values in found.items() if values}
 
     def _scores_of_clients(self, metric: str, column: str) -> list[float]:
-        """What the clients said of the items for one column; empty where the score is not theirs."""
+        """Return the clients' scores for one column; empty if the column is not theirs."""
         of_column = {"local_only": self.local_scores, "federated": self.personal_scores}.get(
             column, {}
         )
         return list(of_column.get(metric, {}).values())
 
     def _perplexities_of_clients(self, text: str, column: str) -> list[float]:
-        """What the clients said of a text for one column; empty where the figure is not theirs."""
+        """Return the clients' perplexities for one column; empty if the column is not theirs."""
         if text == OWN_TEXT:
             return [
                 perplexities[column]
@@ -233,7 +250,7 @@ class Summary:
         )
 
     def _metrics(self) -> list[dict[str, Any]]:
-        """All figures that models are compared by."""
+        """Return all metrics by which models are compared, as JSON values."""
         perplexities = [
             {
                 "name": "perplexity",
@@ -278,9 +295,10 @@ class Summary:
         *,
         nobody_asked: bool = False,
     ) -> None:
-        """Write ``summary.json``, with null for figures that are NaN or infinite.
+        """Write ``summary.json``, with null for values that are NaN or infinite.
 
-        Where ``nobody_asked`` the clients as yet, it says nothing of who finished and who is missing.
+        With ``nobody_asked`` no client was asked yet, so that finished and missing clients are left
+        out.
         """
         missing = [] if nobody_asked else self.roster.missing(self.settings.num_clients)
         document = {
@@ -358,7 +376,7 @@ class Summary:
 
 
 def _direction(metric: str) -> str:
-    """Whether a lower or a higher score is better."""
+    """Return whether a lower or a higher score is better."""
     return "lower" if metric == "loss" else "higher"
 
 
@@ -371,7 +389,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Of this program, Python and the libraries on which the bits of a result depend."""
+    """Return the versions of this program, Python and the libraries that affect a result's bits."""
     return {"espalier": espalier.__version__, "python": platform.python_version(), **_libraries()}
 
 

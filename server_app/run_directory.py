@@ -1,7 +1,7 @@
-"""Make the directory of a new run, or open the one of a run that is to be resumed; one server at a time works there.
+"""Directory of a new run, or of a run that is resumed; one server at a time works in it.
 
-Whether a run is completed stands in ``run.json``; ``summary.json`` is for people and programs that read results, and is never
-read here.
+``run.json`` records whether a run is completed. ``summary.json`` is for people and programs that
+read results; this module never reads it.
 """
 
 import errno
@@ -28,23 +28,26 @@ from strategies.engine.run import identity
 from strategies.engine.run_folder import RunFolder
 
 FILE = "run.json"
-"""What a run is: its lineage, the settings and model that a resumption must share, and whether it is completed."""
+"""Name of the file with a run's lineage, its settings and model, and whether it is completed.
+
+A resumed run must have the same settings and model.
+"""
 VERSION = 2
 STAMP = "%Y%m%d-%H%M%S"
-"""When a run began, in the name of its directory."""
+"""Format of the start time in the name of a run directory."""
 
 
 @dataclass
 class RunDirectory:
-    """The directory of one run, which this process alone works in."""
+    """Directory of one run; no other process works in it."""
 
     folder: RunFolder
     document: dict[str, Any]
-    """What ``run.json`` says."""
+    """Contents of ``run.json``."""
 
     @property
     def lineage(self) -> str:
-        """Names the run to its clients, also after it was resumed."""
+        """Name of the run for its clients, which stays the same after a resumption."""
         return str(self.document["lineage"])
 
     def write(self) -> None:
@@ -52,7 +55,7 @@ class RunDirectory:
         write_bytes(self.folder.path / FILE, sealed(self.document))
 
     def note_completed(self) -> None:
-        """From now on the run cannot be resumed."""
+        """Mark the run as completed, so that it cannot be resumed."""
         self.document["completed"] = True
         self.write()
 
@@ -66,8 +69,9 @@ def open_run_directory(
     Raises
     ------
     Mistake
-        The directory cannot be written; or ``resume-from`` is no run directory, another server works there, ``run.json`` is
-        damaged, the run has ended well, or it had other settings (each is named) or another model.
+        The directory cannot be written; or ``resume-from`` is not a run directory, another server
+        works there, ``run.json`` is damaged, the run is completed, or it had other settings (each
+        is named) or another model.
     """
     if settings.resume_from:
         with _resumed(settings, model) as directory:
@@ -93,12 +97,12 @@ def open_run_directory(
 
 
 def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
-    """See whether the run directory can be made, or resumed, as far as that shows before; nothing is made or held.
+    """Check that the run directory can be made or resumed, without making or locking anything.
 
     Raises
     ------
     Mistake
-        As ``open_run_directory`` does, and where a run is resumed as the load of its checkpoint does.
+        For the reasons of ``open_run_directory`` and, for a resumed run, of loading its checkpoint.
     """
     if not settings.resume_from:
         _require_place(settings)
@@ -113,7 +117,10 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
 
 
 def _require_place(settings: RunSettings) -> None:
-    """Raise Mistake if no directory can be made in ``out-dir``: its next directory that exists is none, or is not ours."""
+    """Raise Mistake if no directory can be made in ``out-dir``.
+
+    The closest existing parent must be a directory in which this process can write.
+    """
     path = at_home(settings.out_dir).absolute()
     for place in (path, *path.parents):
         try:
@@ -153,7 +160,7 @@ def _existing(settings: RunSettings) -> Path:
 
 
 def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) -> dict[str, Any]:
-    """What ``run.json`` says, if these settings and this model go on with that run."""
+    """Return the contents of ``run.json`` if these settings and this model continue that run."""
     given = _given(settings)
     was = _read(path, given)
     now = _of_the_result(settings)
@@ -187,7 +194,7 @@ def _read(path: Path, given: str) -> dict[str, Any]:
 
 
 def _of_the_result(settings: RunSettings) -> dict[str, Any]:
-    """The settings that the result depends on, flat."""
+    """Return the settings that the result depends on, as a flat dictionary."""
     flat: dict[str, Any] = {}
     for key, value in settings.nested().items():
         if key in NOT_PART_OF_THE_RESULT:

@@ -1,9 +1,12 @@
-"""``espalier status``: how a run stands, from its directory: running, interrupted, failed or completed.
+"""Status of a run from its directory (``espalier status``).
 
-A server that is killed cannot write that it was. While it works ``summary.json`` says ``running``, and the server holds the
-lock of the directory, which the kernel takes from it however it ends. So a run that says ``running`` in a directory whose lock
-nobody holds was interrupted.
-Does not cover: a directory on a network file system without locks between machines, seen from another machine.
+A run is running, interrupted, failed or completed. A server that is killed cannot record that.
+While it works, ``summary.json`` says ``running`` and the server holds the lock of the directory,
+which the kernel releases however the server ends. A run that says ``running`` in a directory
+without a held lock was therefore interrupted.
+
+Does not cover: a directory on a network file system without locks between machines, checked on
+another machine.
 """
 
 import sys
@@ -25,16 +28,16 @@ HOW_TO_TELL = (
     "a server is at work here as long as a process holds the file lock; if none does, the run was"
     " interrupted"
 )
-"""Reason beside ``running`` in ``summary.json``."""
+"""Reason in ``summary.json`` for the status ``running``."""
 
 
 def run_status(folder: Path) -> tuple[str, str]:
-    """Return how the run of a directory stands, and why, in words.
+    """Return the status of a run directory, and its reason in words.
 
     Raises
     ------
     Mistake
-        The directory is none of a run, or cannot be read.
+        The directory is not a run directory, or cannot be read.
     """
     document = _summary(folder)
     status = str(document["status"])
@@ -71,7 +74,13 @@ def _summary(folder: Path) -> Mapping[str, Any]:
 
 
 def main(folders: Sequence[str]) -> int:
-    """Print a line per run directory; 2 if one of them is none."""
+    """Print one line per run directory.
+
+    Returns
+    -------
+    int
+        0, or 2 if one of them is not a run directory.
+    """
     code = 0
     for folder in folders:
         try:

@@ -1,4 +1,4 @@
-"""The table that a run prints."""
+"""Results table that a run prints."""
 
 from rich.console import Console
 from rich.table import Table
@@ -9,11 +9,11 @@ from server_app.figures import figure
 from server_app.results import COLUMNS, Summary
 
 SPOILT = 0.05
-"""Share by which a mean over clients is off their median when the table shows both."""
+"""Relative difference of mean and median over clients from which the table shows both."""
 LONGEST_REASON = 300
-"""Characters; ``summary.json`` has all of it."""
+"""Maximum number of characters of a reason; ``summary.json`` has the full text."""
 WIDTH = 160
-"""Characters that a table may take; it takes as many as it needs."""
+"""Maximum width of a table in characters; it is narrower if possible."""
 LABELS = {
     "dense": "dense",
     "local_only": "local-only (mean)",
@@ -23,7 +23,11 @@ LABELS = {
 
 
 def show(summary: Summary, traffic: Traffic) -> None:
-    """Print figures per text and on the task's items, size, sparsity, bytes per client and time of the whole run."""
+    """Print the table of results.
+
+    It has metrics for each text and the task's items, size, sparsity, bytes per client, and time of
+    the whole run.
+    """
     scored = f", scores on {summary.settings.task.name}" if summary.scores else ""
     table = Table(title=f"{summary.settings.method}: perplexity{scored}", title_justify="left")
     table.add_column("model")
@@ -58,7 +62,7 @@ def show(summary: Summary, traffic: Traffic) -> None:
 
 
 def _show_notes(summary: Summary) -> None:
-    """Print what has to be said of the table below it."""
+    """Print warnings and notes below the table."""
     for warning in summary.warnings:
         print(f"warning: {warning}")
     for note in summary.notes:
@@ -76,7 +80,10 @@ def _show_notes(summary: Summary) -> None:
 
 
 def _show_limited(summary: Summary) -> None:
-    """Print how many clients sent numbers that were limited: honest clients send some too, so no names."""
+    """Print how many clients sent numbers that were limited.
+
+    Sites are not named, because numbers of honest clients are sometimes limited too.
+    """
     sites: dict[str, int] = {}
     for seat in summary.roster.seats.values():
         for what, note in seat.capped.items():
@@ -96,12 +103,16 @@ def _figures(summary: Summary, column: str) -> list[str]:
 
 
 def _is_measured(summary: Summary, column: str) -> bool:
-    """Return whether a row has any figure; a baseline that was not made has none."""
+    """Return whether a row has any value; a baseline that was not computed has none."""
     return any(shown != "-" for shown in _figures(summary, column))
 
 
 def _size(summary: Summary, column: str) -> list[str]:
-    """Return parameters, beside the base's where they differ, and bytes on disk; of an adapter with a plus sign."""
+    """Return parameters and bytes on disk.
+
+    The parameters are followed by their percentage of the base's, if they differ. The values of an
+    adapter have a plus sign.
+    """
     found = summary.sizes.get(column)
     base = summary.sizes.get("dense")
     if found is None or base is None:
@@ -117,7 +128,7 @@ def _size(summary: Summary, column: str) -> list[str]:
 
 
 def _sparsity(summary: Summary, column: str) -> str:
-    """Return which share of the prunable weights is zero."""
+    """Return the fraction of prunable weights that are zero, as a percentage."""
     found = {
         "local_only": summary.local_sparsity,
         "centralized": summary.centralized_sparsity,
@@ -127,7 +138,7 @@ def _sparsity(summary: Summary, column: str) -> str:
 
 
 def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
-    """Return bytes per client and the time of the run, of the federated result alone."""
+    """Return bytes per client and the time of the run, which only the federated result has."""
     if column != "federated":
         return ["-", "-"]
     clients = max(1, len(summary.roster.seats))
@@ -142,7 +153,10 @@ def _share(value: float | None) -> str:
 
 
 def _spoilt(summary: Summary) -> list[str]:
-    """Medians of the local-only results as figures of a row, if a mean is far from one: then a client spoils it."""
+    """Return medians of the local baselines for a row; empty if all are close to the means.
+
+    A large difference shows that a single client distorts the mean.
+    """
     texts = [
         (summary.perplexity(text, "local_only"), summary.median_perplexities(text))
         for text in summary.texts()
@@ -165,7 +179,7 @@ def _spoilt(summary: Summary) -> list[str]:
 
 
 def closing_line(summary: Summary) -> str:
-    """How many of the clients that were asked for are in the result, and who is not, with the reason."""
+    """Return a line with the number of clients in the result, and the missing ones with reasons."""
     asked = summary.settings.num_clients
     roster = summary.roster
     line = f"{roster.finished()} of {count(asked, 'client')}"

@@ -1,1 +1,1 @@
-"""What becomes of a result: what is written of it, measured and compared; a file per kind of result."""
+"""Handling of results: a file per kind of result, which writes, evaluates and compares it."""

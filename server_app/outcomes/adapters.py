@@ -1,4 +1,4 @@
-"""Adapters for plain peft, ``adapter/``, and on request the model with the adapters merged, ``model/``."""
+"""Adapters for plain peft (``adapter/``) and, on request, the merged model (``model/``)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,12 +29,15 @@ from strategies.results.timed import seconds_of_all
 
 
 class AdapterOutcome(Outcome[Adapters]):
-    """The adapters, their losses on texts, and scores on the task's items."""
+    """Adapters, their losses on texts, and their scores on the task's items."""
 
     MEASURED_BETWEEN_ROUNDS = True
 
     def look(self, result: Adapters, clients: Sequence[int]) -> dict[str, Any]:
-        """Of the global adapters; ``seconds`` are those of all rounds so far, where a fleet's clock tells them."""
+        """Return the perplexities or scores of the global adapters.
+
+        ``seconds`` is the time of all rounds so far, if the clock of a simulated fleet provides it.
+        """
         times = {"seconds": seconds_of_all(result.rounds)} if result.rounds else {}
         tensors = {key: result.tensors(key) for key in result.blobs}
         if self.tests.encoded is None:
@@ -46,12 +49,13 @@ class AdapterOutcome(Outcome[Adapters]):
         return {"scores": finite_values(scores_of(self.run, adapted, self.tests)), **times}
 
     def note_times(self, result: Adapters) -> None:
-        """By the clock of the fleet that the run pretends to have, if it has one."""
+        """Record the times of the simulated fleet's clock, if there is one."""
         self.summary.take_times(result.rounds)
 
     def write(self, result: Adapters) -> None:
-        """Adapters, an encoder's with its head."""
+        """Write the adapters, with the classification head of an encoder."""
         self.summary.report = result.report()
+        # Plain adapters would fill the zeros of a pruned base, so only the merged model is written.
         if result.adapters.keep_zeros:
             self._write_merged(result)
             return
@@ -78,7 +82,10 @@ class AdapterOutcome(Outcome[Adapters]):
             self._write_merged(result)
 
     def _write_merged(self, result: Adapters) -> None:
-        """The base with the adapters in it; where zeros of the base stay, all that is written."""
+        """Write the base model with merged adapters.
+
+        For a pruned base whose zeros are kept, this is the only output.
+        """
         run = self.run
         target = self.run.folder.path / "model"
         stream = BlockStream(run.model, run.computing)
@@ -126,7 +133,7 @@ class AdapterOutcome(Outcome[Adapters]):
             self.summary.where += f", the merged model in {merged_model}"
 
     def measure(self, result: Adapters) -> None:
-        """Losses on the texts, and scores on the task's items."""
+        """Compute losses on the texts, and scores on the task's items."""
         columns: dict[str, Tensors] = {
             "dense": {},
             "federated": {key: result.tensors(key) for key in result.blobs},
@@ -146,7 +153,8 @@ class AdapterOutcome(Outcome[Adapters]):
 
 def _merging(result: Adapters, tensors: Tensors) -> Edits:
     def factors(index: int) -> dict[str, Factors]:
-        key = block_key(index)  # blocks without an adapter are not among them
+        # Blocks without adapters have no entry.
+        key = block_key(index)
         return factors_of(result.adapters, index, tensors[key]) if key in tensors else {}
 
     return merged(factors, result.adapters.keep_zeros)

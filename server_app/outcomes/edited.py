@@ -1,4 +1,4 @@
-"""A model whose weights the method changed: ``model/``, measured on texts beside the dense one."""
+"""Model whose weights the method changed (``model/``), compared with the dense model on texts."""
 
 from typing import Protocol, TypeVar
 
@@ -11,26 +11,26 @@ from strategies.engine.result import RunResult
 
 
 class EditedResult(RunResult, Protocol):
-    """A result that is one model."""
+    """Result that consists of one model."""
 
     @property
     def edits(self) -> Edits:
-        """What makes one block's dense weights those of the result."""
+        """Edits that turn the dense weights of one block into those of the result."""
 
 
 E = TypeVar("E", bound=EditedResult)
 
 
 class EditedOutcome(Outcome[E]):
-    """The model, and its losses."""
+    """Changed model and its losses."""
 
     def write(self, result: E) -> None:
-        """Export the model with a card, and see that it reloads to the same logits."""
+        """Export the model with a card, and check that it reloads to the same logits."""
         self.summary.report = result.report()
         self.export(result.edits, edited_card(self.run.settings, self.run.model))
 
     def export(self, edits: Edits, card: str) -> None:
-        """Write ``model/`` and reload it."""
+        """Write ``model/`` and check it by reloading it."""
         run = self.run
         target = self.run.folder.path / "model"
         stream = BlockStream(run.model, run.computing)
@@ -47,14 +47,14 @@ class EditedOutcome(Outcome[E]):
         )
 
     def measure(self, result: E) -> None:
-        """Losses on the texts."""
+        """Compute losses on the texts."""
         models: dict[str, Edits] = {"dense": dense, "federated": result.edits}
         if (pooled := self.centralized()) is not None:
             models["centralized"] = pooled
         self.measure_texts(models)
 
     def centralized(self) -> Edits | None:
-        """What pooled data make of the model; None where it is not wanted."""
+        """Return the edits of the centralized baseline; None if it is disabled."""
         made: Edits | None = self.pooled(
             lambda baseline: baseline(self.run, BlockStream(self.run.model, self.run.computing))
         )

@@ -1,4 +1,4 @@
-"""Scores of models on a task's public items, each beside what a model reaches that has learnt nothing."""
+"""Scores of models on a task's public items, next to the scores of a model at chance level."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -27,9 +27,10 @@ def measure_items(
     summary: Summary,
     look: Callable[[str, Mapping[str, float]], None],
 ) -> None:
-    """Score all columns with one model in memory, the base as it was trained on; a column without tensors is the base.
+    """Score all columns with one base model in memory; a column without tensors is the base itself.
 
-    ``look`` is shown the scores of each column.
+    The base is loaded in the format of training (``training.base``). ``look`` is called with the
+    scores of each column.
     """
     assert tests.encoded is not None
     settings = run.settings
@@ -49,7 +50,7 @@ def measure_items(
 
 
 def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, float]:
-    """A model's score on the items by metric."""
+    """Return a model's scores on the items, by metric."""
     assert tests.encoded is not None
     size = run.settings.training.batch_size
     device = run.computing.device
@@ -64,7 +65,7 @@ def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, 
 
 
 def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:
-    """How a model writes its answers to the items; None where it writes none."""
+    """Return the settings of generated answers; None if the task has none."""
     how = task_named(settings.task.name).generation
     return (
         replace(how, max_new_tokens=settings.task.answer_tokens)
@@ -74,7 +75,10 @@ def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:
 
 
 def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> int:
-    """Items that lose tokens because they are too long: with their answer, or as the prompt of one that is to be written."""
+    """Return the number of items that are too long and lose tokens.
+
+    An item counts if its text with the answer is too long, or its prompt for a generated answer.
+    """
     assert tests.encoded is not None
     lost = set(tests.encoded.cut)
     if (how := _writing(settings, tests)) is not None:
@@ -88,7 +92,7 @@ def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> in
 
 
 def _chance(run: Run, tests: PublicTests, metric: str) -> float:
-    """What a model reaches on the items that has learnt nothing."""
+    """Return the score at chance level on the items."""
     if metric == "loss":
         return uniform_loss(tests.num_classes or len(run.model.tokenizer))
     if not metric.startswith("acc"):

@@ -1,6 +1,7 @@
-"""What a person looks at after a simulation of SFT-P: how alike clients' masks are, where lanes went, how budgets were met.
+"""Analysis of masks after a simulation of SFT-P: similarity, densities, and budgets.
 
-All of it lies in the simulated clients' private state, of which no message has it; in a deployment there is nothing to see.
+All values come from the client state of simulated clients. No message contains them, so a
+deployment has no such analysis.
 """
 
 from collections.abc import Mapping
@@ -18,10 +19,11 @@ Masks = Mapping[Gate, Tensor]
 
 
 def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: LaneGates) -> dict[str, Any]:
-    """JSON values of what clients kept, by client.
+    """Return the analysis of the clients' stored masks, as JSON values.
 
-    ``agreement`` is the share of lanes on which two clients agree, and ``chance`` what it would be of masks as dense, drawn
-    without regard to each other: ``a b + (1 - a)(1 - b)``, gate by gate.
+    ``agreement`` is the fraction of residual dimensions, heads and channels on which two clients
+    agree. ``chance`` is its expected value for independent random masks of the same density: ``a b
+    + (1 - a)(1 - b)`` for each gate.
     """
     masks = {
         client: found for client, own in sorted(kept.items()) if (found := masks_of(own, gates))
@@ -54,7 +56,10 @@ def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: LaneGates) -> dic
 
 
 def agreement_and_chance(one: Masks, other: Masks) -> tuple[float, float]:
-    """Share of lanes on which two clients agree, and what it would be by chance; see ``mask_figures``."""
+    """Return the fraction on which two clients agree, and its value at chance.
+
+    ``mask_figures`` defines both.
+    """
     lanes = sum(len(mask) for mask in one.values())
     alike = sum(int((mask == other[gate]).sum()) for gate, mask in one.items())
     chance = 0.0
@@ -72,11 +77,14 @@ def _densities(masks: Masks) -> dict[str, list[float]]:
     }
 
 
-# ----- drawn ----------------------------------------------------------------------------------------------------------
+# ----- plots -----
 
 
 def draw(figures: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write ``masks-<what>.png`` of all that there is something of; needs matplotlib."""
+    """Write ``masks-<name>.png`` for each analysis that has data.
+
+    This needs matplotlib.
+    """
     drawn = []
     for name, paint, has_any in (
         ("agreement", _agreement, bool(figures["agreement"])),

@@ -1,4 +1,4 @@
-"""What every kind of result has done with it at the end of a run: written, checked, measured, and compared with baselines."""
+"""Base class for the end of a run: its result is written, checked, evaluated and compared."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,22 +21,22 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 A_FEW = 2
-"""Windows on which what was written is compared with what was meant."""
+"""Number of sequences for the comparison of the written model with the result."""
 
 OneModel = Edits | OpenedModel
-"""What is made of the base model's weights, or a model of its own."""
+"""Edits of the base model's weights, or another model."""
 Model = OneModel | Mapping[int, OneModel]
-"""One model for all, or one per client: a personal result."""
+"""One model for all clients, or one model per client (a personal result)."""
 
 
 class Outcome(ABC, Generic[R]):
-    """The end of one run.
+    """End of one run.
 
     Parameters
     ----------
-    run : settings, base model, computing and run folder
-    tests : public texts and items, on which models are compared
-    summary : gets the figures
+    run : settings, base model, device and run folder
+    tests : evaluation texts and items for the comparison of models
+    summary : receives the numbers
     """
 
     def __init__(self, run: Run, tests: PublicTests, summary: Summary) -> None:
@@ -44,43 +44,47 @@ class Outcome(ABC, Generic[R]):
         self.tests = tests
         self.summary = summary
         self.faults: list[str] = []
-        """Figures of the result or the base that are not finite, a sentence each: the run is no success then."""
+        """Sentences about values of result or base that are not finite; the run then fails."""
 
     MEASURED_BETWEEN_ROUNDS = False
-    """Whether ``look`` can measure what the rounds have led to so far."""
+    """True if ``look`` can evaluate intermediate results between rounds."""
 
     def look(self, result: R, clients: Sequence[int]) -> dict[str, Any]:
-        """Figures of a result between rounds, JSON values: ``perplexity`` by text, or ``scores`` of the items by metric."""
+        """Return metrics of an intermediate result between rounds, as JSON values.
+
+        They are ``perplexity`` by text, or ``scores`` on the items by metric.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def write(self, result: R) -> None:
-        """Write the result into the run directory, and check that it loads to the same.
+        """Write the result to the run directory, and check it by loading it.
 
         Raises
         ------
         ExportError
-            It does not.
+            The loaded result differs.
         Mistake
             The file system refused.
         """
 
     @abstractmethod
     def measure(self, result: R) -> None:
-        """Compare the result with the dense model and, in a simulation, with what pooled data lead to."""
+        """Compare the result with the dense model and, in a simulation, with pooled data."""
 
     def note_times(self, result: R) -> None:
-        """Say what rounds took, where the method notes it; also of a run that failed."""
+        """Record the times of rounds if the method has them, also for a failed run."""
         return
 
     def take_clients_figures(self) -> None:
-        """Say of which models the clients' figures are, where it is not what each would have got by itself."""
+        """Assign the clients' evaluation to the right model if it is not their local baseline."""
         return
 
     def pooled(self, make: Callable[[Any], T]) -> T | None:
-        """The pooled-data baseline, by the function that the method's row names; ``make`` calls it.
+        """Return the centralized baseline; ``make`` calls the function that the method's row names.
 
-        None where there is none, or it is not wanted, or a client's data cannot be read, which is no reason to fail.
+        The result is None if there is no baseline, if it is disabled, or if a client's data cannot
+        be read, which must not make the run fail.
         """
         run = self.run
         baseline = METHODS[self.run.settings.method].baseline
@@ -95,7 +99,10 @@ class Outcome(ABC, Generic[R]):
             return None
 
     def measure_texts(self, models: Mapping[str, Model]) -> None:
-        """Losses of models on the public texts, by column; of a personal result one per client."""
+        """Compute losses of models on the evaluation texts, by column.
+
+        A personal result has one loss per client.
+        """
         run = self.run
         run.progress.begin("evaluating", len(models))
         for column, model in models.items():
@@ -110,7 +117,10 @@ class Outcome(ABC, Generic[R]):
             run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
 
     def note_not_finite(self, column: str, figures: Mapping[str, float]) -> None:
-        """Note losses or scores of a model that are NaN or infinite; those of a baseline do not make the run fail."""
+        """Record values of a model that are NaN or infinite.
+
+        Only values of a baseline do not make the run fail.
+        """
         for name, value in figures.items():
             if isfinite(value):
                 continue
@@ -124,12 +134,12 @@ class Outcome(ABC, Generic[R]):
                 self.faults.append(what)
 
     def require_finite(self) -> None:
-        """Refuse a result of which a figure is not finite; called when all is measured.
+        """Raise Mistake if a value of the result is not finite. It is called after the evaluation.
 
         Raises
         ------
         Mistake
-            It names the models and texts, and what to set instead.
+            The message names the models, the texts, and settings to change.
         """
         if not self.faults:
             return
@@ -147,7 +157,7 @@ class Outcome(ABC, Generic[R]):
         )
 
     def losses_of(self, model: OneModel) -> dict[str, float]:
-        """A model's mean loss on each of the public texts."""
+        """Return a model's mean loss on each evaluation text."""
         if isinstance(model, OpenedModel):
             return mean_losses(BlockStream(model, self.run.computing), self.tests.texts, dense)
         return mean_losses(self._dense, self.tests.texts, model)
@@ -175,7 +185,7 @@ class Outcome(ABC, Generic[R]):
 
 
 def perplexities(losses: Mapping[str, float]) -> dict[str, float | None]:
-    """Of mean losses; None where one is no finite number."""
+    """Return the perplexities for mean losses; None for one that is not finite."""
     return {
         name: value if isfinite(value := perplexity(loss)) else None
         for name, loss in losses.items()

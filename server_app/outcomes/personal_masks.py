@@ -1,4 +1,7 @@
-"""SFT-P's result: the shared generator, LoRA for peft, and what clients found of the models that they made of it."""
+"""SFT-P's result: the shared generator, LoRA for peft, and the clients' evaluation.
+
+Clients evaluate the smaller models that they made with generator and LoRA.
+"""
 
 from importlib.util import find_spec
 
@@ -21,10 +24,13 @@ from strategies.results.adapters import AdapterResult
 
 
 class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
-    """Each client's model stays where it is; here is what all of them were made of."""
+    """Shared tensors from which each client made its own model; the models stay at the clients."""
 
     def write(self, result: AdapterResult) -> None:
-        """``generator.safetensors``, and ``adapter/`` where LoRA was trained: it is of the full model."""
+        """Write ``generator.safetensors``, and ``adapter/`` if LoRA was trained.
+
+        The adapter belongs to the full model.
+        """
         run = self.run
         self.summary.report = result.report()
         tensors: dict[str, Tensor] = {}
@@ -52,13 +58,16 @@ class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
             export_adapter(run.model, plan, lora.__getitem__, run.folder.path / "adapter", card)
 
     def take_clients_figures(self) -> None:
-        """In a simulation with what masks came to."""
+        """Take the clients' evaluation and, in a simulation, write the analysis of their masks."""
         super().take_clients_figures()
         if self.run.simulation:
             self._show_masks()
 
     def _show_masks(self) -> None:
-        """``masks.json``, and pictures of it: simulated clients are on this machine, and so is their private state."""
+        """Write ``masks.json`` and its plots.
+
+        Simulated clients are on this machine, and so is their client state.
+        """
         run = self.run
         root = NodeSettings().state_root()
         seats = self.summary.roster.seats

@@ -1,4 +1,7 @@
-"""Models that are each client's own: a simulation brings them together, in a deployment each is at its site."""
+"""Personal models, one per client.
+
+A simulation collects them in the run directory; in a deployment each stays at its site.
+"""
 
 import shutil
 from typing import TypeVar
@@ -19,28 +22,32 @@ R = TypeVar("R", bound=Result)
 
 
 class PersonalOutcome(Outcome[R]):
-    """Of a result that each client makes a model of its own of: here the dense model is measured, and theirs by themselves."""
+    """Result from which each client makes its own model.
+
+    The server evaluates the dense model, clients evaluate their own ones.
+    """
 
     def measure(self, result: R) -> None:
-        """The dense model; clients measure their own."""
+        """Evaluate the dense model; clients evaluate their own."""
         if self.tests.texts:
             self.measure_texts({"dense": dense})
         if self.tests.encoded is not None:
-            # An encoder's, as everybody begins with it.
+            # Encoders need a classification head; this is the initial one that all clients begin
+            # with.
             head = head_plan(self.run.model.plan, self.tests.num_classes)
             measure_items(
                 self.run, head, {"dense": {}}, self.tests, self.summary, self.note_not_finite
             )
 
     def take_clients_figures(self) -> None:
-        """What clients found on the public texts is of the federated result: each has its own model of it."""
+        """Assign the clients' evaluation to the federated result: each has its own model of it."""
         self.summary.take_personal_figures()
         if self.run.simulation:
             collect_models(self.run, self.summary.roster)
 
 
 def where_models_are(run: Run, *, kept: bool) -> str:
-    """In words."""
+    """Return a sentence on where the clients' models are."""
     if not kept:
         return "clients' own models were not kept"
     if run.simulation:
@@ -49,7 +56,10 @@ def where_models_are(run: Run, *, kept: bool) -> str:
 
 
 def collect_models(run: Run, roster: Roster) -> None:
-    """Simulated clients are on this machine: bring the models that they wrote into the run directory, a folder for each."""
+    """Move the models of simulated clients, which are on this machine, to the run directory.
+
+    Each client has its own folder.
+    """
     root = NodeSettings().state_root()
     folder = run.folder.path / FOLDER
     for seat in roster.seats.values():

@@ -1,4 +1,4 @@
-"""A pruned model and its masks: ``model/`` and ``masks.safetensors``."""
+"""Pruned model and its masks: ``model/`` and ``masks.safetensors``."""
 
 import shutil
 from pathlib import Path
@@ -15,27 +15,27 @@ from server_app.results import Summary, save_masks
 
 
 class PrunedResult(EditedResult, Protocol):
-    """A model that lacks weights."""
+    """Result that consists of one pruned model."""
 
     @property
     def prune_masks(self) -> PruneMasks:
-        """The prune masks of one block: bool, by canonical linear name."""
+        """Prune masks of one block: bool, by canonical linear name."""
 
     def zeros_beyond_masks(self) -> int:
-        """Weights that are zero though no mask prunes them."""
+        """Return the number of weights that are zero although no mask prunes them."""
 
     def local_sparsity(self) -> float:
-        """Share of the prunable weights that one client alone masks."""
+        """Return the sparsity of a local baseline, as a fraction of prunable weights."""
 
     def centralized_sparsity(self) -> float:
-        """Share of the prunable weights that one party masks which has all data."""
+        """Return the sparsity of the centralized baseline, as a fraction of prunable weights."""
 
 
 class PrunedOutcome(EditedOutcome[PrunedResult]):
     """Masks, the pruned model, and its losses."""
 
     def write(self, result: PrunedResult) -> None:
-        """Masks and model; ``summary`` gets the sparsities."""
+        """Write masks and model, and record the sparsities in ``summary``."""
         run = self.run
         summary = self.summary
         summary.report = result.report()
@@ -50,12 +50,12 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
         self.export(result.edits, pruned_card(run.settings, run.model, summary.sparsity))
 
     def measure(self, result: PrunedResult) -> None:
-        """Losses on the texts; what the pooled-data baseline keeps of its blocks goes when it is measured."""
+        """Compute losses on the texts, then delete the centralized baseline's temporary files."""
         super().measure(result)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def centralized(self) -> Edits | None:
-        """What one party prunes that has everybody's windows."""
+        """Return the edits of the model pruned with the calibration samples of all clients."""
         run = self.run
         made: Edits | None = self.pooled(
             lambda baseline: baseline(
@@ -70,9 +70,11 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
 
 
 def rounding_notes(summary: Summary) -> list[str]:
-    """Why sparsities of the table are below the one that was asked for: every comparison group is rounded down by itself.
+    """Return notes on sparsities below the requested one, which are due to rounding.
 
-    One sentence for local models, one for the federated one; none where the table shows what was asked for.
+    The number of pruned weights is rounded down in every comparison group. There is one sentence
+    for local models and one for the federated model. The list is empty if the table shows the
+    requested sparsity.
     """
     job = summary.settings.of(PruningSettings)
     if job.pattern:
@@ -95,6 +97,7 @@ def rounding_notes(summary: Summary) -> list[str]:
         )
         if shown is not None and f"{share:.2%}" == f"{shown:.2%}" != f"{job.sparsity:.2%}":
             notes.append(
+                # These formatted percentages are those of the table: compare what a reader sees.
                 f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses"
                 f" {job.sparsity:g} times its weights, rounded down ({method}.{key} = '{group}')"
             )

@@ -1,4 +1,7 @@
-"""FedSpine's result: the global adapters for peft, and what each device keeps of the model, which is made there of both."""
+"""FedSpine's result: the global adapters for peft, and the structure that each device keeps.
+
+Each device makes its own smaller model from both.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,16 +24,21 @@ from strategies.results.refined import RefinedResult
 
 
 class RefinedOutcome(PersonalOutcome[RefinedResult]):
-    """Each device's smaller model stays where it is; here is all that it is made of, beside the base."""
+    """Adapters and structures from which the devices made their smaller models.
+
+    The models stay at the devices.
+    """
 
     MEASURED_BETWEEN_ROUNDS = True
 
     def look(self, result: RefinedResult, clients: Sequence[int]) -> dict[str, Any]:
-        """Of the devices' smaller models, which the server can make of what it knows: by figure, device by device.
+        """Return metrics of the devices' smaller models, by name and device.
 
-        ``seconds`` are those of all rounds so far.
+        The server can build these models because it knows all cuts. ``seconds`` is the time of all
+        rounds so far.
         """
         of_cuts: dict[bytes, dict[str, float | None]] = {}
+        # Devices with the same cut have the same model, so it is evaluated once.
         for client in clients:
             if (bits := result.bits(client)) not in of_cuts:
                 of_cuts[bits] = self._figures_of(result, client)
@@ -45,7 +53,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         }
 
     def _figures_of(self, result: RefinedResult, client: int) -> dict[str, float | None]:
-        """Of one device's model."""
+        """Return the metrics of one device's model."""
         run = self.run
         structure = result.structure_of(client)
         model = OpenedModel(run.model.directory, structure)
@@ -64,14 +72,18 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         return scores
 
     def note_times(self, result: RefinedResult) -> None:
-        """By the clock of the fleet that the run pretends to have, or as devices measured them."""
+        """Record the times of the simulated fleet's clock, or those that the devices measured."""
         pretended = (
             self.run.settings.of(FedSpineSettings).fleet_name(simulation=self.run.simulation) != ""
         )
         self.summary.take_times(result.rounds, "virtual_seconds" if pretended else "seconds")
 
     def write(self, result: RefinedResult) -> None:
-        """``adapter/``, of the whole model, ``structures/`` with a file per device, and ``refinements.json``."""
+        """Write the files of the result.
+
+        They are ``adapter/`` for the whole model, ``structures/`` with one file per device, and
+        ``refinements.json``.
+        """
         run = self.run
         report = result.report()
         self.summary.report = report
@@ -107,7 +119,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         )
 
     def _note_who_has_cut_less(self, result: RefinedResult) -> None:
-        """Nothing makes a bandit come to the share; who did not is told beside the figures."""
+        """Add a note on devices that missed the pruning ratio, which a bandit does not enforce."""
         job = self.run.settings.of(FedSpineSettings)
         clients = [seat.client for seat in self.summary.roster.active()]
         wanted = result.units.wanted(job)

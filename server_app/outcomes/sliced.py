@@ -1,4 +1,4 @@
-"""A sliced model: ``model/`` with the code that builds it, its size, and its losses."""
+"""Sliced model (SliceGPT): ``model/`` with the code that builds it, its size, and its losses."""
 
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from strategies.results.sliced import SlicedResult
 
 
 class SlicedOutcome(Outcome[SlicedResult]):
-    """The sliced model beside its base."""
+    """Sliced model, compared with its base."""
 
     @property
     def _target(self) -> Path:
         return self.run.folder.path / "model"
 
     def write(self, result: SlicedResult) -> None:
-        """Export the model with a card, and see that it reloads to the same logits."""
+        """Export the model with a card, and check that it reloads to the same logits."""
         run = self.run
         small = result.model
         size = {
@@ -47,7 +47,7 @@ class SlicedOutcome(Outcome[SlicedResult]):
         self.summary.where = f"the sliced model is in {self._target}"
 
     def measure(self, result: SlicedResult) -> None:
-        """Losses on the texts, of the model as it was written."""
+        """Compute losses on the texts with the written model."""
         models: dict[str, Model] = {"dense": dense, "federated": OpenedModel(self._target)}
         made: OpenedModel | None = self.pooled(self._made)
         if made is not None:
@@ -61,7 +61,7 @@ class SlicedOutcome(Outcome[SlicedResult]):
         return made
 
     def _fewer(self, small: OpenedModel) -> float:
-        """How many fewer weights the blocks' matrices have, with the shortcuts: a share of the base's."""
+        """Return the fraction of the base's block weights that is removed, net of shortcuts."""
         shortcuts = sum(
             shape[0] * shape[1]
             for block in small.plan.blocks

@@ -1,4 +1,4 @@
-"""A smaller model: ``model/`` in a form that others can read, its size, and its losses."""
+"""Smaller model: ``model/`` in a form that other programs can read, its size, and its losses."""
 
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from strategies.engine.result import RunResult
 
 
 class SmallerResult(RunResult, Protocol):
-    """A result that is one smaller model."""
+    """Result that consists of one smaller model."""
 
     @property
     def model(self) -> OpenedModel:
@@ -22,10 +22,10 @@ class SmallerResult(RunResult, Protocol):
 
 
 class StructuredOutcome(Outcome[SmallerResult]):
-    """The smaller model beside its base."""
+    """Smaller model, compared with its base."""
 
     def write(self, result: SmallerResult) -> None:
-        """Export the model with a card, and see that it reloads to the same logits."""
+        """Export the model with a card, and check that it reloads to the same logits."""
         run = self.run
         target = self.run.folder.path / "model"
         small = result.model
@@ -51,7 +51,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
         self.summary.where = f"the smaller model is in {target}"
 
     def measure(self, result: SmallerResult) -> None:
-        """Losses on the texts."""
+        """Compute losses on the texts."""
         models: dict[str, Model] = {"dense": dense, "federated": result.model}
         made: OpenedModel | None = self.pooled(self._made)
         if made is not None:

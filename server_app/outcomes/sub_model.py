@@ -1,4 +1,7 @@
-"""FedSODA's result: the adapter plugged into the full model, as every tuning method's is, and figures of the sub-model."""
+"""FedSODA's result: the adapter in the full model, and metrics of the sub-model.
+
+The adapter is handled like that of every tuning method.
+"""
 
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
@@ -9,15 +12,15 @@ from strategies.results.sub_model import SubModelResult
 
 
 class SubModelOutcome(Outcome[SubModelResult]):
-    """Adapters of the full model, their losses and scores; and the losses of what clients trained on."""
+    """Adapters of the full model with losses and scores, and losses of the clients' sub-model."""
 
     def write(self, result: SubModelResult) -> None:
-        """Adapters in the full model, for plain peft."""
+        """Write the adapters of the full model for plain peft."""
         self._plugged.write(result.plugged())
         self.summary.where += f", the sub-model in {result.folder}"
 
     def measure(self, result: SubModelResult) -> None:
-        """The full model before and after, and the sub-model with all its LoRA."""
+        """Evaluate the full model before and after tuning, and the sub-model with all its LoRA."""
         self._plugged.measure(result.plugged())
         if not self.tests.texts:
             return

@@ -1,1 +1,1 @@
-"""What a run will take, from its settings and the model's configuration alone."""
+"""Estimate of a run's resources, from its settings and the model's configuration only."""

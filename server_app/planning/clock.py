@@ -1,7 +1,8 @@
-"""Time of a run, from speeds that somebody states or that a short measurement on this machine gave: an estimate, no promise.
+"""Estimated time of a run, from stated or measured speeds.
 
-A client's seconds are its operations by its speed, and its bytes by its line; clients of a deployment work at the same time.
-What the server computes, starts of processes, reading and tokenising are not in it.
+A client's time is its operations divided by its speed, plus its bytes divided by its bandwidth.
+Clients of a deployment work at the same time. Work of the server, process starts, reading and
+tokenization are not included.
 """
 
 from dataclasses import dataclass
@@ -10,21 +11,21 @@ TERA = 1e12
 MEGA = 1e6
 STATED_TERAFLOPS = 0.05
 STATED_MEGABITS = 100.0
-"""Where nobody says anything: two cores of a laptop, a line of a household."""
+"""Default speeds without other information: two cores of a laptop, and a home connection."""
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What a client can do."""
+    """Speed of a client."""
 
     teraflops: float = STATED_TERAFLOPS
     """Additions and multiplications per second, in 10^12."""
     megabits: float = STATED_MEGABITS
-    """Of its line in each direction, per second, in 10^6."""
+    """Bandwidth in each direction, in 10^6 bits per second."""
     measured: bool = False
-    """Whether ``teraflops`` were measured on this machine."""
+    """True if ``teraflops`` were measured on this machine."""
 
 
 def seconds(operations: float, num_bytes: int, speeds: Speeds) -> float:
-    """Of so much work and traffic."""
+    """Return the time for this amount of work and traffic, in seconds."""
     return operations / (speeds.teraflops * TERA) + 8 * num_bytes / (speeds.megabits * MEGA)

@@ -1,4 +1,4 @@
-"""``espalier plan``: what a run will take, from its settings and the model's configuration; weights need not be there."""
+"""Estimate of a run's resources, printed by ``espalier plan``; it needs no weights."""
 
 import sys
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from server_app.planning.plan import Plan
 
 
 def planned(settings: RunSettings, model: OpenedModel) -> Plan:
-    """The plan of a run with this model.
+    """Return the estimate of a run with this model.
 
     Raises
     ------
     Mistake
-        The method cannot work on the model, or asks more of it than it takes.
+        The method cannot work on the model, or its sequences are longer than the model accepts.
     """
     positions = model.num_positions
     for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items():
@@ -34,14 +34,20 @@ def planned(settings: RunSettings, model: OpenedModel) -> Plan:
                 f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in"
                 f" its config.json); set it to {positions} or less"
             )
-    # Some methods look at text beside the model.
+    # Some methods also read text to check the model, which needs a tokenizer.
     if any((model.directory / name).exists() for name in TOKENIZER_FILES):
         part(METHODS[settings.method].strategy).require_fit(settings, model, {})
     return Plan(settings, model)
 
 
 def main(document: Mapping[str, Any]) -> int:
-    """Print the plan of a run; 2 if something in it cannot be used."""
+    """Print the estimate of a run.
+
+    Returns
+    -------
+    int
+        0, or 2 if an input cannot be used.
+    """
     try:
         settings = parse(document["run"], simulation=True)
         speeds = _speeds(settings, document)

@@ -1,4 +1,4 @@
-"""What a run leaves on disks at its fullest: a client's state, the server's run directory, the SuperLink's messages."""
+"""Estimated maximum disk space: client state, run directory, and messages at the SuperLink."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from server_app.planning.sub_model import sub_model
 from server_app.planning.traffic import RunTraffic
 
 KEPT_ROUNDS = 2
-"""Rounds whose answers a client keeps."""
+"""Number of rounds whose replies a client keeps."""
 LEDGER_LINE = 260
-"""Bytes of a line of ``ledger.jsonl``, of which there is one for each message and one for each blob in it."""
+"""Bytes per line of ``ledger.jsonl``, with one line per message and one per blob in it."""
 OWN_MODEL = "its own model"
-"""What a client writes to ``models-dir``; all else lies in ``state-dir``."""
+"""Name of the model in ``models-dir``; all other files are in ``state-dir``."""
 SMALL_FILES = 60_000
-"""Summary, settings, checkpoint's documents, and a model card, bytes."""
+"""Bytes of the summary, settings, checkpoint documents, and model card."""
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes by what they are of."""
+    """Bytes on disk, by kind of content."""
 
     client: Mapping[str, int]
     server: Mapping[str, int]
@@ -43,7 +43,11 @@ def disk_of(
     *,
     simulation: bool,
 ) -> Disk:
-    """Of a run; a client's quantised base is kept for later runs. ``parameters``: of the model that the run leads to."""
+    """Return the disk space of a run.
+
+    A client's quantized base is kept for later runs. ``parameters`` is the number of parameters of
+    the resulting model.
+    """
     job = settings.job
     own = (
         parameters * Sizes(settings, model).stored
@@ -105,7 +109,8 @@ def _server(
     )
     whole = parameters * sizes.stored
     writes_model = not settings.tunes or settings.lora.merge
-    if settings.tunes:  # the first adapters are kept too, and the last are written for peft
+    # The first adapters are stored too, and the last ones are written for peft.
+    if settings.tunes:
         results += 2 * results // max(1, len(by_round))
     found = {
         "replies of a round": inbox,

@@ -1,6 +1,7 @@
-"""A request and its reply as bytes, from the contract that they will be held against: nothing is sent, no blob is made.
+"""Size of a request and its reply, computed from their contract.
 
-What counts is what the ledger counts: values and names of a message (``messages.num_bytes``), without Flower's envelope.
+Nothing is sent and no blob is built. The size is what the ledger counts: values and names of a
+message (``messages.num_bytes``), without Flower's envelope.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +34,10 @@ class Exchange:
 
     kind: Kind
     server_round: int
-    """0: enrolment; of what comes after the last round, that round, or the one that would be next."""
+    """Round number; 0 for enrolment.
+
+    A message after the last round has that round's number, or the next one.
+    """
     down: int
     up: int
     largest: int
@@ -47,7 +51,7 @@ class Traffic:
     down: int = 0
     up: int = 0
     messages: int = 0
-    """Requests, each of which has a reply."""
+    """Number of requests; each has a reply."""
     largest: int = 0
     """Bytes of the largest single message."""
     largest_request: int = 0
@@ -55,7 +59,7 @@ class Traffic:
 
     @staticmethod
     def of(exchanges: Iterable[Exchange]) -> "Traffic":
-        """All of some exchanges."""
+        """Return the sums over the given exchanges."""
         found = list(exchanges)
         down = sum(one.down for one in found)
         up = sum(one.up for one in found)
@@ -76,11 +80,11 @@ def _up(one: Exchange) -> int:
 
 
 class Correspondence:
-    """Counts the messages between a server and one client of a run.
+    """Calculator of message sizes between a server and one client of a run.
 
     Parameters
     ----------
-    plan : of the model that clients work on
+    plan : plan of the model that clients work on
     """
 
     def __init__(self, settings: RunSettings, plan: ModelPlan) -> None:
@@ -95,7 +99,7 @@ class Correspondence:
         blobs: Mapping[str, bytes],
         part: int,
     ) -> Contract:
-        """The contract of a request."""
+        """Return the contract of a request."""
         letter = Letter(self._header(kind, server_round, part), dict(scalars), dict(blobs))
         return contract_for(letter, lambda: self.plan, self.settings)
 
@@ -108,13 +112,13 @@ class Correspondence:
         part: int = 0,
         told: Mapping[str, Any] | None = None,
     ) -> Exchange:
-        """One request and its reply.
+        """Return the sizes of one request and its reply.
 
         Parameters
         ----------
-        scalars : of the request
-        blobs : of the request, those on which the shapes of the others depend
-        told : values of the reply's scalars that are lists or text; all others are numbers
+        scalars : fields of the request
+        blobs : those blobs of the request on which the shapes of the others depend
+        told : values of the reply's fields that are lists or text; all others are numbers
         """
         asked = scalars.model_dump()
         made = self.contract(kind, server_round, asked, blobs or {}, part)
@@ -136,12 +140,12 @@ class Correspondence:
         along: Mapping[str, bytes] | None = None,
         told: Mapping[str, Any] | None = None,
     ) -> list[Exchange]:
-        """A ``train``, and a ``fetch`` of each further part of the reply.
+        """Return the sizes of a ``train``, and of a ``fetch`` for each further part of the reply.
 
         Parameters
         ----------
-        part_order : what a ``fetch`` says beside its hashes
-        along : blobs that go along with each ``fetch``
+        part_order : fields of a ``fetch`` in addition to its hashes
+        along : blobs that are sent with each ``fetch``
         """
         first = self.contract("train", server_round, order.model_dump(), order_blobs or {}, 0)
         keys = [self._num_blobs(first)]
@@ -161,7 +165,7 @@ class Correspondence:
     def num_parts(
         self, server_round: int, order: Scalars, blobs: Mapping[str, bytes] | None = None
     ) -> int:
-        """In how many parts the reply to a ``train`` travels."""
+        """Return the number of parts of the reply to a ``train``."""
         return self.contract("train", server_round, order.model_dump(), blobs or {}, 0).num_parts
 
     def _num_blobs(self, made: Contract) -> int:
@@ -175,13 +179,16 @@ class Correspondence:
 
 
 def letter_bytes(header: Header, scalars: Mapping[str, Any], specs: BlockSpecs) -> int:
-    """Bytes of a message with such blobs, as the ledger counts them."""
+    """Return the size in bytes of a message with these blobs, as the ledger counts it."""
     beside = num_bytes(write(Letter(header, dict(scalars))))
     return beside + sum(len(key) + packed_bytes(tensors) for key, tensors in specs.items())
 
 
 def reply_scalars(kind: type[Scalars], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Scalars of a reply as large as its own will be: numbers, truth values, and what is given."""
+    """Return fields of a reply that have the size of the real ones.
+
+    Numbers are 0 and booleans False; ``told`` has all other values.
+    """
     zeros = {
         name: False if field.annotation is bool else 0 for name, field in kind.model_fields.items()
     }

@@ -1,8 +1,9 @@
-"""Memory and disk of Flower's own processes: a SuperLink and a SuperNode, through which messages pass.
+"""Memory and disk space of Flower's own processes: a SuperLink and a SuperNode.
 
-They hold chunks of messages, and put together what they hand out, in ways of their own. So this is no formula: what they held
-was measured with real runs (``python -m benchmarks.plan.deployed``; with parts of 256 MiB ``python -m benchmarks.wire``), and
-between two such points a straight line is drawn.
+They keep chunks of messages and assemble the messages that they deliver, in ways of their own.
+There is no formula for that. The numbers here were measured in real runs (``python -m
+benchmarks.plan.deployed``; with parts of 256 MiB ``python -m benchmarks.wire``), and are
+interpolated linearly.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from strategies.engine.rounds import REQUESTS_AHEAD
 
 MEGA = 10**6
 Points = Sequence[tuple[float, float]]
-"""Megabytes of messages, and megabytes that a process held for them; both grow."""
+"""Pairs of megabytes in messages and megabytes of process memory, both increasing."""
 IN_SUPERLINK: Points = (
     (0, 0),
     (2, 2),
@@ -25,17 +26,25 @@ IN_SUPERLINK: Points = (
     (240, 534),
     (536, 619),
 )
-"""By the largest reply times the number of clients and the largest request: 0.8 to 268 MB of two clients, 42 MB of four."""
+"""Memory of a SuperLink, over the largest reply times the number of clients plus requests.
+
+Measured with messages of 0.8 to 268 MB for two clients, and of 42 MB for four. Requests count with
+the largest one times ``REQUESTS_COUNT``.
+"""
 REQUESTS_COUNT = 0.7
-"""What all clients are sent alike is there once, and less of it; a sub-model of 241 MB to two clients was held so (FedSODA)."""
+"""Factor for the size of the largest request.
+
+A request that is the same for all clients is in memory only once, and not completely. Measured with
+a sub-model of 241 MB that was sent to two clients (FedSODA).
+"""
 IN_SUPERNODE: Points = ((0, 0), (1, 6), (4, 24), (14, 47), (42, 97), (120, 225), (268, 368))
-"""By the largest message."""
+"""Memory of a SuperNode, over the size of the largest message."""
 DATABASE = 2_300_000
-"""Bytes of a SuperLink's database with a run's bundle in it, before messages."""
+"""Bytes of a SuperLink's database with a run's bundle, before any message."""
 
 
 def superlink(traffic: Traffic, clients: int) -> Memory:
-    """Of a SuperLink with a database on disk."""
+    """Return the memory of a SuperLink with a database on disk."""
     held = _between(
         IN_SUPERLINK, traffic.largest_reply * clients + REQUESTS_COUNT * traffic.largest_request
     )
@@ -43,7 +52,7 @@ def superlink(traffic: Traffic, clients: int) -> Memory:
 
 
 def supernode(largest_message: int) -> Memory:
-    """Of a SuperNode; the ClientApp that it starts is a process of its own."""
+    """Return the memory of a SuperNode; the ClientApp that it starts is another process."""
     return Memory(
         "SuperNode",
         (Moment("passing a message", {"messages": _between(IN_SUPERNODE, largest_message)}),),
@@ -51,12 +60,18 @@ def supernode(largest_message: int) -> Memory:
 
 
 def superlink_disk(largest_message: int, clients: int) -> int:
-    """Bytes of its database, and of messages under way: of each client as many as are asked for ahead."""
+    """Return the disk space of the database and of messages in transit, in bytes.
+
+    Each client has at most ``REQUESTS_AHEAD`` messages in transit.
+    """
     return DATABASE + REQUESTS_AHEAD * largest_message * clients
 
 
 def _between(points: Points, num_bytes: float) -> int:
-    """Bytes that are held for so many of messages; beyond the last point as between the last two."""
+    """Return the interpolated memory in bytes for a size of messages.
+
+    Beyond the last point it is extrapolated from the last two.
+    """
     size = num_bytes / MEGA
     (x, y), (further, more) = next(
         ((a, b) for a, b in pairwise(points) if size <= b[0]), (points[-2], points[-1])

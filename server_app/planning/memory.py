@@ -1,7 +1,10 @@
-"""Memory of a process as moments, each of which is what it holds then, part by part; its peak is that of the largest moment.
+"""Memory of a process as a list of moments, each with its contents; the largest is the peak.
 
-Covers: tensors, from shapes. What libraries take is a measured constant (``LIBRARIES``), which differs with their versions and
-with the machine. Does not cover: the page cache, in which the system keeps files that were read; it gives way.
+Covers: tensors, from their shapes. The memory of libraries is a measured constant (``LIBRARIES``)
+that depends on their versions and on the machine.
+
+Does not cover: the page cache with the files that were read, because the system releases it when
+memory is short.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +22,7 @@ Process = Literal[
     "SuperLink",
     "SuperNode",
 ]
-"""Pruning processes have compiled kernels, tuning ones peft."""
+"""Type of process; pruning processes load compiled kernels, tuning processes peft."""
 
 LIBRARIES: Mapping[Process, int] = {
     "client": 485_000_000,
@@ -32,51 +35,53 @@ LIBRARIES: Mapping[Process, int] = {
     "SuperLink": 155_000_000,
     "SuperNode": 130_000_000,
 }
-"""Resident memory of each process before it holds anything of a run, bytes: as ``python -m benchmarks.plan.libraries`` measured
-it with torch for CPUs on Linux."""
+"""Resident memory in bytes of each process before it holds data of a run.
+
+Measured by ``python -m benchmarks.plan.libraries`` with torch for CPUs on Linux.
+"""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What a process holds at one time."""
+    """Contents of a process's memory at one time."""
 
     name: str
     parts: Mapping[str, int]
-    """Bytes by what they are of."""
+    """Bytes by kind of content."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all parts."""
+        """Sum of all parts, in bytes."""
         return sum(self.parts.values())
 
     def beside(self, others: Mapping[str, int]) -> "Moment":
-        """The same, and more."""
+        """Return a copy with further parts."""
         return Moment(self.name, {**others, **self.parts})
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A process of a run."""
+    """Memory of one process of a run."""
 
     process: Process
     moments: tuple[Moment, ...]
 
     @property
     def libraries(self) -> int:
-        """Without anything of the run."""
+        """Resident memory without data of the run, in bytes."""
         return LIBRARIES[self.process]
 
     @property
     def largest(self) -> Moment:
-        """The moment that holds most."""
+        """Moment with the most bytes."""
         return max(self.moments, key=lambda moment: moment.num_bytes, default=Moment("nothing", {}))
 
     @property
     def peak(self) -> int:
-        """Highest resident memory, bytes."""
+        """Highest resident memory, in bytes."""
         return self.libraries + self.largest.num_bytes
 
 
 def all_beside(moments: Iterable[Moment], others: Mapping[str, int]) -> list[Moment]:
-    """Moments in a process that holds something throughout."""
+    """Return the moments of a process that holds other parts the whole time."""
     return [moment.beside(others) for moment in moments]

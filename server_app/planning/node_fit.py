@@ -1,10 +1,12 @@
-"""The memory and disk that a client's work takes, beside what its machine has; ``espalier check-node`` ends with it.
+"""Comparison of a client's memory and disk needs with its machine (``espalier check-node``).
 
-Covers: the plan's figures for the run's settings and the model at this node, which are estimates (docs/studies/plan.md). On a
-CUDA device memory is what the same work holds on a CPU, without libraries; the host's own memory is not compared then.
-Does not cover: what CUDA's context and kernels take on the device; the work on a model that the run's server brings; what an
-earlier run left on the disk that this one will use again, which counts twice; other programs, and other runs at this node, that
-want memory or disk too.
+Covers: the estimate for the run's settings and the model at this node (docs/studies/plan.md). On a
+CUDA device, the memory is that of the same work on a CPU, without libraries. The host's own memory
+is not compared then.
+
+Does not cover: CUDA's context and kernels on the device; the work on a model that the server
+pushes; files of an earlier run that this one will use again, which count twice; memory and disk
+needs of other programs, and of other runs at this node.
 """
 
 import shutil
@@ -27,16 +29,16 @@ from server_app.planning.memory import Memory
 from server_app.planning.plan import Plan
 
 OWN = ("activations", "device")
-"""What a node may choose for itself."""
+"""Settings that a node may choose itself."""
 
 
 def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
-    """Lines for people about what a client's work takes of memory and disk at this node.
+    """Yield lines on a client's memory and disk needs at this node.
 
     Raises
     ------
     Mistake
-        A setting is wrong, the model cannot be opened, or the work takes more than there is.
+        A setting is invalid, the model cannot be opened, or the work needs more than there is.
     """
     node = parse_node(node_config)
     settings = parse(run_config)
@@ -64,12 +66,14 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
 
 
 def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]) -> Iterator[str]:
-    """Lines about what the work keeps on disk, beside what is free there; ``parts`` are bytes by what they are of.
+    """Yield lines on the disk space that the work needs, and on the free space.
+
+    ``parts`` are bytes by kind of content.
 
     Raises
     ------
     Mistake
-        It is more than there is free.
+        The free space does not suffice.
     """
     private = {name: size for name, size in parts.items() if name != OWN_MODEL}
     yield f"disk       {_on_disk('state-dir', root := node.state_root(), private)}"
@@ -84,14 +88,20 @@ def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or the one above it that is there."""
+    """Return the folder, or its closest parent that exists."""
     return next(
         place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
     )
 
 
 def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) -> str:
-    """``others`` are bytes that will be taken of the same disk."""
+    """Return a line on one folder; ``others`` are bytes needed on the same disk for other folders.
+
+    Raises
+    ------
+    Mistake
+        The free space does not suffice.
+    """
     needed = sum(parts.values())
     free = max(0, shutil.disk_usage(_there(folder)).free - others)
     what = (
@@ -107,12 +117,12 @@ def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) 
 
 
 def told(memory: Memory, *, on_device: bool) -> str:
-    """The same of a client's memory, which on a CUDA device has no libraries in it.
+    """Return a line on a client's memory, without libraries if it is that of a CUDA device.
 
     Raises
     ------
     Mistake
-        It is more than there is.
+        The machine or the device has less memory.
     """
     libraries, (free, total) = (
         (0, torch.cuda.mem_get_info()) if on_device else (memory.libraries, machine_memory()[::-1])
@@ -138,7 +148,13 @@ def told(memory: Memory, *, on_device: bool) -> str:
 
 
 def main(document: Mapping[str, Any]) -> int:
-    """Print the lines for the configurations ``node`` and ``run``, both flat; 2 if the work does not fit."""
+    """Print the lines for the configurations ``node`` and ``run``, both flat.
+
+    Returns
+    -------
+    int
+        0, or 2 if the work does not fit.
+    """
     try:
         for line in planned(document["node"], document["run"]):
             print(line, flush=True)

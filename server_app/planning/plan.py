@@ -1,4 +1,4 @@
-"""The plan of a run: all figures together, as they are printed."""
+"""Estimate of a run: all numbers together, and their text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from server_app.public_tests import PublicTests
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will take.
+    """Estimate of the resources of a run.
 
     Parameters
     ----------
-    tests : what is evaluated on, where somebody has read it
+    tests : evaluation texts and items, if they were read
     """
 
     settings: RunSettings
@@ -35,13 +35,13 @@ class Plan:
 
     @cached_property
     def traffic(self) -> RunTraffic:
-        """Messages."""
+        """Messages of the run."""
         asked = asked_of(self.settings, self.tests, self.model.family.kind == "encoder")
         return RunTraffic(self.settings, self.model, asked)
 
     @cached_property
     def work(self) -> Work:
-        """What processes hold and compute."""
+        """Memory and operations of the processes."""
         kind: type[Work] = part(METHODS[self.settings.method].work)
         return kind(
             self.settings, self.model, self.traffic.texts, self.traffic.total("most").largest
@@ -49,17 +49,17 @@ class Plan:
 
     @cached_property
     def client(self) -> Memory:
-        """Of a client's process."""
+        """Memory of a client's process."""
         return self.work.client()
 
     @cached_property
     def server(self) -> Memory:
-        """Of the ServerApp's."""
+        """Memory of the ServerApp's process."""
         return self.work.server(self.simulation)
 
     @cached_property
     def disk(self) -> Disk:
-        """On all disks."""
+        """Space on all disks."""
         return disk_of(
             self.settings,
             self.model,
@@ -69,16 +69,19 @@ class Plan:
         )
 
     def seconds_of_round(self, client: int, speeds: Speeds) -> float:
-        """Of a client's round, with what it sends and gets in the busiest one."""
+        """Return the seconds of a client's round, with the traffic of its busiest round."""
         by_round: dict[int, int] = {}
         for one in self.traffic.exchanges(client):
             by_round[one.server_round] = by_round.get(one.server_round, 0) + one.down + one.up
         return seconds(self.work.operations(), max(by_round.values(), default=0), speeds)
 
-    # ----- as text --------------------------------------------------------------------------------------------------------
+    # ----- as text -----
 
     def short(self, speeds: Speeds) -> list[str]:
-        """Return a few lines, before a run starts; a simulation sends nothing over a line, so its messages take no time."""
+        """Return a few lines, printed before a run starts.
+
+        The messages of a simulation use no network, so they take no time.
+        """
         least, usual, most = map(self.traffic.total, CASES)
         traffic = self.traffic
         clients = range(self.settings.num_clients)
@@ -118,7 +121,7 @@ class Plan:
         return f"a client's round {found} at {speed} and {line} (espalier plan takes other speeds)"
 
     def long(self, speeds: Speeds) -> list[str]:
-        """Everything."""
+        """Return all lines."""
         return [
             *self._head(),
             "",
@@ -160,7 +163,7 @@ class Plan:
         return lines
 
     def _shortened(self) -> list[tuple[tuple[str, str], tuple[int, int, int]]]:
-        """Rows of client 0; neighbouring rounds with the same messages as one."""
+        """Return the rows of client 0, with consecutive rounds of equal messages combined."""
         rounds: dict[int, list[tuple[str, int, int, int]]] = {}
         for (number, kind), one in self.traffic.by_kind(0).items():
             rounds.setdefault(number, []).append((kind, one.down, one.up, one.messages))

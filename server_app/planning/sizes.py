@@ -1,4 +1,4 @@
-"""What a model's parts take in memory, from its plan and the headers of its files."""
+"""Sizes of a model's parts in memory, from its plan and the headers of its files."""
 
 import math
 from dataclasses import dataclass
@@ -17,63 +17,66 @@ from espalier.wire.payload import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one model in one run."""
+    """Sizes of one model in one run."""
 
     settings: RunSettings
     model: OpenedModel
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is computed."""
+        """Dtype of the computation."""
         return DTYPES[self.settings.dtype]
 
     @property
     def computed(self) -> int:
-        """Bytes of a number that is computed."""
+        """Bytes per number in the computing dtype."""
         return self.dtype.itemsize
 
     @cached_property
     def stored(self) -> int:
-        """Bytes of a number in the model's files."""
+        """Bytes per number in the model's files."""
         return DTYPE_BYTES[self.model.plan.blocks[0].linears[0].dtype]
 
     @property
     def is_converted(self) -> bool:
-        """Whether what is read is held twice for a moment, in the files' dtype and in the computing one."""
+        """True if tensors exist twice while they are read, in the files' and the computing dtype."""
         return self.stored != self.computed
 
     @cached_property
     def width(self) -> int:
-        """Of the residual stream."""
+        """Width of the residual stream."""
         return self.model.plan.blocks[0].linears[0].shape[1]
 
     @cached_property
     def vocabulary(self) -> int:
-        """Tokens."""
+        """Number of tokens in the vocabulary."""
         return self.model.num_embeddings or 0
 
     @cached_property
     def largest_block(self) -> int:
-        """Numbers of the largest block."""
+        """Number of parameters of the largest block."""
         return max(block.num_parameters for block in self.model.plan.blocks)
 
     @cached_property
     def largest_matrix(self) -> int:
-        """Numbers of the largest matrix of a block."""
+        """Number of weights of the largest matrix in a block."""
         return max(
             linear.num_weights for block in self.model.plan.blocks for linear in block.linears
         )
 
     @cached_property
     def embeddings(self) -> int:
-        """Numbers of what stands before the blocks."""
+        """Number of parameters before the blocks."""
         prefix = tuple(self.model.family.file_names(f"{self.model.family.embeddings}."))
         tensors = self.model.checkpoint.tensors.items()
         return sum(math.prod(stored.shape) for name, stored in tensors if name.startswith(prefix))
 
     @cached_property
     def head(self) -> int:
-        """Numbers of what stands behind the blocks and is loaded for logits: the head, or the embeddings that it is tied to."""
+        """Number of parameters that are loaded for logits.
+
+        These are the parameters of the head, or of the embeddings if the two are tied.
+        """
         prefix = f"{self.model.family.head}."
         tensors = self.model.checkpoint.tensors.items()
         own = sum(math.prod(stored.shape) for name, stored in tensors if name.startswith(prefix))
@@ -81,11 +84,11 @@ class Sizes:
 
     @property
     def parameters(self) -> int:
-        """All numbers."""
+        """Number of all parameters."""
         return self.model.plan.num_parameters
 
     def hidden_states(self, windows: int, tokens: int) -> int:
-        """Bytes of hidden states of windows between two blocks, where they stay in memory."""
+        """Return the bytes of hidden states between two blocks, as far as they are in memory."""
         held = (
             windows
             if self.settings.activations == "memory"
@@ -94,17 +97,23 @@ class Sizes:
         return held * tokens * self.width * self.computed
 
     def loaded(self, numbers: int, largest: int) -> int:
-        """Bytes of tensors while they are read one at a time: all of them as computed, and one as it is stored."""
+        """Return the bytes of tensors that are read one at a time.
+
+        All are in the computing dtype, and one is also in the files' dtype.
+        """
         return numbers * self.computed + (largest * self.stored if self.is_converted else 0)
 
     def logits(self, windows: int, tokens: int) -> int:
-        """Bytes of two pieces of logits: one that is looked at while the next is made."""
+        """Return the bytes of two pieces of logits: one in use while the next is computed."""
         at_once = min(tokens_at_once(max(1, self.vocabulary)), windows * tokens)
         pieces = min(2, -(-windows * tokens // at_once))
         return pieces * at_once * self.vocabulary * self.computed
 
     def pass_through_block(self, windows: int, tokens: int) -> int:
-        """Bytes that one batch of windows takes on its way through a block, found by going through it without numbers."""
+        """Return the bytes of one batch on its way through a block.
+
+        They are measured with tensors that have shapes but no data.
+        """
         batch = min(windows, windows_per_batch(tokens))
         skeleton = self.model.new_skeleton()
         family = self.model.family

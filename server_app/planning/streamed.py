@@ -1,4 +1,4 @@
-"""Memory of walking windows through a model whose blocks are loaded one at a time (``modeling/block_stream.py``)."""
+"""Memory of a pass through a model whose blocks are loaded one by one (``block_stream.py``)."""
 
 from collections.abc import Mapping
 
@@ -17,12 +17,12 @@ def walk(
     name: str = "",
     edited: int = 0,
 ) -> list[Moment]:
-    """Moments of a walk up to the last block.
+    """Return the moments of a pass up to the last block.
 
     Parameters
     ----------
-    watched : bytes of what is found out in a block, by what it is
-    edited : bytes beside a matrix while it is changed on its way from the file
+    watched : bytes of the statistics collected in a block, by kind
+    edited : additional bytes for each matrix that is changed while it is read
     """
     if not windows:
         return []
@@ -42,7 +42,7 @@ def walk(
 def evaluation(
     sizes: Sizes, windows: int, tokens: int, name: str = "evaluating,", edited: int = 0
 ) -> list[Moment]:
-    """Moments of a walk to the losses of all windows."""
+    """Return the moments of a pass that computes the losses of all sequences."""
     if not windows:
         return []
     hidden = {"hidden states": sizes.hidden_states(windows, tokens)}

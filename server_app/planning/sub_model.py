@@ -1,4 +1,4 @@
-"""The sub-model that FedSODA's clients download: its plan, and the files that it will be, by their sizes."""
+"""Sub-model that FedSODA's clients download: its plan, and the sizes of its files."""
 
 import json
 from dataclasses import dataclass
@@ -23,22 +23,25 @@ from espalier.wire.structure import Structure
 
 @dataclass(frozen=True)
 class SubModel:
-    """What is left of a base when some blocks of the emulator are gone; which, makes no difference to sizes."""
+    """Base model without the dropped blocks of the emulator.
+
+    Its sizes do not depend on which blocks are dropped.
+    """
 
     model: OpenedModel
     files: dict[str, int]
     """Bytes of each file that clients are offered, by name."""
     aligned_blocks: list[int]
-    """Blocks of it whose LoRA the server aligns; empty where it aligns none."""
+    """Blocks of the sub-model whose LoRA the server aligns; empty if it aligns none."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(self.files.values())
 
 
 def sub_model(settings: RunSettings, base: OpenedModel) -> SubModel:
-    """The sub-model of a run."""
+    """Return the sub-model of a run."""
     job = settings.of(FedSodaSettings)
     blocks = len(base.plan.blocks)
     emulator = job.emulator_of(blocks)

@@ -1,7 +1,8 @@
-"""The plan of a run in a few lines, when it starts.
+"""Short form of the estimate, printed when a run starts.
 
-Simulated clients work on this machine, so their time comes from its measured speed. Real sites measure themselves when they
-enrol: until then stated speeds are used, and named, and then the time is told again.
+Simulated clients run on this machine, so their time follows from its measured speed. Real sites
+measure their speed at enrolment. Until then, the estimate uses and names default speeds; afterwards
+the time is printed again.
 """
 
 import logging
@@ -27,7 +28,7 @@ def tell_plan(
     *,
     simulation: bool,
 ) -> None:
-    """Print it; whatever is wrong with a forecast, no run fails for it."""
+    """Print the estimate. Errors in it are only logged, so that they cannot make the run fail."""
     row = METHODS[settings.method]
     if not (row.messages and row.work):
         return
@@ -47,7 +48,7 @@ def tell_plan(
 def tell_time_of_sites(
     settings: RunSettings, model: OpenedModel, tests: PublicTests, seats: Sequence[Seat]
 ) -> None:
-    """Print how long a round takes at the sites that measured their speed when they enrolled; nothing if none did."""
+    """Print the time of a round at sites that measured their speed at enrolment, if any."""
     row = METHODS[settings.method]
     if not (row.messages and row.work):
         return

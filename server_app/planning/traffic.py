@@ -1,4 +1,4 @@
-"""Bytes of a run on the wire, per client and round and in all."""
+"""Bytes of a run on the wire: per client and round, and in total."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from server_app.planning.messages.base import CASES, Case, Messages
 from server_app.public_tests import PublicTests
 
 USUAL_WINDOWS = 48
-"""Of a public text, where the settings take all and nobody has counted them."""
+"""Assumed number of sequences of an evaluation text without limit that was not read yet."""
 
 
 @dataclass(frozen=True)
 class RunTraffic:
-    """The messages of a run, as each case has them.
+    """Messages of a run, for each case.
 
     Parameters
     ----------
-    texts : what clients are asked to evaluate
+    texts : request of the evaluation at clients
     """
 
     settings: RunSettings
@@ -35,19 +35,19 @@ class RunTraffic:
 
     @cached_property
     def open_questions(self) -> str:
-        """What data or chance decide of the bytes, in words; empty where nothing is left open."""
+        """Description of what the size depends on besides the settings; empty if on nothing."""
         return _kind_of(self.settings).differs(self.settings)
 
     @cached_property
     def cases(self) -> Mapping[Case, Messages]:
-        """The messages in each case; one and the same where nothing is left open."""
+        """Messages in each case; the same object if the size depends on the settings only."""
         kind = _kind_of(self.settings)
         if self.open_questions:
             return {case: kind(self.settings, self.model, self.texts, case) for case in CASES}
         return dict.fromkeys(CASES, kind(self.settings, self.model, self.texts, "usual"))
 
     def exchanges(self, client: int, case: Case = "usual") -> Sequence[Exchange]:
-        """All messages of a client, in order, without its enrolment."""
+        """Return all messages of a client in order, without its enrolment."""
         return self._of_all[case][client]
 
     @cached_property
@@ -60,11 +60,11 @@ class RunTraffic:
         return {case: found[id(one)] for case, one in self.cases.items()}
 
     def of_client(self, client: int, case: Case = "usual") -> Traffic:
-        """Sums of a client."""
+        """Return the sums of a client."""
         return Traffic.of(self.exchanges(client, case))
 
     def total(self, case: Case = "usual") -> Traffic:
-        """Sums over all clients."""
+        """Return the sums over all clients."""
         return Traffic.of(
             one
             for client in range(self.settings.num_clients)
@@ -72,7 +72,7 @@ class RunTraffic:
         )
 
     def by_kind(self, client: int, case: Case = "usual") -> dict[tuple[int, Kind], Traffic]:
-        """Sums of a client by round and kind of message, in order."""
+        """Return the sums of a client by round and kind of message, in order."""
         found: dict[tuple[int, Kind], list[Exchange]] = {}
         for one in self.exchanges(client, case):
             found.setdefault((one.server_round, one.kind), []).append(one)
@@ -90,7 +90,10 @@ def _kind_of(settings: RunSettings) -> type[Messages]:
 
 
 def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) -> Texts:
-    """What clients are asked to evaluate: on these public tests, or where nobody has read them as the settings say."""
+    """Return the request of the evaluation at clients.
+
+    Without ``tests`` it follows from the settings.
+    """
     chosen = settings.evaluation
     texts = dict[str, int]()
     on_text = settings.clients_evaluate and settings.task.name == TEXT

@@ -1,8 +1,9 @@
-"""How much goes of each kind in each block, where units of several kinds or blocks compete and nobody knows which will go.
+"""Bounds on FedSpine's cuts if it is unknown which kinds of groups, in which blocks, will be cut.
 
-A share is one of parameters, while what travels is adapters. A unit costs so many parameters and has so many numbers of
-adapters on it, as all of its kind in its block have; so the cuts that leave adapters largest and smallest are those of a
-knapsack that takes fractions of units.
+The pruning ratio counts parameters, but messages contain adapters. All groups of one kind in one
+block have the same number of parameters and the same number of adapter values. The cuts with the
+largest and the smallest remaining adapters are therefore solutions of a fractional knapsack
+problem.
 """
 
 import math
@@ -21,24 +22,27 @@ from espalier.wire.structure import unit_size
 from server_app.planning.messages.base import Case
 
 BYTES: dict[Payload, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
-"""Of a number."""
+"""Bytes per number on the wire."""
 AROUND_TENSOR = 32
-"""Bytes by which blobs differ for each tensor though they have as many numbers: digits of a header, and NF4's last block."""
+"""Bytes per tensor by which blobs with equally many numbers may differ.
+
+The difference comes from digits in the header and from the last block of NF4.
+"""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Units of one kind in one block."""
+    """Prunable groups of one kind in one block."""
 
     number: int
-    """As in ``CutUnits.pools``."""
+    """Number of the pool, as in ``CutUnits.pools``."""
     units: int
-    """How many there are."""
+    """Number of groups in the pool."""
     can_go: int
     cost: int
-    """Parameters of each."""
+    """Parameters of each group."""
     numbers: int
-    """Numbers of adapters on each, for every rank."""
+    """Adapter values of each group, per rank."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,10 @@ class UnevenCuts:
 
     Parameters
     ----------
-    adapters : of the whole model
-    rank : the lowest that adapters have
-    around_parts : bytes by which messages may differ that have as many numbers, because they are in more parts or fewer
+    adapters : adapters of the whole model
+    rank : lowest rank of adapters
+    around_parts : bytes by which messages with equally many numbers may differ, because they have
+        more or fewer parts
     """
 
     units: CutUnits
@@ -60,10 +65,11 @@ class UnevenCuts:
     around_parts: int = 0
 
     def cut(self, share: float, case: Case) -> Cut:
-        """The cut of a share with which the fewest bytes travel, or the most; both are bounds, which no device may have.
+        """Return a cut with this pruning ratio and the fewest or the most bytes in messages.
 
-        ``usual`` takes the share of each kind in each block, as far as units allow. It matters how many units of each go
-        here, not which.
+        Both are bounds that no device may reach. ``usual`` cuts the same fraction of each kind in
+        each block, as far as whole groups allow. Only the number of cut groups in each pool matters
+        here, not which ones.
         """
         pools = self._pools()
         found = self.units.none
@@ -90,7 +96,11 @@ class UnevenCuts:
         return found
 
     def _around(self, pools: Sequence[Pool], sets: int) -> int:
-        """Numbers of the lowest rank that weigh as much as all in which blobs and messages may differ beside their numbers."""
+        """Return the number of adapter values that corresponds to the uncertain bytes.
+
+        These are the bytes by which blobs and messages with equally many numbers may differ. The
+        result is for the lowest rank.
+        """
         tensors = sum(
             1 + 2 * len(self.adapters.blocks.get(block, ()))
             for block in {pool.number // 2 for pool in pools}
@@ -121,7 +131,10 @@ class UnevenCuts:
 
 
 def _ordered(pools: Sequence[Pool], *, fewest: bool) -> list[int]:
-    """Places of pools, in the order in which the fewest numbers go with parameters, or the most."""
+    """Return the indices of pools, ordered by adapter values per parameter.
+
+    The order begins with the fewest values if ``fewest``, else with the most.
+    """
     return sorted(
         range(len(pools)),
         key=lambda place: (pools[place].numbers / pools[place].cost, place),
@@ -130,7 +143,10 @@ def _ordered(pools: Sequence[Pool], *, fewest: bool) -> list[int]:
 
 
 def _numbers(pools: Sequence[Pool], amount: int, *, fewest: bool) -> int:
-    """The fewest numbers that go with so many parameters, or the most, if units could be split."""
+    """Return the fewest or the most adapter values that are cut with ``amount`` parameters.
+
+    Groups may be split here.
+    """
     left = float(amount)
     found = 0.0
     for pool in (pools[place] for place in _ordered(pools, fewest=fewest)):
@@ -141,7 +157,10 @@ def _numbers(pools: Sequence[Pool], amount: int, *, fewest: bool) -> int:
 
 
 def _in_turn(pools: Sequence[Pool], numbers: int, *, fewest: bool) -> list[int]:
-    """Of each pool how many units go, one pool after the other, so that no more than these numbers do, or no fewer."""
+    """Return the number of cut groups in each pool, filled pool by pool.
+
+    At most ``numbers`` adapter values are cut if ``fewest``, else at least that many.
+    """
     counts = [0] * len(pools)
     for place in _ordered(pools, fewest=fewest):
         pool = pools[place]
@@ -152,16 +171,21 @@ def _in_turn(pools: Sequence[Pool], numbers: int, *, fewest: bool) -> list[int]:
 
 
 def _spread(pools: Sequence[Pool], amount: int, multiple: int) -> list[int]:
-    """The same of all pools alike, until so many parameters have gone; of channels so that a multiple stays."""
+    """Return the number of cut groups in each pool, as the same fraction of each.
+
+    ``amount`` is the number of parameters to cut. The number of remaining channels is a multiple of
+    ``multiple``.
+    """
     counts = [0] * len(pools)
     left = amount
-    for kind in range(len(KINDS)):  # groups, which are few and large, then channels
+    # Attention groups first, because they are few and large; channels then compensate for rounding.
+    for kind in range(len(KINDS)):
         part = left / sum(pool.units * pool.cost for pool in pools if pool.number % 2 >= kind)
         for place, pool in enumerate(pools):
             if pool.number % 2 == kind:
                 counts[place] = min(pool.can_go, int(pool.units * part))
         left = amount - sum(count * pool.cost for count, pool in zip(counts, pools, strict=True))
-    # What is left of units that do not go in part.
+    # Parameters that are still missing, because groups are only cut as a whole.
     for place, pool in sorted(enumerate(pools), key=lambda one: one[1].cost):
         more = max(0, min(pool.can_go - counts[place], -(-left // pool.cost)))
         counts[place] += more

@@ -1,1 +1,1 @@
-"""Which messages a run has, method by method."""
+"""Messages of a run, by method."""

@@ -1,7 +1,8 @@
-"""What the messages of a method are, client by client: the strategy's steps without anything in them.
+"""Base class for the messages of a method: the steps of its strategy without any data.
 
-A method's class says which requests a client gets in each round; their sizes follow from the contracts. What data or chance
-decide may differ between ``CASES``: fewest bytes, as it usually comes, most bytes.
+The class of a method defines the requests that a client gets in each round. Their sizes follow from
+the contracts. Quantities that depend on data or chance may differ between ``CASES``: the fewest
+bytes, the usual number, the most bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -22,11 +23,11 @@ CASES: tuple[Case, ...] = get_args(Case)
 
 
 class Messages(ABC):
-    """The messages of a run in which no client fails and no message is sent twice.
+    """Messages of a run in which no client fails and no message is repeated.
 
     Parameters
     ----------
-    texts : what clients are asked to evaluate
+    texts : request of the evaluation at clients
     """
 
     def __init__(
@@ -40,37 +41,37 @@ class Messages(ABC):
 
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
-        """What data or chance decide of the bytes, in words; empty where nothing is left open."""
+        """Return what the size depends on besides the settings, in words; empty if on nothing."""
         return ""
 
     def plan_of_clients(self) -> ModelPlan:
-        """The plan of the model that clients work on."""
+        """Return the plan of the model that clients work on."""
         return self.model.plan
 
     @property
     def num_rounds(self) -> int:
-        """Rounds of the run."""
+        """Number of rounds of the run."""
         return self.settings.job.num_rounds(self.settings.federation)
 
     @abstractmethod
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """What a client is brought and asked in a round; nothing if the round does not ask it."""
+        """Return the messages of a client in a round; empty if the client is not asked."""
 
     def result_of(self, client: int) -> list[Exchange]:
-        """What brings the result to a client behind the last round."""
+        """Return the messages that push the result to a client after the last round."""
         return []
 
     def alone_order(self, client: int) -> Alone | None:
-        """What a client makes by itself behind the last round; None: nothing."""
+        """Return the order for the local baseline after the last round; None if there is none."""
         return Alone() if self.asked and self.settings.job.makes_alone else None
 
     @property
     def asked(self) -> bool:
-        """Whether clients evaluate anything."""
+        """True if clients evaluate anything."""
         return bool(self.texts.names or self.texts.test_items or self.texts.own_text)
 
     def of_client(self, client: int) -> Iterator[Exchange]:
-        """All messages of a client from the first round on, in order."""
+        """Yield all messages of a client in order, beginning with the first round."""
         for server_round in range(1, self.num_rounds + 1):
             yield from self.round_of(client, server_round)
         yield from self.result_of(client)
@@ -87,7 +88,10 @@ class Messages(ABC):
             yield self.post.exchange("evaluate", self.num_rounds, self.texts, told=told)
 
     def enrolment(self) -> Exchange:
-        """Who a node is; the ledger does not count it with any client. The names' lengths are those of simulated sites."""
+        """Return the enrolment messages of a node.
+
+        The ledger assigns them to no client. The names have the lengths of those in a simulation.
+        """
         told = Enrolment(
             site="node-00000", code_sha256=HASH, model_sha256=HASH, device="cpu", threads=1, capability=1.0, measured=False,
             approval=False,

@@ -1,4 +1,4 @@
-"""Messages of the methods that decide in one round what of a model goes: FLAP, LLM-Pruner, SliceGPT."""
+"""Messages of the methods that cut a model after one round: FLAP, LLM-Pruner, SliceGPT."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -18,25 +18,25 @@ from server_app.planning.messages.base import Messages
 
 
 class Cuts(Messages):
-    """Every client is asked once, and brought the result where it evaluates that."""
+    """Messages of a method that asks every client once, and pushes the result for evaluation."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._round, self._result = cache(self._messages_of), cache(self._delivered)
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """Nothing down, and up what the method looks at."""
+        """Return an empty request, and a reply with the method's statistics."""
         return self._round(server_round)
 
     def _messages_of(self, server_round: int) -> list[Exchange]:
         return self.post.train(server_round, NoScalars())
 
     def result_specs(self) -> Mapping[str, Mapping[str, TensorSpec]]:
-        """The blobs of the result."""
+        """Return the specs of the result's blobs."""
         return cuts.cut_specs(self.model.plan, ())
 
     def result_of(self, client: int) -> list[Exchange]:
-        """What is cut, part by part."""
+        """Return the pushed parts of the cut."""
         return self._result() if self.settings.evaluation.own_text else []
 
     def _delivered(self) -> list[Exchange]:
@@ -47,11 +47,15 @@ class Cuts(Messages):
 
 
 class CutsThatRescale(Cuts):
-    """LLM-Pruner: with ``rescale`` a second round, whose requests say what is cut, and whose replies are of what stays."""
+    """Messages of LLM-Pruner.
+
+    With ``rescale`` there is a second round. Its requests contain the cut, and its replies the
+    statistics of the remaining groups.
+    """
 
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
-        """Nothing without ``rescale``."""
+        """Return what the size depends on; empty without ``rescale``."""
         return "which units are cut" if settings.of(LlmPrunerSettings).rescaled else ""
 
     def _messages_of(self, server_round: int) -> list[Exchange]:
@@ -69,28 +73,32 @@ class CutsThatRescale(Cuts):
         return self.post.train(server_round, NoScalars(), order_blobs=along, along=along)
 
     def _gone(self, number: int) -> int:
-        """How many of so many units are cut: none, as then there are no equations, a share of them, or one."""
+        """Return the number of groups that are cut.
+
+        The least bytes come from none, because then there are no equations. The usual number
+        follows from the pruning ratio. The most bytes come from a cut of one group.
+        """
         share = self.settings.of(LlmPrunerSettings).share
         return {"least": 0, "usual": min(number - 1, max(1, round(share * number))), "most": 1}[
             self.case
         ]
 
     def result_specs(self) -> Mapping[str, Mapping[str, TensorSpec]]:
-        """Bits and scales."""
+        """Return the specs of bit masks and scales."""
         return cuts.cut_specs(self.model.plan, (), self.settings.of(LlmPrunerSettings).rescaled)
 
 
 class CutsWithBiases(Cuts):
-    """FLAP: biases take the place of what is cut."""
+    """Messages of FLAP, whose biases compensate for the cut."""
 
     def result_specs(self) -> Mapping[str, Mapping[str, TensorSpec]]:
-        """Bits and biases."""
+        """Return the specs of bit masks and biases."""
         return cuts.cut_specs(self.model.plan, flap.biases(self.settings))
 
 
 class Bases(Cuts):
-    """SliceGPT: a basis for each norm."""
+    """Messages of SliceGPT, with one basis for each norm."""
 
     def result_specs(self) -> Mapping[str, Mapping[str, TensorSpec]]:
-        """One per place."""
+        """Return the specs of one basis per norm."""
         return slicegpt.basis_specs(self.model.plan, self.settings)

@@ -1,4 +1,4 @@
-"""Messages of FedSODA: a sub-model is brought once, LoRA of its emulator after each alignment, the adapter's as ever."""
+"""Messages of FedSODA: the sub-model once, its emulator's LoRA after each alignment, adapters."""
 
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from server_app.planning.sub_model import sub_model
 
 
 class Emulated(Tuning):
-    """Clients have no base model."""
+    """Messages to clients that have no base model."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -25,31 +25,31 @@ class Emulated(Tuning):
 
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
-        """Which nodes have the sub-model already."""
+        """Return what the size depends on: the nodes that already have the sub-model."""
         return (
             "nodes that hold the sub-model from an earlier run are not brought it; simulated ones"
             " share one place for it"
         )
 
     def plan_of_clients(self) -> ModelPlan:
-        """That of the sub-model."""
+        """Return the plan of the sub-model."""
         self.sub = sub_model(self.settings, self.model)
         return self.sub.model.plan
 
     def aligned_before(self, server_round: int) -> int:
-        """The round before which the emulator was last aligned; 0: it was not."""
+        """Return the round before which the emulator was last aligned; 0 if it never was."""
         if not self.sub.aligned_blocks:
             return 0
         rounds = [number for number in range(1, server_round + 1) if self.soda.realigns_in(number)]
         return max([*rounds, *([1] if self.soda.pre_align_steps else [])], default=0)
 
     def order(self, server_round: int, limit: int) -> Order:
-        """It names the sub-model."""
+        """Return the fields of a ``train``, with the hash of the sub-model."""
         aligned = self.aligned_before(server_round)
         return SubModelOrder(rank_limit=limit, model_sha256=HASH, aligned=aligned)
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """What the client lacks of the sub-model, then the adapter."""
+        """Return the missing parts of the sub-model, then the adapter."""
         if server_round == 1:
             self._held.pop(client, None)
         if client not in self.drawn(server_round):
@@ -57,7 +57,7 @@ class Emulated(Tuning):
         return self._sub_model(client, server_round) + super().round_of(client, server_round)
 
     def result_of(self, client: int) -> list[Exchange]:
-        """The sub-model to those that were never drawn, or not of late."""
+        """Return the sub-model, for clients that were not sampled recently, and the result."""
         brought = self._sub_model(client, self.num_rounds) if self.asked else []
         return brought + super().result_of(client)
 

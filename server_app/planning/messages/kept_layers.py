@@ -1,4 +1,7 @@
-"""Messages of FedSpaLLM: sampled layers go up, and those that became stale down. Samples are drawn as the run draws them."""
+"""Messages of FedSpaLLM: sampled layers go up, stale layers down.
+
+The samples are those that the run will draw.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +21,15 @@ from strategies.methods.layer_sampling import drawn_layers, layers_per_client
 
 @dataclass(frozen=True)
 class Sampled:
-    """One round as it will come if no client fails."""
+    """Samples of one round, if no client fails."""
 
     samples: Mapping[int, Sequence[int]]
     before: tuple[int, ...]
-    """Version of every layer that the round begins with."""
+    """Version of each layer at the start of the round."""
 
 
 class KeptLayers(Messages):
-    """Layers are sampled for each client in each round."""
+    """Messages of a method that samples layers for each client in each round."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -37,7 +40,7 @@ class KeptLayers(Messages):
 
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
-        """What nodes can compute, and how many clients prune the same weights."""
+        """Return what the size depends on: capabilities, and overlap of pruned weights."""
         job = settings.of(FedSpaLLMSettings)
         open_ones = []
         if not job.capabilities and job.sampled_layers < 1:
@@ -50,11 +53,11 @@ class KeptLayers(Messages):
 
     @property
     def num_rounds(self) -> int:
-        """The rounds of the settings, and those that layers need which no sample reached."""
+        """Number of configured rounds, plus rounds for layers that no sample reached."""
         return len(self.rounds)
 
     def _drawn(self) -> tuple[list[Sampled], tuple[int, ...]]:
-        """All rounds, and the versions that they leave."""
+        """Return all rounds, and the versions of the layers after the last one."""
         blocks = len(self.model.plan.blocks)
         clients = range(self.settings.num_clients)
         planned = self.settings.federation.rounds
@@ -84,7 +87,7 @@ class KeptLayers(Messages):
         return [index for index, finished in enumerate(done) if not finished]
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """Stale layers that it will read, and its sample there and back."""
+        """Return the stale layers that the client will read, and its sample in both directions."""
         drawn = self.rounds[server_round - 1]
         if server_round == 1:
             self._held[client] = [0] * len(drawn.before)
@@ -99,7 +102,7 @@ class KeptLayers(Messages):
         return self.post.train(server_round, order, {"blocks": list(sample)})
 
     def result_of(self, client: int) -> list[Exchange]:
-        """The model that its own layers belong in, and the result."""
+        """Return the layers around the client's own ones, and the result if it is evaluated."""
         found = self._update(client, self.num_rounds, self.rounds[-1].before) if self.asked else []
         if self.settings.evaluation.own_text:
             found = found + self._update(client, self.num_rounds + 1, self.versions)
@@ -140,7 +143,7 @@ class KeptLayers(Messages):
         return found
 
     def _kept(self, index: int, version: int) -> dict[str, int]:
-        """How many weights of each matrix of a global layer are kept, by canonical linear name."""
+        """Return the number of kept weights of each matrix, by canonical linear name."""
         block = self.model.plan.blocks[index]
         sparsity = sparsity_of(self.settings, version)
         if self.job.mask_expansion:
@@ -158,6 +161,8 @@ class KeptLayers(Messages):
                 linear.name: min(linear.num_weights, clients * local[linear.name])
                 for linear in block.linears
             }
+        # Usual case: independent masks, so a weight is pruned only if all clients of the round
+        # prune it.
         gone = {
             linear.name: 1 - local[linear.name] / linear.num_weights for linear in block.linears
         }

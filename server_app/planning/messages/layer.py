@@ -1,4 +1,4 @@
-"""Messages of LLM-Streamline: cosines in the first round, then a layer there and back."""
+"""Messages of LLM-Streamline: cosines in the first round, then a layer in both directions."""
 
 from functools import cache
 from typing import Any
@@ -10,18 +10,21 @@ from server_app.planning.exchange import Exchange
 from server_app.planning.messages.base import Messages
 
 ANY = Replace(start=0)
-"""Blocks of a model are alike, so it does not matter which go."""
+"""Order with any start: all blocks of a model have the same shapes."""
 
 
 class Layer(Messages):
-    """All clients are asked for the same."""
+    """Messages that are the same for all clients."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._round, self._result = cache(self._messages_of), cache(self._delivered)
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """Compare blocks; then train the layer, at first from the base's own block."""
+        """Return the comparison of blocks, or the training of the layer.
+
+        In the first round of training the layer is the base model's own block, which is not sent.
+        """
         return self._round(server_round)
 
     def _messages_of(self, server_round: int) -> list[Exchange]:
@@ -32,7 +35,7 @@ class Layer(Messages):
         return brought + self.post.train(server_round, ANY, {"start": ANY.start})
 
     def result_of(self, client: int) -> list[Exchange]:
-        """The layer, or which blocks go."""
+        """Return the layer, or the removed blocks if there is no replacement layer."""
         return self._result() if self.settings.evaluation.own_text else []
 
     def _delivered(self) -> list[Exchange]:

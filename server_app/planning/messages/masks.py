@@ -1,4 +1,7 @@
-"""Messages of FedPrLLM: masks go up, and decided masks down where clients go on behind them or evaluate them."""
+"""Messages of FedPrLLM: masks go up, and decided masks down.
+
+Decided masks are sent if clients continue behind pruned blocks, or evaluate them.
+"""
 
 from functools import cache
 from typing import Any
@@ -11,7 +14,7 @@ from server_app.planning.messages.base import Messages
 
 
 class Masks(Messages):
-    """One round for all blocks, or a round per block."""
+    """Messages of one round for all blocks, or of one round per block."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -20,14 +23,14 @@ class Masks(Messages):
 
     @property
     def num_rounds(self) -> int:
-        """One, or as many as there are blocks."""
+        """Number of rounds: one, or the number of blocks."""
         ends = self.job.last_rounds(
             self.settings.federation, lambda: len(self.model.plan.blocks), self.settings.num_clients
         )
         return ends[0]
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """Every client is asked in every round, for the same."""
+        """Return the messages of a round, which are the same for every client."""
         return self._round(server_round)
 
     def _messages_of(self, server_round: int) -> list[Exchange]:
@@ -37,7 +40,7 @@ class Masks(Messages):
         return self.post.train(server_round, order)
 
     def result_of(self, client: int) -> list[Exchange]:
-        """All decided blocks, part by part."""
+        """Return the pushed parts of all decided blocks."""
         return self._result() if self.settings.evaluation.own_text else []
 
     def _result(self) -> list[Exchange]:

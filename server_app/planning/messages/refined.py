@@ -1,4 +1,8 @@
-"""Messages of FedSpine: from the second round on devices are asked what to cut, and adapters travel in what shape is left."""
+"""Messages of FedSpine.
+
+From the second round on, devices are asked what to cut, and adapters have the shapes of the
+remaining model.
+"""
 
 from functools import cache, cached_property
 from typing import Any
@@ -19,13 +23,17 @@ from strategies.methods.refining_choice import Choices
 
 AROUND_PART = 1024
 ROUND_TRIPS = 2
-"""Bytes of a part beside its blobs and their hashes, more than it has; and how often parts travel in a round: down, and up."""
+"""Upper bound on the bytes of a part without blobs and hashes; transfers of a part per round."""
 
 
 class Refined(Tuning):
-    """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``:
-    nothing is cut though it is asked for, at the highest rank. Where it is open which units go, at ``least`` it is those with
-    the largest adapters for what they cost, at ``most`` those with the smallest, at ``usual`` some of each.
+    """Messages of FedSpine, with the following cases.
+
+    ``least``: everything is cut as soon as possible, at the lowest rank. ``usual``: the middle of
+    the range of choices. ``most``: nothing is cut although it is requested, at the highest rank.
+
+    If the kinds of prunable groups are not fixed, ``least`` cuts those with the largest adapters
+    relative to their cost, ``most`` those with the smallest, and ``usual`` some of each.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -38,7 +46,7 @@ class Refined(Tuning):
 
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
-        """What a bandit chooses, and which units go."""
+        """Return what the size depends on: the choices of a bandit, and the cut groups."""
         job = settings.of(FedSpineSettings)
         open_ones = []
         if job.chooses:
@@ -48,7 +56,7 @@ class Refined(Tuning):
         return "; ".join(open_ones)
 
     def limit_of(self, client: int, server_round: int) -> int:
-        """Rank of a device in a round; in its first it is the usual one."""
+        """Return the rank of a device in a round; in its first round it is the usual one."""
         if self._trained_before(client, server_round) == 0 or not (
             self.spine.chooses and self.spine.adaptive_rank
         ):
@@ -61,7 +69,7 @@ class Refined(Tuning):
         }[self.case]
 
     def pruned_by(self, client: int, server_round: int) -> float:
-        """Share that a device is asked to have cut in a round."""
+        """Return the pruning ratio that a device is asked for in a round."""
         target = self.choices.target
         if not (self.spine.chooses and self.spine.adaptive_pruning) or self.case == "usual":
             return min(target, self._steps(client, server_round) * target / self.choices.rounds)
@@ -70,7 +78,11 @@ class Refined(Tuning):
         )
 
     def _steps(self, client: int, server_round: int) -> int:
-        """Of the schedule, up to a round: one in every round in which a device takes part that has measured its units."""
+        """Return the number of steps of the pruning schedule up to a round.
+
+        A step happens in each round in which the device takes part and has measured its groups
+        before.
+        """
         rounds = range(self.spine.prune_from, server_round + 1)
         return sum(
             client in self.drawn(number) and self._trained_before(client, number) > 0
@@ -78,11 +90,11 @@ class Refined(Tuning):
         )
 
     def _trained_before(self, client: int, server_round: int) -> int:
-        """Rounds before this one in which a device took part."""
+        """Return the number of earlier rounds in which a device took part."""
         return sum(client in self.drawn(earlier) for earlier in range(1, server_round))
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """The question what to cut, the adapters, and back."""
+        """Return the question of what to cut, the adapters, and their training."""
         if client not in self.drawn(server_round):
             return []
         before = self._last_asked(client, server_round)
@@ -127,26 +139,29 @@ class Refined(Tuning):
 
     @property
     def brings_result(self) -> bool:
-        """Devices need it for their own models."""
+        """True if devices get the result, which they need for their own models."""
         return self.asked or self.settings.job.makes_alone
 
     def result_of(self, client: int) -> list[Exchange]:
-        """The adapters as the device's model has them."""
+        """Return the adapters with the shapes of the device's model."""
         if not self.brings_result:
             return []
         bits = self._bits(self._last_asked(client, self.num_rounds + 1))
         return self._adapters(self.num_rounds + 1, self.settings.lora.largest_rank, bits, 0, 0)
 
     def alone_order(self, client: int) -> Alone | None:
-        """To write its model."""
+        """Return the order to write the device's model."""
         return Alone() if self.settings.job.makes_alone else None
 
     def _bits(self, share: float) -> dict[str, bytes]:
-        """What goes along with a message."""
+        """Return the blob with the cut, which is part of each message."""
         return {STRUCTURE: self.units.pack(self._cut(share))}
 
     def _cut_of(self, share: float) -> Cut:
-        """Such a share cut, of each kind in each block where it is not open which kinds go; it says shapes, not which units."""
+        """Return a cut with this pruning ratio, from which only shapes are used.
+
+        If the kinds of groups are fixed, the ratio is cut of each kind in each block.
+        """
         if share and self.spine.selection != "kind":
             return self._uneven.cut(share, self.case)
         units = self.units

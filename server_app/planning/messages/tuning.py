@@ -16,10 +16,10 @@ from strategies.methods.drawn_clients import drawn
 
 
 class Tuning(Messages):
-    """Adapters go up, and from the second round on down."""
+    """Messages of a method whose adapters go up, and from the second round on also down."""
 
     first_delivery = 0
-    """Number of the ``deliver`` of a round that brings the first part of the adapters."""
+    """Number of the ``deliver`` in a round that pushes the first part of the adapters."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -32,15 +32,15 @@ class Tuning(Messages):
         self._alike = cache(self._round)
 
     def seats_of_rounds(self) -> list[int]:
-        """Clients from which a round's are drawn."""
+        """Return the clients from which those of a round are drawn."""
         return list(range(self.settings.num_clients))
 
     def limit_of(self, client: int, server_round: int) -> int:
-        """Rank limit of a client in a round."""
+        """Return the rank limit of a client in a round."""
         return self.job.rank_limit_of(client, self.settings.lora)
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """The adapters down, but for the first round, and up."""
+        """Return the adapters down (except in the first round) and up."""
         if client not in self.drawn(server_round):
             return []
         return self._alike(server_round, self.limit_of(client, server_round))
@@ -52,11 +52,11 @@ class Tuning(Messages):
         )
 
     def order(self, server_round: int, limit: int) -> Order:
-        """Scalars of a ``train``."""
+        """Return the fields of a ``train``."""
         return Order(rank_limit=limit)
 
     def adapters(self, server_round: int, limit: int, omitted: int) -> list[Exchange]:
-        """The global adapters on their way down, but for the last parts that are ``omitted``."""
+        """Return the messages that push the global adapters, without the last ``omitted`` parts."""
         trained_in = min(server_round, self.num_rounds)
         parts = self.post.num_parts(trained_in, self.order(trained_in, limit)) - omitted
         numbers = range(self.first_delivery, self.first_delivery + parts)
@@ -67,11 +67,11 @@ class Tuning(Messages):
 
     @property
     def brings_result(self) -> bool:
-        """Whether clients get the result."""
+        """True if clients get the result."""
         return self.settings.evaluation.own_text
 
     def result_of(self, client: int) -> list[Exchange]:
-        """The whole of the global adapters, where clients need them."""
+        """Return the messages that push the full global adapters, if clients need them."""
         return self._result() if self.brings_result else []
 
     def _result(self) -> list[Exchange]:
@@ -79,11 +79,11 @@ class Tuning(Messages):
 
 
 class HetLoRA(Tuning):
-    """A rank per client; one that prunes its rank goes on with a lower one."""
+    """Messages of HetLoRA: each client has its own rank, which self-pruning may lower."""
 
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
-        """Self-pruning, and ranks by capability."""
+        """Return what the size depends on: self-pruning, and ranks by capability."""
         job = settings.of(HetLoRASettings)
         open_ones = []
         if job.self_pruning and settings.federation.rounds > 2:
@@ -93,7 +93,10 @@ class HetLoRA(Tuning):
         return "; ".join(open_ones)
 
     def limit_of(self, client: int, server_round: int) -> int:
-        """The rank that it began with, or what is left if it gave some up in every round but its first."""
+        """Return the rank of a client in a round.
+
+        In the case of the least bytes, the client prunes its rank in every round except its first.
+        """
         job = self.settings.of(HetLoRASettings)
         limit = super().limit_of(client, server_round)
         rounds = range(2, server_round) if self.case == "least" and job.self_pruning else ()
@@ -103,21 +106,24 @@ class HetLoRA(Tuning):
 
 
 class SftP(Tuning):
-    """A generator of masks travels with LoRA; some clients join late, and each writes its own model."""
+    """Messages of SFT-P: a mask generator and LoRA; some clients join late.
+
+    Each client writes its own model.
+    """
 
     def seats_of_rounds(self) -> list[int]:
-        """Clients that are not late."""
+        """Return the clients that do not join late."""
         job = self.settings.of(SftPSettings)
         clients = self.settings.num_clients
         return [client for client in range(clients) if not job.is_late(client, clients)]
 
     @property
     def brings_result(self) -> bool:
-        """Clients need it for their own models."""
+        """True if clients get the result, which they need for their own models."""
         return self.asked or self.settings.job.makes_alone
 
     def alone_order(self, client: int) -> Alone | None:
-        """To write its model, or to fit its embedding where no round drew it."""
+        """Return the order to write a client's model, or to fit its embedding if it joined late."""
         job = self.settings.of(SftPSettings)
         rounds = range(1, self.num_rounds + 1)
         fits = not any(client in self.drawn(number) for number in rounds) and job.fits_alone(

@@ -1,1 +1,1 @@
-"""What each method's processes hold and compute."""
+"""Memory and operations of each method's processes."""

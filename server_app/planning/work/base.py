@@ -1,4 +1,7 @@
-"""What a method's processes hold and compute, beside what all have in common: the client's messages, and the server's steps."""
+"""Base class for memory and operations of a method, with the parts that all methods share.
+
+These are the client's messages and the steps of the server.
+"""
 
 from abc import ABC, abstractmethod
 from functools import cached_property
@@ -12,17 +15,19 @@ from server_app.planning.sizes import Sizes
 from server_app.planning.streamed import FLOAT32, evaluation
 
 OWN_WINDOWS = 48
-"""Held-out windows of a client's own text, of which nobody knows the number beforehand."""
+"""Assumed number of sequences of a client's own held-out text, which is unknown in advance."""
 EXPORT_WINDOWS = 4
-"""Of public text, on which what was exported is compared."""
+"""Number of sequences of evaluation text for the check of an export."""
 
 
 class Work(ABC):
-    """What a run's processes do, for a client that stays warm: it keeps what it may keep between messages.
+    """Memory and operations of a run's processes.
+
+    Clients are warm nodes, which keep everything between messages that they may keep.
 
     Parameters
     ----------
-    texts : what clients are asked to evaluate
+    texts : request of the evaluation at clients
     message : bytes of the largest message
     """
 
@@ -37,12 +42,15 @@ class Work(ABC):
 
     @property
     def windows(self) -> tuple[int, int]:
-        """Calibration windows of a client, and their tokens."""
+        """Number of calibration samples of a client, and tokens per sample."""
         return self.settings.data.windows, self.settings.data.window_tokens
 
     @cached_property
     def evaluated(self) -> list[Moment]:
-        """Moments of evaluating one model on the public texts; on own text no more windows are taken to be there."""
+        """Moments of the evaluation of one model on the evaluation texts.
+
+        A client's own text is assumed to have at most ``OWN_WINDOWS`` sequences.
+        """
         return evaluation(
             self.sizes,
             max([sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text]),
@@ -51,18 +59,25 @@ class Work(ABC):
 
     @abstractmethod
     def client(self) -> Memory:
-        """Of a client."""
+        """Return the memory of a client."""
 
     @abstractmethod
     def server(self, simulation: bool) -> Memory:
-        """Of the ServerApp's process."""
+        """Return the memory of the ServerApp's process."""
 
     @abstractmethod
     def operations(self) -> float:
-        """Additions and multiplications of a client's work in one round."""
+        """Return the additions and multiplications of a client's work in one round."""
 
     def forward(self, tokens: int, numbers: int | None = None) -> float:
-        """Additions and multiplications of passing so many tokens through the model, or through so many numbers of it."""
+        """Return the additions and multiplications of a forward pass.
+
+        Parameters
+        ----------
+        tokens : number of tokens
+        numbers : number of parameters that they pass, by default those of the model without
+            embeddings
+        """
         return (
             2.0
             * tokens
@@ -70,20 +85,24 @@ class Work(ABC):
         )
 
     def result_parameters(self) -> int:
-        """Parameters of the model that the run leads to, or each client."""
+        """Return the number of parameters of the resulting model, or of each client's."""
         return self.sizes.parameters
 
-    # ----- what all servers do --------------------------------------------------------------------------------------------
+    # ----- steps of all servers -----
 
     def measured(self) -> list[Moment]:
-        """Moments of evaluating at the server, on all public texts."""
+        """Return the moments of the server's evaluation on all evaluation texts."""
         chosen = self.settings.evaluation
         texts = len(chosen.named_texts()) if self.settings.task.name == TEXT else 0
         number = max(sum(self.texts.num_windows), texts * (chosen.max_windows or OWN_WINDOWS))
         return evaluation(self.sizes, number, chosen.window_tokens, "evaluating,")
 
     def exported(self) -> list[Moment]:
-        """Moments of checking an export: the model as transformers loads it, beside the blocks of the one that is meant."""
+        """Return the moments of the check of an export.
+
+        The model loaded by transformers is compared with the expected model, which is read block by
+        block.
+        """
         if self.settings.export_check == "streamed":
             return self.reread(
                 EXPORT_WINDOWS, self.settings.evaluation.window_tokens, "checking the export,"
@@ -91,9 +110,11 @@ class Work(ABC):
         return [self.reloaded(self.result_parameters())]
 
     def reread(self, windows: int, tokens: int, name: str) -> list[Moment]:
-        """Moments of comparing what transformers reads module by module with the meant model, which is read block by block.
+        """Return the moments of the comparison of two models that are both read piece by piece.
 
-        A result is no larger than its base but for what a merge or a rotation needs, so the base's sizes stand for both.
+        transformers reads one module by module, the expected model is read block by block. A result
+        is not larger than its base, except for temporary tensors of a merge or a rotation. The
+        base's sizes are therefore used for both.
         """
         sizes = self.sizes
         edited = 2 * FLOAT32 * sizes.largest_matrix
@@ -115,7 +136,10 @@ class Work(ABC):
         ]
 
     def reloaded(self, parameters: int) -> Moment:
-        """A whole model of transformers that computes a few logits; its files are mapped while it is loaded."""
+        """Return the moment at which transformers has loaded a whole model and computes logits.
+
+        Its files are memory-mapped while it is loaded.
+        """
         tokens = EXPORT_WINDOWS * self.settings.evaluation.window_tokens
         mapped = parameters * self.sizes.stored if self.sizes.is_converted else 0
         logits = 2 * min(1 << 24, tokens * self.sizes.vocabulary) * self.sizes.computed
@@ -125,5 +149,5 @@ class Work(ABC):
         )
 
     def received(self) -> Moment:
-        """A part of a reply: as it came, and as it is unpacked."""
+        """Return the moment at which a part of a reply exists twice: as received, and unpacked."""
         return Moment("receiving", {"a message, twice": 2 * self.message})

@@ -1,4 +1,7 @@
-"""Work of the methods that walk windows through the model block by block: FedPrLLM, FedSpaLLM, FLAP, SliceGPT."""
+"""Work of the methods that pass samples through the model block by block.
+
+They are FedPrLLM, FedSpaLLM, FLAP and SliceGPT.
+"""
 
 from collections.abc import Mapping
 
@@ -18,41 +21,44 @@ INBOX_STRETCH = 8 * 1024 * 1024
 
 
 class ByBlock(Work):
-    """A walk, something watched in each block, and an evaluation."""
+    """Work that consists of a pass with statistics in each block, and an evaluation."""
 
     SELECTS = False
-    """Whether kernels select weights, or count votes."""
+    """True if kernels select weights or count votes."""
 
     @property
     def compiles(self) -> bool:
-        """Whether kernels are compiled: for large matrices alone."""
+        """True if kernels are compiled, which happens for large matrices only."""
         return self.SELECTS and self.sizes.largest_matrix >= WORTH_COMPILING
 
     @property
     def client_process(self) -> Process:
-        """Whose libraries a client has."""
+        """Type of the client's process, which determines its libraries."""
         return "pruning client" if self.compiles else "client"
 
     @property
     def server_process(self) -> Process:
-        """Whose libraries the server has."""
+        """Type of the server's process, which determines its libraries."""
         return "pruning server" if self.compiles else "server"
 
     def watched(self) -> Mapping[str, int]:
-        """What is found out in a block, bytes by what it is."""
+        """Return the bytes of a block's statistics, by kind."""
         return {}
 
     def edited(self) -> int:
-        """Bytes beside a matrix while it is changed on its way from the file."""
+        """Return the additional bytes for a matrix that is changed while it is read."""
         return 2 * self.sizes.largest_matrix * self.sizes.stored
 
     def client(self) -> Memory:
-        """The walk over calibration windows, then over the evaluation's."""
+        """Return the memory of the calibration, then of the evaluation."""
         walked = walk(self.sizes, *self.windows, self.watched(), "calibrating,")
         return Memory(self.client_process, (*walked, *self.evaluated, self.received()))
 
     def server(self, simulation: bool) -> Memory:
-        """Folding, the export's check, and the evaluation; the baseline walks as a client does, over all windows."""
+        """Return the memory of aggregation, check of the export, and evaluation.
+
+        The centralized baseline works like a client with the samples of all clients.
+        """
         moments = [*self.folding(), *self.exported(), *self.measured(), self.received()]
         if self.settings.makes_centralized(simulation=simulation):
             windows, tokens = self.windows
@@ -66,27 +72,30 @@ class ByBlock(Work):
         return Memory(self.server_process, tuple(moments))
 
     def folding(self) -> list[Moment]:
-        """Moments of folding replies."""
+        """Return the moments of the aggregation of replies."""
         return []
 
     def operations(self) -> float:
-        """A pass through each block to watch, and one behind it."""
+        """Return the operations of two passes through each block: statistics, then its outputs."""
         windows, tokens = self.windows
         return 2 * self.forward(windows * tokens)
 
     def square_inputs(self) -> list[int]:
-        """Widths of the different inputs in a block, as squares: query, key and value share one, gate and up another."""
+        """Return the squared widths of the different inputs in a block.
+
+        Query, key and value share one input, gate and up another.
+        """
         linears = {linear.name: linear.shape[1] for linear in self.model.plan.blocks[0].linears}
         return [linears[name] ** 2 for name in ("attn.q", "attn.o", "mlp.up", "mlp.down")]
 
 
 class Masking(ByBlock):
-    """FedPrLLM: a mask of a byte per weight until it is packed."""
+    """Work of FedPrLLM: a mask has one byte per weight until it is packed."""
 
     SELECTS = True
 
     def watched(self) -> Mapping[str, int]:
-        """Masks, and where SparseGPT's score is asked for, the grams of all inputs."""
+        """Return the bytes of masks and, for SparseGPT's score, the Gram matrices of all inputs."""
         masks = {"masks": self.sizes.largest_block}
         if self.settings.of(FedPrLLMSettings).local_metric != "sparsegpt":
             return masks
@@ -96,7 +105,7 @@ class Masking(ByBlock):
         }
 
     def folding(self) -> list[Moment]:
-        """Votes of a block's matrices, and the weights that decide ties."""
+        """Return the moment of voting: votes of a block, and the weights that decide ties."""
         numbers = self.sizes.largest_matrix
         planes = max(1, self.settings.num_clients.bit_length())
         votes = {
@@ -109,12 +118,15 @@ class Masking(ByBlock):
 
 
 class KeptWeights(ByBlock):
-    """FedSpaLLM: SparseGPT has the grams of a block, and the matrix that it solves."""
+    """Work of FedSpaLLM: SparseGPT needs a block's Gram matrices, and the matrix that it solves."""
 
     SELECTS = True
 
     def watched(self) -> Mapping[str, int]:
-        """Grams and factors, the matrix in float32, and the masks and kept weights of the block."""
+        """Return the bytes of a block's statistics and results.
+
+        They are Gram matrices and their factors, one matrix in float32, and masks and kept weights.
+        """
         sizes = self.sizes
         job = self.settings.of(FedSpaLLMSettings)
         kept = {
@@ -131,7 +143,7 @@ class KeptWeights(ByBlock):
         return {**kept, **solved, "grams and factors": grams}
 
     def folding(self) -> list[Moment]:
-        """Sum, weights and votes of one matrix, and the layer as it is kept."""
+        """Return the moment of aggregation: sum, weights and votes of a matrix, and the layer."""
         numbers = self.sizes.largest_matrix
         planes = max(1, self.settings.num_clients.bit_length())
         matrix = {
@@ -147,49 +159,61 @@ class KeptWeights(ByBlock):
 
 
 class Fluctuations(ByBlock):
-    """FLAP: mean and spread of two inputs; its result is a smaller model."""
+    """Work of FLAP: mean and variance of two inputs; the result is a smaller model."""
 
     def result_parameters(self) -> int:
-        """Without the share that goes."""
+        """Return the parameters that remain after the cut."""
         return smaller(self.model.plan, self.settings.of(FlapSettings))
 
 
 def smaller(plan: ModelPlan, job: CutSettings, share: float | None = None) -> int:
-    """Parameters of a model without ``share`` of what it is a share of, or that of the settings."""
+    """Return the parameters of a model after the cut.
+
+    ``share`` is the pruning ratio, by default that of the settings. It refers to the whole model or
+    to the blocks' weights, as ``job.share_of`` says.
+    """
     of_what = plan.num_parameters if job.share_of == "model" else plan.num_weights
     return plan.num_parameters - round((job.share if share is None else share) * of_what)
 
 
 class Components(ByBlock):
-    """SliceGPT: second moments in float64, and their eigenvectors."""
+    """Work of SliceGPT: second moments in float64, and their eigenvectors."""
 
     def watched(self) -> Mapping[str, int]:
-        """Of two norms of a block, and of the rows that are added."""
+        """Return the bytes of second moments of a block's two norms, and of the added rows."""
         return {"second moments": 3 * FLOAT64 * self.sizes.width**2}
 
     def client(self) -> Memory:
-        """Also the eigenvectors of one place, and the sliced model where it is evaluated."""
+        """Return the memory, including eigenvectors of one norm, and the evaluated sliced model."""
         found = super().client()
         rotated = [self._rotated()] if self.evaluated else []
         return Memory(self.client_process, (*found.moments, self._eigenvectors(), *rotated))
 
     def folding(self) -> list[Moment]:
-        """Moments of a place, pooled, and their eigenvectors; and what is made of the largest tensor when it is written."""
+        """Return the moments of eigendecomposition, and of the rotation of the largest tensor."""
         return [self._eigenvectors(), self._rotated()]
 
     def result_parameters(self) -> int:
-        """All that reads or writes the residual stream is narrower; each block gets two matrices, from basis to basis."""
+        """Return the parameters of the sliced model.
+
+        All matrices that read or write the residual stream are narrower. Each block has two
+        additional matrices that change the basis.
+        """
         sizes = self.sizes
         blocks = len(self.model.plan.blocks)
         width = self.settings.of(SliceGptSettings).width(sizes.width)
-        outer = sizes.embeddings + sizes.head  # a head of its own, also where it was tied
+        # The sliced model has its own head, even if the base's is tied to the embeddings.
+        outer = sizes.embeddings + sizes.head
         return (
             round((self.model.plan.num_weights + outer) * width / sizes.width)
             + 2 * blocks * width**2
         )
 
     def _rotated(self) -> Moment:
-        """The largest tensor: as it is read, its pieces in float64, all of them together, and as it is stored then."""
+        """Return the moment of the largest rotated tensor.
+
+        It exists as read, as float64 pieces, as their concatenation, and in the dtype of the files.
+        """
         sizes = self.sizes
         width = self.settings.of(SliceGptSettings).width(sizes.width)
         largest = max(sizes.embeddings, sizes.head, sizes.largest_matrix)

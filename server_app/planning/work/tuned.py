@@ -1,4 +1,7 @@
-"""Work of the methods that train adapters over a frozen base: FedPETuning, HetLoRA, SFT-P, FedSpine, FedSODA."""
+"""Work of the methods that train adapters on a frozen base.
+
+They are FedPETuning, HetLoRA, SFT-P, FedSpine and FedSODA.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,24 +31,28 @@ from server_app.planning.work.by_block import smaller
 from strategies.engine.virtual_clock import FROZEN, TRAINED
 
 COPIES = 5
-"""Of what is trained: the values, those that it began with and was first made with, and as it was brought and is sent."""
+"""Number of copies of the trained tensors in memory.
+
+They are the current values, those at the start of the round, the initial ones, and those that are
+received and sent.
+"""
 GRADIENT_AND_MOMENTS = 3
 BYTES = {"float32": 4, "bfloat16": 2}
 OWN_CHECKED = (2, 16)
-"""Windows and tokens on which a client compares its own model (``client_app.own_model``)."""
+"""Number of sequences and tokens in a client's check of its own model (``own_model.py``)."""
 
 
 class Tuned(Work):
-    """A whole model in memory, and adapters in it."""
+    """Work with a whole model in memory and adapters in it."""
 
     @property
     def opened(self) -> OpenedModel:
-        """The model that clients train on."""
+        """Model that clients train on."""
         return self.model
 
     @cached_property
     def adapters(self) -> AdapterPlan:
-        """What a client trains, at its largest."""
+        """Largest adapters that a client trains."""
         return trained(self.opened.plan, self.settings)
 
     @cached_property
@@ -55,7 +62,7 @@ class Tuned(Work):
 
     @property
     def tokens(self) -> int:
-        """Of a training sequence."""
+        """Number of tokens in a training sequence."""
         return (
             self.settings.data.window_tokens
             if self.settings.task.name == TEXT
@@ -63,7 +70,7 @@ class Tuned(Work):
         )
 
     def weights(self) -> Mapping[str, int]:
-        """The frozen base, as ``load_whole`` holds it."""
+        """Return the bytes of the frozen base, as ``load_whole`` keeps it."""
         chosen = self.settings.training
         linears = self.opened.plan.num_weights
         others = self.base.parameters - linears
@@ -75,7 +82,7 @@ class Tuned(Work):
         }
 
     def dequantised(self) -> int:
-        """Bytes of the largest matrix while it is computed with, where the base is in NF4."""
+        """Return the bytes of the largest matrix while it is used, for a base in NF4."""
         return (
             2 * self.base.largest_matrix * self.base.computed
             if self.settings.training.base == "nf4"
@@ -83,7 +90,7 @@ class Tuned(Work):
         )
 
     def step(self) -> int:
-        """Bytes of a forward and backward pass."""
+        """Return the bytes of a forward and backward pass."""
         chosen = self.settings.training
         dtype = self.base.dtype if chosen.base != "bfloat16" else torch.bfloat16
         return (
@@ -94,7 +101,7 @@ class Tuned(Work):
         )
 
     def trained_bytes(self) -> Mapping[str, int]:
-        """What is trained, with gradients, moments and copies."""
+        """Return the bytes of the trained tensors with gradients, moments and copies."""
         numbers = FLOAT32 * self.adapters.num_parameters
         return {
             "adapters and copies": COPIES * numbers,
@@ -102,7 +109,7 @@ class Tuned(Work):
         }
 
     def training(self) -> list[Moment]:
-        """Moments of training: a matrix while the base is loaded, and a step."""
+        """Return the moments of training: reading a matrix of the base, and a step."""
         loading = {
             **self.weights(),
             "a tensor as it is read": (
@@ -118,11 +125,11 @@ class Tuned(Work):
 
     @property
     def kind(self) -> Process:
-        """Whose libraries a client has."""
+        """Type of a client's process, which determines its libraries."""
         return "nf4 client" if self.settings.training.base == "nf4" else "tuning client"
 
     def evaluations(self) -> list[Moment]:
-        """Moments of evaluating in a process that keeps the model that it trained."""
+        """Return the moments of an evaluation in a process that keeps the model that it trained."""
         windows = max(sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text)
         found = evaluation(
             self.base,
@@ -136,11 +143,14 @@ class Tuned(Work):
         )
 
     def client(self) -> Memory:
-        """Training, then evaluation beside the model that is kept."""
+        """Return the memory of training, then of the evaluation next to the trained model."""
         return Memory(self.kind, (*self.training(), *self.evaluations(), self.received()))
 
     def server(self, simulation: bool) -> Memory:
-        """Averaging, the check of the adapter on a whole model, evaluation, and the baseline, which trains as a client does."""
+        """Return the memory of averaging, check of the adapter, evaluation, and baseline.
+
+        The adapter is checked with a whole model. The centralized baseline trains like a client.
+        """
         numbers = FLOAT32 * self.adapters.num_parameters
         averaging = Moment("averaging", {"global adapters, a few times": 4 * numbers})
         moments = [averaging, *self.checked(), *self.measured(), self.received()]
@@ -149,7 +159,10 @@ class Tuned(Work):
         return Memory("tuning server", tuple(moments))
 
     def checked(self) -> list[Moment]:
-        """peft loads the adapter on transformers' model, while blocks of the base are streamed beside it."""
+        """Return the moments of the check of the adapter.
+
+        peft loads it on transformers' model, while blocks of the base are read one by one.
+        """
         sizes = self.sizes
         name = "checking the adapter,"
         updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
@@ -163,7 +176,7 @@ class Tuned(Work):
         return all_beside([Moment(f"{name} its updates", updates), *compared], held)
 
     def whole_base(self) -> int:
-        """Bytes of the base as plain transformers loads it whole, and of its files, which are mapped while it does."""
+        """Return the bytes of the whole base in plain transformers and of its mapped files."""
         if isinstance(self.model.checkpoint, QuantisedCheckpoint):
             linears = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
             others = self.sizes.parameters - self.model.plan.num_weights
@@ -171,7 +184,7 @@ class Tuned(Work):
         return self.reloaded(self.sizes.parameters).parts["the whole model"]
 
     def operations(self) -> float:
-        """Steps of a round over full sequences, as FedSpine's clock counts them."""
+        """Return the operations of a round with full sequences, as FedSpine's clock counts."""
         chosen = self.settings.training
         tokens = chosen.steps * chosen.accumulation * chosen.batch_size * self.tokens
         return tokens * (
@@ -181,15 +194,18 @@ class Tuned(Work):
 
 
 class Masked(Tuned):
-    """SFT-P: a generator of masks is trained too, and gates stand in the model; each client writes a smaller model."""
+    """Work of SFT-P: a mask generator is also trained, and the model contains gates.
+
+    Each client writes a smaller model.
+    """
 
     @cached_property
     def adapters(self) -> AdapterPlan:
-        """LoRA alone: the generator is in ``whole``, and no part of the model."""
+        """LoRA without the generator, which is in ``whole`` and not a part of the model."""
         return replace(sft_p.lora_plan(self.opened.plan, self.settings), whole={})
 
     def trained_bytes(self) -> Mapping[str, int]:
-        """LoRA and generator."""
+        """Return the bytes of LoRA and generator, with gradients, moments and copies."""
         numbers = FLOAT32 * sft_p.trained(self.opened.plan, self.settings).num_parameters
         return {
             "adapters and copies": COPIES * numbers,
@@ -197,7 +213,11 @@ class Masked(Tuned):
         }
 
     def step(self) -> int:
-        """Gates multiply what four places of each block read and write, and keep that for the backward pass."""
+        """Return the bytes of a forward and backward pass with gates.
+
+        Gates multiply inputs or outputs at four places of each block. Their results are kept for
+        the backward pass.
+        """
         chosen = self.settings.training
         places = 4
         gated = (
@@ -211,11 +231,11 @@ class Masked(Tuned):
         return super().step() + gated
 
     def checked(self) -> list[Moment]:
-        """There is no model of all: clients' models are made here one at a time, and evaluated."""
+        """Return no moments, because there is no model of all clients to check."""
         return []
 
     def result_parameters(self) -> int:
-        """Of the client that keeps most."""
+        """Return the parameters of the client that keeps most."""
         job = self.settings.of(SftPSettings)
         plan = self.model.plan
         share = min(job.share_of_client(client) for client in range(self.settings.num_clients))
@@ -224,28 +244,34 @@ class Masked(Tuned):
         )
 
     def client(self) -> Memory:
-        """Also its own model, loaded again."""
+        """Return the memory, including the check of the client's own model."""
         return with_own_model(self, super().client())
 
 
 class Spined(Tuned):
-    """FedSpine: beside training, what units are worth is measured by gradients of LoRA; no device's model is at the server."""
+    """Work of FedSpine: importances of groups are measured with LoRA's gradients during training.
+
+    The server has no device's model.
+    """
 
     def checked(self) -> list[Moment]:
-        """The adapter of all is checked on nothing."""
+        """Return no moments, because the common adapter is not checked on a model."""
         return []
 
     def result_parameters(self) -> int:
-        """Without the share that each device ends without."""
+        """Return the parameters of a device's model after the last cut."""
         return smaller(self.model.plan, self.settings.of(FedSpineSettings))
 
     def client(self) -> Memory:
-        """Also its own model, loaded again."""
+        """Return the memory, including the check of the device's own model."""
         return with_own_model(self, super().client())
 
 
 def with_own_model(work: Tuned, memory: Memory) -> Memory:
-    """A client that writes its own model, where it does, and checks it beside the base that it trained on."""
+    """Return a client's memory, including the check of its own model if it writes one.
+
+    The base that it trained on stays in memory during the check.
+    """
     job = work.settings.of(PersonalModelSettings)
     if not job.keep_models:
         return memory
@@ -258,25 +284,25 @@ def with_own_model(work: Tuned, memory: Memory) -> Memory:
 
 
 class SubTuned(Tuned):
-    """FedSODA: clients train on the sub-model; the server prunes and aligns it with the full one."""
+    """Work of FedSODA: clients train on the sub-model, the server drops blocks and aligns it."""
 
     @cached_property
     def opened(self) -> OpenedModel:
-        """The sub-model."""
+        """Sub-model that clients train on."""
         self.sub = sub_model(self.settings, self.model)
         return self.sub.model
 
     @cached_property
     def adapters(self) -> AdapterPlan:
-        """LoRA of the adapter's blocks; that of the emulator stays as it is."""
+        """LoRA of the adapter's blocks; the emulator's LoRA is not trained at clients."""
         return trained(self.opened.plan, self.settings)
 
     def received(self) -> Moment:
-        """Also a piece of the sub-model."""
+        """Return the moment at which a piece of the sub-model exists three times."""
         return Moment("receiving", {"a message, three times": 3 * self.message})
 
     def server(self, simulation: bool) -> Memory:
-        """Comparing blocks, aligning, and what all tuning methods do."""
+        """Return the memory of block comparison, alignment, and the steps of all tuning methods."""
         job = self.settings.of(FedSodaSettings)
         windows = job.public_windows
         tokens = job.public_window_tokens
@@ -294,7 +320,8 @@ class SubTuned(Tuned):
         return Memory("tuning server", (*moments, *super().server(simulation).moments))
 
     def sub_aligned(self) -> list[int]:
-        """Blocks whose LoRA is aligned."""
+        """Return the blocks whose LoRA is aligned."""
+        # Access to ``opened`` sets ``self.sub``.
         _ = self.opened
         return self.sub.aligned_blocks
 

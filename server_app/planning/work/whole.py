@@ -1,4 +1,8 @@
-"""Work of LLM-Pruner and LLM-Streamline: gradients of the whole model; a layer that learns what several blocks do."""
+"""Work of LLM-Pruner and LLM-Streamline.
+
+LLM-Pruner needs gradients of the whole model. LLM-Streamline trains a layer that replaces several
+blocks.
+"""
 
 from espalier.modeling.block_stream import windows_per_batch
 from espalier.settings.llm_pruner import LlmPrunerSettings
@@ -10,14 +14,14 @@ from server_app.planning.work.by_block import ByBlock, smaller
 
 GRADIENT = 1
 MOMENTS = 2
-"""Numbers beside each that is trained."""
+"""Number of values for each trained parameter, in addition to the parameter."""
 
 
 class WholeGradient(ByBlock):
-    """LLM-Pruner: the model in float32, and a gradient for each weight of its blocks."""
+    """Work of LLM-Pruner: the model in float32, and a gradient for each weight of its blocks."""
 
     def result_parameters(self) -> int:
-        """Without the share that goes."""
+        """Return the parameters that remain after the cut."""
         return smaller(self.model.plan, self.settings.of(LlmPrunerSettings))
 
     def _gradient(self, windows: int, tokens: int) -> Moment:
@@ -26,7 +30,7 @@ class WholeGradient(ByBlock):
         batch = 1 if job.element == "squared" else min(windows, windows_per_batch(tokens))
         gradients = FLOAT32 * weights
         step = whole_step_bytes(self.model, self.sizes.dtype, batch, tokens)
-        # Gradients of earlier batches are there.
+        # Gradients of earlier batches are already in memory.
         several = windows > batch and job.element == "absolute"
         both = (
             {"gradients": gradients, "a step": step}
@@ -43,11 +47,11 @@ class WholeGradient(ByBlock):
         )
 
     def client(self) -> Memory:
-        """The gradient, then the evaluation."""
+        """Return the memory of the gradient, then of the evaluation."""
         return Memory("client", (self._gradient(*self.windows), *self.evaluated, self.received()))
 
     def server(self, simulation: bool) -> Memory:
-        """The baseline has the gradient of all windows."""
+        """Return the server's memory; the baseline computes the gradient of all samples."""
         moments = [*self.exported(), *self.measured(), self.received()]
         if self.settings.makes_centralized(simulation=simulation):
             windows, tokens = self.windows
@@ -55,16 +59,16 @@ class WholeGradient(ByBlock):
         return Memory("server", tuple(moments))
 
     def operations(self) -> float:
-        """Forward, and twice as much backward."""
+        """Return the operations of a forward pass, and of a backward pass with twice as many."""
         windows, tokens = self.windows
         return 3 * self.forward(windows * tokens)
 
 
 class OneLayer(ByBlock):
-    """LLM-Streamline: hidden states before and behind a stretch of blocks, and a block that is trained."""
+    """Work of LLM-Streamline: hidden states around a stretch of blocks, and one trained block."""
 
     def result_parameters(self) -> int:
-        """Fewer blocks."""
+        """Return the parameters without the removed blocks."""
         blocks = len(self.model.plan.blocks)
         return (
             self.sizes.parameters
@@ -73,7 +77,7 @@ class OneLayer(ByBlock):
         )
 
     def client(self) -> Memory:
-        """The comparison of blocks, the walk to the stretch, and the training."""
+        """Return the memory of the comparison of blocks, the pass to the stretch, and training."""
         windows, tokens = self.windows
         job = self.settings.of(LlmStreamlineSettings)
         hidden = self.sizes.hidden_states(windows, tokens)
@@ -98,7 +102,7 @@ class OneLayer(ByBlock):
         )
 
     def server(self, simulation: bool) -> Memory:
-        """The average of the layer, one tensor at a time; the baseline trains as a client does."""
+        """Return the server's memory; the centralized baseline trains like a client."""
         moments = [*self.exported(), *self.measured(), self.received()]
         if self.settings.makes_centralized(simulation=simulation):
             windows, tokens = self.windows
@@ -107,7 +111,7 @@ class OneLayer(ByBlock):
         return Memory("server", tuple(moments))
 
     def operations(self) -> float:
-        """Steps of one layer."""
+        """Return the operations of the steps of one layer."""
         job = self.settings.of(LlmStreamlineSettings)
         tokens = self.settings.data.window_tokens
         return 3 * job.steps * self.forward(job.batch_windows * tokens, self.sizes.largest_block)
