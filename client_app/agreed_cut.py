@@ -35,7 +35,7 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
     """Answer a ``deliver``: the question of what to cut, or a part of the global adapters."""
     header = request.header
     if header.part > 0 or header.server_round > site.settings.federation.rounds:
-        # Only part 0 asks for a cut. After the last round every part delivers the final result.
+        # Only part 0 asks for a cut. After the last round, every part belongs to the final result.
         return take(site, request)
     state = site.state(header)
     number = header.server_round

@@ -46,7 +46,7 @@ class Work(Generic[R]):
     do: Callable[[PrivateState], R]
     """Function that does the work and stores the blobs in the round's client state."""
     rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {}
-    """Function that returns other inputs of the answer (JSON values), such as delivered parts."""
+    """Function that returns other inputs of the answer (JSON values), such as pushed parts."""
     require_ready: Callable[[PrivateState], None] = lambda _: None
     """Function that raises StateLost if the work cannot begin.
 

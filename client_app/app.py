@@ -227,6 +227,7 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
             contract = contract_for(request, lambda: site.model.plan, site.settings)
             check(request, contract.down)
             letter = work(site, request)
+            # The number of parts follows from the contract, not from the handler.
             letter.header.num_parts = contract.num_parts
     except Mistake as mistake:
         logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)

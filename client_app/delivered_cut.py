@@ -1,4 +1,4 @@
-"""Federated smaller model at a client, opened from the delivered cut."""
+"""Federated smaller model at a client, opened from the pushed cut."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def delivered_cut(
     Raises
     ------
     Mistake
-        A part was not delivered.
+        The server has not pushed all parts.
     """
     parts = parts_of(cut_specs(site.model.plan, biases, scaled), site.settings.part_bytes)
     store, hashes, _ = taken(site, header, len(parts))

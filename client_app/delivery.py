@@ -25,7 +25,7 @@ def take(site: Site, request: Letter) -> Letter:
 def taken(
     site: Site, header: Header, num_parts: int, first: int = 0
 ) -> tuple[BlobStore, dict[str, str], list[dict[str, object]]]:
-    """Return the delivered parts, beginning with part ``first``.
+    """Return the parts that the server pushed, beginning with part ``first``.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def taken(
     Raises
     ------
     Mistake
-        A part was not delivered.
+        The server has not pushed all parts.
     """
     state = site.state(header)
     parts = [
@@ -57,12 +57,12 @@ def taken(
 def brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
     """Return the blobs that a ``train`` request begins with.
 
-    All parts but the last were delivered before; the last part is in the request.
+    All parts but the last were pushed before; the last part is in the request.
 
     Raises
     ------
     Mistake
-        A part was not delivered.
+        The server has not pushed all parts.
     """
     store, hashes, _ = taken(site, request.header, num_parts - 1)
     return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs

@@ -35,8 +35,8 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
     Raises
     ------
     StillHeldError
-        Nobody decided on the reply in time, and the server stops waiting. Flower reports an error
-        to the server, which asks again.
+        There was no decision on the reply in time, and the server stops waiting. Flower reports an
+        error to the server, which asks again.
     """
     started = hold.clock()
     try:

@@ -44,6 +44,7 @@ def _take_emulator(site: Site, request: Letter) -> Letter:
     with state.locked():
         kept = _kept(state)
         store = state.blobs_of(EMULATOR)
+        # A part of another alignment begins a new entry; only the last two entries are kept.
         if not kept or (kept[-1]["aligned"], kept[-1]["blocks"]) != (part.aligned, part.blocks):
             kept = [*kept[-1:], {"aligned": part.aligned, "blocks": part.blocks, "parts": {}}]
         kept[-1]["parts"][str(request.header.part)] = {

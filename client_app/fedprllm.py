@@ -54,7 +54,7 @@ def train(site: Site, request: Letter) -> Letter:
         number = header.server_round
         if job.strategy == "one-shot" or number == 1 or _left_by(state, number - 1) is not None:
             return
-        # With other deliveries the answer would differ, and each round is answered once.
+        # With other pushed parts the answer would differ, and each round is answered once.
         if is_answered(state, number):
             raise Mistake(
                 f"train: this client answered round {number} and lost what it went on from; begin a"
@@ -143,7 +143,7 @@ def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: E
 
 
 def _decided(site: Site, request: Letter, index: int) -> Mapping[str, WeightEdit]:
-    """Return the edits of a decided block behind which the client continues.
+    """Return the edits of a decided block that the client passes its hidden states through.
 
     The block is masked, or masked and scaled, as ``continue_behind`` says.
     """

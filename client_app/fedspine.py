@@ -113,7 +113,7 @@ def train(site: Site, request: Letter) -> Letter:
 def _brought(site: Site, request: Letter, own: CutModel) -> dict[str, bytes]:
     """Return the blobs of the global adapters, {} in the first round.
 
-    All parts but the last were delivered before, beginning with part 1. The last part is in the
+    All parts but the last were pushed before, beginning with part 1. The last part is in the
     request.
     """
     if request.header.server_round == 1:

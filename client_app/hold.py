@@ -66,7 +66,7 @@ def released(site: Site, letter: Letter, entry: dict[str, object], waits_until: 
     Refused
         The reply was refused.
     StillHeldError
-        Nobody decided in time.
+        There was no decision in time.
     """
     state = site.state(letter.header)
     replies = HeldReplies(state.held())

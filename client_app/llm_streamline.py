@@ -167,9 +167,10 @@ def _trained(
 
 
 def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> Stretch:
-    """Return the hidden states around a stretch, from the client state or computed anew."""
+    """Return the hidden states around a stretch, from the client state or computed again."""
     stream = BlockStream(site.model, site.computing)
     store = state.lasting()
+    # These values determine the hidden states.
     walked = {
         "start": start,
         "windows": sha256(windows.numpy().tobytes()),

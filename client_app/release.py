@@ -66,7 +66,7 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     Raises
     ------
     Mistake
-        This account is not the node's. Or, after all other decisions: somebody else decided
+        This account is not the node's. Or, after all other decisions: another person decided
         meanwhile, a file was changed, or the log or the decision cannot be written.
     """
     if pairs:

@@ -44,7 +44,7 @@ class SelfPruning:
 
     @property
     def kept(self) -> int:
-        """Rank that remains if the client prunes, which is also the index where the tail starts."""
+        """Rank that remains if the client prunes; it is also the index of the first tail rank."""
         return kept_rank(self.rank, self.gamma)
 
     def tail(self, tensors: Tensors) -> Tensor:

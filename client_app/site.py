@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Site:
-    """Everything that a handler needs, opened at first use."""
+    """Settings, model, device and client state for a handler, opened at first use."""
 
     settings: RunSettings
     node: NodeSettings

@@ -42,6 +42,7 @@ def told_once(site: Site, request: Letter, work: Callable[[], Letter]) -> Letter
             )
         if kept is not None and kept["told"] is not None:
             return reply_to(request, validate(Losses, kept["told"]))
+        # Recorded before the work, so that a different request is refused meanwhile.
         state.save_lasting(EVALUATION, {"asked": asked, "told": None})
         try:
             letter = work()
@@ -61,5 +62,6 @@ def _asked(state: PrivateState, request: Letter) -> str:
     """
     number = request.header.server_round
     blobs = {key: sha256(blob) for key, blob in sorted(request.blobs.items())}
+    # The final result is pushed as if for one more round.
     results = [state.documents(number), state.documents(number + 1), state.brought()]
     return sha256(json.dumps([number, sorted(request.scalars.items()), blobs, results]).encode())

@@ -160,7 +160,7 @@ def _train(
 def moments(
     site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan
 ) -> dict[str, dict[str, Tensor]]:
-    """Return AdamW's moments for the remaining ranks, or {} if it starts anew in each round."""
+    """Return AdamW's moments for the remaining ranks, or {} if they are not kept."""
     kept = (
         carried.before(state, MOMENTS, server_round)
         if site.settings.federation.keep_optimizer
@@ -251,7 +251,7 @@ def begins_with(
 
 
 def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
-    """Raise Mistake if the delivered parts belong to another model than the one in the order.
+    """Raise Mistake if the pushed parts belong to another model than the one in the order.
 
     Raises
     ------
@@ -294,6 +294,7 @@ def keep_blobs(
     after = {}
     for key, block in tensors.items():
         block = differences(block, start[key]) if federation.sends_differences else block
+        # The rank may have become lower since the errors were stored.
         residuals = {
             name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()
         }
@@ -319,6 +320,7 @@ def alone(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
         limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(
             request.header.client, site.settings.lora
         )
+        # The first order has the rank from before any self-pruning.
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
         adapters = trained(site.model.plan, site.settings, order["rank_limit"])
         return {

@@ -72,6 +72,7 @@ class Worker:
                 self._token = token
                 self._envelope = b""
                 assert process.stdin is not None
+                # The process may end after the check and before the write.
                 with suppress(OSError):
                     process.stdin.write(f"{token}\n".encode())
                     process.stdin.flush()

@@ -124,10 +124,11 @@ def _write(file: int, data: bytes) -> None:
 def _read(tokens: "SimpleQueue[str]") -> None:
     """Read tokens while others are answered.
 
-    When standard input ends, nobody receives answers any more, and the process exits.
+    When standard input ends, there is no receiver of answers, and the process exits.
     """
     for line in sys.stdin:
         tokens.put(line.rstrip("\n"))
+    # This is a thread, in which ``sys.exit`` would not end the process.
     os._exit(0)
 
 

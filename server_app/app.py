@@ -49,6 +49,7 @@ def main(grid: Grid, context: Context) -> None:
         run_method(grid, context)
     except (ExportError, Mistake, RunFailed, OSError) as error:
         print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
+        # The message is for users, who need no traceback.
         raise error.with_traceback(None) from None
 
 
@@ -107,6 +108,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
             _work(run, grid, tests, summary)
         folder.require_there()
     except BaseException as error:
+        # Without its directory the run cannot record its end.
         if isinstance(error, Exception) and not folder.is_there():
             raise Mistake(_what_remains(run)) from None
         set_aside(folder.path)

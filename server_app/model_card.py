@@ -6,7 +6,7 @@ versions give the same bytes.
 Covers: the run's settings without paths, the base model's name and hash, the versions of the
 libraries.
 
-Does not cover: anything about a site. What data a site has, and where, is not published.
+Does not cover: anything about a site. A site's data and its location are not published.
 """
 
 import re

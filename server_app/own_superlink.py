@@ -98,6 +98,7 @@ def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Su
     own = [one for one in found if one.user == here.user]
     if others and not own:
         return f"it belongs to {_name(here.user)}, and {_name(min(others))} submitted the run"
+    # One match is enough: several may be connected, and only one of them submitted this run.
     reasons = [_unlike(here, superlink, one) for one in own if one.app is not None]
     if "" in reasons:
         return ""

@@ -120,7 +120,7 @@ class Summary:
     rounds_of: dict[int, list[dict[str, float]]] = field(default_factory=dict)
     """client -> for each of its rounds: number, seconds, and bytes without headers and fields."""
     where: str = ""
-    """Sentence on where the result is."""
+    """Sentence that names the location of the result."""
 
     def take_figures(
         self, figures: ClientFigures, texts: Sequence[str], metrics: Sequence[str]
@@ -168,6 +168,7 @@ class Summary:
         named : ``virtual_seconds`` by the clock of a simulated fleet, or ``seconds`` that clients
             measured
         """
+        # A failed run may have notes of a round that was not finished.
         rounds = [note for note in rounds if note.round <= self.rounds]
         if not rounds:
             return

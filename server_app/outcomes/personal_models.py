@@ -47,7 +47,7 @@ class PersonalOutcome(Outcome[R]):
 
 
 def where_models_are(run: Run, *, kept: bool) -> str:
-    """Return a sentence on where the clients' models are."""
+    """Return a sentence that names the location of the clients' models."""
     if not kept:
         return "clients' own models were not kept"
     if run.simulation:

@@ -151,6 +151,7 @@ class Correspondence:
         keys = [self._num_blobs(first)]
         found = list[Exchange]()
         for part in range(1, first.num_parts):
+            # The contract gives the number of hashes, so one hash stands for all until then.
             asked = {**(part_order or {}), "blob_sha256": [HASH]}
             made = self.contract("fetch", server_round, asked, along or {}, part)
             keys.append(self._num_blobs(made))
@@ -169,6 +170,7 @@ class Correspondence:
         return self.contract("train", server_round, order.model_dump(), blobs or {}, 0).num_parts
 
     def _num_blobs(self, made: Contract) -> int:
+        # Fields without values are enough, because the number of blobs does not depend on them.
         return len(made.up.specs(made.up.scalars.model_construct()))
 
     def _header(self, kind: Kind, server_round: int, part: int) -> Header:

@@ -1,6 +1,6 @@
 """Memory and disk space of Flower's own processes: a SuperLink and a SuperNode.
 
-They keep chunks of messages and assemble the messages that they deliver, in ways of their own.
+They keep chunks of messages and assemble the messages that they pass on, in ways of their own.
 There is no formula for that. The numbers here were measured in real runs (``python -m
 benchmarks.plan.deployed``; with parts of 256 MiB ``python -m benchmarks.wire``), and are
 interpolated linearly.

@@ -39,7 +39,7 @@ class Sizes:
 
     @property
     def is_converted(self) -> bool:
-        """True if tensors exist twice while they are read, in the files' and the computing dtype."""
+        """True if tensors exist twice while they are read, in the files' and computing dtype."""
         return self.stored != self.computed
 
     @cached_property
@@ -97,7 +97,7 @@ class Sizes:
         return held * tokens * self.width * self.computed
 
     def loaded(self, numbers: int, largest: int) -> int:
-        """Return the bytes of tensors that are read one at a time.
+        """Return the bytes of tensors that are read one by one.
 
         All are in the computing dtype, and one is also in the files' dtype.
         """
@@ -118,6 +118,7 @@ class Sizes:
         skeleton = self.model.new_skeleton()
         family = self.model.family
         blocks = skeleton.get_submodule(family.blocks)
+        # One block is enough: a pass holds the tensors of one block at a time.
         del blocks[1:]
         decoder = skeleton.get_submodule(family.blocks.rpartition(".")[0])
         with torch.no_grad(), traced(decoder, self.dtype) as live:

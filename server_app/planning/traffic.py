@@ -35,7 +35,7 @@ class RunTraffic:
 
     @cached_property
     def open_questions(self) -> str:
-        """Description of what the size depends on besides the settings; empty if on nothing."""
+        """Description of what the size depends on apart from the settings; may be empty."""
         return _kind_of(self.settings).differs(self.settings)
 
     @cached_property
@@ -53,6 +53,7 @@ class RunTraffic:
     @cached_property
     def _of_all(self) -> Mapping[Case, Sequence[Sequence[Exchange]]]:
         clients = range(self.settings.num_clients)
+        # Cases may be the same object, whose messages are then generated once.
         found = {
             id(one): [list(one.of_client(client)) for client in clients]
             for one in self.cases.values()

@@ -41,7 +41,7 @@ class Messages(ABC):
 
     @classmethod
     def differs(cls, settings: RunSettings) -> str:
-        """Return what the size depends on besides the settings, in words; empty if on nothing."""
+        """Return what the size depends on apart from the settings, in words; may be empty."""
         return ""
 
     def plan_of_clients(self) -> ModelPlan:

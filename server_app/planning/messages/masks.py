@@ -1,6 +1,6 @@
 """Messages of FedPrLLM: masks go up, and decided masks down.
 
-Decided masks are sent if clients continue behind pruned blocks, or evaluate them.
+Decided masks are sent if clients pass their samples through pruned blocks, or evaluate them.
 """
 
 from functools import cache
