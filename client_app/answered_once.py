@@ -3,12 +3,12 @@
 Each answer to a different order for the same round would reveal more about the same data.
 
 Covers: the same order is answered from the stored reply, also after a message was lost, the server
-was killed, or the server went back to an earlier checkpoint. In the last round, the work is
-repeated if the stored reply is gone. A different order for a round is refused. Any order for an
-earlier round is refused once its reply was deleted. An order counts from the moment work on it
-begins, even if the work fails, because the failure may depend on the data. An order is everything
-that the answer depends on, apart from the client's own data. The hash of the order is kept when the
-other files of its round are deleted.
+was killed, or the server went back to an earlier checkpoint. For the latest answered round, the
+work is repeated if the stored reply is gone. A different order for a round is refused. Any order
+for an earlier round is refused once its reply was deleted. An order counts from the moment work on
+it begins, even if the work fails, because the failure may depend on the data. An order is
+everything that the answer depends on, apart from the client's own data. The hash of the order is
+kept when the other files of its round are deleted.
 
 Does not cover: what a single answer reveals (see ``observer`` of the contracts), further runs (the
 site's ``most-runs``), and a node whose owner deletes its state.

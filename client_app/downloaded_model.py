@@ -139,7 +139,7 @@ def downloaded_model(site: Site, state: PrivateState) -> Path:
 
 
 class _Kept:
-    """One model in the site's state directory. Callers hold the folder's lock."""
+    """Model in the site's state directory. Callers hold the folder's lock."""
 
     def __init__(self, site: Site, folder_sha256: str) -> None:
         self.folder = private_folder(site.node.state_root(), MODELS, folder_sha256)

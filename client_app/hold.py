@@ -54,7 +54,7 @@ def released(site: Site, letter: Letter, entry: dict[str, object], waits_until: 
     """Wait until a reply is approved, and return the id of the approval.
 
     A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
-    reply.
+    reply. It returns the text ``with its first part`` then.
 
     Parameters
     ----------

@@ -120,7 +120,7 @@ def _unlike(here: Surroundings, superlink: LocalSuperLink, submitter: Submitter)
 
 
 def _another_program(here: Surroundings) -> str:
-    """Compare programs if no submitter is known.
+    """Return a difference between programs, used if no submitter is known.
 
     The current directory matters because Ray's clients import from it.
     """

@@ -26,7 +26,7 @@ A_FEW = 2
 OneModel = Edits | OpenedModel
 """Edits of the base model's weights, or another model."""
 Model = OneModel | Mapping[int, OneModel]
-"""One model for all clients, or one model per client (a personal result)."""
+"""Model for all clients, or one model per client (a personal result)."""
 
 
 class Outcome(ABC, Generic[R]):
@@ -70,7 +70,10 @@ class Outcome(ABC, Generic[R]):
 
     @abstractmethod
     def measure(self, result: R) -> None:
-        """Compare the result with the dense model and, in a simulation, with pooled data."""
+        """Compare the result with the dense model and the centralized baseline.
+
+        The baseline exists only in a simulation.
+        """
 
     def note_times(self, result: R) -> None:
         """Record the times of rounds if the method has them, also for a failed run."""
