@@ -131,9 +131,8 @@ def _told(
             "threads": 1,
             "capability": 1.0,
         }
-        known = Enrolment(
-            **who, measured=False, approval=False, python="3.11.7", torch="2.7.0"
-        ).model_dump()  # type: ignore[arg-type]
+        described = {"measured": False, "approval": False, "python": "3.11.7", "torch": "2.7.0"}
+        known = Enrolment.model_validate(who | described).model_dump()
         yield known | ({"signature": "0" * 192} if "signature" in fields else {})
     elif kind == "evaluate":
         yield Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], seconds=0.5).model_dump()
