@@ -5,8 +5,8 @@ its worker processes. A process that works for a client holds a shared lock on t
 progress lines to it. The server tests the lock and shows the lines.
 
 Covers: the lock ends with its process, however the process ends; each line is written by one system
-call; only the owner's account can read the file. Does not cover: clients on other machines; a
-process that hangs, which still counts as working.
+call; only the owner's account can read the file.
+Does not cover: clients on other machines; a process that hangs, which still counts as working.
 """
 
 import fcntl
@@ -36,7 +36,9 @@ class AtWork:
         self._root = root
         self.path = root / FOLDER / f"{lineage}.log"
         self._read = self.path.stat().st_size if self.path.exists() else 0
-        """Number of bytes already read. Lines from before an interruption of the run are skipped.
+        """Number of bytes already read.
+
+        Lines from before an interruption of the run are old, so they are skipped.
         """
 
     @contextmanager
@@ -82,7 +84,7 @@ class AtWork:
         return False
 
     def say(self, line: str) -> None:
-        """Append a progress line for the server; on an error (such as a full disk) drop the line."""
+        """Append a progress line for the server; on an error, such as a full disk, drop it."""
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError:
@@ -112,7 +114,10 @@ class AtWork:
 
 
 def collect_old_work(root: Path, older_than: float) -> None:
-    """Delete the files of runs that were last used before ``older_than`` (seconds since the epoch)."""
+    """Delete the files of runs that were last used before ``older_than``.
+
+    ``older_than`` is in seconds since the epoch.
+    """
     for file in (root / FOLDER).glob("*.log") if is_ours(root / FOLDER) else ():
         if file.stat().st_mtime < older_than:
             file.unlink(missing_ok=True)

@@ -84,7 +84,7 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 
 def not_finite_keys(value: Any, key: str = "") -> Iterator[str]:
-    """Yield the keys, such as ``metrics.0.value``, of all NaN or infinite numbers in a JSON value."""
+    """Yield the keys (``metrics.0.value``) of all NaN or infinite numbers in a JSON value."""
     if isinstance(value, float) and not math.isfinite(value):
         yield key or "the value"
     elif isinstance(value, Mapping):

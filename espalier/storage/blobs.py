@@ -39,7 +39,7 @@ class BlobStore:
         self._remedy = remedy
 
     def put(self, data: bytes) -> str:
-        """Store a blob and return its hash; an intact copy that is already there is not rewritten."""
+        """Store a blob and return its hash; an intact copy that already exists is not rewritten."""
         key = sha256(data)
         if not self.is_whole(key):
             write_bytes(self.path(key), data, self._mode)

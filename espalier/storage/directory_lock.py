@@ -1,10 +1,10 @@
 """Exclusive lock of a directory; the error for a second process names the first one.
 
 Covers: processes of one machine, also in containers that share the directory. The kernel releases a
-lock when its process ends, however it ends, so that no lock is ever stale. Does not cover: machines
-that share the directory over a network file system without locks between machines (for instance NFS
-mounted with ``nolock`` or ``local_lock``). If the file system has no locks at all, a warning says
-so.
+lock when its process ends, however it ends, so that no lock is ever stale.
+Does not cover: machines that share the directory over a network file system without locks between
+machines (for instance NFS mounted with ``nolock`` or ``local_lock``). If the file system has no
+locks at all, a warning says so.
 """
 
 import errno
@@ -143,7 +143,7 @@ def _oneself() -> str:
 
 
 def _write(handle: int, text: str) -> None:
-    """Write the label of the lock; on an error only warn, since the lock holds without its label."""
+    """Write the label of the lock; on an error only warn, since the lock holds without it."""
     try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, text.encode(), 0)

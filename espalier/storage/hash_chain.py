@@ -10,11 +10,11 @@ verified (``chain_check``). Processes that share a log append in turn, under a l
 Entries are on the disk (``fsync``) when ``append`` returns. If a process ends during a write, its
 incomplete line stays, and the next entry records it in ``unchained``: how many bytes before it do
 not belong to the chain, and their hash. Entries by a release whose logs had no chain are recorded
-in the same way. Does not cover: entries that were cut off at the end, if nobody noted the last hash
-before. A person with the right to write the file can rebuild the chain, from the beginning or from
-any entry to the end, since no key is needed. Such a person can also truncate the last entries to
-incomplete lines before the next entry is appended. Noting the last hash elsewhere protects against
-all of these.
+in the same way.
+Does not cover: entries that were cut off at the end, if nobody noted the last hash before. A person
+with the right to write the file can rebuild the chain, from the beginning or from any entry to the
+end, since no key is needed. Such a person can also truncate the last entries to incomplete lines
+before the next entry is appended. Noting the last hash elsewhere protects against all of these.
 """
 
 import errno

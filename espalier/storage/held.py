@@ -6,8 +6,8 @@ as safetensors files. A decision is a sealed document of its own. After a decisi
 deleted, and the documents stay as long as the client state of the run.
 
 Covers: a change to the bytes of a document, a decision or a blob is found before a decision is
-made; a decision applies to one reply, which is identified by the hash of its content. Does not
-cover: a person with the right to write there, who can also decide.
+made; a decision applies to one reply, which is identified by the hash of its content.
+Does not cover: a person with the right to write there, who can also decide.
 """
 
 import fcntl
@@ -32,8 +32,7 @@ VERSION = 1
 ID_LENGTH = 12
 """Hexadecimal digits of a reply's short id."""
 IDENTITY = ("lineage", "site", "method", "round", "client", "kind", "part")
-"""Keys of the log entry that identify a reply. Several attempts of one message are the same reply.
-"""
+"""Keys of the log entry that identify a reply; attempts of one message are the same reply."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class HeldReplies:
         yield from in_order([self._read(path) for path in self._documents()])
 
     def undecided(self) -> tuple[list[Held], list[Mistake]]:
-        """Return the replies that wait for a decision, oldest first, and errors of unreadable ones."""
+        """Return the waiting replies, oldest first, and the errors of unreadable ones."""
         found = list[Held]()
         damaged = list[Mistake]()
         for path in self._documents():

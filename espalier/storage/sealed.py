@@ -1,7 +1,7 @@
 """JSON documents with a version and the SHA-256 of their content.
 
-Covers: bytes that changed on the disk, a truncated file, a value that was edited by hand. Does not
-cover: a person who writes a new checksum on purpose.
+Covers: bytes that changed on the disk, a truncated file, a value that was edited by hand.
+Does not cover: a person who writes a new checksum on purpose.
 """
 
 import hashlib
