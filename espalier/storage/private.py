@@ -10,9 +10,8 @@ Covers:
 - Only the last two rounds are kept. State that outlasts rounds (``lasting``) is deleted by the code
   that stored it.
 - State of runs that were not used for a long time is deleted, but only from directories with our
-  version file. Only an empty
-  directory gets this file, so that another program's files below a wrong ``state-dir`` are neither
-  used nor deleted.
+  version file. Only an empty directory gets this file, so that another program's files below a
+  wrong ``state-dir`` are neither used nor deleted.
 
 Does not cover: encryption at rest, an attacker with access to the owner's account, or two nodes
 with one site name on two machines. Earlier answers of a site are forgotten when its state is
