@@ -46,8 +46,10 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        # ``mkstemp`` creates the file with owner-only permissions.
         os.chmod(name, mode)
         os.replace(name, path)
+        # The rename survives a power failure only after the directory is synced.
         sync_directory(path.parent)
     except OSError as error:
         with suppress(FileNotFoundError):

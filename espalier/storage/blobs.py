@@ -56,6 +56,7 @@ class BlobStore:
     def put_pieces(self, pieces: Iterable[bytes | memoryview]) -> str:
         """Store a blob piece by piece, so that it need not fit in memory, and return its hash."""
         digest = hashlib.sha256()
+        # The final name is the hash, which is known only after the last piece.
         unfinished = self.root / "unfinished"
         with replacing(unfinished, self._mode) as file:
             for piece in pieces:

@@ -43,6 +43,7 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / FILE
     with open(_opened(path, os.O_CREAT), "r+") as file:
         try:
+            # The kernel releases the lock with the last handle, even after a crash.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _held(path) from None

@@ -134,6 +134,7 @@ class HashChain:
         size = os.fstat(handle).st_size
         end = self._end(handle, size)
         whole = {**entry, **self._origin, NUMBER: end.number + 1, BEFORE: end.head}
+        # End an incomplete line first, so that the new entry begins on a line of its own.
         finish = b"\n" if end.open_end else b""
         if end.stray:
             stray = end.stray + finish
@@ -175,4 +176,5 @@ class HashChain:
                 stop = begin
             if start == 0:
                 return _End(digest(self._origin), 0, data, open_end and size > 0)
+            # No intact entry in this stretch (it may be a long damaged one); read a longer one.
             wanted *= 8

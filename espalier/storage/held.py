@@ -139,6 +139,7 @@ class HeldReplies:
             key = blob["sha256"]
             if not store.is_whole(key):
                 store.put(blobs[key] if key in blobs else kept.get(key))
+        # The document comes after the blobs, so that it never names a missing one.
         document = {
             "version": VERSION,
             "entry": held.entry,
@@ -204,6 +205,7 @@ class HeldReplies:
 
     def decide(self, held: Held, decision: Decision) -> None:
         """Write a decision and delete the blobs; call it within ``deciding``."""
+        # The decision comes first: an interruption then loses no blob that is still undecided.
         write_bytes(
             self._decided(held),
             sealed({"version": VERSION, "digest": held.digest, **decision.__dict__}),

@@ -43,6 +43,7 @@ class JsonLines:
             # A machine that went down may leave an incomplete last line.
             torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
             data = (b"\n" if torn else b"") + line.encode()
+            # One system call, so that lines of several processes do not mix.
             if os.write(handle, data) != len(data):
                 os.ftruncate(handle, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

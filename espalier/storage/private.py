@@ -168,6 +168,7 @@ def is_ours(folder: Path) -> bool:
     try:
         if (folder / VERSION_FILE).is_file():
             return isinstance(read_json((folder / VERSION_FILE).read_text()).get("version"), int)
+        # Version 2 named directories by a number and had a file with only the version.
         older = re.fullmatch("[0-9]{5}", folder.name) is not None
         return older and read_json((folder / "version.json").read_text()) == {"version": 2}
     except (OSError, ValueError, AttributeError):
@@ -229,6 +230,7 @@ class PrivateState:
             handle = os.open(self.folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError as error:
             raise _unusable(self.root, error) from error
+        # ``collect_old_runs`` reads this time.
         os.utime(handle)
         return open(handle, "w")
 

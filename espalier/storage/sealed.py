@@ -22,6 +22,7 @@ class Damaged(Mistake):
 
 def sealed(document: dict[str, Any]) -> bytes:
     """Return the bytes of a document with its checksum, with keys in sorted order."""
+    # The checksum covers the values as they will be read, for instance tuples as lists.
     as_read = json.loads(json.dumps(document, allow_nan=False))
     return (
         json.dumps({**as_read, SEAL: _digest(as_read)}, indent=2, sort_keys=True) + "\n"

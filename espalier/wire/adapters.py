@@ -164,6 +164,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
         raise Mistake(
             f"lora.layers = {lora.layers!r}: the model has the blocks 0 to {len(plan.blocks) - 1}"
         )
+    # A pattern names a matrix in all blocks (``attn.q``) or in one (``3.attn.q``).
     adapted = {*chosen, *(f"{index}.{name}" for index in layers for name in chosen)}
     for key, named in lora.named_in_patterns().items():
         if unused := [name for name in named if name not in adapted]:

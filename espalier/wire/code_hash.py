@@ -117,6 +117,7 @@ def _require_few_entries(bundle: bytes) -> None:
         If the list is longer than that of any Flower bundle, or if the file has another form.
     """
     start = len(bundle) - END_RECORD.size
+    # The last two bytes are the length of a comment, which Flower's bundles do not have.
     if start < 0 or not bundle.startswith(END, start) or bundle[-2:] != b"\0\0":
         raise zipfile.BadZipFile("the bundle does not end as Flower's bundles do")
     if start >= ZIP64_RECORD.size and bundle.startswith(END_OF_ZIP64, start - ZIP64_RECORD.size):
@@ -166,7 +167,9 @@ def _unpacked(archive: zipfile.ZipFile, file: zipfile.ZipInfo, most: int) -> byt
 
 def _sha256(files: Iterable[tuple[str, bytes]]) -> str:
     digest = hashlib.sha256()
+    # Sort by path components, as ``Path`` objects do.
     for path, content in sorted(files, key=lambda entry: entry[0].split("/")):
         name = path.encode()
+        # The length prefix makes the boundary between name and content unambiguous.
         digest.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(content).digest())
     return digest.hexdigest()

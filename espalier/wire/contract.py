@@ -88,6 +88,7 @@ def check(letter: Letter, side: Side) -> Scalars:
         raise Mistake(
             f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(expected)}"
         )
+    # Check the total size before any blob is parsed.
     size = sum(len(blob) for blob in letter.blobs.values())
     limit = byte_limit(expected)
     if size > limit:
@@ -116,6 +117,7 @@ def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
         from the contract.
     """
     failed = reply.header.status == "failed"
+    # A client that could not read the request cannot repeat its header.
     if failed and reply.header.model_copy(update={"status": "ok"}) == UNREAD:
         return check(reply, FAILED)
     # A request does not know the number of parts of its reply; a failed reply is not split.

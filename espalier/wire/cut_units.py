@@ -185,6 +185,7 @@ class CutUnits:
         """
         if (before & ~after).any():
             raise Mistake(f"{CUT}: units that were cut before have come back")
+        # A client that lost its importance scores cuts nothing.
         if np.array_equal(before, after):
             return
         for own, least in self.targets(share, job):
@@ -221,6 +222,7 @@ class CutUnits:
     def room(self, own: Cut, job: CutSettings) -> int:
         """Return the number of parameters by which a multiple of channels may miss the target."""
         channels = own & (self.pools % 2 == 1)
+        # All channels of a block have the same cost, so one index per block is enough.
         first = np.unique(self.pools[channels], return_index=True)[1]
         return (job.channel_multiple - 1) * int(self.costs[channels][first].sum())
 

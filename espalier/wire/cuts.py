@@ -165,6 +165,7 @@ class SomeOfEachKindStays:
         ):
             raise Mistake(f"{key}: a bias is no finite number")
         if not all(
+            # NaN fails this comparison too.
             (np.abs(tensor) <= MOST_SCALE).all()
             for name, tensor in tensors.items()
             if name.endswith(".scale")

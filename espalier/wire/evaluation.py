@@ -107,6 +107,7 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
         raise Mistake(
             f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}"
         )
+    # 0 as ``task.max-test-items`` means no limit.
     most_items = (
         run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
     )

@@ -102,6 +102,7 @@ def rounds(method: str, kind: Kind) -> list[int]:
         "deliver": result,
     }
     usual = [single[kind]] if kind in single else differ
+    # Keys with a round are tuples; the others hold for every round.
     examples = (key for key in of_method(method).EXAMPLES if not isinstance(key, str))
     return usual + sorted(
         place for of_kind, place in examples if of_kind == kind and place not in usual

@@ -140,6 +140,7 @@ def largest_orders(
     """
     assert plan is not None
     number = max(1, round(len(plan.blocks) * run.of(FedSpaLLMSettings).sampled_layers))
+    # Assume the largest layers, since the server may sample any.
     by_size = sorted(plan.blocks, key=lambda block: block.num_weights, reverse=True)
     blocks = sorted(block.index for block in by_size[:number])
     return {"train": {"blocks": blocks, "versions": [0] * len(plan.blocks)}}

@@ -136,6 +136,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     one; its adapters begin with part 0.
     """
     header = request.header
+    # The result is pushed with the number of the round after the last one.
     in_a_round = header.server_round <= run.federation.rounds
     if in_a_round and header.part == 0:
         return _question(request, plan_of(), run)
@@ -157,6 +158,7 @@ def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     job = run.of(FedSpineSettings)
     asked = validate(CutOrder, request.scalars)
     specs = {STRUCTURE: units.specs}
+    # Without the blob the request is refused anyway; this value is then not used.
     before = units.read(request.blobs[STRUCTURE]) if STRUCTURE in request.blobs else units.none
 
     def within_the_share(order: Scalars) -> None:

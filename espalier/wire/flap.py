@@ -70,6 +70,7 @@ def possible(key: str, blob: bytes, tokens: int) -> None:
     """
     for name, values in views(blob).items():
         lowest, most = (
+            # A sum of squared deviations is not negative; a mean has the range of the inputs.
             (0.0, tokens * MOST_INPUT**2)
             if name.endswith(".squares")
             else (-MOST_INPUT, MOST_INPUT)

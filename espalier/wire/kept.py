@@ -77,6 +77,7 @@ def _finite(numbers: NDArray, dtype: str) -> bool:
     """Return True if no number is infinite or NaN, that is, none has all exponent bits set."""
     if dtype not in EXPONENT:
         return True
+    # NumPy has no bfloat16, so look at the bits instead of using ``isfinite``.
     bits = numbers.view(f"u{numbers.itemsize}")
     exponent = bits.dtype.type(EXPONENT[dtype])
     return not bool(((bits & exponent) == exponent).any())

@@ -66,6 +66,7 @@ class Ledger:
         """
         size, common = self._counted(direction, client, letter.header, content)
         blobs = sum(len(blob) for blob in letter.blobs.values())
+        # The first entry has the bytes of header and fields; one entry per blob follows.
         self._append(
             {**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs}
         )
@@ -176,6 +177,7 @@ def timed_in(path: Path) -> Iterator[tuple[int, int]]:
         return
     with path.open(errors="replace") as lines:
         for line in lines:
+            # A text search is much faster than parsing every line.
             if '"kind": "round"' in line:
                 with suppress(ValueError, KeyError, TypeError):
                     entry = read_json(line)

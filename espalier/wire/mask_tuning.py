@@ -53,6 +53,7 @@ def fisher_rows(units: int, run: RunSettings) -> int:
 def fisher_spec(units: int, run: RunSettings) -> TensorSpec:
     """Return the spec of a factor as it is sent: flat, without the zeros below its diagonal."""
     rows = fisher_rows(units, run)
+    # Row i of the triangular factor has i leading zeros, which are not sent.
     return TensorSpec("F32", (rows * units - triangle_size(rows - 1),))
 
 

@@ -163,6 +163,7 @@ def read(content: RecordDict) -> Letter:
         and isinstance(blobs, ArrayRecord)
     ):
         raise Mistake("message: header and scalars must be config records, blobs an array record")
+    # Limit the size of both records before any value is read.
     _require_bounded("header", header)
     _require_bounded("scalars", scalars)
     version = header.get("schema_version")
@@ -187,6 +188,7 @@ def failure(header: Header, reason: str, lost: bool = False) -> Letter:
     lost
         True if the client lost state of earlier rounds.
     """
+    # Unicode normalization may lengthen the text, so cut it again afterwards.
     told = Failure(reason=without_control(reason[:4000])[:4000], lost=lost)
     return Letter(header.model_copy(update={"status": "failed"}), told.model_dump())
 

@@ -212,6 +212,7 @@ def hashes_of_part(
         Keys of the blobs of the part.
     """
     fetched = request.header.kind == "fetch"
+    # A ``fetch`` names the hashes of its part, a report those of the whole reply.
     keys = sorted(part) if fetched else list(reply)
 
     def named(scalars: Scalars) -> dict[str, str]:

@@ -114,6 +114,7 @@ def views(blob: bytes) -> dict[str, NDArray]:
         See ``tensor_specs``.
     """
     specs = tensor_specs(blob)
+    # A blob is the length of the header (8 bytes), the header, and the data.
     start = 8 + struct.unpack("<Q", blob[:8])[0]
     found = {}
     for name, spec in specs.items():
@@ -147,6 +148,7 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
     ):
         raise Mistake("payload: not a safetensors blob (header length)")
     text = blob[8 : 8 + size]
+    # Each tensor has one brace and two brackets; the header itself has one brace.
     if TOO_MANY_DIGITS.search(text) or text.count(b"{") + text.count(b"[") > 3 * MOST_TENSORS + 1:
         raise Mistake("payload: the safetensors header has too many digits or entries")
     try:
@@ -217,6 +219,7 @@ def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:
         }
         offset = stop
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # safetensors pads the header with blanks to a multiple of 8 bytes.
     return text + b" " * (-len(text) % 8)
 
 

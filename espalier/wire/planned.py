@@ -144,6 +144,7 @@ def _answers(
         for kind, scalars in orders(plan, run, server_round).items():
             yield _answer(run, plan_of, kind, server_round, scalars)
     evaluated = run.clients_evaluate or run.evaluation.own_text
+    # Clients are asked only if the result is evaluated, stored, or needs fitting.
     if run.job.makes_alone and (
         evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
     ):
@@ -180,6 +181,7 @@ def _answer(
         schema_version=SCHEMA_VERSION, kind=kind, method=run.method, lineage=NO_LINEAGE, server_round=server_round, client=0,
         attempt=1, part=0, num_parts=1,
     )  # fmt: skip
+    # An undivided reply shows all blobs in one contract.
     whole = run.model_copy(update={"part_bytes": WHOLE})
     try:
         contract: Contract = contract_for(Letter(header, dict(scalars)), plan_of, whole)

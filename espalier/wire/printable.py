@@ -38,6 +38,7 @@ def without_control(text: str, keep: str = "\n") -> str:
     """Return ``text`` with a question mark for each unprintable character not in ``keep``."""
     found = []
     marks = 0
+    # Compose characters first, so that ordinary accents do not count as marks.
     for character in unicodedata.normalize("NFC", text):
         marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
         fine = (character.isprintable() or character in keep) and marks <= MOST_MARKS

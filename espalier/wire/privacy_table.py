@@ -109,6 +109,7 @@ def _contract(
 ) -> Contract:
     """Return the contract of the first form of a request."""
     size = BLOCK_AND_HEAD[settings["federation.payload"]] if plan.head_features else PART_BYTES
+    # Only a reply in several parts has a ``fetch``.
     cut = {"part-bytes": size} if kind == "fetch" else {}
     run = parse({**settings_for(method, kind), **settings, **cut})
     letter = request(run, kind, server_round, asked(run, kind, server_round)[0])

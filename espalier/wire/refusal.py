@@ -20,6 +20,7 @@ OBSERVER = "that the node has heard that it takes no part"
 class Refusal(Scalars):
     """Reason why a node cannot take part."""
 
+    # ``printable`` may append a note after the last permitted character.
     reason: str = Field(max_length=MOST_CHARACTERS + 40)
 
     @field_validator("reason")

@@ -71,6 +71,7 @@ def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> str:
     str
         r and s, hexadecimal. All signatures by keys of one curve have the same length.
     """
+    # DER signatures vary in length; a fixed size keeps equal runs equal in bytes.
     size = _size(key.curve)
     return b"".join(
         number.to_bytes(size) for number in decode_dss_signature(key.sign(text, SIGNED))

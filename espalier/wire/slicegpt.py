@@ -77,6 +77,7 @@ def basis_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor
     A basis has the shape (width, kept width).
     """
     width = dense_width(plan)
+    # Columns of a basis are the directions that the sliced model keeps.
     kept = run.of(SliceGptSettings).width(width)
     return {place: {BASIS: TensorSpec("F32", (width, kept))} for place in places(plan)}
 

@@ -310,6 +310,7 @@ def unit_size(plan: ModelPlan, linear: str, kind: str) -> int:
     """Return the number of rows or columns of a matrix that belong to one unit of a kind."""
     if kind != "groups":
         return 1
+    # An attention group has one key-value head and ``heads_per_group`` query heads.
     return plan.head_dim * (plan.heads_per_group if linear in ("attn.q", "attn.o") else 1)
 
 
@@ -334,6 +335,7 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
     blocks = tuple(
         _cut_block(plan, index, block, structure) for index, block in enumerate(structure.blocks)
     )
+    # Embeddings, final norm and head stay as they are.
     beside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
     return replace(
         plan, blocks=blocks, num_parameters=beside + sum(block.num_parameters for block in blocks)
@@ -412,6 +414,7 @@ def _from_ranges(text: str) -> Iterator[int]:
             not part.isascii()
             or not first.isdecimal()
             or (dash and not last.isdecimal())
+            # Reading a number takes time that grows with its digits, so limit them.
             or max(len(first), len(last)) > 8
         ):
             raise ValueError(text)

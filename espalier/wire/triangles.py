@@ -14,6 +14,7 @@ def triangle_size(width: int) -> int:
 
 def diagonal_of(triangle: NDArray[np.float32], width: int) -> NDArray[np.float64]:
     """Return the diagonal of a matrix from its upper triangle, (width,)."""
+    # Row i has width - i entries and begins with its diagonal entry.
     return triangle[np.concatenate([[0], np.cumsum(np.arange(width, 1, -1))])].astype(np.float64)
 
 
@@ -40,6 +41,7 @@ def are_inner_products(triangle: NDArray[np.float32], width: int, slack: float =
         return False
     roots = np.sqrt(diagonal)
     start = 0
+    # Row by row, so that no (width, width) matrix is needed.
     for place, root in enumerate(roots):
         row = triangle[start : start + width - place]
         if (np.abs(row) > root * roots[place:] * (1 + ROUNDING) + slack).any():
