@@ -1,1 +1,1 @@
-"""What stays on a machine: atomic files, blobs by hash, a node's private state."""
+"""Storage on one machine: atomic files, blobs by hash, logs, locks and a node's private state."""

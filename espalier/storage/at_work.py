@@ -1,9 +1,12 @@
-"""Who is at work for a run on this machine, and what they say of it: ``<state-dir>/at-work/<lineage>.log``.
+"""Activity and progress of the clients of a run on this machine.
 
-Simulated clients share the machine and its workers with each other. Whoever works holds a shared lock on the run's file, and
-writes lines to it; the server tries the lock, and shows the lines.
-Covers: the lock ends with its process, however that ends; a line is written whole; for the owner's account alone.
-Does not cover: other machines; a process that hangs, which counts as one that works.
+Every run has a file ``<state-dir>/at-work/<lineage>.log``. Simulated clients share the machine and
+its worker processes. A process that works for a client holds a shared lock on the file and appends
+progress lines to it. The server tests the lock and shows the lines.
+
+Covers: the lock ends with its process, however the process ends; each line is written by one system
+call; only the owner's account can read the file.
+Does not cover: clients on other machines; a process that hangs, which still counts as working.
 """
 
 import fcntl
@@ -19,26 +22,40 @@ FOLDER = "at-work"
 
 
 class AtWork:
-    """The work for one run (``lineage``) on this machine."""
+    """Activity of one run on this machine.
+
+    Parameters
+    ----------
+    root
+        The node's ``state-dir``.
+    lineage
+        Name of the run.
+    """
 
     def __init__(self, root: Path, lineage: str) -> None:
         self._root = root
         self.path = root / FOLDER / f"{lineage}.log"
         self._read = self.path.stat().st_size if self.path.exists() else 0
-        """Bytes; what was said before, in a part of the run that was interrupted, is old."""
+        """Number of bytes already read.
+
+        Lines from before an interruption of the run are old, so they are skipped.
+        """
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count as at work until the end of the block; any number of processes may.
+        """Count this process as working until the end of the block.
+
+        Any number of processes may work at the same time.
 
         Raises
         ------
         Mistake
-            The file cannot be made.
+            If the file cannot be created, or the directory holds files of another program.
         """
         folder = private_folder(self._root, FOLDER)
         if not is_ours(folder):
-            mark_as_ours(folder)  # refuses what holds another program's files
+            # Raises Mistake if another program keeps files in this directory.
+            mark_as_ours(folder)
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError as error:
@@ -52,12 +69,13 @@ class AtWork:
             os.close(handle)
 
     def anybody(self) -> bool:
-        """Whether somebody is at work now."""
+        """Return True if a process is working for the run now."""
         try:
             handle = os.open(self.path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return False
         try:
+            # An exclusive lock fails as long as any worker holds a shared one.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -66,7 +84,7 @@ class AtWork:
         return False
 
     def say(self, line: str) -> None:
-        """Leave a line for the server; on a full disk it is lost, which costs no more than the line."""
+        """Append a progress line for the server; on an error, such as a full disk, drop it."""
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError:
@@ -79,7 +97,7 @@ class AtWork:
             os.close(handle)
 
     def new_lines(self) -> list[str]:
-        """What was said since the last call, whole lines only."""
+        """Return the complete lines that were written since the last call."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._read)
@@ -90,13 +108,16 @@ class AtWork:
         return said.decode(errors="replace").splitlines()
 
     def remove(self) -> None:
-        """Let go of the file, where it is one of ours."""
+        """Delete the file if its directory was created by Espalier."""
         if is_ours(self.path.parent):
             self.path.unlink(missing_ok=True)
 
 
 def collect_old_work(root: Path, older_than: float) -> None:
-    """Remove the files of runs that were not worked for since ``older_than`` (seconds since the epoch)."""
+    """Delete the files of runs that were last used before ``older_than``.
+
+    ``older_than`` is in seconds since the epoch.
+    """
     for file in (root / FOLDER).glob("*.log") if is_ours(root / FOLDER) else ():
         if file.stat().st_mtime < older_than:
             file.unlink(missing_ok=True)

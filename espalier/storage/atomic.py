@@ -1,4 +1,8 @@
-"""Files that are either the old or the new one, never half of it: write, fsync, rename, fsync the directory."""
+"""Atomic file writes: a reader sees the old file or the complete new one, never a partial file.
+
+A file is written under a temporary name, synced with ``fsync`` and renamed; then its directory is
+synced.
+"""
 
 import json
 import math
@@ -14,12 +18,21 @@ from espalier.settings.mistakes import Mistake
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Open a temporary neighbour of ``path`` for writing; it takes the place of ``path`` when the block ends well.
+    """Open a temporary file that replaces ``path`` when the block ends without an error.
+
+    The temporary file is in the same directory as ``path``.
+
+    Parameters
+    ----------
+    path
+        File to replace. Missing parent directories are created.
+    mode
+        Permissions of the new file.
 
     Raises
     ------
     Mistake
-        The file system refused (no space, no permission); ``path`` is then as it was.
+        If the file system refuses, for lack of space or permission. ``path`` is then unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,8 +46,10 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        # ``mkstemp`` creates the file with owner-only permissions.
         os.chmod(name, mode)
         os.replace(name, path)
+        # The rename survives a power failure only after the directory is synced.
         sync_directory(path.parent)
     except OSError as error:
         with suppress(FileNotFoundError):
@@ -49,18 +64,19 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a whole file atomically."""
+    """Write a whole file atomically; see ``replacing`` for errors."""
     with replacing(path, mode) as file:
         file.write(data)
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
-    """Write a JSON file atomically, keys in the given order.
+    """Write a JSON file atomically, with keys in the given order.
 
     Raises
     ------
     Mistake
-        A number is NaN or infinite, which JSON has no words for; its key is named. Or as ``replacing`` does.
+        If a number is NaN or infinite, which JSON cannot represent; the error names its key. Also
+        in the cases of ``replacing``.
     """
     if (key := next(not_finite_keys(value), None)) is not None:
         raise Mistake(
@@ -70,7 +86,7 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 
 def not_finite_keys(value: Any, key: str = "") -> Iterator[str]:
-    """Yield the keys, as ``metrics.0.value``, of all numbers of a JSON value that are NaN or infinite."""
+    """Yield the keys (``metrics.0.value``) of all NaN or infinite numbers in a JSON value."""
     if isinstance(value, float) and not math.isfinite(value):
         yield key or "the value"
     elif isinstance(value, Mapping):
@@ -82,7 +98,11 @@ def not_finite_keys(value: Any, key: str = "") -> Iterator[str]:
 
 
 def finite_values(value: Any) -> Any:
-    """Return a JSON value with null for each number that is NaN or infinite: for what is reported, beside a sentence."""
+    """Return a JSON value in which null replaces every NaN or infinite number.
+
+    Metrics and summaries use it. There a number may be missing, because the text next to it gives
+    the reason.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -91,7 +111,7 @@ def finite_values(value: Any) -> Any:
 
 
 def sync_directory(path: Path) -> None:
-    """Let the names in a directory be on the disk."""
+    """Sync a directory to disk, so that new and renamed files in it survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

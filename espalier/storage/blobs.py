@@ -1,4 +1,4 @@
-"""Blobs by hash: the name of a blob is the SHA-256 of its bytes."""
+"""Content-addressed blobs: the name of a blob is the SHA-256 of its bytes."""
 
 import hashlib
 import re
@@ -14,18 +14,21 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal SHA-256."""
+    """Return the hexadecimal SHA-256 of ``data``."""
     return hashlib.sha256(data).hexdigest()
 
 
 class BlobStore:
-    """A directory of blobs, each in a file named by its hash.
+    """Directory of blobs, each in a file named ``<sha256>.blob``.
 
     Parameters
     ----------
-    root : the directory
-    mode : permissions of the files
-    remedy : what to do about a blob that is damaged or missing
+    root
+        Directory of the blobs. It is created when the first blob is stored.
+    mode
+        Permissions of the files.
+    remedy
+        Advice that is appended to the error for a damaged or missing blob.
     """
 
     def __init__(
@@ -36,14 +39,14 @@ class BlobStore:
         self._remedy = remedy
 
     def put(self, data: bytes) -> str:
-        """Store a blob and return its hash; a blob that is already there, and whole, is not written again."""
+        """Store a blob and return its hash; an intact copy that already exists is not rewritten."""
         key = sha256(data)
         if not self.is_whole(key):
             write_bytes(self.path(key), data, self._mode)
         return key
 
     def is_whole(self, key: str) -> bool:
-        """Whether a blob is there, with the bytes that it was stored with."""
+        """Return True if the blob exists and its bytes have its hash."""
         try:
             with open(self.path(key), "rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == key
@@ -51,8 +54,9 @@ class BlobStore:
             return False
 
     def put_pieces(self, pieces: Iterable[bytes | memoryview]) -> str:
-        """Store a blob that is larger than memory, piece by piece, and return its hash."""
+        """Store a blob piece by piece, so that it need not fit in memory, and return its hash."""
         digest = hashlib.sha256()
+        # The final name is the hash, which is known only after the last piece.
         unfinished = self.root / "unfinished"
         with replacing(unfinished, self._mode) as file:
             for piece in pieces:
@@ -63,7 +67,13 @@ class BlobStore:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[BinaryIO]:
-        """A blob as a file, after its bytes were checked; raises as ``get`` does."""
+        """Open a blob for reading after its hash is verified.
+
+        Raises
+        ------
+        Mistake
+            If there is no such blob, or its bytes do not have its hash.
+        """
         if not self.path(key).exists():
             raise self._missing(key)
         with open(self.path(key), "rb") as file:
@@ -73,30 +83,31 @@ class BlobStore:
             yield file
 
     def has(self, key: str) -> bool:
-        """Whether there is such a blob; whether its bytes still have its hash, reading it tells."""
+        """Return True if the blob exists; its bytes are not verified."""
         return self.path(key).exists()
 
     def keep_only(self, keys: Collection[str]) -> None:
-        """Remove all other blobs."""
+        """Delete all blobs except ``keys``."""
         for path in self.root.glob("*.blob"):
             if path.stem not in keys:
                 path.unlink()
 
     def num_bytes(self) -> int:
-        """Return the bytes of all blobs together."""
+        """Return the total size of all blobs in bytes."""
         return sum(path.stat().st_size for path in self.root.glob("*.blob"))
 
     def remove(self, key: str) -> None:
-        """Remove a blob, if it is there."""
+        """Delete a blob if it exists."""
         self.path(key).unlink(missing_ok=True)
 
     def get(self, key: str) -> bytes:
-        """Read a blob.
+        """Return the bytes of a blob.
 
         Raises
         ------
         Mistake
-            There is no such blob, or its bytes no longer have its hash.
+            If ``key`` is not a SHA-256, if there is no such blob, or if its bytes do not have its
+            hash.
         """
         try:
             data = self.path(key).read_bytes() if _SHA256.fullmatch(key) else None
@@ -115,5 +126,5 @@ class BlobStore:
         return Mistake(f"{self.path(key)}: the bytes are damaged; {self._remedy}")
 
     def path(self, key: str) -> Path:
-        """The file of a blob, whether it is there or not."""
+        """Return the path of a blob, which need not exist."""
         return self.root / f"{key}.blob"

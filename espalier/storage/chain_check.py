@@ -1,6 +1,7 @@
-"""Go through a log of ``hash_chain`` from its beginning, and say whether it is whole, or which line is the first that is not.
+"""Verification of a log that ``hash_chain`` wrote, up to its end or its first fault.
 
-Covers and does not cover: see ``hash_chain``. Of the log a line at a time is in memory.
+See ``hash_chain`` for the faults that are detected and those that are not. One line of the log is
+in memory at a time.
 """
 
 import hashlib
@@ -25,56 +26,66 @@ from espalier.storage.hash_chain import (
 )
 
 BEGINNING = b'{"'
-"""Of every entry."""
+"""First bytes of every entry."""
 BOUND_TO = ("lineage", "site")
-"""What the egress log of a site in a run is of."""
+"""Keys of an entry that identify the log: the run and the site."""
 
 
 @dataclass
 class Checked:
-    """What was found in a log."""
+    """Result of the verification of a log."""
 
     origin: dict[str, str] | None = None
-    """Run and site; None where no entry is whole."""
+    """Run and site of the log; None if no entry is intact."""
     head: str = ""
-    """Hash of the last entry of the chain, as far as that is whole."""
+    """Hash of the last verified entry; empty if there is none."""
     entries: int = 0
+    """Number of verified entries."""
     kinds: Counter[str] = field(default_factory=Counter)
-    """How many entries of each ``entry``: replies, and what became of those that were held."""
+    """Number of entries per value of ``entry``: replies, and steps of their approval."""
     num_bytes: int = 0
-    """Of all replies."""
+    """Total size of all replies in bytes."""
     first: str = ""
+    """Time of the first entry."""
     last: str = ""
-    """Times of the first and the last entry."""
+    """Time of the last entry."""
     notes: list[str] = field(default_factory=list)
-    """What is no part of the chain, and was told by it."""
+    """Remarks on lines that do not belong to the chain but are no fault."""
     fault: str = ""
-    """The first broken line, and why; empty where the log is whole."""
+    """First broken line and the reason; empty if the log is intact."""
     unchained: int = 0
-    """Entries of a release whose log had no chain."""
+    """Number of entries by a release whose logs had no chain."""
     torn: int = 0
-    """Lines that are the beginning of an entry: of a process that ended while it wrote, or made of an entry by somebody."""
+    """Number of incomplete lines.
+
+    A process that ends during a write leaves such a line. A person who truncates an entry leaves
+    one too.
+    """
     seen: dict[str, int] = field(default_factory=dict)
-    """Of the hashes that were looked for, the numbers of their entries."""
+    """Entry numbers of the ``wanted`` hashes that were found, by hash."""
 
 
 @dataclass
 class _Stray:
-    """Lines that are no part of the chain, since its last entry."""
+    """Lines after the last verified entry that do not belong to the chain."""
 
     first_line: int = 0
+    """Number of the first such line, from 1; 0 if there is none."""
     num_bytes: int = 0
+    """Total size of these lines in bytes, with their line ends."""
     older: int = 0
-    """Entries without a chain among them."""
+    """Number of entries among them that have no chain keys."""
     others: int = 0
+    """Number of incomplete lines among them."""
     changed: str = ""
-    """An entry of the chain that is not as it was written, and why."""
+    """Description of the first line that was altered or is foreign; empty if there is none."""
     open_end: bool = False
-    """The last of them has no end."""
+    """True if the last of these lines has no line end."""
     hash: Any = field(default_factory=hashlib.sha256)
+    """SHA-256 over these lines, as the next entry must state it."""
 
     def add(self, number: int, line: bytes, entry: dict[str, Any] | None) -> None:
-        """Note a line, with its end."""
+        """Classify a line, which includes its line end, and count it."""
         self.first_line = self.first_line or number
         self.num_bytes += len(line)
         self.hash.update(line)
@@ -98,19 +109,27 @@ class _Stray:
 
 
 def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
-    """Read a log to its end, or to its first fault; ``wanted`` are hashes of entries that shall be in it.
+    """Verify a log up to its end or its first fault.
+
+    Parameters
+    ----------
+    path
+        The log.
+    wanted
+        Hashes of entries to look for; ``Checked.seen`` has those that were found.
 
     Raises
     ------
     Mistake
-        It cannot be read.
+        If the file cannot be read.
     """
     checked = Checked()
     stray = _Stray()
     try:
         for number, line in _lines(path):
             entry = read_entry(line)
-            if not is_whole(entry, line.removesuffix(b"\n")):  # an entry may lack its line's end
+            # The last entry may lack its line end; it counts as intact without one.
+            if not is_whole(entry, line.removesuffix(b"\n")):
                 stray.add(number, line, entry)
                 continue
             assert entry is not None
@@ -131,9 +150,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _fault(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any]) -> str:
-    """Why an entry, whole by itself, does not follow what stands before it; empty if it does."""
+    """Return why an intact entry does not continue the chain; empty if it does."""
     if stray.changed:
         return stray.changed
+    # Entries without a chain may only precede the first entry of the chain.
     if stray.older and checked.entries:
         return f"line {stray.first_line}: is no entry of the chain"
     told = entry.get(UNCHAINED)
@@ -164,6 +184,7 @@ def _fault(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any]) 
             f"line {number}: is entry {found}, and stands behind entry {checked.entries}: it was"
             " moved or inserted"
         )
+    # The first entry is bound to the run and site instead of to an earlier entry.
     if entry[BEFORE] != (checked.head or digest(origin)):
         return (
             f"line {number}: does not hold the hash of what stands before it: one of the two was"
@@ -201,7 +222,11 @@ def _take(
 
 
 def _end(checked: Checked, stray: _Stray) -> None:
-    """What stands behind the last entry."""
+    """Judge the lines after the last entry.
+
+    An incomplete line is noted, and a log without any chain is counted as ``unchained``. Anything
+    else is a fault.
+    """
     if not stray.num_bytes:
         return
     if stray.changed:
@@ -222,7 +247,7 @@ def _end(checked: Checked, stray: _Stray) -> None:
 
 
 def _may_be_torn(line: bytes) -> bool:
-    """Whether a line is what a process leaves that ends while it writes an entry: the beginning of a JSON object."""
+    """Return True if a line looks like the beginning of an entry: of a JSON object in ASCII."""
     text = line.removesuffix(b"\n")
     return (
         BEGINNING.startswith(text[: len(BEGINNING)])
@@ -232,7 +257,10 @@ def _may_be_torn(line: bytes) -> bool:
 
 
 def _torn(first: int, last: int, told: str) -> str:
-    """Another process may end while it writes behind a torn line, so that there are several."""
+    """Return the note on incomplete lines.
+
+    There are several if further processes ended during a write after an incomplete line.
+    """
     lines = f"line {first}: is" if first == last else f"lines {first} to {last}: are"
     left = "a process that ends while it writes leaves such a line, and its reply does not leave"
     return (

@@ -1,9 +1,10 @@
-"""One process at a time works in a directory, and whoever comes second is told who it is.
+"""Exclusive lock of a directory; the error for a second process names the first one.
 
-Covers: processes of one machine, also in containers that share the directory. The kernel lets a lock go when its process ends,
-however it ends, so that none is ever stale.
-Does not cover: machines that share the directory over a network file system without locks between machines (NFS mounted with
-``nolock`` or ``local_lock``, for instance). Where the file system has no locks at all, a warning says so.
+Covers: processes of one machine, also in containers that share the directory. The kernel releases a
+lock when its process ends, however it ends, so that no lock is ever stale.
+Does not cover: machines that share the directory over a network file system without locks between
+machines (for instance NFS mounted with ``nolock`` or ``local_lock``). If the file system has no
+locks at all, a warning says so.
 """
 
 import errno
@@ -21,22 +22,28 @@ from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 FILE = "lock"
-"""It stays in the directory; who holds the lock, if anybody does, stands in it."""
+"""Name of the lock file.
+
+It stays in the directory, and its text names the holder of the lock, if any.
+"""
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""Error numbers of a file system without locks."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a directory.
+    """Hold the lock of a directory for the duration of the block.
 
     Raises
     ------
     Mistake
-        Another process holds it, which is named; or the file of the lock cannot be written.
+        If another process holds the lock, which the error names, or if the lock file cannot be
+        written.
     """
     path = folder / FILE
     with open(_opened(path, os.O_CREAT), "r+") as file:
         try:
+            # The kernel releases the lock with the last handle, even after a crash.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _held(path) from None
@@ -56,7 +63,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
-    """Hold the lock of a directory; a second process waits until the first is done or dead. The lock's time is that of use."""
+    """Wait for the lock of a directory and hold it for the duration of the block.
+
+    The modification time of the lock file becomes the time of this use.
+    """
     with open(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(file.fileno())
@@ -64,7 +74,13 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path) -> None:
-    """Raise Mistake as ``locked`` does if another process holds the lock now, or it cannot be had; nothing is written."""
+    """Check that ``locked`` would succeed now, without writing anything.
+
+    Raises
+    ------
+    Mistake
+        If another process holds the lock, or if the directory or the lock file is not writable.
+    """
     path = folder / FILE
     if not path.exists():
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -72,20 +88,24 @@ def require_free(folder: Path) -> None:
         return
     with open(_opened(path), "r+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file lets it go
+            # Closing the file releases this lock.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _held(path) from None
         except OSError:
-            return  # ``locked`` has a word for it
+            # ``locked`` warns about a file system without locks and raises other errors.
+            return
 
 
 def holder_of(folder: Path) -> str:
-    """Return which process holds the lock of a directory now, in words; empty if none does. Nothing is written.
+    """Return a description of the process that holds the lock of a directory.
+
+    The description is empty if there is none. Nothing is written.
 
     Raises
     ------
     Mistake
-        The file of the lock is there, and cannot be read.
+        If the lock file exists and cannot be read.
     """
     path = folder / FILE
     if not path.exists():
@@ -124,7 +144,7 @@ def _oneself() -> str:
 
 
 def _write(handle: int, text: str) -> None:
-    """A full disk is no reason to end: the lock holds without its words."""
+    """Write the label of the lock; on an error only warn, since the lock holds without it."""
     try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, text.encode(), 0)

@@ -1,12 +1,13 @@
-"""Replies that wait at a site until an officer decides: ``<state-dir>/<run>/<site>/held``.
+"""Replies of a site that wait for a person's approval: ``<state-dir>/<run>/<site>/held``.
 
-A held reply is a sealed document of what would leave (what the egress log would say of it, its scalars with their values,
-and the hashes of all its blobs), and beside it the blobs themselves, as safetensors files. A decision is a sealed document
-of its own; then the blobs are removed, and the documents stay as long as the run's private state.
+A waiting reply is a sealed document of the data that would leave: its entry in the egress log, its
+fields with their values, and the hashes of all its blobs. The blobs are stored next to the document
+as safetensors files. A decision is a sealed document of its own. After a decision the blobs are
+deleted, and the documents stay as long as the client state of the run.
 
-Covers: a document, a decision or a blob whose bytes changed is found before anything is decided; a decision is for one
-reply, by the hash of all that is in it.
-Does not cover: somebody with the right to write there, who can also decide.
+Covers: a change to the bytes of a document, a decision or a blob is found before a decision is
+made; a decision applies to one reply, which is identified by the hash of its content.
+Does not cover: a person with the right to write there, who can also decide.
 """
 
 import fcntl
@@ -27,66 +28,80 @@ from espalier.storage.private import HELD, OWNER_ONLY_FILE, is_ours, private_fol
 from espalier.storage.sealed import read_sealed, sealed
 
 VERSION = 1
+"""Version of the documents."""
 ID_LENGTH = 12
+"""Hexadecimal digits of a reply's short id."""
 IDENTITY = ("lineage", "site", "method", "round", "client", "kind", "part")
-"""What of a reply's entry says which reply it is; attempts of one message are one reply."""
+"""Keys of the log entry that identify a reply; attempts of one message are the same reply."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A held reply."""
+    """Reply that waits for approval."""
 
     entry: Mapping[str, Any]
-    """What the egress log would say of it, with run, site and time."""
+    """Entry of the reply in the egress log, with run, site and time."""
     scalars: Mapping[str, Any]
+    """Fields of the reply with their values."""
     later: Sequence[Mapping[str, Any]]
-    """Blobs of further parts, which are released with it; as the log describes blobs, the first ones stand in ``entry``."""
+    """Blobs of later parts, which are approved together with the reply.
+
+    The format is that of the egress log. The blobs of the first part are in ``entry``.
+    """
 
     @property
     def digest(self) -> str:
-        """Hash of all that would leave."""
+        """Hash of the whole content of the reply."""
         which = {key: self.entry[key] for key in IDENTITY}
         blobs = {blob["name"]: blob["sha256"] for blob in self.entry["blobs"]}
         return digest([which, dict(self.scalars), blobs, [blob["sha256"] for blob in self.later]])
 
     @property
     def id(self) -> str:
-        """What an officer calls it."""
+        """Short id by which a person refers to the reply."""
         return self.digest[:ID_LENGTH]
 
     @property
     def blobs(self) -> list[Mapping[str, Any]]:
-        """All blobs, those of further parts too."""
+        """All blobs, including those of later parts."""
         return [*self.entry["blobs"], *self.later]
 
     @property
     def num_bytes(self) -> int:
-        """Of the reply and its further parts."""
+        """Size of the reply and its later parts in bytes."""
         return int(self.entry["bytes"]) + sum(blob["bytes"] for blob in self.later)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What an officer decided."""
+    """Decision of a person on a reply."""
 
     released: bool
+    """True if the reply may leave the site."""
     time: str
     by: str
+    """Name of the person who decided."""
     reason: str = ""
 
 
 class HeldReplies:
-    """The held replies of a site in a run."""
+    """Replies of one site in one run that wait for approval or were decided."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __iter__(self) -> Iterator[Held]:
-        """All of them, decided or not, the oldest first; raises Mistake where one is damaged."""
+        """Yield all replies, decided or not, oldest first.
+
+        Raises
+        ------
+        Mistake
+            If a document is damaged.
+        """
         yield from in_order([self._read(path) for path in self._documents()])
 
     def undecided(self) -> tuple[list[Held], list[Mistake]]:
-        """Those on which nobody decided, the oldest first, and what is wrong with those that cannot be read."""
+        """Return the waiting replies, oldest first, and the errors of unreadable ones."""
         found = list[Held]()
         damaged = list[Mistake]()
         for path in self._documents():
@@ -102,16 +117,29 @@ class HeldReplies:
         return sorted(path for path in self.folder.glob("*.json") if len(path.stem) == ID_LENGTH)
 
     def has(self, held: Held) -> bool:
-        """Whether it is here, or was decided."""
+        """Return True if the reply is stored here; it may wait or be decided."""
         return self._document(held).exists()
 
     def add(self, held: Held, blobs: Mapping[str, bytes], kept: BlobStore) -> None:
-        """Keep a reply, with copies of its blobs by hash: whoever opens and spoils one of them spoils nothing else."""
+        """Store a reply with copies of its blobs.
+
+        The copies keep the originals safe from a person who opens and overwrites one.
+
+        Parameters
+        ----------
+        held
+            The reply.
+        blobs
+            Blobs of the first part by hash.
+        kept
+            Store of the blobs of later parts.
+        """
         store = BlobStore(private_folder(self.folder, held.id), OWNER_ONLY_FILE)
         for blob in held.blobs:
             key = blob["sha256"]
             if not store.is_whole(key):
                 store.put(blobs[key] if key in blobs else kept.get(key))
+        # The document comes after the blobs, so that it never names a missing one.
         document = {
             "version": VERSION,
             "entry": held.entry,
@@ -122,12 +150,12 @@ class HeldReplies:
         write_bytes(self._document(held), sealed(document), OWNER_ONLY_FILE)
 
     def decision(self, held: Held) -> Decision | None:
-        """What was decided of exactly this reply; None as yet.
+        """Return the decision on exactly this reply; None if there is none yet.
 
         Raises
         ------
         Mistake
-            The decision is damaged, or of another reply.
+            If the decision is damaged or belongs to another reply.
         """
         path = self._decided(held)
         if not path.exists():
@@ -139,12 +167,12 @@ class HeldReplies:
 
     @contextmanager
     def deciding(self, held: Held) -> Iterator[None]:
-        """Nobody else decides on a reply of this folder in the block.
+        """Lock the decisions of this directory for the duration of the block.
 
         Raises
         ------
         Mistake
-            Somebody has decided on this one, which is final.
+            If there is a decision on this reply already; a decision is final.
         """
         with open(
             self.folder / "deciding.lock", "ab", opener=partial(os.open, mode=OWNER_ONLY_FILE)
@@ -159,7 +187,13 @@ class HeldReplies:
             yield
 
     def require_as_shown(self, held: Held) -> None:
-        """Raise Mistake where a blob is not, or no longer, the one that the document names."""
+        """Check that every blob is still the one that the document names.
+
+        Raises
+        ------
+        Mistake
+            If a blob has changed or is missing.
+        """
         store = BlobStore(self.folder / held.id)
         for blob in held.blobs:
             if not store.is_whole(blob["sha256"]):
@@ -170,7 +204,8 @@ class HeldReplies:
                 )
 
     def decide(self, held: Held, decision: Decision) -> None:
-        """Write a decision down, within ``deciding``; the blobs are needed no more."""
+        """Write a decision and delete the blobs; call it within ``deciding``."""
+        # The decision comes first: an interruption then loses no blob that is still undecided.
         write_bytes(
             self._decided(held),
             sealed({"version": VERSION, "digest": held.digest, **decision.__dict__}),
@@ -179,7 +214,10 @@ class HeldReplies:
         shutil.rmtree(self.folder / held.id, ignore_errors=True)
 
     def blobs_decided(self, server_round: int) -> dict[str, bool]:
-        """Hashes of all blobs of a round that were decided on, and whether they were released; one refusal counts for more."""
+        """Return the decisions on the blobs of a round, by hash: True if released, else False.
+
+        If a blob belongs to several replies, one refusal is enough to refuse it.
+        """
         found: dict[str, bool] = {}
         for held, decision in self._decided_ones():
             if held.entry["round"] == server_round:
@@ -188,7 +226,7 @@ class HeldReplies:
         return found
 
     def _decided_ones(self) -> Iterator[tuple[Held, Decision]]:
-        """Those that can be read; what a damaged document would let out is held anew."""
+        """Yield the readable decisions; a reply with a damaged document needs a new decision."""
         for path in self._documents():
             with suppress(Mistake):
                 held = self._read(path)
@@ -213,12 +251,12 @@ class HeldReplies:
 
 
 def in_order(found: Sequence[Held]) -> list[Held]:
-    """The oldest first."""
+    """Sort replies by time, oldest first."""
     return sorted(found, key=lambda held: (held.entry["time"], held.entry["round"], held.id))
 
 
 def held_at(root: Path) -> list[HeldReplies]:
-    """The held replies of all sites and runs below a state directory."""
+    """Return the stored replies of all sites and runs below a state directory."""
     return [
         HeldReplies(folder) for folder in sorted(root.glob(f"*/*/{HELD}")) if is_ours(folder.parent)
     ]

@@ -1,12 +1,21 @@
-"""A node's private state: ``<state-dir>/<lineage>/<site>/r<NNN>``.
+"""Private state of a node's clients: ``<state-dir>/<lineage>/<site>/r<NNN>``.
 
-Covers: other users of the machine cannot read it (owner-only permissions); two sites that share a state directory have each
-their own; a site has one number and one set of settings in a run; two processes of one client do not write at once (a lock per
-client); state of an older layout is refused; of rounds only the last two are kept, what outlasts rounds (``lasting``) is let
-go by whoever put it there, and runs that nobody touched for long are removed, where a directory carries our version file. Only
-an empty directory gets one: what another program keeps below a wrongly chosen state-dir is neither used nor removed.
-Does not cover: encryption at rest, an attacker who has the owner's account, or two nodes under one site name on two machines.
-What a site answered before is forgotten with its state, by ``keep-days`` or by its owner's hand.
+Covers:
+
+- Other users of the machine cannot read the state (owner-only permissions).
+- Two sites that share a state directory have separate state.
+- A site keeps one client number and one set of settings in a run.
+- Two processes of one client do not write at the same time (one lock per client).
+- State in an older layout is refused.
+- Only the last two rounds are kept. State that outlasts rounds (``lasting``) is deleted by the code
+  that stored it.
+- State of runs that were not used for a long time is deleted, but only from directories with our
+  version file. Only an empty directory gets this file, so that another program's files below a
+  wrong ``state-dir`` are neither used nor deleted.
+
+Does not cover: encryption at rest, an attacker with access to the owner's account, or two nodes
+with one site name on two machines. Earlier answers of a site are forgotten when its state is
+deleted, by ``keep-days`` or by hand.
 """
 
 import fcntl
@@ -27,23 +36,27 @@ from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore, sha256
 
 VERSION = 5
+"""Version of the layout."""
 VERSION_FILE = "espalier-version.json"
-"""It makes a directory ours."""
+"""Name of the file that marks a directory as created by Espalier."""
 LOCK = "lock"
 HELD = "held"
-"""Where replies wait for an officer."""
+"""Folder of the replies that wait for approval."""
 OWNER_ONLY_DIRECTORY = 0o700
 OWNER_ONLY_FILE = 0o600
 ROUNDS_KEPT = 2
+"""Number of rounds whose state is kept."""
 
 
 def private_folder(root: Path, *parts: str) -> Path:
-    """Make ``root/parts...`` for its owner alone, and return it; directories that exist keep their permissions.
+    """Create ``root/parts...`` with owner-only permissions and return it.
+
+    Directories that exist keep their permissions.
 
     Raises
     ------
     Mistake
-        This process may not write there.
+        If this process may not write there.
     """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +69,20 @@ def private_folder(root: Path, *parts: str) -> Path:
 
 
 def require_writable(folder: Path, key: str) -> None:
-    """Raise Mistake, with the name of the ``key`` that says where it is, if this process can make no file in a directory."""
+    """Check that this process can create a file in a directory.
+
+    Parameters
+    ----------
+    folder
+        The directory.
+    key
+        Name of the setting that names the directory, for the error.
+
+    Raises
+    ------
+    Mistake
+        If no file can be created.
+    """
     try:
         with TemporaryFile(dir=folder):
             pass
@@ -68,14 +94,23 @@ def require_writable(folder: Path, key: str) -> None:
 
 
 def mark_as_ours(folder: Path, **more: Any) -> None:
-    """Write the version file that lets us remove a directory, where it is empty or has one already.
+    """Write the version file, which allows Espalier to delete the directory later.
+
+    Parameters
+    ----------
+    folder
+        A directory that is empty or already has a version file.
+    more
+        Further values for the version file.
 
     Raises
     ------
     Mistake
-        Something lies there that is not ours.
+        If the directory holds files of another program.
     """
-    others = _others(folder)  # first: who made something there meanwhile has marked it before
+    # List the files before reading the mark: another process of ours that adds files at this
+    # moment has marked the directory before.
+    others = _others(folder)
     if others and not is_ours(folder):
         raise Mistake(
             f"{folder}: Espalier did not make this directory, and {others[0]} lies in it; name"
@@ -85,7 +120,11 @@ def mark_as_ours(folder: Path, **more: Any) -> None:
 
 
 def _others(folder: Path) -> list[str]:
-    """What is in a directory beside what can be there before it is marked: our lock, or an unfinished version file."""
+    """Return the names of foreign files in a directory.
+
+    A directory without a mark may hold our lock or an unfinished version file; these are not
+    foreign.
+    """
     names = [
         name
         for name in os.listdir(folder)
@@ -99,9 +138,10 @@ def _others(folder: Path) -> list[str]:
 
 
 def collect_old_runs(root: Path, older_than: float) -> None:
-    """Remove the private state of runs, and quantised models, not used since ``older_than`` (seconds since the epoch).
+    """Delete client state and quantized models that were last used before ``older_than``.
 
-    Whatever else lies below a wrongly chosen ``root`` stays: only directories that carry our version file are removed.
+    ``older_than`` is in seconds since the epoch. Only directories with our version file are
+    deleted, so that other files below a wrong ``root`` stay.
     """
     for lock in root.glob(f"*/*/{LOCK}"):
         if lock.is_file() and lock.stat().st_mtime < older_than:
@@ -109,24 +149,26 @@ def collect_old_runs(root: Path, older_than: float) -> None:
 
 
 def remove_run(root: Path, lineage: str) -> None:
-    """Remove the private state of all clients of one run, and nothing that does not carry our version file."""
+    """Delete the state of all clients of one run; directories without our version file stay."""
     for folder in (root / lineage).glob("*"):
         remove_ours(folder)
 
 
 def remove_ours(folder: Path) -> None:
-    """Remove a directory that carries our version file; its parent goes too if nothing else is in it."""
+    """Delete a directory with our version file, and its parent if the parent is then empty."""
     if not folder.is_symlink() and is_ours(folder):
         shutil.rmtree(folder, ignore_errors=True)
+        # ``rmdir`` fails if the state of another client is in the parent.
         with suppress(OSError):
-            folder.parent.rmdir()  # only when no other client's state is in it
+            folder.parent.rmdir()
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a directory carries our version file, or is private state of version 2, which had a plainer one."""
+    """Return True if a directory has our version file, or is client state of layout version 2."""
     try:
         if (folder / VERSION_FILE).is_file():
             return isinstance(read_json((folder / VERSION_FILE).read_text()).get("version"), int)
+        # Version 2 named directories by a number and had a file with only the version.
         older = re.fullmatch("[0-9]{5}", folder.name) is not None
         return older and read_json((folder / "version.json").read_text()) == {"version": 2}
     except (OSError, ValueError, AttributeError):
@@ -134,19 +176,26 @@ def is_ours(folder: Path) -> bool:
 
 
 def lineages_of(root: Path, site: str) -> set[str]:
-    """The runs of which a site keeps state."""
+    """Return the names of the runs for which a site has state."""
     found = (file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}"))
-    # A model's folder may be called as a site is.
+    # The folder of a model may have the same name as the site.
     return {name for name in found if is_lineage(name)}
 
 
 class PrivateState:
-    """Private state of one site in one run (``lineage``).
+    """Private state of one site in one run.
 
     Parameters
     ----------
-    root : the node's ``state-dir``
-    client : what the site is asked as, and must stay in this run, by the word that an error has for it: number, settings
+    root
+        The node's ``state-dir``.
+    lineage
+        Name of the run.
+    site
+        Name of the site.
+    client
+        Identity of the site in this run, which must not change: its number and its settings. The
+        keys are the words that an error uses for them.
     """
 
     def __init__(
@@ -158,16 +207,16 @@ class PrivateState:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the client's lock; a second process waits until the first is done."""
+        """Hold the client's lock for the duration of the block; a second process waits."""
         with self._lock_file() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._check_version()
             yield
 
     def note_asked(self) -> None:
-        """Note that the site was asked to take part: the run is one of those of which it keeps state, whatever it answered.
+        """Record that the site was asked to take part, so that the run appears in ``lineages_of``.
 
-        Nobody waits for the lock here, which somebody may hold over long work.
+        The lock is not acquired, because another process may hold it during long work.
         """
         self.require_same_client()
         with self._lock_file():
@@ -175,17 +224,24 @@ class PrivateState:
                 mark_as_ours(self.folder, client=self.client)
 
     def _lock_file(self) -> IO[str]:
-        """The file that is locked, opened; its time says when the site was asked last."""
+        """Open the lock file; its modification time is the time of the last request."""
         private_folder(self.root, *self._parts(self.folder))
         try:
             handle = os.open(self.folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError as error:
             raise _unusable(self.root, error) from error
+        # ``collect_old_runs`` reads this time.
         os.utime(handle)
         return open(handle, "w")
 
     def require_same_client(self) -> None:
-        """Raise Mistake if this site is known in the run under another number, or with other settings."""
+        """Check that the site has the same number and settings as before in this run.
+
+        Raises
+        ------
+        Mistake
+            If they differ, or if the state is damaged or of another version.
+        """
         path = self.folder / VERSION_FILE
         if not os.path.exists(path):
             return
@@ -207,39 +263,49 @@ class PrivateState:
 
     @property
     def own_model(self) -> Path:
-        """Where a simulated client leaves the model that is its own, for the run's directory to get it."""
+        """Folder in which a simulated client leaves its personal model for the run directory."""
         return self.folder / "model"
 
     def blobs(self, server_round: int) -> BlobStore:
-        """Blobs that the client keeps for one round."""
+        """Return the store of blobs of one round."""
         return BlobStore(self._open(self._round(server_round)), OWNER_ONLY_FILE)
 
     def lasting(self) -> BlobStore:
-        """Blobs that the client keeps whatever the round."""
+        """Return the store of blobs that outlast rounds."""
         return BlobStore(self._open(self.folder / "lasting"), OWNER_ONLY_FILE)
 
     def blobs_of(self, name: str) -> BlobStore:
-        """Blobs that the client keeps whatever the round, apart from others: whoever lets go of some touches no other's."""
+        """Return a separate store of blobs that outlast rounds.
+
+        Separate stores allow one part of the program to delete its blobs without touching those of
+        another.
+        """
         return BlobStore(self._open(self.folder / f"lasting-{name}"), OWNER_ONLY_FILE)
 
     def save(self, server_round: int, name: str, value: dict[str, Any]) -> None:
-        """Save a JSON document of a round, atomically."""
+        """Save a JSON document of a round atomically."""
         write_json(self._open(self._round(server_round)) / f"{name}.json", value, OWNER_ONLY_FILE)
 
     def load(self, server_round: int, name: str) -> dict[str, Any] | None:
-        """Load a JSON document of a round; None if it was never saved."""
+        """Return a JSON document of a round; None if it was never saved."""
         path = self._round(server_round) / f"{name}.json"
         return _read_json(path) if path.exists() else None
 
     def documents(self, server_round: int) -> dict[str, str]:
-        """SHA-256 of each JSON document of a round by name: whether two moments found the same state."""
+        """Return the SHA-256 of each JSON document of a round, by name.
+
+        Callers compare it to find out if the state has changed.
+        """
         return {
             file.stem: sha256(file.read_bytes())
             for file in sorted(self._round(server_round).glob("*.json"))
         }
 
     def brought(self) -> dict[str, str]:
-        """SHA-256 of what a server brought for the whole run, by name: a model, and what it is used with."""
+        """Return the SHA-256 of the documents on a pushed model and emulator, by name.
+
+        The server pushes both for the whole run (FedSODA).
+        """
         names = [
             folder / name
             for folder in (self.folder / "lasting",)
@@ -248,24 +314,24 @@ class PrivateState:
         return {file.stem: sha256(file.read_bytes()) for file in names if file.exists()}
 
     def held(self) -> Path:
-        """Where replies wait for an officer (``held.py``)."""
+        """Return the folder of replies that wait for approval (``held.py``)."""
         return self._open(self.folder / HELD)
 
     def save_lasting(self, name: str, value: dict[str, Any]) -> None:
-        """Save a JSON document that the client keeps whatever the round, atomically."""
+        """Save a JSON document that outlasts rounds atomically."""
         write_json(self._open(self.folder / "lasting") / f"{name}.json", value, OWNER_ONLY_FILE)
 
     def forget_lasting(self, name: str) -> None:
-        """Remove a document of ``save_lasting``."""
+        """Delete a document of ``save_lasting`` if it exists."""
         (self.folder / "lasting" / f"{name}.json").unlink(missing_ok=True)
 
     def load_lasting(self, name: str) -> dict[str, Any] | None:
-        """Load a document of ``save_lasting``; None if it was never saved."""
+        """Return a document of ``save_lasting``; None if it was never saved."""
         path = self.folder / "lasting" / f"{name}.json"
         return _read_json(path) if path.exists() else None
 
     def collect_garbage(self, server_round: int) -> None:
-        """Remove rounds older than the last two, counted from ``server_round``."""
+        """Delete the state of all rounds up to ``server_round - 2``."""
         for folder in self.folder.glob("r[0-9]*"):
             if int(folder.name[1:]) <= server_round - ROUNDS_KEPT:
                 shutil.rmtree(folder)
@@ -286,7 +352,7 @@ class PrivateState:
         self.require_same_client()
         path = self.folder / VERSION_FILE
         known = _read_json(path).get("client", {}) if os.path.exists(path) else {}
-        # When it was asked to take part, it had no number as yet.
+        # ``note_asked`` may have marked the directory before the client had a number.
         if not known.keys() >= self.client.keys():
             mark_as_ours(self.folder, client=known | self.client)
 

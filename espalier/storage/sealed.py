@@ -1,7 +1,7 @@
-"""JSON documents that carry a version and the SHA-256 of what they say.
+"""JSON documents with a version and the SHA-256 of their content.
 
-Covers: bytes that changed on the disk, a file that was cut short, a value that was edited by hand.
-Does not cover: somebody who writes a new checksum on purpose.
+Covers: bytes that changed on the disk, a truncated file, a value that was edited by hand.
+Does not cover: a person who writes a new checksum on purpose.
 """
 
 import hashlib
@@ -13,14 +13,16 @@ from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 SEAL = "sha256"
+"""Key of the checksum."""
 
 
 class Damaged(Mistake):
-    """A document no longer says what was written."""
+    """Error for a document whose content no longer has its checksum."""
 
 
 def sealed(document: dict[str, Any]) -> bytes:
-    """The document as a file: its entries in order of their names, and the checksum of all of them."""
+    """Return the bytes of a document with its checksum, with keys in sorted order."""
+    # The checksum covers the values as they will be read, for instance tuples as lists.
     as_read = json.loads(json.dumps(document, allow_nan=False))
     return (
         json.dumps({**as_read, SEAL: _digest(as_read)}, indent=2, sort_keys=True) + "\n"
@@ -28,14 +30,14 @@ def sealed(document: dict[str, Any]) -> bytes:
 
 
 def read_sealed(path: Path, version: int) -> dict[str, Any]:
-    """Read a document without its checksum.
+    """Read a document, verify it and return it without its checksum.
 
     Raises
     ------
     Damaged
-        It is no JSON document, or not the one that was written.
+        If the file is not a JSON document, or if its content does not have its checksum.
     Mistake
-        It cannot be read, or another release wrote it in another version.
+        If the file cannot be read, or if another release wrote it in another version.
     """
     try:
         document = read_json(path.read_bytes().decode())
@@ -46,7 +48,7 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
     if not isinstance(document, dict) or not document:
         raise Damaged(f"{path}: is damaged: it holds no document")
     found = document.get("version", 1)
-    # Documents were sealed from version 2 on.
+    # Documents of version 1 have no checksum.
     if SEAL not in document and isinstance(found, int) and found < version:
         raise _other_version(path, found, version)
     if document.pop(SEAL, None) != _digest(document):

@@ -1,1 +1,4 @@
-"""What crosses the network: the only room that knows how a payload is laid out, and what each message may hold."""
+"""Messages between server and clients: their layout, and the contracts that limit their content.
+
+Only this package knows how a payload is laid out and what each kind of message may hold.
+"""

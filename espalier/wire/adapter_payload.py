@@ -1,9 +1,12 @@
-"""Adapter tensors as they travel: in float32, in bfloat16, or in NF4 (half a byte and a sixteenth per number).
+"""Adapter tensors as blobs of a message, in float32, bfloat16 or NF4.
 
-``float32`` travels as it is. The others lose something, in proportion to what they round; so they hold differences from
-adapters that both sides have (``rounding = "differences"``): up from those that the round began with, down from the first ones.
-With error feedback the sender adds what was lost to what it sends the next time (see ``pruning_kernels.error_feedback``).
-An NF4 tensor is two on the wire: ``<name>.codes``, ``<name>.absmax``.
+NF4 takes 4 bits per number and 1/16 byte for scales. ``float32`` is lossless. The error of the
+other wire dtypes is proportional to the values that are rounded. To keep it small, these dtypes
+carry differences from adapters that both sides have (``rounding = "differences"``): a client sends
+differences from the adapters that began the round, and the server sends differences from the first
+adapters of the run. With error feedback the sender adds the rounding error of one message to the
+values of the next (see ``pruning_kernels.error_feedback``). An NF4 tensor is stored as two:
+``<name>.codes`` and ``<name>.absmax``.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +28,21 @@ PLAIN = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat16)
 
 
 def payload_specs(shapes: Mapping[str, Shape], payload: Payload) -> dict[str, TensorSpec]:
-    """The tensors of a blob that holds tensors of these shapes."""
+    """Return the specs of the tensors in a blob that holds adapters of these shapes.
+
+    Parameters
+    ----------
+    shapes
+        Shapes of the adapter tensors by canonical name.
+    payload
+        Wire dtype.
+    """
     if payload != "nf4":
         return {name: TensorSpec(PLAIN[payload][0], shape) for name, shape in shapes.items()}
     specs = {}
     for name, shape in shapes.items():
         size = torch.Size(shape).numel()
+        # Two codes per byte, and one float32 scale per block; both counts are rounded up.
         specs[f"{name}.codes"] = TensorSpec("U8", (-(-size // 2),))
         specs[f"{name}.absmax"] = TensorSpec("F32", (-(-size // nf4.BLOCK),))
     return specs
@@ -39,22 +51,31 @@ def payload_specs(shapes: Mapping[str, Shape], payload: Payload) -> dict[str, Te
 def pack_adapters(
     tensors: Mapping[str, Tensor], payload: Payload, residuals: Mapping[str, Tensor] | None = None
 ) -> tuple[bytes, dict[str, Tensor]]:
-    """Serialise tensors of one blob.
+    """Serialize the adapter tensors of one blob.
 
     Parameters
     ----------
-    tensors : what the blob holds, values or differences: float32, by canonical name
-    residuals : what earlier payloads lost, float32; missing ones are zero, None: nothing is added. Where a tensor has another
-        rank by now, what was lost in rows and columns that it no longer has is forgotten, and that of new ones is zero
+    tensors
+        Values or differences, float32, by canonical name.
+    payload
+        Wire dtype.
+    residuals
+        Rounding errors of earlier messages, float32, by canonical name. A missing one counts as
+        zero, and so do all if this is None. If the rank of a tensor has changed, rows and columns
+        that no longer exist are dropped, and new ones start at zero.
 
     Returns
     -------
-    blob, and what it loses, by name: float32, empty for ``float32``, which loses nothing
+    blob : bytes
+        Safetensors blob.
+    lost : dict of str to Tensor
+        Rounding error of each tensor, float32, by canonical name. Empty for ``float32``, which is
+        lossless.
 
     Raises
     ------
     Mistake
-        A number is not finite, or has no finite code.
+        If a number is not finite, or has no finite code.
     """
     packed = {}
     lost = {}
@@ -79,12 +100,12 @@ def pack_adapters(
 def unpack_adapters(
     shapes: Mapping[str, Shape], blob: bytes, payload: Payload
 ) -> dict[str, Tensor]:
-    """Read a blob whose tensors are as ``payload_specs`` demands them: float32, by canonical name.
+    """Read a blob whose tensors match ``payload_specs``: float32, by canonical name.
 
     Raises
     ------
     Mistake
-        A number is not finite, NF4 codes are damaged, or a tensor has another shape.
+        If a number is not finite, NF4 codes are damaged, or a tensor has another shape.
     """
     found = load(blob)
     return {
@@ -96,12 +117,23 @@ def unpack_adapters(
 def read_adapter(
     read: Callable[[str], Tensor], name: str, shape: Shape, payload: Payload
 ) -> Tensor:
-    """One tensor, float32, from those of its blob; ``read`` gets their names.
+    """Read one adapter tensor from its blob and return it in float32.
+
+    Parameters
+    ----------
+    read
+        Function that returns a stored tensor by its name in the blob.
+    name
+        Canonical name of the adapter tensor.
+    shape
+        Shape of the adapter tensor.
+    payload
+        Wire dtype.
 
     Raises
     ------
     Mistake
-        As ``unpack_adapters``, or the tensor has another shape.
+        If a number is not finite, NF4 codes are damaged, or the tensor has another shape.
     """
     try:
         if payload == "nf4":
@@ -117,7 +149,7 @@ def read_adapter(
 
 
 def differences(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What leads from ``start`` to the tensors of one blob: float32, by canonical name."""
+    """Return ``tensors - start`` for the tensors of one blob, in float32, by canonical name."""
     return {
         name: tensor.detach().to("cpu", torch.float32) - start[name]
         for name, tensor in tensors.items()
@@ -125,12 +157,12 @@ def differences(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> d
 
 
 def sums(start: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``start`` and the differences from it that arrived: float32, by canonical name."""
+    """Return ``start`` plus the received differences, in float32, by canonical name."""
     return {name: start[name] + difference for name, difference in found.items()}
 
 
 def _fitted(residual: Tensor | None, value: Tensor) -> Tensor:
-    """What is owed to a tensor, shaped like it."""
+    """Return the residual cropped or padded with zeros to the shape of ``value``."""
     fitted = torch.zeros_like(value)
     if residual is not None:
         common = tuple(slice(min(sizes)) for sizes in zip(residual.shape, value.shape, strict=True))

@@ -1,11 +1,13 @@
-"""Which adapters a run trains, and what it trains whole beside them: names and shapes.
+"""Names and shapes of the adapters that a run trains, and of the tensors that it trains whole.
 
-Adapters are a function of the model's plan and the ``[lora]`` settings.
+They are a function of the model plan and the ``[lora]`` settings.
 
-A LoRA adapter of a matrix (out, in) is ``A`` (rank, in) and ``B`` (out, rank); the update is ``scaling * B A``. On the wire
-their names are canonical, ``attn.q.lora_a`` and ``attn.q.lora_b``, in a blob per block, whatever the model family calls them.
-So are those of tensors that are trained whole, ``norm.mlp.weight`` or ``attn.q.bias`` in the blob of their block, and
-``norm.final.weight`` or ``head.out.bias`` in a blob that is none of a block.
+The LoRA adapter of a matrix of shape (out, in) is ``A`` of shape (rank, in) and ``B`` of shape
+(out, rank); the update is ``scaling * B A``. In messages their names are canonical, such as
+``attn.q.lora_a`` and ``attn.q.lora_b``, for every model family, and each block has one blob.
+Tensors that are trained whole have canonical names too: ``norm.mlp.weight`` or ``attn.q.bias`` in
+the blob of their block, and ``norm.final.weight`` or ``head.out.bias`` in a blob that belongs to no
+block.
 """
 
 import math
@@ -22,21 +24,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEAD_KEY = "head"
-"""Blob of an encoder's classification head, which is trained whole."""
+"""Key of the blob with an encoder's classification head, which is trained whole."""
 
 Tensors = Mapping[str, Mapping[str, "Tensor"]]
-"""What is trained: tensors by blob key and canonical name."""
+"""Trained tensors by blob key and canonical name."""
 Shapes = dict[str, dict[str, tuple[int, ...]]]
-"""Their shapes."""
+"""Shapes of trained tensors by blob key and canonical name."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of one matrix."""
+    """LoRA adapter of one matrix."""
 
     linear: LinearPlan
+    """Matrix that the adapter updates."""
     rank: int
     scaling: float
+    """Factor of the update, alpha / rank."""
 
     @property
     def name_a(self) -> str:
@@ -49,40 +53,44 @@ class Adapter:
         return f"{self.linear.name}.lora_b"
 
     def limited(self, rank: int) -> "Adapter":
-        """The same adapter with a rank of at most ``rank``; the scaling stays."""
+        """Return this adapter with a rank of at most ``rank`` and the same scaling."""
         return replace(self, rank=min(self.rank, rank))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of both."""
+        """Return the shapes of A and B by canonical name."""
         out_features, in_features = self.linear.shape
         return {self.name_a: (self.rank, in_features), self.name_b: (out_features, self.rank)}
 
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """All adapters of a run, by the number of their block, and what else is trained."""
+    """All tensors that a run trains."""
 
     blocks: Mapping[int, tuple[Adapter, ...]]
+    """Adapters by block number."""
     whole: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
-    """Shapes of tensors that are trained whole, by blob key and canonical name. The methods that average adapters take a
-    classification head alone; one that trains others averages and writes them itself."""
+    """Shapes of tensors that are trained whole, by blob key and canonical name.
+
+    Methods that average adapters accept only a classification head here. A method that trains other
+    tensors averages and writes them itself.
+    """
 
     keep_zeros: bool = False
-    """Whether weights of the base that are zero stay zero: updates are masked."""
+    """True if zero weights of the base model stay zero, which masks the updates."""
 
     @property
     def head(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the classification head's tensors by canonical name; empty without one."""
+        """Shapes of the classification head's tensors by canonical name; empty without a head."""
         return self.whole.get(HEAD_KEY, {})
 
     def __iter__(self) -> Iterator[tuple[int, Adapter]]:
-        """Every adapter with the number of its block, in order."""
+        """Yield every adapter with its block number, in block order."""
         for index in sorted(self.blocks):
             for adapter in self.blocks[index]:
                 yield index, adapter
 
     def shapes(self) -> Shapes:
-        """Shapes of everything that is trained."""
+        """Return the shapes of all trained tensors."""
         found: Shapes = {}
         for index, adapter in self:
             found.setdefault(block_key(index), {}).update(adapter.shapes())
@@ -91,7 +99,7 @@ class AdapterPlan:
         return found
 
     def limited(self, rank: int) -> "AdapterPlan":
-        """The same adapters with ranks of at most ``rank``; scalings stay, and what is trained whole."""
+        """Return this plan with ranks of at most ``rank``; all else stays the same."""
         blocks = {
             index: tuple(a.limited(rank) for a in adapters)
             for index, adapters in self.blocks.items()
@@ -99,12 +107,12 @@ class AdapterPlan:
         return replace(self, blocks=blocks)
 
     def joined(self, other: "AdapterPlan | None") -> "AdapterPlan":
-        """These adapters, and those of other blocks."""
+        """Return this plan with the adapters of the blocks of ``other`` added."""
         return self if other is None else replace(self, blocks={**self.blocks, **other.blocks})
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that are trained."""
+        """Number of trained parameters."""
         per_adapter = sum(adapter.rank * sum(adapter.linear.shape) for _, adapter in self)
         return per_adapter + sum(
             math.prod(shape) for tensors in self.whole.values() for shape in tensors.values()
@@ -112,7 +120,10 @@ class AdapterPlan:
 
 
 def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor"]:
-    """Tensors of one blob with zeros in place of further rows of A and columns of B, in memory of their own."""
+    """Return copies of the tensors of a blob, reduced to a lower rank.
+
+    The rows of A and the columns of B from ``rank`` on are set to zero; the shapes stay the same.
+    """
     cut = {name: tensor.clone() for name, tensor in tensors.items()}
     for name, tensor in cut.items():
         if name.endswith(".lora_a"):
@@ -123,13 +134,23 @@ def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor
 
 
 def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> AdapterPlan:
-    """The adapters that the settings describe, and an encoder's classification head, which is trained whole.
+    """Return the adapters that the settings describe, and the classification head of an encoder.
+
+    Parameters
+    ----------
+    plan
+        Plan of the model.
+    lora
+        Table ``[lora]`` of the settings.
+    num_classes
+        Number of classes of the task; used only for an encoder.
 
     Raises
     ------
     Mistake
-        The model has no such matrix or block, a pattern names a matrix that is not adapted, a rank is larger than the
-        smaller side of its matrix, or an adapter's alpha / rank is beyond ``SCALINGS``.
+        If the model has no such matrix or block, a pattern names a matrix without an adapter, a
+        rank exceeds the smaller side of its matrix, or alpha / rank of an adapter is outside
+        ``SCALINGS``.
     """
     names = [linear.name for linear in plan.blocks[0].linears]
     chosen = lora.target_names(names)
@@ -143,6 +164,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
         raise Mistake(
             f"lora.layers = {lora.layers!r}: the model has the blocks 0 to {len(plan.blocks) - 1}"
         )
+    # A pattern names a matrix in all blocks (``attn.q``) or in one (``3.attn.q``).
     adapted = {*chosen, *(f"{index}.{name}" for index in layers for name in chosen)}
     for key, named in lora.named_in_patterns().items():
         if unused := [name for name in named if name not in adapted]:
@@ -160,14 +182,14 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
 
 
 def head_plan(plan: ModelPlan, num_classes: int) -> AdapterPlan:
-    """An encoder's classification head without any adapter; nothing of a decoder."""
+    """Return a plan with only the classification head of an encoder; it is empty for a decoder."""
     return AdapterPlan(
         {}, {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {}
     )
 
 
 def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a head: a dense layer, and one number per class."""
+    """Return the shapes of a classification head: a dense layer and an output layer."""
     dense = {"head.dense.weight": (features, features), "head.dense.bias": (features,)}
     return dense | {"head.out.weight": (num_classes, features), "head.out.bias": (num_classes,)}
 

@@ -1,8 +1,11 @@
-"""Contract of ``alone``: a client makes by itself what its rounds did not leave; the result stays there, to be evaluated.
+"""Contract of ``alone``: a client computes a result that its rounds did not produce.
 
-Tuning clients train alone in as many steps as all rounds have; clients of iterative FedPrLLM prune the model without the
-others' decisions; late clients of SFT-P fit their embedding. That takes as long as the rounds did, so it is no part of the
-evaluation.
+The result stays at the client, which evaluates it later. It is the local baseline in methods whose
+rounds leave none: clients that tune (or train the layer of LLM-Streamline) train on their own data
+for as many steps as all rounds have, and clients of iterative FedPrLLM prune the model without the
+decisions of others. In SFT-P and FedSpine the client writes its personal model; an SFT-P client
+that took part in no round fits its embedding first. This work can take as long as the rounds did,
+so it has a message of its own and is no part of the evaluation.
 """
 
 from pydantic import Field
@@ -18,27 +21,29 @@ OBSERVER = (
 
 
 class Alone(Scalars):
-    """What a client makes alone."""
+    """Fields of the request."""
 
     rank_limit: int = Field(0, ge=0)
-    """Rank of the adapters of a client that no round has asked; 0: as the settings say."""
+    """Largest adapter rank of a client that no round has asked; 0: the rank of the settings."""
     fits: bool = False
-    """The client was in no round, and fits its embedding (SFT-P)."""
+    """True if the client took part in no round and fits its embedding (SFT-P)."""
 
 
 class AloneReport(Scalars):
-    """What a client says of it."""
+    """Fields of the reply."""
 
     seconds: float = Field(ge=0, le=MOST_SECONDS)
+    """Duration of the work in seconds."""
 
 
 def contract(request: Letter, settings: RunSettings) -> Contract:
-    """The contract of an ``alone`` message; it is for the last round of a run.
+    """Return the contract of an ``alone`` message, which belongs to the last round of a run.
 
     Raises
     ------
     Mistake
-        The rounds of such a run leave a local-only result, or no adapter has such a rank.
+        If clients of this method compute nothing on their own, have nothing to fit, or if no
+        adapter has such a rank.
     """
     if not settings.job.makes_alone:
         raise Mistake(
@@ -60,7 +65,7 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
 
 
 def _sent_with(settings: RunSettings) -> str:
-    """With which settings there is such a message, where it is not usual."""
+    """Return the settings that are needed for such a message; empty if the defaults are enough."""
     given = settings.job.MAKES_ALONE_WITH.items()
     chosen = ", ".join(f"`{key}` = {_words(value)}" for key, value in given)
     return f"; it is sent with {chosen} alone" if chosen else ""

@@ -1,4 +1,4 @@
-"""A hash of the program that a node runs, so that a server notices a node with another version of it."""
+"""Hash of the program that a node runs, by which a server detects a node with another version."""
 
 import hashlib
 import importlib.util
@@ -11,29 +11,41 @@ from functools import cache
 from pathlib import Path
 
 PACKAGES = ("client_app", "espalier", "pruning_kernels")
-"""What runs on a node."""
+"""Packages that run on a node."""
 MOST_BYTES = 64 * 1024**2
-"""Of all Python files of a bundle that run on a node, and of a bundle."""
+"""Maximum size in bytes of a bundle, and of all Python files in it that run on a node."""
 MOST_ENTRIES = 8192
-"""Files of a bundle, of which ours has some 500; Python's reader makes an object of each before it tells how many there are."""
+"""Maximum number of files in a bundle; ours has about 500.
+
+Python's ``zipfile`` creates an object for each listed file before the number is known.
+"""
 MOST_DIRECTORY_BYTES = 1 << 21
-"""Maximum bytes of the list of files at a bundle's end."""
+"""Maximum size in bytes of the list of files at the end of a bundle."""
 MOST_VERDICTS = 64
-"""Bundles of which a process remembers what it found: a node gets that of its run with every message."""
+"""Number of bundles whose result a process remembers.
+
+A node receives the bundle of its run with every message.
+"""
 END = b"PK\5\6"
+"""Signature of the end record of a ZIP file."""
 ENTRY = b"PK\1\2"
+"""Signature of an entry in the file list of a ZIP file."""
 END_OF_ZIP64 = b"PK\6\7"
-"""Signatures of a ZIP file's end, of an entry of its list, and of the locator of a ZIP64 end."""
+"""Signature of the locator of a ZIP64 end record."""
 END_RECORD = struct.Struct("<4s4H2LH")
 ZIP64_RECORD = struct.Struct("<4sLQL")
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""How they may be packed: both are unpacked in pieces, which Python's bz2 and lzma readers are not."""
+"""Permitted compression methods.
+
+Both can be unpacked in pieces of bounded size, unlike the bz2 and lzma readers of Python.
+"""
 PIECE = 1 << 20
+"""Number of bytes that are unpacked at a time."""
 
 
 @cache
 def code_sha256() -> str:
-    """SHA-256 over names and bytes of all Python files of the packages that run on a node."""
+    """Return the SHA-256 over the names and bytes of all Python files of ``PACKAGES``."""
     files: dict[str, bytes] = {}
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -48,26 +60,33 @@ def code_sha256() -> str:
 
 
 _verdicts: dict[str, tuple[str, str]] = {}
-"""Cache by SHA-256 of a bundle: hash of its program, or reason for refusal; the newest is last."""
+"""Results by SHA-256 of a bundle, newest last: hash of its program, and reason for refusal.
+
+One of the two is empty.
+"""
 
 
 def bundle_sha256(bundle: bytes) -> str:
-    """The same of the program in a bundle of Flower's, a ZIP file; nothing of it is written, imported or run.
+    """Return the hash of the program in a Flower bundle, as ``code_sha256`` computes it.
 
-    What sizes the archive claims is not relied on: it is unpacked a piece at a time, and no further than ``MOST_BYTES``; and
-    files that lie over each other, which would be unpacked again and again, are refused. The same bytes are read once.
+    The bundle is a ZIP file. Nothing in it is written to disk, imported or run. The sizes that the
+    archive claims are not trusted: it is unpacked in pieces, up to ``MOST_BYTES``. Overlapping
+    files, which could be unpacked many times, are refused. A bundle with the same bytes is read
+    once.
 
     Raises
     ------
     zipfile.BadZipFile
-        It is no ZIP file, is damaged or packed in a way that cannot be unpacked in pieces, is itself larger than
-        ``MOST_BYTES``, has more files than ``MOST_ENTRIES``, or its program would take more memory than any release of ours.
+        If the bundle is not a ZIP file, is damaged, uses a compression method that cannot be
+        unpacked in pieces, is larger than ``MOST_BYTES``, has more than ``MOST_ENTRIES`` files, or
+        if its program is larger than ``MOST_BYTES``.
     """
     if len(bundle) > MOST_BYTES:
         raise zipfile.BadZipFile(f"the bundle has more than {MOST_BYTES} bytes")
     key = hashlib.sha256(bundle).hexdigest()
     known = _verdicts.pop(key) if key in _verdicts else _verdict(bundle)
-    _verdicts[key] = known  # the last of the dictionary, since the first ones go
+    # Move the bundle to the end, since the oldest ones at the beginning are removed below.
+    _verdicts[key] = known
     found, fault = known
     while len(_verdicts) > MOST_VERDICTS:
         _verdicts.pop(next(iter(_verdicts)))
@@ -87,11 +106,18 @@ def _verdict(bundle: bytes) -> tuple[str, str]:
 
 
 def _require_few_entries(bundle: bytes) -> None:
-    """Raise BadZipFile if the list of files is larger than any of ours; the list is bytes still, of which none is unpacked.
+    """Check the list of files of a ZIP file before Python's reader sees it.
 
-    Python's reader goes by the size of the list, and not by the number of entries that the end of the file claims.
+    Python's reader relies on the size of the list, not on the number of entries that the end record
+    claims.
+
+    Raises
+    ------
+    zipfile.BadZipFile
+        If the list is longer than that of any Flower bundle, or if the file has another form.
     """
     start = len(bundle) - END_RECORD.size
+    # The last two bytes are the length of a comment, which Flower's bundles do not have.
     if start < 0 or not bundle.startswith(END, start) or bundle[-2:] != b"\0\0":
         raise zipfile.BadZipFile("the bundle does not end as Flower's bundles do")
     if start >= ZIP64_RECORD.size and bundle.startswith(END_OF_ZIP64, start - ZIP64_RECORD.size):
@@ -111,6 +137,7 @@ def _of_program(bundle: bytes) -> str:
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
         files = [file for file in archive.infolist() if file.filename.endswith(".py")]
         files = [file for file in files if file.filename.partition("/")[0] in PACKAGES]
+        # Overlapping files claim more compressed bytes than the bundle has.
         if sum(file.compress_size for file in files) > len(bundle) or len(
             {file.filename for file in files}
         ) < len(files):
@@ -140,7 +167,9 @@ def _unpacked(archive: zipfile.ZipFile, file: zipfile.ZipInfo, most: int) -> byt
 
 def _sha256(files: Iterable[tuple[str, bytes]]) -> str:
     digest = hashlib.sha256()
+    # Sort by path components, as ``Path`` objects do.
     for path, content in sorted(files, key=lambda entry: entry[0].split("/")):
         name = path.encode()
+        # The length prefix makes the boundary between name and content unambiguous.
         digest.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(content).digest())
     return digest.hexdigest()

@@ -1,10 +1,13 @@
-"""Contracts: what a message of a kind may hold, checked before it leaves a node and again when it arrives.
+"""Contracts: the permitted content of a message.
 
-Covers: names, dtypes, shapes and number of tensors, the number of bytes, names and ranges of scalars, what a method
-demands of values (``check_values``), and the hashes of blobs, where the message or its request names them (``blob_sha256``).
-A message that matches has no room for text, token ids or hidden states beyond what the listed tensors and scalars can encode.
-Does not cover: a client that encodes something else in the permitted bits, or what the permitted tensors reveal by
-themselves; each contract's ``observer`` sentence says that.
+A message is checked before it leaves a node and again on arrival.
+
+Covers: names, dtypes, shapes and number of tensors, number of bytes, names and ranges of fields,
+conditions of a method on values (``check_values``), and hashes of blobs if the message or its
+request names them (``blob_sha256``). A message that matches its contract has no room for text,
+token ids or hidden states, except what the listed tensors and fields can encode.
+Does not cover: a client that encodes other data in the permitted bits, or what the permitted
+tensors themselves reveal. The ``observer`` sentence of each contract describes the latter.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +20,13 @@ from espalier.wire.messages import UNREAD, Failure, Header, Letter, Scalars, val
 from espalier.wire.payload import TensorSpec, tensor_specs
 
 BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
-"""Tensors by blob key and tensor name."""
+"""Tensor specs by blob key and tensor name."""
 
 CheckValues = Callable[[str, bytes], None]
-"""Raises Mistake if the values of a blob's tensors are out of range; gets the blob's key and the blob."""
+"""Function of a blob's key and bytes that raises ``Mistake`` if values are out of range."""
 
 HEADER_ROOM = 64 * 1024
-"""Bytes that a blob's safetensors header may take beside its data."""
+"""Bytes that the safetensors header of a blob may take in addition to its data."""
 
 
 @dataclass(frozen=True)
@@ -31,40 +34,51 @@ class Side:
     """One direction of a contract."""
 
     scalars: type[Scalars]
+    """Description of the fields."""
     blobs: BlockSpecs | Callable[[Scalars], BlockSpecs] = field(default_factory=dict)
-    """Exactly these blobs and tensors, all of them; a function where they depend on the scalars beside them."""
+    """Specs of the blobs and tensors of the message, all of which are required.
+
+    It is a function if they depend on the fields.
+    """
     check_values: CheckValues | None = None
+    """Check of the values of each blob."""
     check_scalars: Callable[[Scalars], None] | None = None
-    """Raises Mistake if the scalars do not fit each other or the request."""
+    """Check that raises ``Mistake`` if fields contradict each other or the request."""
     blob_sha256: Callable[[Scalars], Mapping[str, str]] | None = None
-    """Hexadecimal SHA-256 that each blob must have, by key, given the scalars; it may name further blobs."""
+    """Function of the fields that returns the hexadecimal SHA-256 of each blob, by key.
+
+    It may name further blobs.
+    """
 
     def specs(self, scalars: Scalars) -> BlockSpecs:
-        """The blobs and tensors beside some scalars, which were validated."""
+        """Return the specs of the blobs for these validated fields."""
         return self.blobs(scalars) if callable(self.blobs) else self.blobs
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Both directions of one kind of message."""
+    """Permitted content of a request of one kind and of its reply."""
 
     kind: str
     method: str
     down: Side
+    """Request, from server to client."""
     up: Side
+    """Reply, from client to server."""
     observer: str
-    """What somebody who reads the client's reply learns."""
+    """Description of what a person who reads the client's reply learns."""
     num_parts: int = 1
-    """Parts in which the reply travels."""
+    """Number of parts in which the reply is sent."""
 
 
 def check(letter: Letter, side: Side) -> Scalars:
-    """Hold a letter against one side of its contract and return its scalars.
+    """Check a message against one side of its contract and return its fields.
 
     Raises
     ------
     Mistake
-        The letter holds something else; the text names it and quotes no value.
+        If the content differs from the contract. The error names the difference and quotes no
+        value.
     """
     scalars = validate(side.scalars, letter.scalars)
     expected = side.specs(scalars)
@@ -74,6 +88,7 @@ def check(letter: Letter, side: Side) -> Scalars:
         raise Mistake(
             f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(expected)}"
         )
+    # Check the total size before any blob is parsed.
     size = sum(len(blob) for blob in letter.blobs.values())
     limit = byte_limit(expected)
     if size > limit:
@@ -90,18 +105,22 @@ def check(letter: Letter, side: Side) -> Scalars:
 
 
 def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
-    """Hold a reply against its request and contract: it repeats the request's header, and matches the contract's ``up``.
+    """Check a reply against its request and contract and return its fields.
 
-    A failed reply needs no more than a reason; it has the request's header too, unless the client could not read the request.
+    A reply repeats the header of its request and matches ``contract.up``. A failed reply has only a
+    reason. It has the header of the request too, unless the client could not read the request.
 
     Raises
     ------
     Mistake
-        It answers something else (another round, client, attempt, part), or holds something else.
+        If the reply belongs to another round, client, attempt or part, or if its content differs
+        from the contract.
     """
     failed = reply.header.status == "failed"
+    # A client that could not read the request cannot repeat its header.
     if failed and reply.header.model_copy(update={"status": "ok"}) == UNREAD:
         return check(reply, FAILED)
+    # A request does not know the number of parts of its reply; a failed reply is not split.
     parts = {} if failed else {"num_parts": contract.num_parts}
     expected = request.header.model_copy(update={"status": reply.header.status, **parts})
     if reply.header != expected:
@@ -115,14 +134,17 @@ def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
 
 
 def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> None:
-    """A hash that nobody compares would be 32 bytes in which a reply can say anything."""
+    """Compare the hashes of blobs with the named ones.
+
+    Without the comparison each hash would be 32 bytes in which a reply could send any data.
+    """
     for key, blob in blobs.items():
         if sha256(blob).hexdigest() != expected[key]:
             raise Mistake(f"{key}: the bytes do not have the SHA-256 that was named for them")
 
 
 def byte_limit(specs: BlockSpecs) -> int:
-    """Most bytes that blobs of these tensors may have together."""
+    """Return the maximum total size in bytes of blobs with these tensors."""
     return sum(
         sum(spec.num_bytes for spec in tensors.values()) + HEADER_ROOM for tensors in specs.values()
     )
@@ -144,4 +166,4 @@ def _check_blob(key: str, blob: bytes, expected: Mapping[str, TensorSpec]) -> No
 
 
 FAILED = Side(Failure)
-"""The reply of a client that could not do its part: a reason and nothing else."""
+"""Contract side of a failed reply: a reason and no blobs."""

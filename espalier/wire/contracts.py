@@ -1,4 +1,4 @@
-"""Find the contract of a message: a function of its header, the model plan and the run's settings."""
+"""Lookup of the contract of a message by its header, the model plan and the settings of the run."""
 
 from types import ModuleType
 
@@ -13,23 +13,31 @@ from espalier.wire.rounds_of_run import last_rounds, require_round
 
 
 def of_method(method: str) -> ModuleType:
-    """A method's contracts, imported when they are needed: those of methods that tune take torch, others do not."""
+    """Import and return the module with the contracts of a method.
+
+    The import is deferred because the contracts of tuning methods need torch, and others do not.
+    """
     found: ModuleType = part(METHODS[method].contracts)
     return found
 
 
 def contract_for(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
-    """The contract that a request and its reply are held against.
+    """Return the contract of a request and its reply.
 
     Parameters
     ----------
-    plan_of : gives the plan of the model that clients work on; a contract asks for it where it depends on it, so that a site
-        may take part which does not have that model yet
+    request
+        The request.
+    plan_of
+        Function that returns the plan of the clients' model. It is called only if the contract
+        depends on the plan, so that a site without the model can take part.
+    settings
+        Settings of the run.
 
     Raises
     ------
     Mistake
-        The request speaks of another method, or asks for a round or part that does not exist.
+        If the request names another method, or a round or part that does not exist.
     """
     header = request.header
     if header.method != settings.method:

@@ -1,7 +1,8 @@
-"""Which groups and channels of a model are cut, one bit each: as they travel, and what may become of them in a round.
+"""Bit vector of the prunable groups that are cut from a model, and checks of its changes.
 
-The units of all blocks lie side by side, of each block its groups, then its channels. The order is that of ``KINDS`` and of
-``espalier.modeling.structured.units``. No unit comes back: what is cut stays cut.
+Prunable groups are the attention groups and FFN channels of all blocks, in one sequence: for each
+block its attention groups, then its FFN channels. The order is that of ``KINDS`` and of
+``espalier.modeling.structured.units``. Cuts are final: a group that is cut stays cut.
 """
 
 from collections.abc import Sequence
@@ -21,28 +22,28 @@ from pruning_kernels.bitmask import has_clean_padding, num_words, pack, unpack
 from pruning_kernels.units import share_of
 
 CUT = "units.cut"
-"""Tensor name of the bits: 1 = cut."""
+"""Name of the tensor with the bits: 1 = cut."""
 
 Cut = NDArray[np.bool_]
-"""(units,): True for units that are cut."""
+"""Array of shape (units,): True for prunable groups that are cut."""
 
 
 @dataclass(frozen=True, eq=False)
 class CutUnits:
-    """The units of a model: how many there are, what they cost, and which belong together."""
+    """Prunable groups of a model: their number, their cost, and the pool that each belongs to."""
 
     plan: ModelPlan
     numbers: tuple[tuple[int, int], ...]
-    """How many groups and channels each block has."""
+    """Number of attention groups and of FFN channels of each block."""
     costs: NDArray[np.int64]
-    """(units,): parameters of each."""
+    """Number of parameters of each prunable group, (units,)."""
     pools: NDArray[np.int64]
-    """(units,): twice the number of the block, plus 1 for channels."""
+    """Pool of each prunable group, (units,): twice the block number, plus 1 for channels."""
 
     @staticmethod
     @lru_cache(maxsize=4)
     def of(plan: ModelPlan) -> "CutUnits":
-        """Those of a model."""
+        """Return the prunable groups of a model."""
         numbers = []
         costs = list[int]()
         pools = list[int]()
@@ -56,29 +57,30 @@ class CutUnits:
                 pools += [2 * block.index + kind] * number
         return CutUnits(plan, tuple(numbers), np.array(costs, np.int64), np.array(pools, np.int64))
 
-    # ----- as bits ----------------------------------------------------------------------------------------------------
+    # ----- bits -----
 
     @property
     def none(self) -> Cut:
-        """Nothing is cut."""
+        """Bit vector with nothing cut."""
         return np.zeros(len(self.costs), np.bool_)
 
     @property
     def specs(self) -> dict[str, TensorSpec]:
-        """The tensors of a blob."""
+        """Specs of the tensors of a blob."""
         return {CUT: TensorSpec("U64", (num_words(len(self.costs)),))}
 
     def pack(self, cut: Cut) -> bytes:
-        """The blob that says what is cut."""
+        """Serialize a bit vector as a blob."""
         return pack_tensors({CUT: pack(cut)})
 
     def read(self, blob: bytes) -> Cut:
-        """Read a blob.
+        """Read a bit vector from a blob.
 
         Raises
         ------
         Mistake
-            It is something else, or nothing of some kind would stay in a block.
+            If the blob is not a bit vector of this model, or if it cuts all groups or all channels
+            of a block.
         """
         if tensor_specs(blob) != self.specs:
             raise Mistake(
@@ -97,10 +99,10 @@ class CutUnits:
             )
         return cut
 
-    # ----- as a structure ---------------------------------------------------------------------------------------------
+    # ----- structure -----
 
     def by_block(self, cut: Cut) -> list[dict[str, Cut]]:
-        """The same for each block, by kind."""
+        """Split a bit vector by block and kind."""
         pieces = iter(
             np.split(cut, np.cumsum([number for own in self.numbers for number in own])[:-1])
         )
@@ -111,21 +113,21 @@ class CutUnits:
         return np.concatenate([own[kind] for own in cuts for kind in KINDS])
 
     def structure(self, cut: Cut) -> Structure:
-        """What stays of the model."""
+        """Return the structure of the model that remains."""
         kept = {
             index: {kind: np.flatnonzero(~units).tolist() for kind, units in own.items()}
             for index, own in enumerate(self.by_block(cut))
         }
         return Structure.whole(self.plan).keeping(kept)
 
-    # ----- how much ---------------------------------------------------------------------------------------------------
+    # ----- pruning ratio -----
 
     def share(self, cut: Cut) -> float:
-        """What is cut, as a share of the parameters of all units."""
+        """Return the fraction of the parameters of all prunable groups that is cut."""
         return float(self.costs[cut].sum() / self.costs.sum())
 
     def wanted(self, job: CutSettings) -> float:
-        """The share of these units' parameters that the settings ask for."""
+        """Return the requested pruning ratio relative to the parameters of all prunable groups."""
         everything = int(self.costs.sum())
         return (
             job.share
@@ -134,7 +136,7 @@ class CutUnits:
         )
 
     def reaches(self, cut: Cut, share: float, job: CutSettings) -> bool:
-        """Whether so large a share is cut of all units that compete with each other, or all that can go."""
+        """Return True if each competing set has the ratio ``share`` or nothing left to cut."""
         stays = ~cut & self._can_go(cut, job)
         return all(
             int(self.costs[own & cut].sum()) >= least or not (own & stays).any()
@@ -142,12 +144,16 @@ class CutUnits:
         )
 
     def _can_go(self, cut: Cut, job: CutSettings) -> NDArray[np.bool_]:
-        """Units of pools of which more stay than have to."""
+        """Return the mask of prunable groups in pools with more groups than must stay, (units,)."""
         stay = np.bincount(self.pools[~cut], minlength=2 * len(self.numbers))
         return (stay > self.must_stay(job))[self.pools]
 
     def must_stay(self, job: CutSettings) -> list[int]:
-        """How many units of each pool have to stay: one group, and the multiple of channels, or all if they are fewer."""
+        """Return the minimum number of prunable groups that stay in each pool.
+
+        One attention group stays. Of the channels ``channel_multiple`` stay, or all if there are
+        fewer.
+        """
         return [
             least
             for _, channels in self.numbers
@@ -155,18 +161,31 @@ class CutUnits:
         ]
 
     def require_step(self, before: Cut, after: Cut, share: float, job: CutSettings) -> None:
-        """Hold the cut of a round against what was asked for: that share, and less than a unit more.
+        """Check that a round cuts the requested ratio and exceeds it by less than one group.
 
-        It may also be exactly as before: a client that lost what it measured cuts nothing. With ``channel-multiple`` the
-        channels of each block come to a multiple, which moves the share by that many less one in each block at most.
+        The cut may also be unchanged, since a client that lost its importance scores cuts nothing.
+        With ``channel-multiple`` the number of remaining channels of each block is a multiple, so
+        the cut may miss the ratio by up to ``channel-multiple - 1`` channels in each block.
+
+        Parameters
+        ----------
+        before
+            Cut before the round, (units,).
+        after
+            Cut after the round, (units,).
+        share
+            Requested pruning ratio.
+        job
+            Settings of the cut.
 
         Raises
         ------
         Mistake
-            Something came back, or too little or too much is cut.
+            If a cut group came back, or if the cut is too small or too large.
         """
         if (before & ~after).any():
             raise Mistake(f"{CUT}: units that were cut before have come back")
+        # A client that lost its importance scores cuts nothing.
         if np.array_equal(before, after):
             return
         for own, least in self.targets(share, job):
@@ -174,6 +193,7 @@ class CutUnits:
             room = self.room(own, job)
             if spent < least - room:
                 raise Mistake(f"{CUT}: less is cut than the share that was asked for")
+            # The order of removal is unknown, so the largest new group counts as the last one.
             last = int(self.costs[own & after & ~before].max(initial=0))
             if last and spent - last >= least + room:
                 raise Mistake(
@@ -190,7 +210,7 @@ class CutUnits:
             )
 
     def targets(self, share: float, job: CutSettings) -> list[tuple[Cut, int]]:
-        """Units that compete with each other, and the parameters that have to go of them."""
+        """Return each set of competing prunable groups and the number of its parameters to cut."""
         competing = {
             "global": np.zeros_like(self.pools),
             "block": self.pools // 2,
@@ -200,8 +220,9 @@ class CutUnits:
         return [(own, share_of(int(self.costs[own].sum()), share)) for own in sets]
 
     def room(self, own: Cut, job: CutSettings) -> int:
-        """Parameters by which a multiple of channels may miss a share."""
+        """Return the number of parameters by which a multiple of channels may miss the target."""
         channels = own & (self.pools % 2 == 1)
+        # All channels of a block have the same cost, so one index per block is enough.
         first = np.unique(self.pools[channels], return_index=True)[1]
         return (job.channel_multiple - 1) * int(self.costs[channels][first].sum())
 

@@ -1,4 +1,7 @@
-"""What is cut out of a model as a payload: for each block, one bit per unit, and biases or scales that make up for it."""
+"""Structured cuts as blobs: a bit per prunable group of a block, and biases or scales.
+
+Biases and scales compensate for the groups that are cut.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,33 +19,45 @@ from espalier.wire.structure import Structure, Units, units_of
 from pruning_kernels.bitmask import has_clean_padding, num_words, pack, unpack
 
 KINDS = ("groups", "channels")
-"""Units that may be cut, in the order of ``unit_costs``."""
+"""Kinds of prunable groups, in the order of ``unit_costs``."""
 READERS = {"groups": "attn.o", "channels": "mlp.down"}
-"""The matrix that reads what units of a kind give: its columns are theirs alone."""
+"""Matrix that reads the output of each kind; each of its columns belongs to one prunable group."""
 MOST_SCALE = 10.0
-"""Magnitude of a unit's scale (Kwon et al. 2022, section 4.3); beyond it a fit means nothing."""
+"""Maximum absolute value of a scale (Kwon et al. 2022, section 4.3).
+
+A fit with larger values is not meaningful.
+"""
 
 
 def cut_name(kind: str) -> str:
-    """Tensor name of the bits of a block's units of a kind: 1 = cut."""
+    """Return the tensor name of the bits of a kind of prunable group: 1 = cut."""
     return f"{kind}.cut"
 
 
 def bias_name(linear: str) -> str:
-    """Tensor name of the whole bias of a matrix."""
+    """Return the tensor name of the complete bias of a matrix."""
     return f"{linear}.bias"
 
 
 def scale_name(kind: str) -> str:
-    """Tensor name of the scales of a block's units of a kind: 0 of those that are cut."""
+    """Return the tensor name of the scales of a kind of prunable group; 0 for cut ones."""
     return f"{kind}.scale"
 
 
 def cut_specs(
     plan: ModelPlan, biases: Sequence[str], scaled: Sequence[str] = ()
 ) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs that describe a smaller model, one per block; ``biases`` are matrices that get a bias, and ``scaled`` kinds
-    whose units get a scale, both float32."""
+    """Return the specs of the blobs that describe a smaller model, one per block.
+
+    Parameters
+    ----------
+    plan
+        Plan of the model.
+    biases
+        Canonical names of matrices that get a bias, float32.
+    scaled
+        Kinds whose prunable groups get a scale, float32.
+    """
     specs = {}
     for block in plan.blocks:
         units = units_of(plan, block)
@@ -63,7 +78,17 @@ def pack_cut(
     biases: Mapping[str, NDArray[np.float32]],
     scales: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> bytes:
-    """Serialise what is cut of a block, bool arrays by kind, its biases by canonical name, and its scales by kind."""
+    """Serialize the cut of one block.
+
+    Parameters
+    ----------
+    cut
+        Bool array (units,) by kind: True for prunable groups that are cut.
+    biases
+        Biases by canonical name of their matrix.
+    scales
+        Scales by kind.
+    """
     bits = {cut_name(kind): pack(units) for kind, units in cut.items()}
     beside = {bias_name(name): bias for name, bias in biases.items()}
     return pack_tensors(
@@ -72,7 +97,7 @@ def pack_cut(
 
 
 def unpack_cut(blob: bytes, units: Units) -> dict[str, NDArray[np.bool_]]:
-    """What is cut of a block that has so many units: bool arrays by kind."""
+    """Read the cut of a block with these numbers of groups: bool arrays (units,) by kind."""
     words = unpack_tensors(blob)
     return {kind: unpack(words[cut_name(kind)], (1, getattr(units, kind)))[0] for kind in KINDS}
 
@@ -80,7 +105,17 @@ def unpack_cut(blob: bytes, units: Units) -> dict[str, NDArray[np.bool_]]:
 def structure_of(
     plan: ModelPlan, blob_of: Callable[[int], bytes], biases: Sequence[str]
 ) -> Structure:
-    """The structure that the blobs of all blocks describe."""
+    """Return the structure that the blobs of all blocks describe.
+
+    Parameters
+    ----------
+    plan
+        Plan of the model.
+    blob_of
+        Function that returns the blob of a block by its number.
+    biases
+        Canonical names of matrices that get a bias.
+    """
     whole = Structure.whole(plan)
     kept = dict[int, dict[str, list[int]]]()
     for index, units in enumerate(whole.base):
@@ -91,25 +126,32 @@ def structure_of(
 
 
 def biases_of(blob: bytes, biases: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """The biases of a block, by canonical name."""
+    """Return the biases of a block by canonical name."""
     tensors = unpack_tensors(blob)
     return {name: tensors[bias_name(name)] for name in biases}
 
 
 def scales_of(blob: bytes) -> dict[str, NDArray[np.float32]]:
-    """The scales of a block's units by kind; none of kinds that have no scales."""
+    """Return the scales of a block by kind; kinds without scales are left out."""
     tensors = unpack_tensors(blob)
     return {kind: tensors[scale_name(kind)] for kind in KINDS if scale_name(kind) in tensors}
 
 
 class SomeOfEachKindStays:
-    """Checks that a block keeps a unit of each kind, that its biases are numbers, and its scales within their bounds."""
+    """Check of a block's cut: one group of each kind stays, and biases and scales are in range."""
 
     def __init__(self, plan: ModelPlan) -> None:
         self._units = {block_key(block.index): units_of(plan, block) for block in plan.blocks}
 
     def __call__(self, key: str, blob: bytes) -> None:
-        """Raise Mistake otherwise."""
+        """Check the blob of one block.
+
+        Raises
+        ------
+        Mistake
+            If all groups of a kind are cut, bits are set after the last group, a bias is not
+            finite, or a scale exceeds ``MOST_SCALE``.
+        """
         tensors = views(blob)
         for kind in KINDS:
             words = tensors[cut_name(kind)]
@@ -123,6 +165,7 @@ class SomeOfEachKindStays:
         ):
             raise Mistake(f"{key}: a bias is no finite number")
         if not all(
+            # NaN fails this comparison too.
             (np.abs(tensor) <= MOST_SCALE).all()
             for name, tensor in tensors.items()
             if name.endswith(".scale")
@@ -137,12 +180,12 @@ def delivery_of_cuts(
     biases: Sequence[str],
     scaled: Sequence[str] = (),
 ) -> Contract:
-    """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it.
+    """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation.
 
     Raises
     ------
     Mistake
-        Nothing is delivered in this run, or there is no such part.
+        If this run pushes no result, or if there is no such part.
     """
     require_result_wanted(run)
     plan = plan_of()

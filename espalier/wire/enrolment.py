@@ -1,7 +1,8 @@
-"""Contract of ``enrol``: who a node is, and whether it runs the same program on the same model.
+"""Contract of ``enrol``: a node states its identity, its program and its base model.
 
-Where the run's server has the sites' public keys (``site-keys``), the request brings a number that was never used before, and
-the reply says the site's name with its key (``signed_name``). In other runs there is room for neither.
+If the server has the sites' public keys (``site-keys``), the request has a nonce, and the reply has
+a signature of the site's name by its key (``signed_name``). The contract of other runs has no room
+for either.
 """
 
 import re
@@ -14,17 +15,19 @@ from espalier.wire.messages import NoScalars, Scalars
 from espalier.wire.signed_name import NONCE_BYTES
 
 MOST_CAPABILITY = 1e9
+"""Maximum value of a site's capability."""
 VERSION = r"^[A-Za-z0-9.+_-]*$"
+"""Pattern of a version."""
 
 MOST_SIGNATURE = 264
-"""Hexadecimal digits of a signature by a key of 521 bits."""
+"""Maximum number of hexadecimal digits of a signature: that of a 521-bit key."""
 
 NO_MODEL = "0" * 64
-"""In place of the base model's hash, where the method does without it at the clients."""
+"""Value in place of the base model's hash if clients of the method need no base model."""
 
 
 class Enrolment(Scalars):
-    """What a node says of itself."""
+    """Statement of a node about itself."""
 
     site: str = Field(max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
     code_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -32,9 +35,9 @@ class Enrolment(Scalars):
     device: Literal["cpu", "cuda"]
     threads: int = Field(ge=1)
     capability: float = Field(gt=0, le=MOST_CAPABILITY)
-    """How much the site can compute, as it states or measured it."""
+    """Computing capability of the site, stated or measured."""
     measured: bool
-    """Whether the capability was measured; stated and measured ones cannot be compared."""
+    """True if the capability was measured; stated and measured values cannot be compared."""
     approval: bool
     """True if replies of the site wait for approval by a person."""
     python: str = Field(max_length=32, pattern=VERSION)
@@ -42,19 +45,23 @@ class Enrolment(Scalars):
 
 
 class Challenge(Scalars):
-    """What a site is asked to sign with its name."""
+    """Request for a signed enrolment."""
 
     nonce: str = Field(pattern=rf"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")
+    """Random number of this request, hexadecimal."""
 
 
 class SignedEnrolment(Enrolment):
-    """What a node says of itself, with its key."""
+    """Statement of a node about itself, signed with the site's key."""
 
     signature: str = Field("", max_length=MOST_SIGNATURE, pattern=r"^([0-9a-f]{2})*$")
-    """By the site's key; empty of a node that gives none, which the server refuses in words."""
+    """Signature by the site's key, hexadecimal.
+
+    It is empty if the node has no key. The server refuses such a node with a readable reason.
+    """
 
     def told(self) -> Enrolment:
-        """What is signed of it."""
+        """Return the statement that the signature covers."""
         return Enrolment(**self.model_dump(exclude={"signature"}))
 
 
@@ -71,18 +78,32 @@ _REFUSED_BY = re.compile(r"site ([A-Za-z0-9._-]{1,64}): ")
 
 
 def refusal(site: str, reason: str) -> str:
-    """What a node says that refuses to enrol: the reason, behind the site's name if it has one; nobody knows it yet."""
+    """Return the error text of a node that refuses to enrol.
+
+    The site name comes first, if there is one, since the server does not know the site yet.
+    """
     return f"site {site}: {reason}" if site else reason
 
 
 def refused_by(text: str) -> tuple[str, str]:
-    """The site and the reason that ``refusal`` put together; the name is a claim, and empty where none is told."""
+    """Split the text of ``refusal`` into site name and reason.
+
+    The name is a claim of the sender. It is empty if the text has none.
+    """
     named = _REFUSED_BY.match(text)
     return (named[1], text[named.end() :]) if named else ("", text)
 
 
 def contract(method: str, *, signed: bool) -> Contract:
-    """The contract of an enrolment, the same for all methods; ``signed``: the run's server has the sites' public keys."""
+    """Return the contract of an enrolment, which is the same for all methods.
+
+    Parameters
+    ----------
+    method
+        Method of the run.
+    signed
+        True if the server has the sites' public keys.
+    """
     return Contract(
         kind="enrol",
         method=method,

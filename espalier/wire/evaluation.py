@@ -1,9 +1,10 @@
-"""Contract of ``evaluate``: public token windows down, mean losses up.
+"""Contract of ``evaluate``: windows of the evaluation texts go down, mean losses come up.
 
-Covers: no text, window or item is scored beyond what the run's settings name; a real site also refuses texts of few predictions
-and few items (``require_many``), whose means say how it would go on with single sentences.
-Does not cover: what the texts say. A server may write a sentence over and over, or another in each window; of one text it
-learns one number.
+Covers: no text, window or item is scored beyond those of the run's settings. A real site also
+refuses texts with few predictions and few test items (``require_many``), since a mean over few
+shows how the model continues single sentences.
+Does not cover: the content of the texts. A server may repeat one sentence, or put another one into
+each window; it learns one number per text.
 """
 
 from typing import Annotated
@@ -19,66 +20,76 @@ from espalier.wire.payload import TensorSpec
 from espalier.wire.printable import printable
 
 OWN_TEXT_MODELS = ("dense", "local_only", "federated")
-"""The models that a client evaluates on its own held-out text, in order of ``Losses.own_losses``."""
+"""Models that a client evaluates on its held-out text, in the order of ``Losses.own_losses``."""
 
 
 class Texts(Scalars):
-    """Which public texts the windows belong to, how many windows each has, and whether the client's own text counts too."""
+    """Fields of the request: evaluation texts, their windows, and public test items."""
 
     names: list[str]
+    """Names of the evaluation texts."""
     num_windows: list[Annotated[int, Field(ge=1)]]
+    """Number of windows of each text."""
     window_tokens: int = Field(ge=2)
+    """Number of tokens in a window."""
     own_text: bool
+    """True if the client also evaluates on its own held-out text."""
     test_metrics: list[str] = Field(default_factory=list)
-    """Scores that are asked for on public test items; none without such items."""
+    """Scores on public test items; empty without such items."""
     test_items: int = Field(0, ge=0)
+    """Number of test items."""
     test_requests: int = Field(0, ge=0)
+    """Number of requests of all test items."""
     test_tokens: int = Field(0, ge=0)
-    """How many items there are, and requests and tokens in them."""
+    """Number of tokens of all requests."""
 
 
 class Losses(Scalars):
-    """Mean next-token losses in nats."""
+    """Fields of the reply: mean losses per token in nats, and scores."""
 
     losses: list[float]
-    """Of the client's local result, per public text."""
+    """Loss of the client's local result on each evaluation text."""
     own_losses: list[float]
-    """Of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if it was not asked for."""
+    """Losses of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if not requested."""
     test_scores: list[float] = Field(default_factory=list)
-    """Of the client's local result, per metric that was asked for."""
+    """Scores of the client's local result, one per requested metric."""
     seconds: float = Field(ge=0, le=MOST_SECONDS)
+    """Duration of the evaluation in seconds."""
 
 
 METRICS = frozenset({"acc", "acc_norm", "loss"})
-"""Scores that a client gives on public test items."""
+"""Scores that a client reports on public test items."""
 
 LEAST_PREDICTIONS = 1000
-"""Over how many predictions a real site's loss on a public text must be a mean."""
+"""Minimum number of predictions over which a real site averages its loss on an evaluation text."""
 LEAST_ITEMS = 100
-"""Over how many public test items a real site's scores must be means."""
+"""Minimum number of public test items over which a real site averages its scores."""
 
 WINDOWS_BLOB = "public-windows"
 TEST_BLOB = "public-test"
 
 
 MOST_LOSS = 700.0
-"""Nats of a client's mean loss; its perplexity is still a number."""
+"""Maximum mean loss in nats; the perplexity of a larger one overflows."""
 
 LOSS_DIGITS = 3
-"""Decimals to which losses and scores are rounded: a perplexity of 40 is told to 0.02."""
+"""Decimals of losses and scores; this rounding changes a perplexity of 40 by at most 0.02."""
 
 OWN_LOSS_LIMIT = 20.0
-"""Nats that one prediction, or one item of a class, counts at most in a loss on a client's own text, whatever the model: a
-server that delivers one with huge numbers would read single items off the mean. One in 485 million has this loss."""
+"""Maximum contribution of one prediction or item to a loss on the client's own text, in nats.
+
+The limit holds for every model. Without it, a server could push a model with huge values and read
+single items off the mean. A probability of 1 in 485 million has this loss.
+"""
 
 
 def require_of_run(texts: Texts, run: RunSettings) -> None:
-    """Refuse to evaluate on more, or on other texts, than the settings name.
+    """Check that the request names no more texts, windows and items than the settings allow.
 
     Raises
     ------
     Mistake
-        It names the key.
+        If it does; the error names the setting.
     """
     chosen = run.evaluation
     on_text = run.task.name == TEXT
@@ -96,6 +107,7 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
         raise Mistake(
             f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}"
         )
+    # 0 as ``task.max-test-items`` means no limit.
     most_items = (
         run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
     )
@@ -110,12 +122,14 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
 
 
 def require_many(texts: Texts) -> None:
-    """Refuse public texts of few predictions, and few items: a mean over them says how a model goes on with a sentence.
+    """Check that every mean is over enough predictions or items.
+
+    A mean over few of them shows how a model continues single sentences.
 
     Raises
     ------
     Mistake
-        It names the text, the numbers and the remedy.
+        If a text or the test items are too few; the error has the numbers and the remedy.
     """
     for name, number in zip(texts.names, texts.num_windows, strict=True):
         if (predictions := number * (texts.window_tokens - 1)) < LEAST_PREDICTIONS:
@@ -134,7 +148,7 @@ def require_many(texts: Texts) -> None:
 
 
 def test_specs(texts: Texts) -> dict[str, TensorSpec]:
-    """The tensors of public test items, flat."""
+    """Return the specs of the flat tensors with the public test items."""
     per_request = ("lengths", "answer-tokens", "characters")
     sizes = {
         "tokens": texts.test_tokens,
@@ -146,12 +160,27 @@ def test_specs(texts: Texts) -> dict[str, TensorSpec]:
 
 
 def _is_score(metric: str, value: float) -> bool:
-    """Whether a metric can have a value: a loss is not negative, all others are shares of the items."""
+    """Return True if a metric can have the value: a loss is at least 0, another score is 0 to 1."""
     return value >= 0 and (metric == "loss" or value <= 1)
 
 
 def contract(method: str, texts: Texts, own_text: bool) -> Contract:
-    """The contract of an evaluation by a client; ``own_text`` is what the run's settings say."""
+    """Return the contract of an evaluation by a client.
+
+    Parameters
+    ----------
+    method
+        Method of the run.
+    texts
+        Fields of the request.
+    own_text
+        Setting ``evaluation.own-text`` of the run.
+
+    Raises
+    ------
+    Mistake
+        If the fields contradict each other or ``own_text``.
+    """
     if texts.own_text != own_text:
         raise Mistake("Texts: own_text is not what evaluation.own-text says")
     if not len(set(texts.names)) == len(texts.names) == len(texts.num_windows):

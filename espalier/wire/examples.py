@@ -1,8 +1,10 @@
-"""Requests of every method, kind and form to a small model: the privacy table shows their contracts, and they are fuzzed.
+"""Example requests of every method, kind and form, for a small model.
 
-What forms a method's requests have follows from its row, its settings and the ``EXAMPLES`` of its contracts: scalars by kind,
-or by kind and round where those of a round differ, as a list where there are several forms. What all methods' requests have
-in common needs no example: the hashes that a ``fetch`` asks for, an ``enrol``, the texts of ``evaluate``.
+The privacy table shows their contracts, and the fuzzers send variants of them. The forms of a
+method's requests follow from its row in the table of methods, its settings, and ``EXAMPLES`` of its
+contracts. ``EXAMPLES`` has fields by kind, or by kind and round if they differ between rounds, and
+a list if there are several forms. Requests that are equal for all methods need no example: the
+hashes of a ``fetch``, an ``enrol``, the texts of an ``evaluate``.
 """
 
 from collections.abc import Mapping
@@ -25,32 +27,38 @@ SHAPES = {
 LINEARS = tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())
 BLOCKS = tuple(BlockPlan(index, LINEARS) for index in range(3))
 PLAN = ModelPlan(BLOCKS[:2], 0)
-"""A decoder of two blocks."""
+"""Plan of a decoder with two blocks."""
 BROUGHT = ModelPlan(BLOCKS, 0)
-"""The model of clients that have no base model and are brought one: an emulator of one block, and an adapter of two."""
+"""Plan of the pushed model if clients have no base model.
+
+The emulator has one block and the adapter two.
+"""
 SETTINGS = {
     "evaluation.own-text": True, "lora.targets": "attn.q", "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
     "fedsoda.adapter-layers": 2, "site-keys": "sites", "llm-pruner.element": "squared", "llm-pruner.rearrange": "all",
     "llm-pruner.rescale": "all",
 }  # fmt: skip
-"""With which all methods have all kinds of messages of such a model."""
+"""Settings with which every method has all kinds of messages for such a model."""
 PART_BYTES = 1024
-"""Of parts that hold one blob each, so that a reply of several needs a ``fetch``."""
+"""Part size in bytes at which each part holds one blob.
+
+A reply with several blobs then needs a ``fetch``.
+"""
 HASH = "0" * 64
 
 
 def plan_of(method: str) -> ModelPlan:
-    """The model that a method's letters are about."""
+    """Return the plan of the model that a method's requests refer to."""
     return PLAN if settings_of(method).NEEDS_BASE_MODEL else BROUGHT
 
 
 def settings_for(method: str, kind: Kind) -> dict[str, Any]:
-    """Settings of a run that has such a message."""
+    """Return the settings of a run that has messages of this kind."""
     return {"method": method, **SETTINGS, **(_with_alone(method) if kind == "alone" else {})}
 
 
 def _with_alone(method: str) -> dict[str, str | int]:
-    """Settings with which clients of a method are sent an ``alone``."""
+    """Return the settings with which a method has ``alone`` messages."""
     given = settings_of(method).MAKES_ALONE_WITH.items()
     return {
         f"{method}.{key}": value[0] if isinstance(value, tuple) else value for key, value in given
@@ -58,21 +66,27 @@ def _with_alone(method: str) -> dict[str, str | int]:
 
 
 def is_sent(method: str, kind: Kind) -> bool:
-    """Whether a run of the method has messages of this kind; ``fetch`` has one whose replies are more than one blob."""
+    """Return True if runs of the method have messages of this kind.
+
+    A method has a ``fetch`` if a reply has more than one blob.
+    """
     if kind == "fetch":
         return bool(rounds(method, kind))
     return kind != "alone" or parse(settings_for(method, kind)).job.makes_alone
 
 
 def _comes_in_parts(method: str, server_round: int) -> bool:
-    """Whether replies to the ``train`` of a round are more than one blob."""
+    """Return True if the reply to the ``train`` of a round has more than one blob."""
     run = parse({**settings_for(method, "train"), "part-bytes": PART_BYTES})
     train = request(run, "train", server_round, asked(run, "train", server_round)[0])
     return contract_for(train, lambda: plan_of(method), run).num_parts > 1
 
 
 def rounds(method: str, kind: Kind) -> list[int]:
-    """Rounds whose messages of a kind are of different forms; those that an example alone has stand last."""
+    """Return the rounds whose messages of this kind differ in form.
+
+    Rounds that only an example names come last.
+    """
     run = parse(settings_for(method, kind))
     job = settings_of(method)
     differ = list(job.ROUNDS_THAT_DIFFER)
@@ -88,6 +102,7 @@ def rounds(method: str, kind: Kind) -> list[int]:
         "deliver": result,
     }
     usual = [single[kind]] if kind in single else differ
+    # Keys with a round are tuples; the others hold for every round.
     examples = (key for key in of_method(method).EXAMPLES if not isinstance(key, str))
     return usual + sorted(
         place for of_kind, place in examples if of_kind == kind and place not in usual
@@ -95,7 +110,7 @@ def rounds(method: str, kind: Kind) -> list[int]:
 
 
 def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any]]:
-    """Scalars of the requests of a kind in a round, one for each form."""
+    """Return the fields of the requests of a kind in a round, one dictionary per form."""
     if kind == "enrol":
         return [{"nonce": HASH} if run.site_keys else {}]
     if kind == "refused":
@@ -124,7 +139,21 @@ def request(
     scalars: Mapping[str, Any],
     part: int | None = None,
 ) -> Letter:
-    """A request without blobs; of a ``fetch`` that of the second part, unless another is named."""
+    """Return a request without blobs.
+
+    Parameters
+    ----------
+    run
+        Settings of the run.
+    kind
+        Kind of message.
+    server_round
+        Round of the request.
+    scalars
+        Fields of the request.
+    part
+        Part of the reply. If None, it is 1 for a ``fetch`` and 0 for other kinds.
+    """
     header = Header(
         schema_version=SCHEMA_VERSION,
         kind=kind,
@@ -140,5 +169,5 @@ def request(
 
 
 def methods_of(kind: Kind) -> list[str]:
-    """The methods whose runs have messages of a kind."""
+    """Return the methods whose runs have messages of this kind."""
     return [method for method in METHODS if is_sent(method, kind)]

@@ -1,4 +1,4 @@
-"""Contracts of FedPrLLM: a packed prune mask per matrix, nothing else."""
+"""Contracts of FedPrLLM: clients send one packed prune mask per matrix and nothing else."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ from pruning_kernels.bitmask import num_words
 
 
 def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
-    """The tensors of one block's blob: one flat packed mask per matrix."""
+    """Return the specs of one block's blob: a flat packed mask per matrix."""
     return {
         mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
         for linear in block.linears
@@ -35,7 +35,16 @@ def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
 
 
 def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int) -> range:
-    """Which blocks a round decides: all of them, or the round's own when pruning is iterative (section 3.2.3)."""
+    """Return the numbers of the blocks that a round decides.
+
+    One-shot pruning decides all blocks in its only round, iterative pruning one block per round
+    (section 3.2.3).
+
+    Raises
+    ------
+    Mistake
+        If pruning is iterative and the round does not exist.
+    """
     if settings.strategy == "one-shot":
         return range(len(plan.blocks))
     if not 1 <= server_round <= len(plan.blocks):
@@ -49,7 +58,7 @@ def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: i
 def mask_blobs(
     plan: ModelPlan, settings: FedPrLLMSettings, server_round: int
 ) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a round's reply, in order of blocks."""
+    """Return the specs of the blobs of a round's reply, in block order."""
     return {
         block_key(index): mask_specs(plan.blocks[index])
         for index in blocks_of_round(plan, settings, server_round)
@@ -57,26 +66,29 @@ def mask_blobs(
 
 
 class Decision(Scalars):
-    """What a client needs, beside masks and votes, to make the federated model of its own base model."""
+    """Fields of a message with decided masks and votes.
+
+    With these a client applies the federated result to its own base model.
+    """
 
     num_voters: list[Annotated[int, Field(ge=1)]]
-    """How many clients voted on each block of the part, in order of blocks."""
+    """Number of clients that voted on each block of the part, in block order."""
     decided: int = Field(ge=1)
-    """How many blocks are decided, and brought by all parts together."""
+    """Number of decided blocks that all parts bring together."""
 
 
 def votes_key(index: int) -> str:
-    """Name of the blob with a decided block's votes per weight; it travels where weights are scaled by them."""
+    """Return the key of the blob with the votes per weight of a block; weight scaling needs it."""
     return f"votes-{index:04d}"
 
 
 def votes_dtype(num_clients: int) -> np.dtype:
-    """The smallest unsigned dtype for the votes of so many clients."""
+    """Return the smallest unsigned dtype that holds the votes of ``num_clients`` clients."""
     return np.min_scalar_type(num_clients)
 
 
 def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs that describe a decided block: its masks and, with weight scaling, its votes."""
+    """Return the specs of a decided block's blobs: masks and, with weight scaling, votes."""
     blobs = {block_key(block.index): mask_specs(block)}
     if settings.of(FedPrLLMSettings).weight_scaling:
         dtype = f"U{8 * votes_dtype(settings.num_clients).itemsize}"
@@ -87,7 +99,7 @@ def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str
 
 
 def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[range]:
-    """Which of the first ``decided`` blocks travel to the clients in which part."""
+    """Return the block numbers of each part in which the first ``decided`` blocks are pushed."""
     blocks = plan.blocks[:decided]
     specs = [
         [spec for blob in decided_specs(block, settings).values() for spec in blob.values()]
@@ -99,9 +111,16 @@ def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[
 
 
 def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
-    """The contract of a ``deliver`` message: a part of the federated result on its way to a client.
+    """Return the contract of a ``deliver`` message, which pushes a part of the federated result.
 
-    In iterative pruning it may be what was decided before a round, for a client that lost its hidden states.
+    In iterative pruning it may also push all decisions before a round, to a client that lost its
+    hidden states.
+
+    Raises
+    ------
+    Mistake
+        If the blocks are neither the result nor the decisions before the round, or if the run
+        pushes no result.
     """
     header = request.header
     decided = validate(Decision, request.scalars).decided
@@ -110,6 +129,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
     job = settings.of(FedPrLLMSettings)
     if whole:
         require_result_wanted(settings)
+    # All blocks are decided only at the end of the last round.
     if whole and header.server_round != last_rounds(plan_of, settings)[0]:
         raise Mistake(
             f"message: the result is delivered in round {header.server_round}, before it is decided"
@@ -145,13 +165,19 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
 
 @dataclass(frozen=True)
 class ExactSparsity:
-    """Checks that every comparison group of a mask prunes exactly the number of weights that the settings ask for."""
+    """Check that every comparison group of a mask has exactly the sparsity of the settings."""
 
     plan: ModelPlan
     settings: FedPrLLMSettings
 
     def __call__(self, key: str, blob: bytes) -> None:
-        """Raise Mistake if the masks of a block prune too many or too few weights, or have bits beyond their weights."""
+        """Check the masks of a block.
+
+        Raises
+        ------
+        Mistake
+            If a mask prunes too many or too few weights, or has bits set after the last weight.
+        """
         block = next(block for block in self.plan.blocks if block_key(block.index) == key)
         masks = views(blob)
         for linear in block.linears:
@@ -162,10 +188,11 @@ class ExactSparsity:
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part.
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
-    In iterative pruning ``train`` brings the decided masks of the block before, so that the client goes on with what the
-    server pruned (step 7), and with ``continue-behind = "scaled"`` its votes and the number of voters.
+    In iterative pruning ``train`` brings the decided masks of the block before, so that the client
+    continues with the server's decision (step 7). With ``continue-behind = "scaled"`` it also
+    brings the votes and the number of voters.
     """
     settings = run.of(FedPrLLMSettings)
     server_round = request.header.server_round
@@ -202,7 +229,10 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 def largest_orders(
     plan: ModelPlan | None, run: RunSettings, server_round: int
 ) -> dict[Kind, dict[str, Any]]:
-    """Scalars of the requests of a round; votes come along from the second on, where weights are scaled by them."""
+    """Return the fields of the requests of a round by kind.
+
+    In iterative pruning with weight scaling, votes are included from the second round on.
+    """
     job = run.of(FedPrLLMSettings)
     scaled = job.strategy == "iterative" and job.continue_behind == "scaled" and server_round > 1
     return {"train": {"num_voters": [1], "decided": server_round - 1} if scaled else {}}
@@ -215,4 +245,4 @@ OBSERVER = (
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {"deliver": {"num_voters": [1], "decided": 2}}
-"""Scalars of requests to a model of two blocks, by kind: what the contracts of the kind depend on."""
+"""Example fields by kind for a model of two blocks; the contract of the kind depends on them."""

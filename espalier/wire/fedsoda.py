@@ -1,7 +1,8 @@
-"""Contracts of FedSODA: the sub-model and the emulator's LoRA come down; of the adapter's LoRA, what all tuning methods send.
+"""Contracts of FedSODA: the server pushes a sub-model and LoRA; clients send LoRA of the adapter.
 
-Clients have no base model. ``deliver`` brings the sub-model, which is named by the hash of its files; then the emulator's LoRA,
-before the first round and after each alignment; then, from the second round on, the adapter's.
+Clients have no base model. ``deliver`` pushes the sub-model, which is identified by the hash of its
+files, and the emulator's LoRA, before the first round and after each alignment. From the second
+round on it also pushes the adapter's LoRA. Clients send the same as in all tuning methods.
 """
 
 from dataclasses import replace
@@ -21,35 +22,44 @@ from espalier.wire.parts import Delivery, Sha256
 from espalier.wire.plan import ModelPlan, PlanOf
 
 NEVER = 0
-"""Version of an emulator whose LoRA is not there, or was never aligned."""
+"""Version of an emulator without LoRA, that is, one that was never aligned."""
 
 
 class SubModelOrder(tuning.Order):
-    """What a client is asked to train, and on what."""
+    """Fields of a request to train on a sub-model."""
 
     model_sha256: Sha256
-    """Hash of the sub-model's folder."""
+    """Hash of the folder of the sub-model."""
     aligned: int = Field(ge=0)
-    """The round before which the emulator's LoRA was last aligned; 0: it has none."""
+    """Round before which the emulator's LoRA was last aligned; 0 if it has none."""
 
 
 class EmulatorPart(Scalars):
-    """LoRA of the emulator, which comes along."""
+    """Fields of a message with a part of the emulator's LoRA."""
 
     what: str = Field("emulator", pattern="^emulator$")
     blocks: list[int] = Field(min_length=1)
-    """Blocks of the sub-model that have it, ascending."""
+    """Numbers of the sub-model's blocks that have this LoRA, ascending."""
     aligned: int = Field(ge=1)
-    """The round before which it was aligned."""
+    """Round before which it was aligned."""
 
 
 def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> AdapterPlan:
-    """LoRA of some of the emulator's blocks, of a sub-model of this plan.
+    """Return the LoRA adapters of some blocks of the emulator.
+
+    Parameters
+    ----------
+    plan
+        Plan of the sub-model.
+    run
+        Settings of the run.
+    blocks
+        Numbers of the blocks.
 
     Raises
     ------
     Mistake
-        Some are none of the emulator's blocks, or not ascending.
+        If the blocks are not ascending, or if a block does not belong to the emulator.
     """
     emulator = run.of(FedSodaSettings).emulator_of(len(plan.blocks))
     if blocks != sorted(set(blocks)) or blocks[0] < emulator[0] or blocks[-1] > emulator[-1]:
@@ -60,13 +70,22 @@ def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> A
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     made = tuning.training_contract(request, plan_of, run, SubModelOrder)
     return replace(made, observer=TRAINED) if made.observer == tuning.OBSERVER else made
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``deliver``: an offer of the sub-model, a piece of it, LoRA of its emulator, or of the adapter."""
+    """Return the contract of a ``deliver`` message, which the field ``what`` selects.
+
+    It is an offer of the sub-model, a piece of it, a part of its emulator's LoRA, or a part of the
+    adapter's LoRA.
+
+    Raises
+    ------
+    Mistake
+        If there is no such part, or if nothing of the kind is pushed in this round.
+    """
     what = request.scalars.get("what")
     header = request.header
     if what in ("model", "piece") and header.part:
@@ -116,7 +135,7 @@ def _emulator(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 def largest_orders(
     plan: ModelPlan | None, run: RunSettings, server_round: int
 ) -> dict[Kind, dict[str, Any]]:
-    """Scalars of the requests of a round whose answers are largest."""
+    """Return the fields of the requests with the largest replies of a round, by kind."""
     order = {
         **tuning.largest_orders(plan, run, server_round)["train"],
         "model_sha256": _HASH,
@@ -130,7 +149,7 @@ _HASH = "0" * 64
 OFFER = {
     "what": "model", "names": ["config.json"], "sizes": [8], "file_sha256": [_HASH], "piece_bytes": 8, "piece_sha256": [_HASH],
 }  # fmt: skip
-"""Of the smallest model."""
+"""Fields of an offer of the smallest model."""
 TRAINED = tuning.OBSERVER.replace(
     "the server chooses the adapters to begin with, so it chooses at what it looks",
     "the server chooses the model, its tokenizer and the adapters to begin with, so it chooses at"
@@ -152,5 +171,7 @@ EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] =
     ],
     ("deliver", 2): tuning.EXAMPLES["deliver"],
 }
-"""Scalars of requests by kind: what the contracts of the kind depend on. The sub-model and its emulator's LoRA are brought
-before round 1, the adapter's from round 2 on."""
+"""Example fields by kind, or by kind and round; the contract of the kind depends on them.
+
+The sub-model and its emulator's LoRA are pushed before round 1, the adapter's LoRA from round 2 on.
+"""

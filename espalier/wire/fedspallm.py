@@ -1,4 +1,4 @@
-"""Contracts of FedSpaLLM: masks and kept weights of the layers that a client sampled, nothing else."""
+"""Contracts of FedSpaLLM: clients send masks and kept weights of their sampled layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -19,50 +19,52 @@ from pruning_kernels.comparison_groups import pruned_in_matrix
 
 BlockIndex = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]
-"""The round in which a layer of the global model was last pruned; 0: it is dense."""
+"""Round in which a layer of the global model was last pruned; 0 if it is dense."""
 
 
 class Sample(Scalars):
-    """What a client is asked to prune (equation 8)."""
+    """Fields of a request to prune sampled layers (equation 8)."""
 
     blocks: list[BlockIndex] = Field(min_length=1)
-    """The sampled layers, ascending."""
+    """Numbers of the sampled layers, ascending."""
     versions: list[Version]
-    """Version of every layer of the global model, which the client must hold."""
+    """Version of every layer of the global model, which the client must have."""
 
 
 class SamplePart(PartRequest):
-    """Which blobs of an earlier reply the server asks for."""
+    """Fields of a request for blobs of an earlier reply."""
 
     blocks: list[BlockIndex] = Field(min_length=1)
-    """All layers of the sample."""
+    """Numbers of all sampled layers."""
 
 
 class PruneReport(Report):
-    """What a client reports beside its pruned layers."""
+    """Fields of a reply with pruned layers."""
 
     calibration_windows: int = Field(ge=0, le=MOST_WINDOWS)
-    """How many windows it has, where they are its weight in the mean; else 0, which tells nothing."""
+    """Number of calibration samples if it is the client's weight in the mean; else 0."""
     damping: float = Field(ge=0)
-    """The largest damping that a matrix needed (SparseGPT); 0 where none is used."""
+    """Largest damping that a matrix needed in SparseGPT; 0 if there is no damping."""
 
 
 class Update(Scalars):
-    """Layers of the global model that are stale at a client."""
+    """Fields of a message with layers of the global model that are stale at a client."""
 
     blocks: list[BlockIndex] = Field(min_length=1)
+    """Numbers of the layers, ascending."""
     versions: list[Version]
+    """Version of each layer."""
     num_kept: list[Annotated[int, Field(ge=0)]]
-    """Weights that each matrix keeps, block after block."""
+    """Number of weights that each matrix keeps, block by block."""
 
 
 def sparsity_of(run: RunSettings, server_round: int) -> float:
-    """Share of each matrix that a round prunes."""
+    """Return the sparsity of each matrix after a round."""
     return run.of(FedSpaLLMSettings).sparsity_of(server_round, run.federation.rounds)
 
 
 def num_kept(block: BlockPlan, run: RunSettings, server_round: int) -> dict[str, int]:
-    """How many weights of each matrix a client keeps in a round, by canonical linear name."""
+    """Return the number of weights that each matrix keeps in a round, by canonical name."""
     sparsity = sparsity_of(run, server_round)
     group = run.of(FedSpaLLMSettings).local_group
     return {
@@ -74,13 +76,19 @@ def num_kept(block: BlockPlan, run: RunSettings, server_round: int) -> dict[str,
 def sample_specs(
     plan: ModelPlan, run: RunSettings, server_round: int, blocks: Sequence[int]
 ) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a reply with some sampled layers, in order of layers."""
+    """Return the specs of the blobs of a reply with these sampled layers, in layer order."""
     kept = {index: num_kept(plan.blocks[index], run, server_round) for index in blocks}
     return {block_key(index): kept_specs(plan.blocks[index], kept[index]) for index in blocks}
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
+
+    Raises
+    ------
+    Mistake
+        If layers are not ascending or do not exist, or if there is no such part.
+    """
     header = request.header
     settings = run.of(FedSpaLLMSettings)
     fetched = request.header.kind == "fetch"
@@ -126,21 +134,25 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 def largest_orders(
     plan: ModelPlan | None, run: RunSettings, server_round: int
 ) -> dict[Kind, dict[str, Any]]:
-    """Scalars of the requests of a round whose answers are largest: the most capable client's share, of the largest layers."""
+    """Return the fields of the requests with the largest replies of a round, by kind.
+
+    The most capable client has the most layers, and the largest ones are assumed.
+    """
     assert plan is not None
     number = max(1, round(len(plan.blocks) * run.of(FedSpaLLMSettings).sampled_layers))
+    # Assume the largest layers, since the server may sample any.
     by_size = sorted(plan.blocks, key=lambda block: block.num_weights, reverse=True)
     blocks = sorted(block.index for block in by_size[:number])
     return {"train": {"blocks": blocks, "versions": [0] * len(plan.blocks)}}
 
 
 def sizes_vary(run: RunSettings) -> bool:
-    """A client prunes as many layers as it is capable of, beside the others."""
+    """Return True: the capability of a client determines how many layers it prunes."""
     return True
 
 
 def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, TensorSpec]]:
-    """The blobs that bring an update."""
+    """Return the specs of the blobs of an update."""
     kept = iter(update.num_kept)
     blobs = dict[str, Mapping[str, TensorSpec]]()
     for index in update.blocks:
@@ -152,7 +164,13 @@ def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, Tens
 
 
 def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
-    """The contract of a ``deliver`` message: layers of the global model that are stale at a client."""
+    """Return the contract of a ``deliver`` message, which pushes stale layers of the global model.
+
+    Raises
+    ------
+    Mistake
+        If layers are not ascending or do not exist, or if versions or counts do not fit them.
+    """
     update = validate(Update, request.scalars)
     plan = plan_of()
     _require_blocks(plan, update.blocks)
@@ -193,7 +211,7 @@ OBSERVER = (
     " knows a few of its windows may recognise them); with `client-weights` = `samples` alone, how"
     " many windows it has; the largest damping; and how long it took"
 )
-"""What the contract of ``train`` says of an observer."""
+"""Observer sentence of the contract of ``train``."""
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"blocks": [0, 1], "versions": [0, 0]},
@@ -204,4 +222,4 @@ EXAMPLES: dict[Kind, dict[str, Any]] = {
         "num_kept": [2048, 2048, 2048, 2048, 8192, 8192, 8192] * 2,
     },
 }
-"""Scalars of requests about the model of ``espalier/wire/examples.py``, of whose weights half are kept, by kind."""
+"""Example fields by kind for the model of ``espalier/wire/examples.py`` at 50% sparsity."""

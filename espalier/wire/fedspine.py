@@ -1,8 +1,9 @@
-"""Contracts of FedSpine: first a device's cut is agreed, then adapters of its shape travel.
+"""Contracts of FedSpine: a device's cut is agreed first, then adapters of its shape are exchanged.
 
-From round 2 on the first ``deliver`` of a round asks a device to cut its model down to a share, and is answered with the bits
-of all that is cut then. Every later request of the round brings these bits, so that the shapes of all that follows are a
-function of the request alone, also at a site that lost its state. What units are worth never travels.
+From round 2 on, the first ``deliver`` of a round asks a device to cut its model to a pruning ratio.
+The device replies with a bit per prunable group: 1 = cut. Every later request of the round includes
+these bits, so that all tensor shapes are a function of the request, even at a site that lost its
+state. Importance scores never leave the device.
 """
 
 from collections.abc import Mapping
@@ -26,42 +27,57 @@ from espalier.wire.structure import structured_plan
 from espalier.wire.tuning import Along, TuningReport
 
 STRUCTURE = "structure"
-"""Blob that says what is cut."""
+"""Key of the blob with the cut."""
 TERM_DIGITS = 3
+"""Significant digits of ``SpineReport.taylor``."""
 MOST_TERM = 1e30
+"""Maximum value of ``SpineReport.taylor``."""
 SLACK = 1e-9
-"""For a share that was computed in another order."""
+"""Tolerance for a pruning ratio whose terms were added in another order."""
 
 
 class CutOrder(Scalars):
-    """What a device is asked to cut."""
+    """Fields of a request to cut the model."""
 
     pruned: float = Field(ge=0, lt=1)
-    """p_t: of all parameters of groups and channels, those that were cut before among them."""
+    """Pruning ratio p_t over all prunable groups, including those that were cut before."""
 
 
 class SpineReport(TuningReport):
-    """What a device reports beside its adapters."""
+    """Fields of a reply with adapters."""
 
     loss_before: float = Field(ge=0, le=MOST_LOSS)
-    """Mean loss of the first half of the round's steps, nats."""
+    """Mean loss of the first half of the round's steps, in nats."""
     loss_after: float = Field(ge=0, le=MOST_LOSS)
-    """The same of the second half."""
+    """Mean loss of the second half of the round's steps, in nats."""
     taylor: float = Field(ge=0, le=MOST_TERM)
-    """First term of equation 14, mean over the steps."""
+    """First term of equation 14, averaged over the steps."""
 
 
 def shortened(term: float) -> float:
-    """A term as it is told: a few digits, from which nobody reads more."""
+    """Return a term as it is sent: rounded to a few digits, so that it reveals little."""
     return float(f"{min(term, MOST_TERM):.{TERM_DIGITS}g}")
 
 
 def trained(
     plan: ModelPlan, run: RunSettings, rank_limit: int | None = None, structure: bytes | None = None
 ) -> AdapterPlan:
-    """The adapters of a device: ranks and scalings are those of the whole model's, matrices those that its cut leaves.
+    """Return the adapters of a device.
 
-    An encoder's classification head reads what no cut touches, so that it is the same on every device.
+    Ranks and scalings are those of the uncut model; the shapes follow from the device's cut. An
+    encoder's classification head reads features that no cut removes, so it is the same on every
+    device.
+
+    Parameters
+    ----------
+    plan
+        Plan of the uncut model.
+    run
+        Settings of the run.
+    rank_limit
+        Maximum rank; None for the ranks of the settings.
+    structure
+        Blob with the device's cut; None for the uncut model.
     """
     adapters = tuning.trained(plan, run, rank_limit)
     if structure is None:
@@ -76,13 +92,19 @@ def trained(
 
 @lru_cache(maxsize=64)
 def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
-    """The plan of what a cut leaves; ``Mistake`` where the blob says none."""
+    """Return the plan of the cut model.
+
+    Raises
+    ------
+    Mistake
+        If the blob is not a valid cut.
+    """
     units = CutUnits.of(plan)
     return structured_plan(plan, units.structure(units.read(structure)))
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     beside = _beside(plan_of()) if request.header.server_round > 1 else None
     shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
     made = tuning.training_contract(
@@ -107,12 +129,14 @@ def _check_report(up: Side, report: Scalars) -> None:
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``deliver``: the question what to cut, or a part of the global adapters, as a device has them.
+    """Return the contract of a ``deliver`` message: a request to cut, or a part of adapters.
 
-    In a round the question is part 0, and the adapters' first part is part 1; of the result, which comes as if it were for one
-    round more, it is part 0.
+    The adapters have the shapes of the device's cut. In a round, part 0 is the request to cut, and
+    the adapters begin with part 1. The result is pushed with the number of the round after the last
+    one; its adapters begin with part 0.
     """
     header = request.header
+    # The result is pushed with the number of the round after the last one.
     in_a_round = header.server_round <= run.federation.rounds
     if in_a_round and header.part == 0:
         return _question(request, plan_of(), run)
@@ -134,6 +158,7 @@ def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     job = run.of(FedSpineSettings)
     asked = validate(CutOrder, request.scalars)
     specs = {STRUCTURE: units.specs}
+    # Without the blob the request is refused anyway; this value is then not used.
     before = units.read(request.blobs[STRUCTURE]) if STRUCTURE in request.blobs else units.none
 
     def within_the_share(order: Scalars) -> None:
@@ -157,7 +182,10 @@ def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
 def largest_orders(
     plan: ModelPlan | None, run: RunSettings, server_round: int
 ) -> dict[Kind, dict[str, Any]]:
-    """Scalars of the requests of a round whose answers are largest: of a device that has cut nothing."""
+    """Return the fields of the requests with the largest replies of a round, by kind.
+
+    An uncut device has the largest replies.
+    """
     question: dict[Kind, dict[str, Any]] = {"deliver": {"pruned": 0.0}} if server_round > 1 else {}
     return question | tuning.largest_orders(plan, run, server_round)
 
@@ -177,4 +205,4 @@ OBSERVER = (
 )
 
 EXAMPLES: dict[Kind, Mapping[str, Any]] = {**tuning.EXAMPLES, "deliver": {"pruned": 0.1}}
-"""Scalars of requests by kind: what the contracts of the kind depend on."""
+"""Example fields by kind; the contract of the kind depends on them."""

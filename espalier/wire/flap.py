@@ -1,4 +1,4 @@
-"""Contracts of FLAP: mean and spread of the inputs of two matrices of each block."""
+"""Contracts of FLAP: clients send the mean and spread of the inputs of two matrices per block."""
 
 from functools import partial
 from typing import Any
@@ -18,28 +18,34 @@ from espalier.wire.plan import ModelPlan, PlanOf
 from espalier.wire.structure import ADDED_BIASES
 
 MOST_INPUT = 1e6
-"""Magnitude of an input that no model has; a mean or a spread beyond it is no honest one."""
+"""Maximum absolute value of an input.
+
+No real model exceeds it, so moments beyond it are not honest.
+"""
 
 
 class MomentsReport(Report):
-    """What a client says beside its moments."""
+    """Fields of a reply with moments."""
 
     tokens: int = Field(ge=1)
-    """Over how many tokens they are."""
+    """Number of tokens of the statistics."""
 
 
 def mean_name(linear: str) -> str:
-    """Tensor name of the mean input of a matrix."""
+    """Return the tensor name of the mean input of a matrix."""
     return f"{linear}.mean"
 
 
 def squares_name(linear: str) -> str:
-    """Tensor name of the sum of squared distances from it."""
+    """Return the tensor name of the sum of squared deviations from the mean input."""
     return f"{linear}.squares"
 
 
 def moment_specs(plan: ModelPlan) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a reply: for each block two numbers per input channel of the attention's output and of down."""
+    """Return the specs of the blobs of a reply, one per block.
+
+    Each has two numbers per input channel of the attention output and of the down projection.
+    """
     specs = {}
     for block in plan.blocks:
         columns = {
@@ -55,9 +61,16 @@ def moment_specs(plan: ModelPlan) -> dict[str, dict[str, TensorSpec]]:
 
 
 def possible(key: str, blob: bytes, tokens: int) -> None:
-    """Raise Mistake if moments are none that inputs of so many tokens at most can have."""
+    """Check that moments can come from inputs of at most ``tokens`` tokens.
+
+    Raises
+    ------
+    Mistake
+        If a number is not finite or out of range.
+    """
     for name, values in views(blob).items():
         lowest, most = (
+            # A sum of squared deviations is not negative; a mean has the range of the inputs.
             (0.0, tokens * MOST_INPUT**2)
             if name.endswith(".squares")
             else (-MOST_INPUT, MOST_INPUT)
@@ -69,12 +82,12 @@ def possible(key: str, blob: bytes, tokens: int) -> None:
 
 
 def most_tokens(run: RunSettings) -> int:
-    """Tokens that the windows of a client can have, however many its site draws."""
+    """Return the maximum number of calibration tokens of a client."""
     return MOST_WINDOWS * run.data.window_tokens
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     specs = moment_specs(plan_of())
     most = most_tokens(run)
 
@@ -97,12 +110,12 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 def biases(run: RunSettings) -> tuple[str, ...]:
-    """Matrices that get a bias."""
+    """Return the names of the matrices that get a bias."""
     return ADDED_BIASES if run.of(FlapSettings).bias_compensation else ()
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it."""
+    """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation."""
     return delivery_of_cuts(request, plan_of, run, biases(run))
 
 
@@ -114,4 +127,4 @@ OBSERVER = (
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}
-"""Scalars of requests by kind: the contracts depend on none."""
+"""Example fields by kind; empty because no contract depends on them."""

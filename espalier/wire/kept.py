@@ -1,7 +1,8 @@
-"""A pruned block as a payload: per matrix a packed prune mask and the weights that were kept, in the model's own dtype.
+"""Pruned block as a blob: a packed prune mask and the kept weights of each matrix.
 
-The kept weights are a flat tensor in the order of the matrix, row by row. Half of the weights in bf16 and the mask
-take 9 bits per weight at 50% sparsity; the dense matrix takes 16.
+The kept weights are a flat tensor in row-major order of the matrix, in the dtype of the model's
+files. In bfloat16 at 50% sparsity, mask and weights take 9 bits per weight of the matrix; the dense
+matrix takes 16.
 """
 
 from collections.abc import Mapping
@@ -16,16 +17,24 @@ from espalier.wire.plan import BlockPlan
 from pruning_kernels.bitmask import Words, count, has_clean_padding, num_words
 
 EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0_0000_0000_0000}
-"""The bits of the exponent, by safetensors' name of a dtype."""
+"""Exponent bits of a dtype, by its safetensors name."""
 
 
 def kept_name(linear: str) -> str:
-    """Tensor name of a matrix's kept weights."""
+    """Return the tensor name of the kept weights of a matrix."""
     return f"{linear}.kept"
 
 
 def kept_specs(block: BlockPlan, num_kept: Mapping[str, int]) -> dict[str, TensorSpec]:
-    """The tensors of a pruned block's blob; ``num_kept`` says how many weights each matrix keeps."""
+    """Return the specs of a pruned block's blob.
+
+    Parameters
+    ----------
+    block
+        Plan of the block.
+    num_kept
+        Number of weights that each matrix keeps, by canonical name.
+    """
     specs = {
         mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
         for linear in block.linears
@@ -37,12 +46,13 @@ def kept_specs(block: BlockPlan, num_kept: Mapping[str, int]) -> dict[str, Tenso
 
 
 def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
-    """The masks of a pruned block whose tensors are as ``kept_specs`` demands them.
+    """Check a pruned block whose tensors match ``kept_specs`` and return its packed masks.
 
     Raises
     ------
     Mistake
-        A mask keeps more or fewer weights than there are, has bits beyond the last weight, or a kept weight is not finite.
+        If a mask keeps more or fewer weights than are sent, has bits set after the last weight, or
+        a kept weight is not finite.
     """
     tensors = views(blob)
     masks = {}
@@ -64,9 +74,10 @@ def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
 
 
 def _finite(numbers: NDArray, dtype: str) -> bool:
-    """Whether no number is infinite or NaN: none has all bits of its exponent set."""
+    """Return True if no number is infinite or NaN, that is, none has all exponent bits set."""
     if dtype not in EXPONENT:
         return True
+    # NumPy has no bfloat16, so look at the bits instead of using ``isfinite``.
     bits = numbers.view(f"u{numbers.itemsize}")
     exponent = bits.dtype.type(EXPONENT[dtype])
     return not bool(((bits & exponent) == exponent).any())

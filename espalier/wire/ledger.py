@@ -1,4 +1,4 @@
-"""The byte ledger: what crossed the wire, per run, round, client, kind and block, raw and as sent."""
+"""Byte ledger: raw and sent bytes of every message, by run, round, client, kind and block."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -24,27 +24,49 @@ class Traffic:
 
 
 class Ledger:
-    """Writes one entry per message and one per blob in it, and adds bytes up; beside them times of a fleet's rounds.
+    """Writer of the byte ledger: one entry per message and one per blob, and totals per client.
 
-    Raw bytes are those of the tensors themselves, before a blob's header and any coding; wire bytes are those sent; dense
-    bytes what the block's matrices have in the model's files.
+    The ledger also records the simulated duration of rounds. Raw bytes are those of the tensors,
+    without the header of a blob and any coding. Wire bytes are those that are sent. Dense bytes are
+    those of the block's matrices in the model's files.
+
+    Parameters
+    ----------
+    append
+        Function that writes one entry.
     """
 
     def __init__(self, append: Callable[[dict[str, Any]], None]) -> None:
         self._append = append
         self.dense_bytes: Mapping[str, int] = {}
-        """Bytes of each block's dense matrices by blob key, to compare with; see ``dense_bytes_of``."""
+        """Bytes of each block's dense matrices by blob key; see ``dense_bytes_of``."""
         self.by_client: dict[int, Traffic] = {}
-        """Sums per client; enrolment, which belongs to no client yet, is only in the entries."""
+        """Totals per client.
+
+        Enrolment belongs to no client yet, so only the entries include it.
+        """
         self._timed: set[tuple[int, int]] = set()
-        """Rounds and clients whose times are among the entries."""
+        """Rounds and clients that have an entry for their duration."""
 
     def record(
         self, direction: Literal["up", "down"], client: int, letter: Letter, content: RecordDict
     ) -> None:
-        """Count one message that its contract allows; ``content`` is the message as it travelled."""
+        """Record a message that matches its contract.
+
+        Parameters
+        ----------
+        direction
+            "up" for a reply, "down" for a request.
+        client
+            Number of the client; negative before the client has one.
+        letter
+            Content of the message.
+        content
+            The message as it was sent.
+        """
         size, common = self._counted(direction, client, letter.header, content)
         blobs = sum(len(blob) for blob in letter.blobs.values())
+        # The first entry has the bytes of header and fields; one entry per blob follows.
         self._append(
             {**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs}
         )
@@ -61,9 +83,16 @@ class Ledger:
             )
 
     def record_refused(self, client: int, asked: Header, content: RecordDict) -> None:
-        """Count a reply that was refused, by its bytes alone: nothing that is in it is read or written down.
+        """Record a refused reply by its size; its content is neither read nor written down.
 
-        ``asked`` is the header of the request.
+        Parameters
+        ----------
+        client
+            Number of the client.
+        asked
+            Header of the request.
+        content
+            The reply as it was sent.
         """
         size, common = self._counted("up", client, asked, content)
         self._append(
@@ -73,9 +102,9 @@ class Ledger:
     def record_round(
         self, lineage: str, server_round: int, client: int, virtual_seconds: float
     ) -> None:
-        """Note how long a client's round would take on the device that the run pretends it to be; no bytes cross for that.
+        """Record the duration of a client's round on its simulated device; no bytes are counted.
 
-        What was noted once is not noted again.
+        A second call for the same round and client has no effect.
         """
         if (server_round, client) in self._timed:
             return
@@ -93,7 +122,10 @@ class Ledger:
     def _counted(
         self, direction: Literal["up", "down"], client: int, header: Header, content: RecordDict
     ) -> tuple[int, dict[str, Any]]:
-        """Add a message's bytes up, and return them with what all of its entries have."""
+        """Add the bytes of a message to the totals.
+
+        Return these bytes and the values that all entries of the message share.
+        """
         size = num_bytes(content)
         if client >= 0:
             traffic = self.by_client.setdefault(client, Traffic())
@@ -109,34 +141,43 @@ class Ledger:
         }
 
     def total(self) -> Traffic:
-        """Sums over all clients."""
+        """Return the totals over all clients."""
         up = sum(traffic.up for traffic in self.by_client.values())
         return Traffic(up, sum(traffic.down for traffic in self.by_client.values()))
 
     def state(self) -> list[list[int]]:
-        """The sums, for a checkpoint: [client, up, down] each."""
+        """Return the totals for a checkpoint: [client, up, down] for each client."""
         return [
             [client, traffic.up, traffic.down] for client, traffic in sorted(self.by_client.items())
         ]
 
     def restore(self, state: list[list[int]], timed: Iterable[tuple[int, int]] = ()) -> None:
-        """Take over what ``state`` returned, and of which rounds and clients times were noted before, see ``timed_in``.
+        """Restore the totals of a checkpoint.
 
-        What was sent after that checkpoint and is sent again counts once.
+        Messages that were sent after the checkpoint and are sent again count once.
+
+        Parameters
+        ----------
+        state
+            Value that ``state`` returned.
+        timed
+            Rounds and clients whose duration is recorded already; see ``timed_in``.
         """
         self.by_client = {client: Traffic(up, down) for client, up, down in state}
         self._timed = set(timed)
 
 
 def timed_in(path: Path) -> Iterator[tuple[int, int]]:
-    """Round and client of each time in a ledger's file; a line that a dying machine tore has none.
+    """Yield round and client of each duration in a ledger file; an incomplete line is skipped.
 
-    Other entries, of which there may be hundreds of thousands, are passed over unread, by how ``JsonLines`` writes them.
+    There may be hundreds of thousands of other entries. They are not parsed; the text that
+    ``JsonLines`` writes for the kind identifies the right ones.
     """
     if not path.exists():
         return
     with path.open(errors="replace") as lines:
         for line in lines:
+            # A text search is much faster than parsing every line.
             if '"kind": "round"' in line:
                 with suppress(ValueError, KeyError, TypeError):
                     entry = read_json(line)
@@ -144,7 +185,7 @@ def timed_in(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:
-    """Bytes of each block's matrices as they are in the model's files, by blob key."""
+    """Return the bytes of each block's matrices in the model's files, by blob key."""
     return {
         block_key(block.index): sum(
             linear.num_weights * DTYPE_BYTES[linear.dtype] for linear in block.linears

@@ -1,18 +1,24 @@
-"""For how long Flower keeps a message: from it a client reads how long the server waits for the answer."""
+"""Lifetime of messages in Flower, from which a client derives the deadline of its reply."""
 
 REQUESTS_AHEAD = 2
-"""Requests that one client has at a time where its reply comes in parts. A SuperNode that finds no message when it looks sleeps
-for three seconds (`flower-supernode`), so the next one lies there before the last is answered; of replies, too, the SuperLink
-never holds more than these."""
+"""Number of requests that a client has at a time if its reply is sent in parts.
+
+A SuperNode that finds no message sleeps for three seconds (`flower-supernode`). With two requests
+the next one is available when the reply to the first is sent. The SuperLink also never stores more
+than two replies.
+"""
 MARGIN = 60.0
-"""Seconds beyond the deadline after which Flower may forget a message."""
+"""Seconds after the deadline of a reply before Flower may delete the message."""
 
 
 def lifetime(seconds: float) -> float:
-    """Seconds for which Flower keeps a message whose answer may take so long, and may wait for that of the one before it."""
+    """Return the lifetime in seconds of a message whose reply may take ``seconds``.
+
+    It includes the time for the reply to the request before it.
+    """
     return REQUESTS_AHEAD * seconds + MARGIN
 
 
 def seconds_of(lifetime: float) -> float:
-    """How long the answer to a message with this lifetime may take."""
+    """Return the maximum duration in seconds of the reply to a message with this lifetime."""
     return max(0.0, lifetime - MARGIN) / REQUESTS_AHEAD

@@ -1,4 +1,4 @@
-"""Contracts of LLM-Pruner: a score for each unit that may be cut; and what the refinements of Mask Tuning add to it."""
+"""Contracts of LLM-Pruner: a score per prunable group, and statistics for Mask Tuning."""
 
 from functools import partial
 from typing import Any
@@ -26,17 +26,17 @@ from espalier.wire.structure import units_of
 
 
 def score_name(kind: str) -> str:
-    """Tensor name of the scores of a block's units of a kind."""
+    """Return the tensor name of the scores of a kind of prunable group."""
     return f"{kind}.score"
 
 
 def cut_blocks(plan: ModelPlan, job: LlmPrunerSettings) -> range:
-    """Blocks of which units may be cut.
+    """Return the numbers of the blocks that may be cut.
 
     Raises
     ------
     Mistake
-        All are spared.
+        If the settings spare all blocks.
     """
     blocks = range(job.spare_first, len(plan.blocks) - job.spare_last)
     if not blocks:
@@ -48,7 +48,11 @@ def cut_blocks(plan: ModelPlan, job: LlmPrunerSettings) -> range:
 
 
 def score_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a reply: for each block a number per group and per channel, and a factor of kinds that are rearranged."""
+    """Return the specs of the blobs of a reply, one per block that may be cut.
+
+    Each has a score per prunable group and, for each rearranged kind, a factor of the Fisher
+    information.
+    """
     job = run.of(LlmPrunerSettings)
     specs = {}
     for index in cut_blocks(plan, job):
@@ -62,7 +66,24 @@ def score_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor
 
 
 def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] = ()) -> None:
-    """Raise Mistake if a score is none, or below what a sum can be, or a factor does not go with the scores."""
+    """Check the scores and factors of one block.
+
+    Parameters
+    ----------
+    key
+        Key of the blob.
+    blob
+        The blob.
+    lowest
+        Minimum of a score.
+    rearranged
+        Kinds with a factor.
+
+    Raises
+    ------
+    Mistake
+        If a score is not finite or below ``lowest``, or if a factor contradicts the scores.
+    """
     tensors = views(blob)
     for kind in KINDS:
         scores = tensors[score_name(kind)]
@@ -73,7 +94,7 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     job = run.of(LlmPrunerSettings)
     plan = plan_of()
     if request.header.server_round > 1:
@@ -94,7 +115,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
-    """The round that rescales: what is cut comes along with every request."""
+    """Return the reply of the rescaling round, in which every request includes the cut."""
     specs = equation_specs(plan, told_cut(request, plan), run.of(LlmPrunerSettings))
     along = cut_specs(plan, ())
     return Reply(
@@ -113,12 +134,12 @@ def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it."""
+    """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation."""
     return delivery_of_cuts(request, plan_of, run, (), run.of(LlmPrunerSettings).rescaled)
 
 
 def sizes_vary(run: RunSettings) -> bool:
-    """Equations are of the units that stay."""
+    """Return True with rescaling: the size of the equations depends on which groups stay."""
     return bool(run.of(LlmPrunerSettings).rescaled)
 
 
@@ -143,4 +164,4 @@ OBSERVER_OF_EQUATIONS = (
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}
-"""Scalars of requests by kind: the contracts depend on none."""
+"""Example fields by kind; empty because no contract depends on them."""

@@ -1,7 +1,9 @@
-"""Contracts of LLM-Streamline: how little blocks change their input, and then the tensors of one trained layer.
+"""Contracts of LLM-Streamline: cosine similarities of hidden states, then one trained layer.
 
-The first round compares blocks. In later ones the layer goes down, all parts but the last by ``deliver`` and the last with the
-order, and comes back trained. The first of them begins with a block of the base model, which every client has.
+In the first round clients send similarities. In later rounds the layer is exchanged: ``deliver``
+pushes all its parts but the last, and the last comes with ``train``; the client replies with the
+trained layer. The first of these rounds starts from a block of the base model, which every client
+has.
 """
 
 from typing import Any
@@ -28,48 +30,50 @@ from espalier.wire.payload import TensorSpec, views
 from espalier.wire.plan import BlockPlan, ModelPlan, PlanOf
 
 SIMILARITY_KEY = "similarity"
+"""Key of the blob of the first round."""
 COSINES = "cosines"
-"""Key of the first round's blob, and the name of its tensor."""
+"""Name of the tensor in the blob of the first round."""
 ROUNDING = 1e-3
-"""By how much a cosine that was computed may be beyond 1."""
+"""Maximum rounding error of a cosine; a computed one may exceed 1 by this amount."""
 
 
 class SimilarityReport(Report):
-    """What a client says beside its cosines."""
+    """Fields of a reply with similarities."""
 
     tokens: int = Field(ge=1)
-    """Over how many tokens they are means."""
+    """Number of tokens over which the cosines are averaged."""
 
 
 class Replace(Scalars):
-    """Which blocks a layer replaces."""
+    """Fields of a request to train the layer."""
 
     start: int = Field(ge=0)
-    """The first of them."""
+    """Number of the first block that the layer replaces."""
 
 
 class ReplacePart(PartRequest):
-    """Which blobs of an earlier reply the server asks for."""
+    """Fields of a request for blobs of an earlier reply."""
 
     start: int = Field(ge=0)
+    """Number of the first block that the layer replaces."""
 
 
 class LayerReport(Report):
-    """What a client says beside the layer that it trained."""
+    """Fields of a reply with the trained layer."""
 
     samples: int = Field(ge=0, le=MOST_WINDOWS)
-    """Its windows, where they are its weight; else 0, which tells nothing."""
+    """Number of calibration samples if it is the client's weight in the mean; else 0."""
     skipped_steps: int = Field(ge=0)
-    """Steps that were left out, because their loss or gradient was not finite."""
+    """Number of steps that were skipped because their loss or gradient was not finite."""
 
 
 def num_starts(plan: ModelPlan, run: RunSettings) -> int:
-    """How many stretches of blocks there are to choose from."""
+    """Return the number of block ranges that may be replaced."""
     return len(plan.blocks) - run.of(LlmStreamlineSettings).span(len(plan.blocks)) + 1
 
 
 def layer_shapes(block: BlockPlan) -> dict[str, tuple[int, ...]]:
-    """Tensors of a block that are trained, by canonical name: matrices, biases and norms."""
+    """Return the shapes of a block's matrices, biases and norms by canonical name."""
     shapes: dict[str, tuple[int, ...]] = {}
     for linear in block.linears:
         shapes[f"{linear.name}.weight"] = linear.shape
@@ -79,7 +83,10 @@ def layer_shapes(block: BlockPlan) -> dict[str, tuple[int, ...]]:
 
 
 def layer_specs(plan: ModelPlan, run: RunSettings, start: int) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a layer, one for each tensor, since a block's may be too large for a message."""
+    """Return the specs of the blobs of a layer, one per tensor.
+
+    A blob with all tensors of a block might be too large for a message.
+    """
     shapes = layer_shapes(plan.blocks[start])
     return {
         name: payload_specs({name: shape}, run.federation.payload) for name, shape in shapes.items()
@@ -87,12 +94,18 @@ def layer_specs(plan: ModelPlan, run: RunSettings, start: int) -> dict[str, dict
 
 
 def layer_parts(plan: ModelPlan, run: RunSettings, start: int) -> list[list[str]]:
-    """Which blobs of a layer travel in which part, the same in both directions."""
+    """Return the blob keys of each part of a layer; both directions have the same parts."""
     return parts_of(layer_specs(plan, run, start), run.part_bytes)
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
+
+    Raises
+    ------
+    Mistake
+        If the start or the part does not exist.
+    """
     plan = plan_of()
     if request.header.server_round == 1:
         return _similarities(plan, run).contract(request, run.method)
@@ -148,14 +161,14 @@ def _are_cosines(key: str, blob: bytes) -> None:
 
 
 class _Values:
-    """Holds the tensors of a layer against their payload."""
+    """Check of the tensors of a layer in their wire dtype."""
 
     def __init__(self, plan: ModelPlan, run: RunSettings, order: Replace | ReplacePart) -> None:
         self._shapes = layer_shapes(plan.blocks[order.start])
         self._payload = run.federation.payload
 
     def check(self, key: str, blob: bytes) -> None:
-        """The numbers of a blob can be read, and are finite."""
+        """Check that the numbers of a blob can be read and are finite."""
         unpack_adapters({key: self._shapes[key]}, blob, self._payload)
 
 
@@ -180,7 +193,10 @@ def _require_report(report: Scalars, run: RunSettings) -> None:
 def largest_orders(
     plan: ModelPlan | None, run: RunSettings, server_round: int
 ) -> dict[Kind, dict[str, Any]]:
-    """Scalars of the requests of a round whose answers are largest: the layer is made of the largest block."""
+    """Return the fields of the requests with the largest replies of a round, by kind.
+
+    The layer is a copy of the largest block that may begin a replaced range.
+    """
     assert plan is not None
     starts = range(num_starts(plan, run))
     largest = max(
@@ -195,7 +211,15 @@ def largest_orders(
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``deliver``: a part of the layer, or where nothing is trained which blocks go."""
+    """Return the contract of a ``deliver``, which pushes a part of the layer.
+
+    If no layer is trained, it pushes only the number of the first block that is removed.
+
+    Raises
+    ------
+    Mistake
+        If the start or the part does not exist, or if nothing is pushed in this round.
+    """
     order = validate(Replace, request.scalars)
     plan = plan_of()
     _require_start(order.start, plan, run)
@@ -237,4 +261,7 @@ EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {
     "fetch": {"start": 0},
     "deliver": {"start": 0},
 }
-"""Scalars of requests to a model of two blocks, by kind, or by kind and round: what the contracts of the kind depend on."""
+"""Example fields for a model of two blocks, by kind, or by kind and round.
+
+The contract of the kind depends on them.
+"""

@@ -1,8 +1,9 @@
-"""Tensors of the mask generator that clients share (SFT-P, section 3.2): names and shapes, by the model's plan.
+"""Names and shapes of the shared mask generator's tensors (SFT-P, section 3.2).
 
-For each gate, that is kind of lane and block, ``h = GELU(norm(trunk([embedding; code])))`` and ``logits = head h``. Codes,
-trunk and norm lie in a blob of their own, heads in those of their blocks, or ``shared`` ones, one per kind of lane, beside
-the trunk.
+A gate belongs to one block and one kind of residual dimensions. For each gate the generator
+computes ``h = GELU(norm(trunk([embedding; code])))`` and ``logits = head h``. Codes, trunk and norm
+are in one blob. Heads are in the blobs of their blocks, or with ``heads = "shared"`` one per kind
+is in the blob of the trunk.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,9 @@ from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import LANES, units_of
 
 GENERATOR_KEY = "generator"
-"""Blob of what is no block's."""
+"""Key of the blob with the tensors that belong to no block."""
 PREFIX = "mask."
-"""How canonical names of the generator's tensors begin."""
+"""Prefix of the canonical names of the generator's tensors."""
 CODES = f"{PREFIX}codes"
 TRUNK = f"{PREFIX}trunk.weight"
 TRUNK_BIAS = f"{PREFIX}trunk.bias"
@@ -27,23 +28,28 @@ Heads = Literal["per-gate", "shared"]
 
 
 def head_name(kind: str) -> str:
-    """Canonical name of the head for a kind of lane."""
+    """Return the canonical name of the head for a kind of residual dimensions."""
     return f"{PREFIX}{kind}.head"
 
 
 @dataclass(frozen=True)
 class GeneratorShape:
-    """How wide a generator is."""
+    """Sizes of a generator."""
 
     embedding: int
-    """Numbers of a client's own embedding (d_e)."""
+    """Size of a client's own embedding (d_e)."""
     code: int
-    """Numbers of a gate's learned code (d_l)."""
+    """Size of a gate's learned code (d_l)."""
     width: int
+    """Output size of the trunk."""
     heads: Heads
+    """One head per gate, or one per kind that all blocks share."""
 
     def shapes(self, plan: ModelPlan) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Shapes of all tensors, by blob key and canonical name; a head is (lanes, width)."""
+        """Return the shapes of all tensors by blob key and canonical name.
+
+        A head has the shape (residual dimensions, width).
+        """
         found: dict[str, dict[str, tuple[int, ...]]] = {
             block_key(block.index): {} for block in plan.blocks
         }
@@ -61,12 +67,12 @@ class GeneratorShape:
         return {key: tensors for key, tensors in found.items() if tensors}
 
     def head_key(self, block: int) -> str:
-        """Blob of a block's heads."""
+        """Return the key of the blob with a block's heads."""
         return block_key(block) if self.heads == "per-gate" else GENERATOR_KEY
 
 
 def num_parameters(shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> int:
-    """Numbers of a generator of these shapes."""
+    """Return the number of parameters of a generator with these shapes."""
     total = 0
     for tensors in shapes.values():
         for shape in tensors.values():

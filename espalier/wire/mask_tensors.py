@@ -1,4 +1,7 @@
-"""Prune masks and votes as tensors, to and from payloads (``espalier.wire.masks``, ``espalier.wire.fedprllm``)."""
+"""Conversion between blobs and torch tensors of prune masks and votes.
+
+``espalier.wire.masks`` and ``espalier.wire.fedprllm`` describe the blobs.
+"""
 
 from collections.abc import Mapping
 
@@ -15,12 +18,12 @@ from pruning_kernels.bitmask_on_device import pack_tensor
 
 
 def pack_masks(prune_masks: Mapping[str, Tensor]) -> bytes:
-    """Serialise a block's prune masks, bool tensors by canonical linear name."""
+    """Serialize a block's prune masks, which are bool tensors by canonical name of their matrix."""
     return pack_tensors({mask_name(name): pack_tensor(mask) for name, mask in prune_masks.items()})
 
 
 def unpack_masks(block: BlockPlan, blob: bytes) -> dict[str, Tensor]:
-    """Read a block's prune masks: bool tensors by canonical linear name, shaped like the weights."""
+    """Read a block's prune masks: bool tensors shaped like the weights, by canonical name."""
     words = unpack_tensors(blob)
     return {
         linear.name: torch.from_numpy(unpack(words[mask_name(linear.name)], linear.shape))
@@ -29,7 +32,20 @@ def unpack_masks(block: BlockPlan, blob: bytes) -> dict[str, Tensor]:
 
 
 def kept_shares(votes: Mapping[str, NDArray], num_voters: int) -> dict[str, Tensor]:
-    """``(m - votes) / m`` per weight, by canonical linear name: float32, shaped like the weights (FedPrLLM 3.2, step 6)."""
+    """Return the fraction of voters that keep each weight, ``(m - votes) / m``, by canonical name.
+
+    Parameters
+    ----------
+    votes
+        Number of votes to prune each weight, with the shape of the weights.
+    num_voters
+        Number of voters m.
+
+    Returns
+    -------
+    dict of str to Tensor
+        float32, with the shapes of the weights (FedPrLLM, section 3.2, step 6).
+    """
     return {
         name: (num_voters - torch.from_numpy(count.astype(np.float32))) / num_voters
         for name, count in votes.items()

@@ -1,7 +1,8 @@
-"""What Mask Tuning's refinements send: a factor of the Fisher information of masks, and normal equations of the units' scales.
+"""Statistics of Mask Tuning: factors of the Fisher information, and normal equations.
 
-The equations are of a model that is cut already. What is cut comes along with every request, so that their shapes are a
-function of the request alone.
+The Fisher information is that of the masks, and the equations determine the scales of prunable
+groups. Source: Kwon et al. 2022. The equations refer to a model that is cut already. Every request
+includes the cut, so that their shapes are a function of the request.
 """
 
 import numpy as np
@@ -18,37 +19,54 @@ from espalier.wire.structure import units_of
 from espalier.wire.triangles import ROUNDING, are_inner_products, triangle_size
 
 JOINT = "joint"
+"""Name of the tensor with the inner products of the outputs of every two remaining groups.
+
+It is the upper triangle of a symmetric matrix.
+"""
 AIMS = "aims"
-"""Tensor names: for each two units that stay the inner product of what they give, a triangle; and for each that with all."""
+"""Name of the tensor with the inner products of the remaining groups' outputs and their targets.
+
+The target is the output of all groups of the block and kind, including the cut ones.
+"""
 TINY = 1e-30
-"""What rounding makes of numbers that are nearly 0."""
+"""Absolute tolerance for rounding errors of numbers near 0."""
 MOST_BYTES = 1 << 30
-"""Of a blob; ``part-bytes`` goes no further."""
+"""Maximum size of a blob in bytes; ``part-bytes`` has the same limit."""
 
 CutOfBlocks = list[dict[str, NDArray[np.bool_]]]
-"""For each block, (units,) by kind: True for units that are cut."""
+"""Bool arrays (units,) by kind for each block: True for prunable groups that are cut."""
 
 
 def fisher_name(kind: str) -> str:
-    """Tensor name of the factor of a block's units of a kind."""
+    """Return the tensor name of the Fisher factor of a kind of prunable group."""
     return f"{kind}.fisher"
 
 
 def fisher_rows(units: int, run: RunSettings) -> int:
-    """Rows of a factor: more would say no more of so many windows."""
+    """Return the number of rows of a factor.
+
+    The rank is at most the number of calibration samples, so more rows would add no information.
+    """
     return min(run.data.windows, units)
 
 
 def fisher_spec(units: int, run: RunSettings) -> TensorSpec:
-    """The factor as it travels, without what is zero by its form."""
+    """Return the spec of a factor as it is sent: flat, without the zeros below its diagonal."""
     rows = fisher_rows(units, run)
+    # Row i of the triangular factor has i leading zeros, which are not sent.
     return TensorSpec("F32", (rows * units - triangle_size(rows - 1),))
 
 
 def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
-    """Raise Mistake if a factor's numbers are not finite, or say more than the scores beside it.
+    """Check that a factor is finite and that its squares do not exceed the scores.
 
-    A score is the sum of a column's squares; so what bounds the scores of a client bounds its factor.
+    A score is the sum of the squares of a column. The limit on a client's scores therefore also
+    limits its factor.
+
+    Raises
+    ------
+    Mistake
+        If the check fails.
     """
     most = float(scores.sum(dtype=np.float64)) * (1 + ROUNDING) + TINY
     if not (np.isfinite(factor).all() and np.square(factor, dtype=np.float64).sum() <= most):
@@ -57,11 +75,14 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
         )
 
 
-# ----- rescaling ------------------------------------------------------------------------------------------------------------
+# ----- rescaling -----
 
 
 def told_cut(request: Letter, plan: ModelPlan) -> CutOfBlocks | None:
-    """What is cut, as a request says it; None where it says so in no permitted form, which its contract refuses then."""
+    """Return the cut that a request states; None if it is malformed.
+
+    The contract of the request then refuses it.
+    """
     specs = cut_specs(plan, ())
     if request.blobs.keys() != specs.keys() or any(
         tensor_specs(blob) != specs[key] for key, blob in request.blobs.items()
@@ -74,12 +95,12 @@ def told_cut(request: Letter, plan: ModelPlan) -> CutOfBlocks | None:
 
 
 def equation_key(index: int, kind: str) -> str:
-    """Name of the blob of a block's units of a kind."""
+    """Return the key of the blob with the equations of a block and kind."""
     return f"{block_key(index)}-{kind}"
 
 
 def equation_places(cut: CutOfBlocks, job: LlmPrunerSettings) -> list[tuple[int, str]]:
-    """Blocks and kinds of which there are equations: those that lost a unit, in order."""
+    """Return the blocks and kinds with equations, in order: those with at least one cut group."""
     return [
         (index, kind) for index, own in enumerate(cut) for kind in job.rescaled if own[kind].any()
     ]
@@ -88,7 +109,18 @@ def equation_places(cut: CutOfBlocks, job: LlmPrunerSettings) -> list[tuple[int,
 def equation_specs(
     plan: ModelPlan, cut: CutOfBlocks | None, job: LlmPrunerSettings
 ) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a reply, one per place; where it is not known what is cut, as many and as large as none can be."""
+    """Return the specs of the blobs of a reply, one per block and kind.
+
+    Parameters
+    ----------
+    plan
+        Plan of the uncut model.
+    cut
+        Cut of the request. If it is None, the specs are those of equations for all groups, which
+        are an upper limit.
+    job
+        Settings of the method.
+    """
     if cut is None:
         staying = {
             (block.index, kind): getattr(units_of(plan, block), kind)
@@ -109,12 +141,12 @@ def equation_specs(
 
 
 def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
-    """Refuse equations of so many units that they fit into no message.
+    """Check that the normal equations of every block fit in a message.
 
     Raises
     ------
     Mistake
-        It begins with the key of the method's table.
+        If they do not; the error begins with a key of the method's table.
     """
     for block in plan.blocks:
         for kind in job.rescaled:
@@ -128,7 +160,13 @@ def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
 
 
 def require_equations(key: str, blob: bytes) -> None:
-    """Raise Mistake if normal equations are none that real outputs can have."""
+    """Check that normal equations can come from real outputs.
+
+    Raises
+    ------
+    Mistake
+        If a number is not finite, or if the numbers cannot be inner products.
+    """
     tensors = views(blob)
     aims = tensors[AIMS]
     if not (np.isfinite(aims).all() and are_inner_products(tensors[JOINT], len(aims), TINY)):

@@ -1,4 +1,4 @@
-"""Prune masks of a block as a payload: flat, one bit per weight (``pruning_kernels.bitmask``)."""
+"""Prune masks of a block as a blob: flat, one bit per weight (``pruning_kernels.bitmask``)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,33 @@ from pruning_kernels.comparison_groups import pruned_by_group, pruned_in_matrix,
 
 
 def mask_name(linear: str) -> str:
-    """Tensor name of a matrix's prune mask."""
+    """Return the tensor name of the prune mask of a matrix."""
     return f"{linear}.prune_mask"
 
 
 def require_exact_sparsity(
     key: str, linear: LinearPlan, words: Words, sparsity: float, group: str
 ) -> None:
-    """Raise Mistake if a mask does not prune exactly its share of each comparison group, or has bits beyond its weights."""
+    """Check that a mask has exactly the sparsity of the settings in each comparison group.
+
+    Parameters
+    ----------
+    key
+        Key of the blob, for errors.
+    linear
+        Plan of the matrix.
+    words
+        Packed mask: 1 = pruned.
+    sparsity
+        Fraction of the weights that are pruned.
+    group
+        Comparison group: "layer", "row" or a pattern such as "2:4".
+
+    Raises
+    ------
+    Mistake
+        If the sparsity differs, or if bits are set after the last weight.
+    """
     expected = pruned_in_matrix(linear.shape, sparsity, group)
     if not has_clean_padding(words, linear.num_weights):
         raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")

@@ -1,8 +1,8 @@
-"""Messages: a header, the scalars of the kind, and blobs; to and from Flower's records.
+"""Messages: a header, fields and blobs, and their conversion to and from Flower's records.
 
-Covers: how many records, fields, values and characters a message has is bounded before anything in it is looked at, and what
-is told of a message that is refused is short and can be printed.
-Does not cover: what Flower itself spends on unpacking a message before it hands it out.
+Covers: the numbers of records, fields, values and characters of a message are limited before its
+content is read. Errors about a refused message are short and printable.
+Does not cover: the resources that Flower itself uses to unpack a message before it passes it on.
 """
 
 from collections.abc import Mapping
@@ -32,61 +32,73 @@ FLOWER_TYPES: dict[Kind, str] = {
     "evaluate": "evaluate",
     "refused": "query.refused",
 }
-"""Flower's message type of each kind."""
+"""Message type in Flower, by kind."""
 
 
 MOST_FIELDS = 32
-"""In a record of scalars; each of them has a name of at most 64 characters."""
+"""Maximum number of fields in a record."""
 MOST_NAME = 64
+"""Maximum number of characters in the name of a field."""
 MOST_VALUES = 65_536
-"""In a field that is a list; the longest have one value per matrix of the model."""
+"""Maximum number of values in a list; the longest lists have one value per matrix of the model."""
 MOST_TEXT = 64 * MOST_BLOBS
-"""Characters of a field's text, all values together; the longest is a hash for each blob."""
+"""Maximum number of characters in a field, over all values; the longest has a hash per blob."""
 TOLD_NAMES = 8
-"""Of wrong fields or records, as many are named."""
+"""Maximum number of wrong fields or records that an error names."""
 
 MOST_SECONDS = 1e9
-"""A client's report of how long it worked is below 30 years."""
+"""Maximum duration in seconds that a client may report, about 30 years."""
 
 
 class Scalars(BaseModel):
-    """Scalars of one kind of message in one direction; nothing else may be in it."""
+    """Base class of the fields of a message; undeclared fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class NoScalars(Scalars):
-    """No scalars."""
+    """Fields of a message that has none."""
 
 
 class Failure(Scalars):
-    """What a client says when it could not do its part; it never quotes data."""
+    """Fields of a failed reply; they never quote data."""
 
     reason: str = Field(max_length=4000)
+    """Error text."""
     lost: bool = False
-    """It lost what earlier rounds left it, and could go on if it were brought what was decided since."""
+    """True if the client lost state of earlier rounds.
+
+    It can continue after the server pushes the decisions since then.
+    """
 
     @field_validator("reason")
     @classmethod
     def _is_printable(cls, reason: str) -> str:
-        """A reason is shown on the server's terminal: no control characters but line ends."""
+        """Refuse control characters except line ends: the server's terminal shows the reason."""
         if reason != without_control(reason):
             raise ValueError("control characters")
         return reason
 
 
 class Header(Scalars):
-    """What every message says of itself."""
+    """Header of every message."""
 
     schema_version: int
+    """Version of the message format."""
     kind: Kind
     method: str = Field(max_length=64)
     lineage: str = Field(max_length=64, pattern=LINEAGE)
+    """Name of the run."""
     server_round: int = Field(ge=0)
+    """Number of the round; 0 before the first."""
     client: int = Field(ge=-1)
+    """Number of the client; -1 before it has one."""
     attempt: int = Field(ge=1)
+    """Number of the attempt, from 1."""
     part: int = Field(ge=0)
+    """Number of the part, from 0."""
     num_parts: int = Field(ge=1)
+    """Number of parts of the reply."""
     status: Literal["ok", "failed"] = "ok"
 
 
@@ -108,15 +120,17 @@ UNREAD = Header(
 
 @dataclass
 class Letter:
-    """The content of a message, apart from Flower's envelope."""
+    """Content of a message without Flower's envelope."""
 
     header: Header
     scalars: dict[str, Any] = field(default_factory=dict)
+    """Values of the fields by name."""
     blobs: dict[str, bytes] = field(default_factory=dict)
+    """Safetensors blobs by key."""
 
 
 def write(letter: Letter) -> RecordDict:
-    """Lay a letter out in Flower's records."""
+    """Convert the content of a message to Flower's records."""
     return RecordDict(
         {
             "header": ConfigRecord(letter.header.model_dump()),
@@ -127,13 +141,13 @@ def write(letter: Letter) -> RecordDict:
 
 
 def read(content: RecordDict) -> Letter:
-    """Read a letter from Flower's records.
+    """Read the content of a message from Flower's records.
 
     Raises
     ------
     Mistake
-        Records are missing or surplus, larger than any message needs, the header is malformed, or its schema version is
-        unknown here.
+        If records are missing, surplus or too large, if the header is malformed, or if its schema
+        version is unknown.
     """
     if set(content) != set(RECORDS):
         raise Mistake(
@@ -149,6 +163,7 @@ def read(content: RecordDict) -> Letter:
         and isinstance(blobs, ArrayRecord)
     ):
         raise Mistake("message: header and scalars must be config records, blobs an array record")
+    # Limit the size of both records before any value is read.
     _require_bounded("header", header)
     _require_bounded("scalars", scalars)
     version = header.get("schema_version")
@@ -162,18 +177,29 @@ def read(content: RecordDict) -> Letter:
 
 
 def failure(header: Header, reason: str, lost: bool = False) -> Letter:
-    """A reply that says why the work was not done, and whether that is because earlier rounds' state was lost."""
+    """Return a failed reply.
+
+    Parameters
+    ----------
+    header
+        Header of the request.
+    reason
+        Error text. It is cut to 4000 characters, and control characters are replaced.
+    lost
+        True if the client lost state of earlier rounds.
+    """
+    # Unicode normalization may lengthen the text, so cut it again afterwards.
     told = Failure(reason=without_control(reason[:4000])[:4000], lost=lost)
     return Letter(header.model_copy(update={"status": "failed"}), told.model_dump())
 
 
 def validate(model: type[S], values: Mapping[str, Any]) -> S:
-    """Check scalars against their description.
+    """Check fields against their description and return them as an instance.
 
     Raises
     ------
     Mistake
-        Naming the fields that are wrong, without their values.
+        If fields are wrong; the error names them without their values.
     """
     try:
         return model.model_validate(dict(values))
@@ -188,7 +214,7 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
 
 
 def _require_bounded(name: str, record: ConfigRecord) -> None:
-    """Refuse a record of more fields, values or characters than any message needs; nothing in it is quoted."""
+    """Check the numbers of fields, values and characters of a record; errors quote no content."""
     if len(record) > MOST_FIELDS:
         raise Mistake(
             f"message: {name} has {len(record)} fields, at most {MOST_FIELDS} are allowed"
@@ -205,20 +231,23 @@ def _require_bounded(name: str, record: ConfigRecord) -> None:
 
 
 def _named(names: set[str]) -> str:
-    """The first few of the names that a sender chose, in order."""
+    """Return the first few of the names that a sender chose, sorted and made printable."""
     rest = f" and {len(names) - TOLD_NAMES} more" if len(names) > TOLD_NAMES else ""
     return ", ".join(printable(name, MOST_NAME) for name in nsmallest(TOLD_NAMES, names)) + rest
 
 
 def address(letter: Letter, node_id: int, ttl: float) -> Message:
-    """Put a letter into an envelope for a node; Flower forgets it after ``ttl`` seconds."""
+    """Wrap a message for a node; Flower may delete it after ``ttl`` seconds."""
     return Message(
         write(letter), dst_node_id=node_id, message_type=FLOWER_TYPES[letter.header.kind], ttl=ttl
     )
 
 
 def num_bytes(content: RecordDict) -> int:
-    """Bytes of all values and names of a message: text and blobs as they are, a number 8, a truth value 1."""
+    """Return the size of all names and values of a message in bytes.
+
+    Text and blobs count with their length, a number with 8 bytes and a bool with 1.
+    """
     return sum(
         len(str(name)) + _num_bytes(value)
         for record in content.values()
@@ -230,7 +259,8 @@ def _num_bytes(value: Any) -> int:
     if isinstance(value, Array):
         return len(value.data)
     if isinstance(value, list) and value and not isinstance(value[0], str | bytes):
-        return len(value) * _num_bytes(value[0])  # Flower's lists hold values of one type
+        # All values of a list in Flower's records have the same type.
+        return len(value) * _num_bytes(value[0])
     if isinstance(value, list):
         return sum(map(_num_bytes, value))
     if isinstance(value, str):

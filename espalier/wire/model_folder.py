@@ -1,11 +1,13 @@
-"""A model on its way to clients that have none: its files, cut into pieces, each asked for at most once.
+"""Model that the server pushes to clients without one: its files in pieces, each sent at most once.
 
-The server offers a folder by the hashes of its files and pieces, and the client answers which pieces it lacks; a node that
-holds them already is sent nothing. The hash of the folder names everything that is in it.
+The server offers a folder by the hashes of its files and pieces. The client answers which pieces it
+lacks, so a node that has them already receives nothing. The hash of the folder identifies its whole
+content.
 
-Covers: only names that a Hugging Face model has for configuration, tokenizer and safetensors travel, so that a folder holds no
-code and reaches no other place of the disk.
-Does not cover: what a model does that was made to harm. A site's owner limits its size (``most-model-bytes``).
+Covers: only file names of a Hugging Face model's configuration, tokenizer and safetensors are
+accepted. The folder therefore contains no code, and no file is written outside it.
+Does not cover: a model that was made to do harm. A site's owner limits its size
+(``most-model-bytes``).
 """
 
 import json
@@ -28,42 +30,60 @@ FILES = re.compile(
     r"|tokenizer\.model|sentencepiece\.bpe\.model|vocab\.txt|merges\.txt|chat_template\.jinja"
     r"|model(-[0-9]{5}-of-[0-9]{5})?\.safetensors|model\.safetensors\.index\.json"
 )
-"""Names that a file of a model may have."""
+"""Permitted names of a model's files."""
 MOST_FILES = 1000
+"""Maximum number of files."""
 MOST_BYTES_BESIDE_WEIGHTS = 1 << 27
-"""Maximum bytes of a file without weights; the largest tokenizers have a third of it."""
+"""Maximum size in bytes of a file without weights; the largest tokenizers have a third of it."""
 PIECE = "piece"
+"""Key of the blob of a piece."""
 BYTES = "bytes"
-"""Key of a piece's blob, and the name of its tensor."""
+"""Name of the tensor in the blob of a piece."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder holds: its files one after the other, cut into pieces of ``piece_bytes``, but for the last one."""
+    """Content of a folder: its files, joined and cut into pieces.
+
+    All pieces except the last have ``piece_bytes``.
+    """
 
     names: tuple[str, ...]
-    """Ascending."""
+    """Names of the files, ascending."""
     sizes: tuple[int, ...]
+    """Size of each file in bytes."""
     file_sha256: tuple[str, ...]
+    """Hexadecimal SHA-256 of each file."""
     piece_bytes: int
+    """Size of a piece in bytes."""
     piece_sha256: tuple[str, ...]
+    """Hexadecimal SHA-256 of each piece."""
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the folder: of the names and hashes of its files, however it is cut."""
+        """Hash over the names, sizes and hashes of the files.
+
+        It does not depend on how the folder is cut into pieces.
+        """
         return sha256(json.dumps([self.names, self.sizes, self.file_sha256]).encode()).hexdigest()
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Total size of all files in bytes."""
         return sum(self.sizes)
 
     def piece_size(self, index: int) -> int:
-        """Bytes of one piece."""
+        """Return the size of one piece in bytes."""
         return min(self.piece_bytes, self.num_bytes - index * self.piece_bytes)
 
     def require_sound(self) -> None:
-        """Raise Mistake unless the numbers fit each other and every file has a name that a file of a model may have."""
+        """Check that the values are consistent and that every file has a permitted name.
+
+        Raises
+        ------
+        Mistake
+            If a check fails, or if a file without weights is too large.
+        """
         if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MOST_FILES:
             raise Mistake(
                 f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and"
@@ -88,7 +108,7 @@ class Manifest:
 
 
 class Offer(Scalars):
-    """A model that a client is to have."""
+    """Fields of the offer of a model."""
 
     what: Literal["model"] = "model"
     names: list[Annotated[str, Field(max_length=64)]] = Field(min_length=1)
@@ -99,7 +119,7 @@ class Offer(Scalars):
 
     @staticmethod
     def of(manifest: Manifest) -> "Offer":
-        """What offers a folder."""
+        """Return the offer of a folder."""
         return Offer(
             names=list(manifest.names),
             sizes=list(manifest.sizes),
@@ -109,7 +129,7 @@ class Offer(Scalars):
         )
 
     def manifest(self) -> Manifest:
-        """The folder that is offered.
+        """Return the description of the offered folder.
 
         Raises
         ------
@@ -128,27 +148,36 @@ class Offer(Scalars):
 
 
 class Lacking(Scalars):
-    """A client's answer to an offer."""
+    """Fields of the answer to an offer."""
 
     pieces: list[Annotated[int, Field(ge=0)]]
-    """Pieces that it does not have, ascending."""
+    """Numbers of the pieces that the client lacks, ascending."""
 
 
 class Piece(Scalars):
-    """One piece, which comes along."""
+    """Fields of a message with one piece."""
 
     what: Literal["piece"] = "piece"
     model_sha256: Sha256
+    """Hash of the folder."""
     index: int = Field(ge=0)
+    """Number of the piece."""
     size: int = Field(ge=1)
+    """Size of the piece in bytes."""
 
 
 def piece_specs(piece: Piece) -> dict[str, dict[str, TensorSpec]]:
-    """The blob that holds a piece."""
+    """Return the specs of the blob with a piece."""
     return {PIECE: {BYTES: TensorSpec("U8", (piece.size,))}}
 
 
 def require_pieces(lacking: Sequence[int], offered: int) -> None:
-    """Raise Mistake unless these are numbers of pieces, ascending."""
+    """Check the answer to an offer.
+
+    Raises
+    ------
+    Mistake
+        If the numbers of pieces are not ascending or not below ``offered``.
+    """
     if list(lacking) != sorted(set(lacking)) or (lacking and lacking[-1] >= offered):
         raise Mistake(f"Lacking: pieces must be ascending and below {offered}")

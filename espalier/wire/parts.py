@@ -1,7 +1,9 @@
-"""What may be too large for a message travels in parts, in both directions, whatever the method.
+"""Transfer in parts of data that may be too large for a message.
 
-A ``train`` is answered with the first part of its reply, and ``fetch`` asks for others by hash: which parts there are, whose
-blobs they hold, and that every blob has the hash that the report named for it. ``deliver`` brings a result part by part.
+Both directions and all methods use it. The reply to a ``train`` has the first part, and each
+``fetch`` requests a later one by hash. The contracts check the number of parts, the blobs of each
+part, and that every blob has the hash that the report named. ``deliver`` pushes a result part by
+part.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,64 +19,70 @@ from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars
 from espalier.wire.plan import cut_into_parts
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""A hexadecimal SHA-256."""
+"""Hexadecimal SHA-256."""
 
 
 MOST_WINDOWS = 1_000_000
-"""Calibration windows that a client may report, whatever a run asks for: a site may draw more or fewer."""
+"""Maximum number of calibration samples that a client may report.
+
+It does not depend on the run's settings, because a site may use more or fewer samples.
+"""
 
 
 class PartRequest(Scalars):
-    """Which blobs of an earlier reply the server asks for, in order of their names."""
+    """Fields of a request for blobs of an earlier reply."""
 
     blob_sha256: list[Sha256] = Field(min_length=1)
+    """Hashes of the blobs, in the order of their keys."""
 
 
 class Report(Scalars):
-    """What a client reports beside its blobs, whatever the method."""
+    """Fields of the first part of a reply, for all methods."""
 
     seconds: float = Field(ge=0, le=MOST_SECONDS)
+    """Duration of the work in seconds."""
     blob_sha256: list[Sha256]
-    """Hash of every blob of the reply, in order, so that later parts can be asked for by hash."""
+    """Hash of every blob of the reply, in order, by which later parts are requested."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the reply to a ``train`` is made of, and what is checked of both directions; all parts follow from it."""
+    """Description of the reply to a ``train``, from which the contracts of all its parts follow."""
 
     order: type[Scalars]
-    """Scalars of ``train``."""
+    """Fields of ``train``."""
     part_order: type[PartRequest]
-    """Scalars of ``fetch``."""
+    """Fields of ``fetch``."""
     report: type[Report]
-    """Scalars of the reply to ``train``; those of later parts have none."""
+    """Fields of the reply to ``train``; later parts have none."""
     specs: BlockSpecs
-    """Tensors of all blobs, in the order of the report's hashes."""
+    """Tensor specs of all blobs, in the order of the hashes in the report."""
     parts: Sequence[Sequence[str]]
-    """Keys of each part's blobs."""
+    """Blob keys of each part."""
     observer: str
-    """What somebody who reads the first part learns."""
+    """Description of what a person who reads the first part learns."""
     more: str
-    """The same of a later part."""
+    """Description of what a person who reads a later part learns."""
     brought: BlockSpecs = field(default_factory=dict)
-    """Tensors that come with ``train``."""
+    """Specs of the blobs of a ``train`` request."""
     fetched_with: BlockSpecs = field(default_factory=dict)
-    """Tensors that come with ``fetch``: what says of which shapes the parts are."""
+    """Specs of the blobs of a ``fetch`` request, which determine the shapes of the parts."""
     check_brought: CheckValues | None = None
-    """Of what comes with either."""
+    """Check of the values of a request's blobs."""
     check_values: CheckValues | None = None
+    """Check of the values of a reply's blobs."""
     check_order: Callable[[Scalars], None] | None = None
-    """Of the scalars that go down, with ``train`` or ``fetch``."""
+    """Check of the fields of a ``train`` or ``fetch`` request."""
     check_report: Callable[[Scalars], None] | None = None
-    """Of the report; of a later part, of what asked for it."""
+    """Check of the fields of a reply."""
 
     def contract(self, request: Letter, method: str) -> Contract:
-        """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part.
+        """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
 
         Raises
         ------
         Mistake
-            There is no such part.
+            If there is no such part.
         """
         header = request.header
         fetched = request.header.kind == "fetch"
@@ -123,30 +131,35 @@ class Reply:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What the server brings by ``deliver``, part by part, before a round or after the last; each part has its contract."""
+    """Description of data that the server pushes by ``deliver``, before a round or after the last.
+
+    Each part has a contract of its own.
+    """
 
     order: type[Scalars]
-    """Scalars of every part."""
+    """Fields of every part."""
     specs: BlockSpecs
-    """Tensors of all blobs."""
+    """Tensor specs of all blobs."""
     parts: Sequence[Sequence[str]]
-    """Keys of each part's blobs."""
+    """Blob keys of each part."""
     observer: str
-    """What somebody who reads the client's answer learns."""
+    """Description of what a person who reads the client's answer learns."""
     check_values: CheckValues | None = None
+    """Check of the values of each blob."""
     check_order: Callable[[Scalars], None] | None = None
+    """Check of the fields of each part."""
     first: int = 0
-    """Number of the first part; those below it are other messages."""
+    """Number of the first part; lower numbers belong to other messages."""
     beside: BlockSpecs = field(default_factory=dict)
-    """Tensors that come with every part."""
+    """Specs of blobs that every part includes."""
 
     def contract(self, request: Letter, method: str) -> Contract:
-        """The contract of one part.
+        """Return the contract of one part.
 
         Raises
         ------
         Mistake
-            There is no such part.
+            If there is no such part.
         """
         part = request.header.part - self.first
         if not 0 <= part < len(self.parts):
@@ -160,19 +173,22 @@ class Delivery:
 
 
 def require_result_wanted(run: RunSettings) -> None:
-    """Refuse to deliver a result that nobody evaluates.
+    """Check that the clients of the run evaluate its result.
 
     Raises
     ------
     Mistake
-        ``evaluation.own-text`` is off.
+        If ``evaluation.own-text`` is off.
     """
     if not run.evaluation.own_text:
         raise Mistake("message: a result is delivered, but evaluation.own-text is off")
 
 
 def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
-    """Keys of the blobs of each part, in order, none of more than ``part_bytes`` unless a single blob is."""
+    """Split blobs into parts of at most ``part_bytes``, in order, and return the keys of each part.
+
+    A larger blob is a part of its own.
+    """
     keys = list(specs)
     sizes = [sum(spec.num_bytes for spec in specs[key].values()) for key in keys]
     return [[keys[place] for place in part] for part in cut_into_parts(sizes, part_bytes)]
@@ -181,17 +197,22 @@ def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
 def hashes_of_part(
     request: Letter, reply: Iterable[str], part: Iterable[str]
 ) -> Callable[[Scalars], Mapping[str, str]]:
-    """What the blobs of a part must have as SHA-256, by key, given the scalars that came with them.
+    """Return a function of the fields of a reply that gives the SHA-256 of its blobs, by key.
 
-    A report also names those of later parts, which are compared when these are fetched.
+    A report also names the hashes of later parts, which are compared when these are fetched.
 
     Parameters
     ----------
-    request : a ``train``, whose report names the hashes of the whole reply, or a ``fetch``, which names those of its part
-    reply : keys of all blobs of the reply, in the order of the report
-    part : keys of the part's blobs
+    request
+        A ``train``, whose report names the hashes of the whole reply, or a ``fetch``, which names
+        those of its part.
+    reply
+        Keys of all blobs of the reply, in the order of the report.
+    part
+        Keys of the blobs of the part.
     """
     fetched = request.header.kind == "fetch"
+    # A ``fetch`` names the hashes of its part, a report those of the whole reply.
     keys = sorted(part) if fetched else list(reply)
 
     def named(scalars: Scalars) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""Payloads: one safetensors blob per decoder block, carried unchanged in a Flower ``Array``.
+"""Payloads: one safetensors blob per decoder block, stored unchanged in a Flower ``Array``.
 
-Covers: what a sender can make a reader of its header do. Length, number of entries, digits, dimensions and names are bounded
-before, or as soon as, they are read, so that a header costs milliseconds whatever is in it.
-Does not cover: the bytes that Flower itself takes from the wire and unpacks, up to 2 GiB a message, before this is asked.
+Covers: the work that a sender can cause by the header of a blob. Length, number of entries, digits,
+dimensions and names are limited before they are read, or immediately after, so that a header takes
+milliseconds whatever its content.
+Does not cover: the bytes that Flower itself receives and unpacks before this module sees them, up
+to 2 GiB per message.
 """
 
 import json
@@ -24,25 +26,32 @@ from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 STYPE = "safetensors"
+"""Serialization type of the blobs in Flower's records."""
 MAX_HEADER_BYTES = 64 * 1024
-"""Of a blob; the header of a block's tensors has a few thousand."""
+"""Maximum size in bytes of a blob's header; that of a block has a few thousand."""
 MOST_TENSORS = 1024
-"""In a blob."""
+"""Maximum number of tensors in a blob."""
 MOST_DIMENSIONS = 8
-"""Of a tensor."""
+"""Maximum number of dimensions of a tensor."""
 MOST_NAME = 256
-"""Characters of a tensor's name."""
+"""Maximum number of characters in the name of a tensor."""
 TOO_MANY_DIGITS = re.compile(rb"[0-9]{19}")
-"""A size has at most 18 digits; the time that Python takes to read a number grows with the square of its digits."""
+"""Pattern of a number with more than 18 digits.
+
+No size has as many. The time in which Python reads a number grows with the square of its digits.
+"""
 MOST_BLOBS = 4096
-"""In a message; models have a hundred blocks, and at most two blobs for each."""
+"""Maximum number of blobs in a message.
+
+Models have about a hundred blocks, each with at most two blobs.
+"""
 MOST_KEY = 64
-"""Characters of a blob's key."""
+"""Maximum number of characters in the key of a blob."""
 NUMPY_DTYPES = {
     "BOOL": "?", "U8": "<u1", "I8": "<i1", "F16": "<f2", "BF16": "<u2", "I16": "<i2", "U16": "<u2",
     "F32": "<f4", "I32": "<i4", "U32": "<u4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
-"""NumPy's dtype by safetensors' name; NumPy has no bfloat16, whose bits are read as an integer."""
+"""NumPy dtype by safetensors name. NumPy has no bfloat16; its bits are read as uint16."""
 SAFETENSORS_ORDER = (
     "BOOL",
     "U8",
@@ -58,15 +67,17 @@ SAFETENSORS_ORDER = (
     "I64",
     "U64",
 )
-"""Of dtypes: a blob holds the tensors of the last first, and those of one dtype by name."""
+"""Dtypes in reverse order of their tensors in a blob; tensors of one dtype are sorted by name."""
 DTYPE_BYTES = {name: np.dtype(dtype).itemsize for name, dtype in NUMPY_DTYPES.items()}
+"""Size of a number in bytes, by safetensors name of its dtype."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Dtype (safetensors' name, for instance ``U64``) and shape of one tensor."""
+    """Dtype and shape of one tensor."""
 
     dtype: str
+    """Name of the dtype in safetensors, for instance ``U64``."""
     shape: tuple[int, ...]
 
     @property
@@ -76,12 +87,18 @@ class TensorSpec:
 
 
 def pack_tensors(tensors: Mapping[str, NDArray]) -> bytes:
-    """Serialise named arrays into one safetensors blob, in sorted order of names."""
+    """Serialize named arrays into one safetensors blob, in sorted order of names."""
     return save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)})
 
 
 def unpack_tensors(blob: bytes) -> dict[str, NDArray]:
-    """Read a safetensors blob of NumPy dtypes."""
+    """Read the arrays of a safetensors blob with NumPy dtypes.
+
+    Raises
+    ------
+    Mistake
+        If it is not a safetensors blob.
+    """
     try:
         return load(blob)
     except SafetensorError:
@@ -89,7 +106,7 @@ def unpack_tensors(blob: bytes) -> dict[str, NDArray]:
 
 
 def views(blob: bytes) -> dict[str, NDArray]:
-    """The tensors of a blob where they lie, without copying them; read-only, and bfloat16 as its bits: uint16.
+    """Return read-only views of a blob's tensors, without copying; bfloat16 has its bits as uint16.
 
     Raises
     ------
@@ -97,6 +114,7 @@ def views(blob: bytes) -> dict[str, NDArray]:
         See ``tensor_specs``.
     """
     specs = tensor_specs(blob)
+    # A blob is the length of the header (8 bytes), the header, and the data.
     start = 8 + struct.unpack("<Q", blob[:8])[0]
     found = {}
     for name, spec in specs.items():
@@ -108,7 +126,7 @@ def views(blob: bytes) -> dict[str, NDArray]:
 
 
 def packed_bytes(specs: Mapping[str, TensorSpec]) -> int:
-    """Bytes of the blob that ``pack_tensors`` makes of such tensors, without making any."""
+    """Return the size in bytes of the blob that ``pack_tensors`` makes of such tensors."""
     order = sorted(
         specs.items(), key=lambda item: (-SAFETENSORS_ORDER.index(item[1].dtype), item[0])
     )
@@ -116,19 +134,21 @@ def packed_bytes(specs: Mapping[str, TensorSpec]) -> int:
 
 
 def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
-    """Names, dtypes and shapes of a blob, read from its header alone.
+    """Read the specs of a blob's tensors from its header.
 
     Raises
     ------
     Mistake
-        The header is not that of a safetensors blob, is beyond the limits of this module, is not in the one form that
-        ``pack_tensors`` writes (so it cannot carry metadata or text), or does not describe the bytes that follow exactly.
+        If the header is not that of a safetensors blob, exceeds the limits of this module, does not
+        exactly describe the bytes that follow, or differs from the form that ``pack_tensors``
+        writes. Because of the last check it cannot carry metadata or text.
     """
     if len(blob) < 8 or (size := struct.unpack("<Q", blob[:8])[0]) > min(
         MAX_HEADER_BYTES, len(blob) - 8
     ):
         raise Mistake("payload: not a safetensors blob (header length)")
     text = blob[8 : 8 + size]
+    # Each tensor has one brace and two brackets; the header itself has one brace.
     if TOO_MANY_DIGITS.search(text) or text.count(b"{") + text.count(b"[") > 3 * MOST_TENSORS + 1:
         raise Mistake("payload: the safetensors header has too many digits or entries")
     try:
@@ -151,7 +171,7 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
 
 
 def _require_small(header: Mapping[str, Any]) -> None:
-    """Raise ValueError if a header that was read has too many tensors, dimensions, or characters in a name."""
+    """Raise ``ValueError`` if a header has too many tensors or dimensions, or too long a name."""
     if len(header) > MOST_TENSORS:
         raise ValueError("too many tensors")
     if any(
@@ -162,7 +182,13 @@ def _require_small(header: Mapping[str, Any]) -> None:
 
 
 def locate(file: Path) -> dict[str, tuple[int, TensorSpec]]:
-    """Where each tensor's data begin in a file that holds a checked blob, and what they are; nothing else is read."""
+    """Read the header of a file that holds a checked blob.
+
+    Returns
+    -------
+    dict of str to tuple
+        Offset of each tensor's data in the file, in bytes, and its spec.
+    """
     with open(file, "rb") as opened:
         size = struct.unpack("<Q", opened.read(8))[0]
         header = read_json(opened.read(size))
@@ -176,7 +202,10 @@ def locate(file: Path) -> dict[str, tuple[int, TensorSpec]]:
 
 
 def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:
-    """The header that ``pack_tensors`` writes for these tensors, in this order: it leaves no room for anything else."""
+    """Return the only header that ``pack_tensors`` writes for these tensors in this order.
+
+    It leaves no room for other data.
+    """
     header = {}
     offset = 0
     for name, spec in specs:
@@ -190,16 +219,17 @@ def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:
         }
         offset = stop
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # safetensors pads the header with blanks to a multiple of 8 bytes.
     return text + b" " * (-len(text) % 8)
 
 
 def block_key(index: int) -> str:
-    """Name of a decoder block's blob in a message."""
+    """Return the key of a decoder block's blob."""
     return f"block-{index:04d}"
 
 
 def block_of_key(key: str) -> int | None:
-    """Number of the decoder block whose blob has this name; None of any other blob."""
+    """Return the number of the decoder block with this blob key; None for other blobs."""
     number = key.removeprefix("block-")
     return int(number) if number.isdecimal() and block_key(int(number)) == key else None
 
@@ -217,7 +247,7 @@ def from_record(record: ArrayRecord) -> dict[str, bytes]:
     Raises
     ------
     Mistake
-        There are too many, one has too long a key, or an array is of another serialisation.
+        If there are too many blobs, a key is too long, or an array has another serialization.
     """
     if len(record) > MOST_BLOBS:
         raise Mistake(f"payload: {len(record)} blobs, a message has at most {MOST_BLOBS}")

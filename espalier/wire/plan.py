@@ -1,4 +1,4 @@
-"""The plan of a model: which matrices of which decoder blocks can be pruned. Every contract is a function of it."""
+"""Model plan: the prunable matrices of each decoder block. Every contract is a function of it."""
 
 import math
 from collections.abc import Callable
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LinearPlan:
-    """One prunable matrix of a block."""
+    """Prunable matrix of a block."""
 
     name: str
-    """Canonical name, the same in every model family, for instance ``attn.q``."""
+    """Canonical name, which is the same in every model family, for instance ``attn.q``."""
     parameter: str
     """Name of the weight tensor in the model's files."""
     shape: tuple[int, int]
     """(out_features, in_features)"""
     dtype: str = "F32"
-    """Dtype of the weights in the model's files, by safetensors' name."""
+    """Dtype of the weights in the model's files, by its safetensors name."""
     bias: bool = False
-    """Whether the matrix has a bias: a number for each of its rows, which no method prunes by itself."""
+    """True if the matrix has a bias, one number per row. No method prunes biases separately."""
 
     @property
     def num_weights(self) -> int:
@@ -27,18 +27,18 @@ class LinearPlan:
 
     @property
     def num_parameters(self) -> int:
-        """Weights, and numbers of the bias."""
+        """Number of weights and bias values."""
         return self.num_weights + self.shape[0] * self.bias
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """One decoder block."""
+    """Decoder block."""
 
     index: int
     linears: tuple[LinearPlan, ...]
     others: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Parameters beside the matrices and their biases, those of norms: canonical name, as ``norm.mlp.weight``, and shape."""
+    """Canonical name, such as ``norm.mlp.weight``, and shape of each parameter of a norm."""
 
     @property
     def num_weights(self) -> int:
@@ -47,13 +47,19 @@ class BlockPlan:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters of the block."""
+        """Number of all parameters of the block."""
         return sum(linear.num_parameters for linear in self.linears) + sum(
             math.prod(shape) for _, shape in self.others
         )
 
     def linear(self, name: str) -> LinearPlan:
-        """The matrix of a canonical name; ``KeyError`` where the family has none."""
+        """Return the matrix with this canonical name.
+
+        Raises
+        ------
+        KeyError
+            If the model family has no such matrix.
+        """
         return {linear.name: linear for linear in self.linears}[name]
 
 
@@ -63,13 +69,13 @@ class ModelPlan:
 
     blocks: tuple[BlockPlan, ...]
     num_parameters: int
-    """All parameters of the model, prunable or not; tied ones once."""
+    """Number of all parameters of the model, prunable or not; tied ones count once."""
     head_features: int = 0
-    """Features that an encoder's classification head reads; 0 for a decoder, which has none."""
+    """Number of input features of an encoder's classification head; 0 for a decoder."""
     head_dim: int = 1
-    """Rows of a query, key or value matrix that are one attention head."""
+    """Number of rows of a query, key or value matrix that belong to one attention head."""
     heads_per_group: int = 1
-    """Query heads that share a head of keys and values; 1 in multi-head attention."""
+    """Number of query heads that share a key-value head; 1 in multi-head attention."""
 
     @property
     def num_weights(self) -> int:
@@ -78,11 +84,14 @@ class ModelPlan:
 
 
 PlanOf = Callable[[], ModelPlan]
-"""Gives the plan of the model that clients work on, to whoever turns out to need it."""
+"""Function that returns the plan of the clients' model; it is called only if the plan is needed."""
 
 
 def cut_into_parts(block_bytes: list[int], part_bytes: int) -> list[range]:
-    """Group whole blocks, in order, into parts of at most ``part_bytes``; a larger block is a part of its own."""
+    """Group whole blocks, in order, into parts of at most ``part_bytes``.
+
+    A larger block is a part of its own.
+    """
     parts: list[range] = []
     start = 0
     size = 0

@@ -1,10 +1,14 @@
-"""What a client's answers hold in a run of given settings, found from the contracts before anything is sent.
+"""Estimate of a client's replies in a run, derived from the contracts before anything is sent.
 
-A contract is a function of the request. Where requests differ with what the server chooses (a rank, layers, a share to cut),
-the one with the largest answer is taken: ``largest_orders(plan, run, server_round)`` of a method's contracts gives its scalars
-by kind, and ``sizes_vary(run)`` says that there are smaller ones. A method without the former has requests without scalars.
-Covers: names, dtypes, shapes and bytes of tensors, names of scalars.
-Does not cover: headers of blobs and messages, some kilobytes a message, and what is sent again after a message was lost.
+A contract is a function of the request. If requests depend on choices of the server (a rank,
+layers, a pruning ratio), the request with the largest reply counts: ``largest_orders(plan, run,
+server_round)`` in the contracts of a method returns its fields by kind, and ``sizes_vary(run)`` is
+True if smaller replies are possible. In a method without ``largest_orders`` requests have no
+fields.
+
+Covers: names, dtypes, shapes and bytes of tensors, names of fields.
+Does not cover: headers of blobs and messages, some kilobytes per message; messages that are sent
+again after a loss.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,33 +28,37 @@ from espalier.wire.plan import ModelPlan
 from espalier.wire.rounds_of_run import last_rounds
 
 Orders = Callable[[ModelPlan | None, RunSettings, int], Mapping[Kind, Mapping[str, Any]]]
-"""Of a round: scalars of the requests with the largest answers, by kind."""
+"""Function that returns the fields of a round's requests with the largest replies, by kind."""
 WHOLE = 1 << 62
-"""Bytes of a part that holds any reply."""
+"""Part size in bytes that holds any reply."""
 
 
 class _NoModelError(Exception):
-    """A contract depends on a model that is not here yet."""
+    """Error of a contract that depends on a model which has not been pushed yet."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client answers to a kind of message in one round."""
+    """Reply of a client to one kind of message in one round."""
 
     kind: Kind
     server_round: int
-    """0: before the first."""
+    """Number of the round; 0 before the first."""
     specs: BlockSpecs | None
-    """All blobs, those of further parts too; None where they depend on a model that the server will bring."""
+    """Specs of all blobs, including those of later parts.
+
+    None if they depend on a model that the server has yet to push.
+    """
     messages: int
-    """In how many messages they travel."""
+    """Number of messages in which the reply is sent."""
     scalars: tuple[str, ...]
+    """Names of the fields."""
     observer: str
-    """What somebody learns who reads it."""
+    """Description of what a person who reads the reply learns."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Total size of the tensors in bytes."""
         return sum(
             spec.num_bytes for tensors in (self.specs or {}).values() for spec in tensors.values()
         )
@@ -58,28 +66,35 @@ class Answer:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a client sends in a run."""
+    """Estimate of all replies of a client in a run."""
 
     answers: tuple[Answer, ...]
+    """Replies in the planned rounds."""
     rounds: int
-    """As the settings plan them."""
+    """Number of rounds that the settings plan."""
     more_rounds: int
-    """How many may be added while something is left to do."""
+    """Maximum number of additional rounds, which are run as long as work is left."""
     varies: bool
-    """The server chooses sizes, and may choose smaller ones; or it does not ask every client in every round."""
+    """True if replies may be smaller or fewer.
+
+    The server may choose smaller sizes, or may not ask every client in every round.
+    """
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors in the planned rounds."""
+        """Total size in bytes of the tensors of all planned rounds."""
         return sum(answer.num_bytes for answer in self.answers)
 
     @property
     def is_known(self) -> bool:
-        """Whether sizes can be told before the server has brought a model."""
+        """True if all sizes are known before the server pushes a model."""
         return all(answer.specs is not None for answer in self.answers)
 
     def alike(self) -> list[list[Answer]]:
-        """Answers of one kind in rounds after each other that differ in size at most."""
+        """Group replies of one kind that have the same fields and observer, by kind and round.
+
+        Replies in a group differ at most in size.
+        """
         by_kind = sorted(
             self.answers, key=lambda answer: (KINDS.index(answer.kind), answer.server_round)
         )
@@ -92,11 +107,19 @@ class Outlook:
 
 
 KINDS: tuple[Kind, ...] = ("enrol", "deliver", "train", "alone", "evaluate")
-"""In the order in which a client meets them; what ``fetch`` asks for is counted with its ``train``."""
+"""Kinds in the order in which a client receives them; a ``fetch`` is included in its ``train``."""
 
 
 def outlook(plan: ModelPlan | None, run: RunSettings) -> Outlook:
-    """What a client with this model sends in a run; without one, what can be said."""
+    """Return the estimate of a client's replies.
+
+    Parameters
+    ----------
+    plan
+        Plan of the client's model; None if the server has yet to push it.
+    run
+        Settings of the run.
+    """
 
     def plan_of() -> ModelPlan:
         if plan is None:
@@ -121,6 +144,7 @@ def _answers(
         for kind, scalars in orders(plan, run, server_round).items():
             yield _answer(run, plan_of, kind, server_round, scalars)
     evaluated = run.clients_evaluate or run.evaluation.own_text
+    # Clients are asked only if the result is evaluated, stored, or needs fitting.
     if run.job.makes_alone and (
         evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
     ):
@@ -149,11 +173,15 @@ def _answer(
     server_round: int,
     scalars: Mapping[str, Any],
 ) -> Answer:
-    """Of a request without blobs, whose answer is not cut into parts; then it is counted how many there are."""
+    """Return the reply to a request without blobs.
+
+    The contract is that of an undivided reply; the number of parts is computed from its specs.
+    """
     header = Header(
         schema_version=SCHEMA_VERSION, kind=kind, method=run.method, lineage=NO_LINEAGE, server_round=server_round, client=0,
         attempt=1, part=0, num_parts=1,
     )  # fmt: skip
+    # An undivided reply shows all blobs in one contract.
     whole = run.model_copy(update={"part_bytes": WHOLE})
     try:
         contract: Contract = contract_for(Letter(header, dict(scalars)), plan_of, whole)

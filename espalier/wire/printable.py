@@ -1,25 +1,29 @@
-"""What somebody else wrote, as one short line that is safe to show and to store.
+"""Conversion of untrusted text to one short line that is safe to show and to store.
 
-Covers: control characters and escape sequences, line ends of every kind, characters that change the direction or the form of
-what is around them (Unicode's formats, bidirectional ones among them), piles of combining marks, and sheer length.
-Does not cover: what the text says, or letters that look like others.
+Covers: control characters and escape sequences; line ends of every kind; characters that change the
+direction or form of their neighbors (Unicode format characters, including bidirectional ones); many
+combining marks on one character; length.
+Does not cover: the meaning of the text, or letters that look like others.
 """
 
 import unicodedata
 
 MOST_CHARACTERS = 600
-"""Of a reason; what is longer is cut, and says so."""
+"""Maximum number of characters of a reason; a longer one is cut with a note."""
 MOST_MARKS = 2
-"""Combining marks on one character; no script needs more of them after composition than this."""
+"""Maximum number of combining marks on a character; no composed text of any script needs more."""
 UNPRINTABLE = "?"
+"""Replacement for a character that cannot be printed."""
 
 
 def printable(text: str, most: int = MOST_CHARACTERS) -> str:
-    """One line of at most ``most`` characters and a note of what is missing; what cannot be printed is a question mark.
+    """Return ``text`` as one line of at most ``most`` characters, with a note if it was cut.
 
-    Line ends become a semicolon, or a blank where the line ends in a colon or in such a mark.
+    Unprintable characters become question marks. A line end becomes a semicolon, or a blank after a
+    line that ends in punctuation.
     """
-    head = text[: 4 * most]  # nobody's megabyte is looked at
+    # Limit the work for very long text.
+    head = text[: 4 * most]
     lines = [line for line in map(str.strip, head.splitlines()) if line]
     shown = ""
     for line in lines:
@@ -31,9 +35,10 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def without_control(text: str, keep: str = "\n") -> str:
-    """The text with a question mark for each character that cannot be printed; those in ``keep`` stay."""
+    """Return ``text`` with a question mark for each unprintable character not in ``keep``."""
     found = []
     marks = 0
+    # Compose characters first, so that ordinary accents do not count as marks.
     for character in unicodedata.normalize("NFC", text):
         marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
         fine = (character.isprintable() or character in keep) and marks <= MOST_MARKS

@@ -1,6 +1,6 @@
-"""What leaves a client, as a Markdown table made from the contracts themselves.
+"""Markdown table of the data that leaves a client, generated from the contracts.
 
-python -m espalier.wire.privacy_table
+Run ``python -m espalier.wire.privacy_table`` to print it.
 """
 
 from dataclasses import replace
@@ -36,9 +36,9 @@ CLASSIFIER = (
         "data.path": "example",
     },
 )
-"""The same model as an encoder, whose classification head travels too."""
+"""Plan and settings of an encoder with the same blocks; its classification head is sent too."""
 BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 5_000, "bfloat16": 2_500, "nf4": 1_100}
-"""Bytes of a part that holds the adapters of one block, or those of the last block and the head."""
+"""Part size in bytes that holds the adapters of one block, or of the last block and the head."""
 HEAD = "an encoder's classification head"
 MASKS = "a generator of masks"
 UNITS = "a bit per group and channel"
@@ -49,7 +49,10 @@ FAILURE = (
 
 
 def privacy_table() -> str:
-    """What each kind of reply holds, and what somebody who reads it learns; methods of which that is the same share a row."""
+    """Return the table: content of each kind of reply, and what a person who reads it learns.
+
+    Methods with the same content share a row.
+    """
     methods_by_row: dict[tuple[str, str, str], list[str]] = {}
     for kind in KINDS:
         for method in methods_of(kind):
@@ -78,7 +81,7 @@ def _named(methods: list[str]) -> str:
 
 
 def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
-    """Models and settings on which the tensors of a method's messages depend."""
+    """Return the plans and settings that change the tensors of a method's messages."""
     plan = plan_of(method)
     if "payload" not in settings_of(method).FEDERATION:
         return [(plan, {})]
@@ -93,7 +96,7 @@ def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
 
 
 def _rounds(method: str, kind: Kind) -> list[tuple[int, str]]:
-    """Rounds whose messages of a kind are shown, and how they are called."""
+    """Return the rounds whose messages of a kind have a row, with the text of the first column."""
     places = rounds(method, kind)
     if kind not in ("train", "fetch") or len(places) == 1:
         return [(places[0], kind)]
@@ -104,8 +107,9 @@ def _rounds(method: str, kind: Kind) -> list[tuple[int, str]]:
 def _contract(
     method: str, kind: Kind, server_round: int, plan: ModelPlan, settings: dict[str, Any]
 ) -> Contract:
-    """Of the first form."""
+    """Return the contract of the first form of a request."""
     size = BLOCK_AND_HEAD[settings["federation.payload"]] if plan.head_features else PART_BYTES
+    # Only a reply in several parts has a ``fetch``.
     cut = {"part-bytes": size} if kind == "fetch" else {}
     run = parse({**settings_for(method, kind), **settings, **cut})
     letter = request(run, kind, server_round, asked(run, kind, server_round)[0])
@@ -113,7 +117,7 @@ def _contract(
 
 
 def _fields(sides: list[Side]) -> str:
-    """Tensors with their dtypes, those of one dtype together, and the scalars."""
+    """Return the text on tensors, grouped by dtype, and on fields."""
     dtypes: dict[str, set[str]] = {}
     for name, spec in (
         pair
@@ -135,7 +139,7 @@ def _fields(sides: list[Side]) -> str:
 
 
 def _shown(name: str) -> str:
-    """A tensor's name without that of its matrix, or what it is a part of."""
+    """Return the name of a tensor without its matrix, or the description of its kind."""
     if name == CUT:
         return UNITS
     return (
@@ -148,7 +152,7 @@ def _shown(name: str) -> str:
 
 
 def _of_a_matrix(name: str) -> str:
-    """A tensor's name without that of its matrix."""
+    """Return the name of a tensor without its matrix."""
     matrix = next((matrix for matrix in SHAPES if name.startswith(f"{matrix}.")), None)
     return name.removeprefix(f"{matrix}.") if matrix else name
 

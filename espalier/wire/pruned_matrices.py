@@ -1,4 +1,4 @@
-"""Pruned matrices as tensors, to and from a block's payload (``espalier.wire.kept``)."""
+"""Conversion between blobs and torch tensors of pruned matrices (``espalier.wire.kept``)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,27 +15,27 @@ from pruning_kernels.bitmask import pack, unpack
 
 @dataclass(frozen=True)
 class PrunedMatrix:
-    """One matrix after pruning."""
+    """Matrix after pruning."""
 
     prune_mask: Tensor
-    """bool, shaped like the weights"""
+    """bool, with the shape of the weights: True = pruned."""
     kept: Tensor
-    """(weights that are kept,), in the dtype of the model's files"""
+    """Kept weights in row-major order, (kept,), in the dtype of the model's files."""
 
     @staticmethod
     def of(weight: Tensor, prune_mask: Tensor, dtype: torch.dtype) -> "PrunedMatrix":
-        """Take the kept weights out of a matrix, rounded to the model's dtype, before they leave its device."""
+        """Return a pruned matrix, whose weights are rounded to ``dtype`` on their device."""
         return PrunedMatrix(prune_mask.cpu(), weight[~prune_mask].to(dtype).cpu())
 
     def weight(self) -> Tensor:
-        """The whole matrix, zero where it is pruned."""
+        """Return the dense matrix, with zeros for pruned weights."""
         whole = torch.zeros(self.prune_mask.shape, dtype=self.kept.dtype)
         whole[~self.prune_mask] = self.kept
         return whole
 
 
 def pack_kept(matrices: Mapping[str, PrunedMatrix]) -> bytes:
-    """Serialise a pruned block, by canonical linear name."""
+    """Serialize a pruned block from its matrices by canonical name."""
     tensors = {}
     for name, matrix in sorted(matrices.items()):
         tensors[mask_name(name)] = torch.from_numpy(pack(matrix.prune_mask.numpy()))
@@ -44,7 +44,7 @@ def pack_kept(matrices: Mapping[str, PrunedMatrix]) -> bytes:
 
 
 def unpack_kept(block: BlockPlan, blob: bytes) -> dict[str, PrunedMatrix]:
-    """Read a pruned block, by canonical linear name."""
+    """Read the matrices of a pruned block by canonical name."""
     tensors = load(blob)
     return {
         linear.name: PrunedMatrix(

@@ -1,4 +1,4 @@
-"""The layer of LLM-Streamline as it travels down: a blob for each tensor, by canonical name."""
+"""Layer of LLM-Streamline as the server sends it: one blob per tensor, by canonical name."""
 
 from collections.abc import Mapping
 
@@ -11,16 +11,21 @@ from espalier.wire.adapter_payload import sums, unpack_adapters
 def read_layer(
     blobs: Mapping[str, bytes], first: Mapping[str, Tensor], federation: FederationSettings
 ) -> dict[str, Tensor]:
-    """The layer that the server sent: float32, by canonical name.
+    """Read the layer that the server sent: float32, by canonical name.
 
     Parameters
     ----------
-    first : the layer that the run began with, from which rounded payloads hold the differences
+    blobs
+        Blob of each tensor by canonical name.
+    first
+        Layer at the beginning of the run. Rounded wire dtypes carry differences from it.
+    federation
+        Settings of the federation.
 
     Raises
     ------
     Mistake
-        A blob is damaged, or a number is not finite.
+        If a blob is damaged, or if a number is not finite.
     """
     found: dict[str, Tensor] = {}
     for name, value in first.items():

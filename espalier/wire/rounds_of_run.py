@@ -1,8 +1,8 @@
-"""Which rounds a run has, and in which of them there is a message of some kind: as the settings and the model say.
+"""Check of the round of a request against the settings and the model.
 
-Covers: a client is asked for no round beyond those of the run, whatever the method and the kind of message.
-Does not cover: FedSpaLLM's further rounds, of which a site cannot know whether they are needed; its ``most-rounds``
-counts them.
+Covers: a client works for no round beyond those of the run, for all methods and kinds of messages.
+Does not cover: additional rounds of FedSpaLLM. A site cannot know if they are needed; its
+``most-rounds`` limits them.
 """
 
 from espalier.settings.mistakes import Mistake
@@ -12,21 +12,26 @@ from espalier.wire.plan import PlanOf
 
 
 def last_rounds(plan_of: PlanOf, run: RunSettings) -> range:
-    """The rounds after which a run may end, as its method says; the plan is asked for where that depends on it."""
+    """Return the rounds after which a run may end; the plan is read only if they depend on it."""
     return run.job.last_rounds(run.federation, lambda: len(plan_of().blocks), run.num_clients)
 
 
 def require_round(header: Header, ends: range, run: RunSettings) -> None:
-    """Refuse a request of a round in which there is none.
+    """Check that a request of this kind exists in its round.
 
     Parameters
     ----------
-    ends : the rounds after which the run may end; of what comes before the first round nobody asks
+    header
+        Header of the request.
+    ends
+        Rounds after which the run may end. They are not used for requests before the first round.
+    run
+        Settings of the run.
 
     Raises
     ------
     Mistake
-        It names the rounds of the run.
+        If there is no such request in this round; the error names the last round.
     """
     if header.kind in ("enrol", "refused"):
         if header.server_round != 0:
@@ -38,7 +43,8 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
         return
     if header.kind in ("alone", "evaluate"):
         allowed = ends
-    elif header.kind == "deliver":  # the result comes as if it were for one round more
+    elif header.kind == "deliver":
+        # The result is pushed with the number of the round after the last one.
         allowed = range(run.job.FIRST_DELIVERY, ends[-1] + 2)
     else:
         allowed = range(1, ends[-1] + 1)

@@ -1,4 +1,7 @@
-"""Contracts of SFT-P: the shared generator of masks, and LoRA where it is trained; embedding, masks and budget never travel."""
+"""Contracts of SFT-P: the shared mask generator, and LoRA if it is trained.
+
+Embedding, masks and budget of a client never leave it.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -15,35 +18,38 @@ from espalier.wire.plan import ModelPlan, PlanOf
 
 
 def shape_of(run: RunSettings) -> GeneratorShape:
-    """The generator that the settings describe."""
+    """Return the sizes of the generator that the settings describe."""
     job = run.of(SftPSettings)
     return GeneratorShape(job.embedding, job.code, job.width, job.heads)
 
 
 def lora_plan(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
-    """LoRA that is trained beside the masks; none without ``adapters``."""
+    """Return the LoRA adapters that are trained with the masks; none without ``adapters``."""
     adapters = adapter_plan(plan, run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks)))
     adapters = adapters if rank_limit is None else adapters.limited(rank_limit)
     return adapters if run.of(SftPSettings).adapters else replace(adapters, blocks={})
 
 
 def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
-    """All that is shared: LoRA, and the generator's tensors, which are trained whole."""
+    """Return all shared tensors: LoRA, and the generator's tensors, which are trained whole."""
     return replace(lora_plan(plan, run, rank_limit), whole=shape_of(run).shapes(plan))
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     return replace_observer(tuning.training_contract(request, plan_of, run, tuning.Order, trained))
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``deliver``: a part of generator and LoRA; after the last round each client makes its model of them."""
+    """Return the contract of a ``deliver`` message with a part of the generator and LoRA.
+
+    After the last round, each client makes its personal model from them.
+    """
     return tuning.delivery_of(request, plan_of, run, trained)
 
 
 def replace_observer(contract: Contract) -> Contract:
-    """The same with what somebody learns who reads the reply."""
+    """Return the contract with this method's observer sentence in place of the common one."""
     return (
         replace(contract, observer=OBSERVER) if contract.observer == tuning.OBSERVER else contract
     )
@@ -61,4 +67,4 @@ OBSERVER = (
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = tuning.EXAMPLES
-"""Scalars of requests by kind: what the contracts of the kind depend on."""
+"""Example fields by kind; the contract of the kind depends on them."""

@@ -1,13 +1,22 @@
-"""A site's name, said with its key: what a node signs when it enrols, and how the server checks it.
+"""Signature of a site's name: the statement that a node signs when it enrols, and its verification.
 
-Signed is a statement that begins with a label which nothing else has that is signed by such a key (Flower's SuperNode
-authentication signs a time), and holds what the node says of itself, the number that the server drew for this one request, the
-run, and Flower's id of the node.
-Covers: a node that says another site's name, with no signature, with one of its own key, with one of an earlier request, run or
-node, or with one that it had the site make: that names the node over which the site was asked.
-Does not cover: another server of which the same site is a member, and which makes up ids of nodes: a site has a key for each
-federation. Nor whoever can read the site's private key, nor what a node sends after it has enrolled, which Flower's node
-authentication and TLS protect.
+The signed statement begins with a label that is used for nothing else that such a key signs
+(Flower's SuperNode authentication signs a time). It contains the node's statement about itself, the
+nonce of this request, the run, and Flower's id of the node.
+
+Covers: a node that claims the name of another site
+
+- without a signature, or with one by its own key;
+- with a signature from an earlier request, run or node;
+- with a signature that it obtained by forwarding the request to that site, because the statement
+  then has the id of the node through which the site was asked.
+
+Does not cover:
+
+- another server that has the same site as a member and invents node ids; for this reason a site has
+  a separate key for each federation;
+- a person who can read the site's private key;
+- messages after the enrolment, which Flower's node authentication and TLS protect.
 """
 
 import json
@@ -24,31 +33,45 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from espalier.wire.messages import Scalars
 
 LABEL = b"espalier: a site says its name (1)\n"
+"""Label of the statement, with the version of its form."""
 NONCE_BYTES = 32
+"""Size of a nonce in bytes."""
 SIGNED = ec.ECDSA(SHA384())
+"""Signature scheme: ECDSA with SHA-384."""
 
 
 def new_nonce() -> str:
-    """A number that was never drawn before, hexadecimal."""
+    """Return a new random nonce, hexadecimal."""
     return token_hex(NONCE_BYTES)
 
 
 def statement(told: Scalars, nonce: str, lineage: str, node_id: int) -> bytes:
-    """What is signed.
+    """Return the bytes that are signed.
 
     Parameters
     ----------
-    told : what the node says of itself, its name among it, without a signature
-    nonce : that of the request
-    lineage : names the run
-    node_id : Flower's id of the node, as either side knows it from Flower
+    told
+        Statement of the node about itself, with its name and without a signature.
+    nonce
+        Nonce of the request.
+    lineage
+        Name of the run.
+    node_id
+        Id of the node, as either side knows it from Flower.
     """
     document = {"told": told.model_dump(), "nonce": nonce, "lineage": lineage, "node": node_id}
     return LABEL + json.dumps(document, sort_keys=True, allow_nan=False).encode()
 
 
 def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> str:
-    """Sign a statement: r and s, hexadecimal, of one length for all signatures by keys of a curve."""
+    """Sign a statement.
+
+    Returns
+    -------
+    str
+        r and s, hexadecimal. All signatures by keys of one curve have the same length.
+    """
+    # DER signatures vary in length; a fixed size keeps equal runs equal in bytes.
     size = _size(key.curve)
     return b"".join(
         number.to_bytes(size) for number in decode_dss_signature(key.sign(text, SIGNED))
@@ -56,7 +79,7 @@ def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> str:
 
 
 def is_signed(key: ec.EllipticCurvePublicKey, text: bytes, signature: str) -> bool:
-    """Whether a signature, hexadecimal digits of any number, is one of this statement by this key."""
+    """Return True if the hexadecimal ``signature``, of any length, fits ``text`` and ``key``."""
     size = _size(key.curve)
     if len(signature) != 4 * size:
         return False
@@ -73,5 +96,5 @@ def is_signed(key: ec.EllipticCurvePublicKey, text: bytes, signature: str) -> bo
 
 
 def _size(curve: ec.EllipticCurve) -> int:
-    """Bytes of r, and of s."""
+    """Return the size of r, and of s, in bytes."""
     return (curve.key_size + 7) // 8

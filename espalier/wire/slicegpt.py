@@ -1,4 +1,7 @@
-"""Contracts of SliceGPT: second moments of a client's signals at every norm, and the bases that are made of all clients'."""
+"""Contracts of SliceGPT: second moments of each client's signals at every norm, and the bases.
+
+The server computes the bases from the moments of all clients.
+"""
 
 from functools import partial
 from typing import Any
@@ -25,31 +28,38 @@ from espalier.wire.plan import ModelPlan, PlanOf
 from espalier.wire.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
 
 MOMENTS = "moments"
+"""Name of the tensor in a blob of moments."""
 BASIS = "basis"
-"""Names of the tensor in a blob of either kind."""
+"""Name of the tensor in a blob of a basis."""
 
 
 class MomentsReport(Report):
-    """What a client says beside its moments."""
+    """Fields of a reply with moments."""
 
     samples: int = Field(ge=0, le=MOST_WINDOWS)
-    """Its windows, where they are its weight; else 0, which tells nothing."""
+    """Number of calibration samples if it is the client's weight in the mean; else 0."""
 
 
 def dense_width(plan: ModelPlan) -> int:
-    """The width of a decoder's residual stream."""
+    """Return the number of residual dimensions of a decoder."""
     return plan.blocks[0].linear("attn.q").shape[1]
 
 
 def places(plan: ModelPlan) -> list[str]:
-    """Where signals are looked at, in order, as names of blobs: at both norms of each block, and before the head."""
+    """Return the blob keys of the measured signals, in order.
+
+    Signals are measured at both norms of each block and before the head.
+    """
     return [
         f"{block_key(block.index)}-{part}" for block in plan.blocks for part in ("attn", "mlp")
     ] + ["head"]
 
 
 def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a reply, one per place: the upper triangle of a symmetric matrix; none where clients send nothing."""
+    """Return the specs of the blobs of a reply, one per place; none if clients send no moments.
+
+    Each has the upper triangle of a symmetric matrix.
+    """
     if run.of(SliceGptSettings).covariances == "public":
         return {}
     width = dense_width(plan)
@@ -57,22 +67,31 @@ def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tenso
 
 
 def moment_parts(plan: ModelPlan, run: RunSettings) -> list[list[str]]:
-    """Which blobs of a reply travel in which part."""
+    """Return the blob keys of each part of a reply."""
     return parts_of(moment_specs(plan, run), run.part_bytes)
 
 
 def basis_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs that describe a sliced model, one per place."""
+    """Return the specs of the blobs that describe a sliced model, one per place.
+
+    A basis has the shape (width, kept width).
+    """
     width = dense_width(plan)
+    # Columns of a basis are the directions that the sliced model keeps.
     kept = run.of(SliceGptSettings).width(width)
     return {place: {BASIS: TensorSpec("F32", (width, kept))} for place in places(plan)}
 
 
 def possible(key: str, blob: bytes, width: int) -> None:
-    """Raise Mistake if second moments are none that signals behind an RMS norm can have.
+    """Check that second moments can come from signals after an RMS norm.
 
-    The squares of a signal sum to the width at most, so the diagonal of a mean does; and no two lanes go together more than
-    their own sizes allow.
+    The squares of a signal sum to at most the width, and so does the diagonal of their mean. An
+    entry for two dimensions cannot exceed the geometric mean of their diagonal entries.
+
+    Raises
+    ------
+    Mistake
+        If the check fails, or if a number is not finite.
     """
     triangle = views(blob)[MOMENTS]
     if are_inner_products(triangle, width, ROUNDING**3) and diagonal_of(
@@ -86,7 +105,7 @@ def possible(key: str, blob: bytes, width: int) -> None:
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     plan = plan_of()
     specs = moment_specs(plan, run)
     reply = Reply(
@@ -114,7 +133,7 @@ def _require_report(report: Scalars, tells: bool) -> None:
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``deliver``: a part of the bases, on its way to a client that evaluates the sliced model."""
+    """Return the contract of a ``deliver`` that pushes a part of the bases for evaluation."""
     require_result_wanted(run)
     specs = basis_specs(plan_of(), run)
     delivered = Delivery(
@@ -146,4 +165,4 @@ OBSERVER = (
 OBSERVER_OF_NOTHING = "that the client takes part, nothing of its text"
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}
-"""Scalars of requests by kind: the contracts depend on none."""
+"""Example fields by kind; empty because no contract depends on them."""

@@ -1,10 +1,12 @@
-"""Which units of a base model a smaller model keeps: a value over the model's plan, in JSON and with a hash.
+"""Structure of a smaller model: the parts of a base model that it keeps.
 
-Units of a block are its key-value groups (rows of query, key and value, columns of the attention's output; one head in
-multi-head attention), its feed-forward channels (rows of gate and up, a column of down), and the lanes of the residual stream
-that attention and feed-forward part read and write (SFT-P, section 3.1). A structure names what is kept by its number in the
-base, and the blocks that stay by where they came from. Every plan, contract and byte count of a smaller model is a function of
-the base's plan and a structure.
+A structure is a value with a JSON form and a hash. A block consists of units of several kinds: its
+attention groups, that is, key-value groups (rows of query, key and value, columns of the attention
+output; one head in multi-head attention); its FFN channels (rows of gate and up, a column of down);
+and the residual dimensions that attention and FFN read and write (SFT-P, section 3.1). A structure
+lists the kept units by their number in the base, and the kept blocks by their number in the base.
+Every plan, contract and byte count of a smaller model is a function of the base's plan and a
+structure.
 """
 
 import hashlib
@@ -18,51 +20,58 @@ from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 VERSION = 1
-"""Of the JSON form."""
+"""Version of the JSON form."""
 
 Numbers = tuple[int, ...]
+"""Ascending numbers of units."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """How many units of each kind a block has."""
+    """Number of units of each kind in a block."""
 
     groups: int
-    """Key-value groups."""
+    """Number of attention groups (key-value groups)."""
     channels: int
-    """Feed-forward channels."""
+    """Number of FFN channels."""
     attn_reads: int
-    """Lanes of the residual stream that query, key and value read."""
+    """Number of residual dimensions that query, key and value read."""
     attn_writes: int
-    """Lanes that the attention's output is added to."""
+    """Number of residual dimensions to which the attention output is added."""
     mlp_reads: int
-    """Lanes that gate and up read."""
+    """Number of residual dimensions that gate and up read."""
     mlp_writes: int
-    """Lanes that down is added to."""
+    """Number of residual dimensions to which the output of down is added."""
 
 
 KINDS = tuple(field.name for field in fields(Units))
+"""Kinds of units."""
 LANES = ("attn_reads", "attn_writes", "mlp_reads", "mlp_writes")
+"""Kinds of residual dimensions."""
 
 ROWS = {
     "attn.q": "groups", "attn.k": "groups", "attn.v": "groups", "attn.o": "attn_writes",
     "mlp.gate": "channels", "mlp.up": "channels", "mlp.down": "mlp_writes",
 }  # fmt: skip
-"""Kind of unit that the rows of a matrix, and the numbers of its bias, belong to."""
+"""Kind of unit to which the rows and bias values of a matrix belong."""
 COLUMNS = {
     "attn.q": "attn_reads", "attn.k": "attn_reads", "attn.v": "attn_reads", "attn.o": "groups",
     "mlp.gate": "mlp_reads", "mlp.up": "mlp_reads", "mlp.down": "channels",
 }  # fmt: skip
-"""Kind of unit that the columns of a matrix belong to."""
+"""Kind of unit to which the columns of a matrix belong."""
 ADDED_BIASES = ("attn.o", "mlp.down")
-"""Matrices that may get a bias which the base does not have: it stands for the mean of what was cut (FLAP, section 3.3)."""
+"""Matrices that may get a bias that the base lacks.
+
+It adds the mean output of the cut groups (FLAP, section 3.3).
+"""
 
 
 @dataclass(frozen=True)
 class BlockStructure:
-    """A block that stays: where it came from, and the numbers of the units that it keeps, ascending."""
+    """Kept block: its number in the base, and the kept units of each kind, ascending."""
 
     source: int
+    """Number of the block in the base."""
     groups: Numbers
     channels: Numbers
     attn_reads: Numbers
@@ -71,34 +80,38 @@ class BlockStructure:
     mlp_writes: Numbers
 
     def kept(self, kind: str) -> Numbers:
-        """Numbers of the units of a kind."""
+        """Return the numbers of the kept units of a kind."""
         found: Numbers = getattr(self, kind)
         return found
 
     @property
     def units(self) -> Units:
-        """How many of each kind it keeps."""
+        """Number of kept units of each kind."""
         return Units(**{kind: len(self.kept(kind)) for kind in KINDS})
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What a smaller model keeps of a base; valid by construction.
+    """Parts of a base model that a smaller model keeps; valid by construction.
 
     Raises
     ------
     Mistake
-        No block stays, a block or unit does not exist or is named out of order, or a block keeps no unit of a kind.
+        If no block is kept, a block or unit does not exist or is out of order, a block keeps no
+        unit of a kind, or ``added_biases`` names another matrix.
     """
 
     base: tuple[Units, ...]
-    """Units of each block of the base."""
+    """Number of units of each block of the base."""
     blocks: tuple[BlockStructure, ...]
-    """The blocks that stay, in order."""
+    """Kept blocks, in order."""
     added_biases: tuple[str, ...] = ()
-    """Canonical names among ``ADDED_BIASES``: these matrices have a bias in all blocks, also where the base's have none."""
+    """Canonical names, among ``ADDED_BIASES``, of matrices that have a bias in all blocks.
+
+    They have one even if those of the base have none.
+    """
     norm_of_read: bool = False
-    """Whether a norm sees the lanes that are read behind it alone, and not all of the residual stream."""
+    """True if a norm sees only the residual dimensions that are read after it, not all of them."""
 
     def __post_init__(self) -> None:
         if not self.blocks:
@@ -114,25 +127,43 @@ class Structure:
                 f" {' and '.join(ADDED_BIASES)}"
             )
 
-    # ----- making -----------------------------------------------------------------------------------------------------
+    # ----- construction -----
 
     @staticmethod
     def whole(plan: ModelPlan) -> "Structure":
-        """The structure that keeps all of a model."""
+        """Return the structure that keeps the whole model."""
         base = tuple(units_of(plan, block) for block in plan.blocks)
         return Structure(
             base, tuple(_whole_block(index, units) for index, units in enumerate(base))
         )
 
     def with_blocks(self, sources: Sequence[int]) -> "Structure":
-        """The same, of these blocks of the base alone; all must be among those that stay."""
+        """Return the structure that keeps only these blocks.
+
+        Parameters
+        ----------
+        sources
+            Numbers of the blocks in the base, ascending. All must be kept by this structure.
+
+        Raises
+        ------
+        Mistake
+            If this structure does not keep one of the blocks.
+        """
         known = {block.source: block for block in self.blocks}
         if missing := [source for source in sources if source not in known]:
             raise Mistake(f"structure: block {missing[0]} is not among those that stay")
         return replace(self, blocks=tuple(known[source] for source in sources))
 
     def keeping(self, kept: Mapping[int, Mapping[str, Sequence[int]]]) -> "Structure":
-        """The same with other units in some blocks: by the block's number in the base, and kind of unit."""
+        """Return the structure with other kept units in some blocks.
+
+        Parameters
+        ----------
+        kept
+            Numbers of kept units by number of the block in the base and kind. Other blocks and
+            kinds stay the same.
+        """
 
         def numbers(block: BlockStructure, kind: str) -> Numbers:
             return tuple(map(int, kept.get(block.source, {}).get(kind, block.kept(kind))))
@@ -144,12 +175,16 @@ class Structure:
         return replace(self, blocks=tuple(blocks))
 
     def of(self, inner: "Structure") -> "Structure":
-        """This structure, whose base is the model that ``inner`` makes, as one structure of the base of ``inner``.
+        """Compose with ``inner``: apply ``inner`` first, then this structure.
+
+        The base of this structure must be the model that ``inner`` makes. The base of the result is
+        the base of ``inner``.
 
         Raises
         ------
         Mistake
-            Its base is another model.
+            If the base of this structure is another model, or if both cut residual dimensions with
+            different ``norm_of_read``.
         """
         if self.base != tuple(block.units for block in inner.blocks):
             raise Mistake(
@@ -173,31 +208,31 @@ class Structure:
             )
         return Structure(inner.base, tuple(blocks), added, self.norm_of_read or inner.norm_of_read)
 
-    # ----- what it keeps ----------------------------------------------------------------------------------------------
+    # ----- properties -----
 
     @property
     def is_whole(self) -> bool:
-        """Whether it keeps all and adds nothing."""
+        """True if nothing is cut and nothing is added."""
         return self.cuts_no_unit and len(self.blocks) == len(self.base) and not self.added_biases
 
     @property
     def cuts_no_unit(self) -> bool:
-        """Whether the blocks that stay are whole."""
+        """True if the kept blocks are complete."""
         return all(block.units == self.base[block.source] for block in self.blocks)
 
     @property
     def cuts_lanes(self) -> bool:
-        """Whether a block does not read or write all lanes that the base's does."""
+        """True if a block reads or writes fewer residual dimensions than in the base."""
         return any(
             len(block.kept(kind)) < getattr(self.base[block.source], kind)
             for block in self.blocks
             for kind in LANES
         )
 
-    # ----- as text ----------------------------------------------------------------------------------------------------
+    # ----- JSON -----
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values: numbers as ranges, ``"0-3,7"``."""
+        """Return the JSON form, in which numbers are written as ranges: ``"0-3,7"``."""
         return {
             "version": VERSION,
             "base": [{kind: getattr(units, kind) for kind in KINDS} for units in self.base],
@@ -211,12 +246,19 @@ class Structure:
 
     @staticmethod
     def from_json(document: Any, where: str) -> "Structure":
-        """Read what ``to_json`` returned.
+        """Read the JSON form of ``to_json``.
+
+        Parameters
+        ----------
+        document
+            JSON value.
+        where
+            Origin of the document, for errors.
 
         Raises
         ------
         Mistake
-            It is something else, or no valid structure; it names ``where`` the text came from.
+            If the document has another form or version, or is not a valid structure.
         """
         try:
             if document["version"] != VERSION:
@@ -252,7 +294,7 @@ def _whole_block(index: int, units: Units) -> BlockStructure:
 
 
 def units_of(plan: ModelPlan, block: BlockPlan) -> Units:
-    """How many units of each kind a block of a model has."""
+    """Return the number of units of each kind in a block."""
     shapes = {linear.name: linear.shape for linear in block.linears}
     return Units(
         shapes["attn.k"][0] // plan.head_dim,
@@ -265,19 +307,20 @@ def units_of(plan: ModelPlan, block: BlockPlan) -> Units:
 
 
 def unit_size(plan: ModelPlan, linear: str, kind: str) -> int:
-    """Rows or columns of a matrix that one unit of a kind stands for."""
+    """Return the number of rows or columns of a matrix that belong to one unit of a kind."""
     if kind != "groups":
         return 1
+    # An attention group has one key-value head and ``heads_per_group`` query heads.
     return plan.head_dim * (plan.heads_per_group if linear in ("attn.q", "attn.o") else 1)
 
 
 def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
-    """The plan of the smaller model: its blocks are numbered anew, and its parameters are those of the built model.
+    """Return the plan of the smaller model, with consecutive block numbers.
 
     Raises
     ------
     Mistake
-        The structure is of another model.
+        If the structure belongs to another model.
     """
     if structure.base != (found := tuple(units_of(plan, block) for block in plan.blocks)):
         many = (
@@ -292,6 +335,7 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
     blocks = tuple(
         _cut_block(plan, index, block, structure) for index, block in enumerate(structure.blocks)
     )
+    # Embeddings, final norm and head stay as they are.
     beside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
     return replace(
         plan, blocks=blocks, num_parameters=beside + sum(block.num_parameters for block in blocks)
@@ -313,13 +357,17 @@ def _cut_linear(
         len(block.kept(of[linear.name])) * unit_size(plan, linear.name, of[linear.name])
         for of in (ROWS, COLUMNS)
     )
+    # The blocks of the smaller model are numbered without gaps.
     parameter = linear.parameter.replace(f".{block.source}.", f".{index}.", 1)
     bias = linear.bias or linear.name in structure.added_biases
     return replace(linear, shape=(rows, columns), parameter=parameter, bias=bias)
 
 
 def unit_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:
-    """Parameters that one key-value group and one channel of a block stand for, with the biases of their rows."""
+    """Return the number of parameters of one attention group and of one FFN channel of a block.
+
+    Bias values of the removed rows are included.
+    """
     costs = {"groups": 0, "channels": 0}
     for linear in block.linears:
         rows = ROWS[linear.name]
@@ -332,7 +380,7 @@ def unit_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:
 
 
 def as_ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as text: ``0-3,7``."""
+    """Return ascending numbers as text, for instance ``0-3,7``."""
     parts = []
     start = 0
     for at in range(1, len(numbers) + 1):
@@ -345,11 +393,17 @@ def as_ranges(numbers: Sequence[int]) -> str:
 
 
 MOST_NUMBERS = 1 << 24
-"""No model has as many units of a kind in a block; a longer range is no structure."""
+"""Maximum length of a range; no model has as many units of a kind in a block."""
 
 
 def from_ranges(text: str) -> Numbers:
-    """Numbers from text; ``ValueError`` where it is none."""
+    """Read numbers from the text of ``as_ranges``.
+
+    Raises
+    ------
+    ValueError
+        If the text has another form.
+    """
     return tuple(_from_ranges(text))
 
 
@@ -360,6 +414,7 @@ def _from_ranges(text: str) -> Iterator[int]:
             not part.isascii()
             or not first.isdecimal()
             or (dash and not last.isdecimal())
+            # Reading a number takes time that grows with its digits, so limit them.
             or max(len(first), len(last)) > 8
         ):
             raise ValueError(text)

@@ -1,26 +1,38 @@
-"""Upper triangles of symmetric matrices as they travel, row after row, and whether they can be inner products of vectors."""
+"""Upper triangles of symmetric matrices in row-major order, and a check for Gram matrices."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 ROUNDING = 1e-3
-"""By what share numbers that were computed may be beyond what is possible."""
+"""Relative tolerance for rounding errors."""
 
 
 def triangle_size(width: int) -> int:
-    """Numbers in the upper triangle of a matrix (width, width)."""
+    """Return the number of entries in the upper triangle of a (width, width) matrix."""
     return width * (width + 1) // 2
 
 
 def diagonal_of(triangle: NDArray[np.float32], width: int) -> NDArray[np.float64]:
-    """The diagonal, (width,)."""
+    """Return the diagonal of a matrix from its upper triangle, (width,)."""
+    # Row i has width - i entries and begins with its diagonal entry.
     return triangle[np.concatenate([[0], np.cumsum(np.arange(width, 1, -1))])].astype(np.float64)
 
 
 def are_inner_products(triangle: NDArray[np.float32], width: int, slack: float = 0.0) -> bool:
-    """Whether all are finite, none of the diagonal is negative, and no two go together more than their own sizes allow.
+    """Return True if the entries can be inner products of ``width`` vectors.
 
-    ``slack`` is what a product may be beyond that anyway. A matrix that passes need not have positive eigenvalues.
+    All entries must be finite and the diagonal must not be negative. No entry may exceed the
+    product of the norms of its two vectors (Cauchy-Schwarz). These conditions are necessary, not
+    sufficient: the matrix may have negative eigenvalues.
+
+    Parameters
+    ----------
+    triangle
+        Upper triangle, row by row.
+    width
+        Number of vectors.
+    slack
+        Absolute tolerance of the Cauchy-Schwarz check, in addition to ``ROUNDING``.
     """
     if not np.isfinite(triangle).all():
         return False
@@ -29,6 +41,7 @@ def are_inner_products(triangle: NDArray[np.float32], width: int, slack: float =
         return False
     roots = np.sqrt(diagonal)
     start = 0
+    # Row by row, so that no (width, width) matrix is needed.
     for place, root in enumerate(roots):
         row = triangle[start : start + width - place]
         if (np.abs(row) > root * roots[place:] * (1 + ROUNDING) + slack).any():

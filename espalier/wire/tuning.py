@@ -1,7 +1,8 @@
-"""Contracts of all methods that tune: adapter tensors and a few counts, nothing else.
+"""Contracts of all tuning methods: clients send adapter tensors and a few counts, nothing else.
 
-Before the first round nothing but the order goes down, since every client makes the first adapters from the run's seed. Later
-the global adapters do: all parts but the last are brought by ``deliver``, and the last comes with the order.
+Before the first round only the request is sent, since every client makes the first adapters from
+the run's seed. Later the global adapters are sent: ``deliver`` pushes all parts but the last, and
+``train`` brings the last.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,60 +31,67 @@ from espalier.wire.payload import TensorSpec
 from espalier.wire.plan import ModelPlan, PlanOf
 
 MOST_SAMPLES = 1_000_000_000
-"""Training sequences that a client may report; they are its weight in an average."""
+"""Maximum number of training sequences that a client may report; they are its weight in a mean."""
 
 
 class Order(Scalars):
-    """What a client is asked to train."""
+    """Fields of a request to train."""
 
     rank_limit: int = Field(ge=1)
-    """No adapter that it trains has a larger rank."""
+    """Maximum rank of the adapters that the client trains."""
 
 
 class PartOrder(PartRequest):
-    """Which blobs of an earlier reply the server asks for."""
+    """Fields of a request for blobs of an earlier reply."""
 
     rank_limit: int = Field(ge=1)
+    """Maximum rank of the adapters that the client trains."""
     rank: int = Field(ge=1)
-    """Rank that the client reported: in what it sends, further ones are zero."""
+    """Rank that the client reported; in its blobs, rows and columns beyond it are zero."""
 
 
 class TuningReport(Report):
-    """What a client reports beside its adapters."""
+    """Fields of a reply with adapters."""
 
     samples: int = Field(ge=0, le=MOST_SAMPLES)
-    """Training sequences that it has, whether or not the round came to all of them, where they are its weight; else 0, which
-    tells nothing."""
+    """Number of training sequences if it is the client's weight in the mean; else 0.
+
+    All sequences of the client count, even if the round did not use all of them.
+    """
     skipped_steps: int = Field(ge=0)
-    """Steps that were left out, because their loss or gradient was not finite."""
+    """Number of steps that were skipped because their loss or gradient was not finite."""
     rank: int = Field(ge=1)
-    """Largest rank of the adapters that it goes on with: that of the order, or with self-pruning a lower one, and further ones
-    are zero."""
+    """Largest rank of the client's adapters after the round.
+
+    It is the ``rank_limit`` of the request, or a lower rank with self-pruning. Rows and columns
+    beyond it are zero.
+    """
 
 
 def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
-    """What the run trains, or what of it a client with this limit does."""
+    """Return the tensors that the run trains, or those of a client with this rank limit."""
     lora = run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks))
     adapters = adapter_plan(plan, lora, run.task.num_classes)
     return adapters if rank_limit is None else adapters.limited(rank_limit)
 
 
 Trained = Callable[[ModelPlan, RunSettings, int], AdapterPlan]
-"""What a method trains, given a rank limit."""
+"""Function that returns the tensors that a method trains, given a rank limit."""
 trained_adapters: Trained = trained
 
 
 @dataclass(frozen=True)
 class Along:
-    """What comes with every request beside adapters, where a method has any."""
+    """Blobs that some methods add to every request."""
 
     specs: BlockSpecs = field(default_factory=dict)
+    """Specs of these blobs."""
     check: CheckValues = lambda key, blob: None
-    """Gets the blobs of ``specs`` alone."""
+    """Check of the values of these blobs."""
 
 
 def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
-    """The blobs that hold all adapters, in order."""
+    """Return the specs of the blobs with all adapters, in order."""
     return {
         key: payload_specs(shapes, run.federation.payload)
         for key, shapes in adapters.shapes().items()
@@ -91,12 +99,12 @@ def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str
 
 
 def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
-    """Which blobs travel in which part, the same in both directions."""
+    """Return the blob keys of each part; both directions have the same parts."""
     return parts_of(blob_specs(adapters, run), run.part_bytes)
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
     return training_contract(request, plan_of, run, Order)
 
 
@@ -109,7 +117,30 @@ def training_contract(
     kind_of_report: type[TuningReport] = TuningReport,
     beside: Along | None = None,
 ) -> Contract:
-    """The same, of a method whose orders or reports say more, that trains other tensors, or sends something beside them."""
+    """Return the contract of ``contract`` for a method with other fields, tensors or blobs.
+
+    Parameters
+    ----------
+    request
+        The request.
+    plan_of
+        Function that returns the plan of the clients' model.
+    run
+        Settings of the run.
+    kind_of_order
+        Fields of ``train``.
+    trained
+        Function that returns the trained tensors; None for the adapters of the settings.
+    kind_of_report
+        Fields of the reply.
+    beside
+        Blobs that every request includes.
+
+    Raises
+    ------
+    Mistake
+        If the rank limit exceeds the largest rank of the settings, or if there is no such part.
+    """
     header = request.header
     fetched = request.header.kind == "fetch"
     order: Order | PartOrder = (
@@ -121,6 +152,7 @@ def training_contract(
     adapters = (trained or trained_adapters)(plan_of(), run, order.rank_limit)
     cut = parts(adapters, run)
     specs = blob_specs(adapters, run)
+    # Two instances, since the ranks of the request must not count for the reply.
     arrived = Values(adapters, run)
     values = Values(adapters, run)
     along = beside or Along()
@@ -128,6 +160,7 @@ def training_contract(
     def fits(report: Scalars) -> None:
         if isinstance(report, TuningReport):
             _require_report(report, order.rank_limit, run)
+        # A later part has no report; the rank is then that of the request for the part.
         told = report if isinstance(report, TuningReport) else order
         if not isinstance(told, Order):
             values.require_rank(told.rank)
@@ -156,17 +189,20 @@ def training_contract(
 def largest_orders(
     plan: ModelPlan | None, run: RunSettings, server_round: int
 ) -> dict[Kind, dict[str, Any]]:
-    """Scalars of the requests of a round whose answers are largest: a client trains all ranks."""
+    """Return the fields of the requests with the largest replies of a round, by kind.
+
+    A client then trains all ranks.
+    """
     return {"train": {"rank_limit": run.of(AdapterAveraging).largest_limit(run.lora)}}
 
 
 def sizes_vary(run: RunSettings) -> bool:
-    """Whether clients have ranks of their own."""
+    """Return True if clients may have different ranks."""
     return run.of(AdapterAveraging).limits_differ
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """The contract of a ``deliver`` message: a part of the global adapters."""
+    """Return the contract of a ``deliver`` message, which pushes a part of the global adapters."""
     if request.header.server_round > run.federation.rounds:
         require_result_wanted(run)
     return delivery_of(request, plan_of, run, trained)
@@ -180,7 +216,30 @@ def delivery_of(
     beside: Along | None = None,
     first: int = 0,
 ) -> Contract:
-    """The same of what a method trains; the result too. ``first`` is the number of the first part."""
+    """Return the contract of ``delivery`` for a method with other tensors or blobs.
+
+    It is also the contract of a pushed result.
+
+    Parameters
+    ----------
+    request
+        The request.
+    plan_of
+        Function that returns the plan of the clients' model.
+    run
+        Settings of the run.
+    trained
+        Function that returns the trained tensors.
+    beside
+        Blobs that every request includes.
+    first
+        Number of the first part.
+
+    Raises
+    ------
+    Mistake
+        If the rank limit exceeds the largest rank of the settings, or if there is no such part.
+    """
     along = beside or Along()
     order = validate(Order, request.scalars)
     _require_rank(order.rank_limit, run)
@@ -198,14 +257,14 @@ def delivery_of(
 
 
 def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
-    """Checks a blob that comes beside adapters, and one of adapters."""
+    """Return a check that applies ``beside.check`` to its blobs and ``otherwise`` to all others."""
     return lambda key, blob: (
         beside.check(key, blob) if key in beside.specs else otherwise(key, blob)
     )
 
 
 def _require_rank(rank_limit: int, run: RunSettings) -> None:
-    """A request is for a rank that the adapters have."""
+    """Check that the rank limit does not exceed the largest rank of the settings."""
     if rank_limit > run.lora.largest_rank:
         raise Mistake(
             f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]"
@@ -231,7 +290,7 @@ def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> 
 
 
 class Values:
-    """Holds the values of a message's blobs against their payload, and then all of them against a rank."""
+    """Check of the values of a message's blobs, one by one, and then of their largest rank."""
 
     def __init__(self, adapters: AdapterPlan, run: RunSettings) -> None:
         self._shapes = adapters.shapes()
@@ -239,7 +298,13 @@ class Values:
         self._rank_in_use = 0
 
     def check(self, key: str, blob: bytes) -> None:
-        """The numbers of a blob can be read, and are finite."""
+        """Check that the numbers of a blob can be read and are finite, and note the rank in use.
+
+        Raises
+        ------
+        Mistake
+            If they are not.
+        """
         try:
             tensors = unpack_adapters(self._shapes[key], blob, self._payload)
         except Mistake as mistake:
@@ -247,13 +312,25 @@ class Values:
         self._rank_in_use = max(self._rank_in_use, rank_in_use(tensors))
 
     def require_rank(self, rank: int) -> None:
-        """In all blobs that were checked, what is beyond a rank is zero."""
+        """Check that rows and columns beyond ``rank`` are zero in all blobs checked before.
+
+        Raises
+        ------
+        Mistake
+            If they are not.
+        """
         if self._rank_in_use > rank:
             raise Mistake(f"blobs: not zero beyond rank {rank}, which the client reports")
 
 
 def rank_in_use(tensors: Mapping[str, Tensor]) -> int:
-    """The largest rank of which a row of an A, or a column of a B, is not zero; tensors by canonical name."""
+    """Return the number of rows of A, or columns of B, up to the last one that is not zero.
+
+    Parameters
+    ----------
+    tensors
+        Adapter tensors by canonical name; the largest number of all tensors counts.
+    """
     largest = 0
     for name, tensor in tensors.items():
         if name.endswith((".lora_a", ".lora_b")):
@@ -272,7 +349,7 @@ OBSERVER = (
     " `samples` alone, how many training sequences it has; how many steps failed; which rank it"
     " goes on with; and how long it took"
 )
-"""What the contract of ``train`` says of an observer."""
+"""Observer sentence of the contract of ``train``."""
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"rank_limit": 8},
@@ -280,4 +357,4 @@ EXAMPLES: dict[Kind, dict[str, Any]] = {
     "deliver": {"rank_limit": 8},
     "alone": {"rank_limit": 4},
 }
-"""Scalars of requests to a model of two blocks, by kind: what the contracts of the kind depend on."""
+"""Example fields for a model of two blocks by kind; the contract of the kind depends on them."""
