@@ -1,4 +1,4 @@
-"""Settings that methods share which go through rounds and average what clients send."""
+"""Settings that methods share which run in rounds and average the clients' updates."""
 
 from typing import ClassVar, Literal
 
@@ -12,9 +12,10 @@ ROUNDED = ("bfloat16", "nf4")
 
 
 class FederationSettings(Table):
-    """Table ``[federation]``: rounds, what a client weighs, and how adapters travel. Each method reads what concerns it.
+    """Table ``[federation]``: rounds, client weights, and the wire format of adapters.
 
-    What a value means with which method is said by the methods' own tables; ``schema.py`` adds it to the descriptions.
+    A method reads only some of these keys. The methods' own tables define what a value means for
+    them; ``schema.py`` adds that to the descriptions.
     """
 
     rounds: int = Field(
@@ -93,7 +94,10 @@ class FederationSettings(Table):
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":
-        """This table with what 0 rounds and the paper's weights stand for, where the method reads them."""
+        """Return this table with the method's values for 0 rounds and ``paper`` weights.
+
+        Keys that the method does not read stay as they are.
+        """
         found: dict[str, int | str] = {}
         if "rounds" in job.FEDERATION:
             found["rounds"] = self.rounds or job.ROUNDS
@@ -103,9 +107,12 @@ class FederationSettings(Table):
 
     @property
     def sends_differences(self) -> bool:
-        """Whether a client sends what its training changed, and the server adds it to its own global adapters."""
+        """True if a client sends the change that its training made and not the adapters' values.
+
+        The server then adds the change to its own global adapters.
+        """
         return self.payload != "float32" and self.rounding == "differences"
 
     def clients_of_round(self, clients: int) -> int:
-        """How many of so many clients a round asks."""
+        """Return how many of ``clients`` clients take part in a round, at least one."""
         return max(1, round(clients * self.sampled_clients))

@@ -1,8 +1,9 @@
-"""docs/settings.md, and the defaults in pyproject.toml: all settings with default, range and meaning, made from the schema.
+"""Generator of docs/settings.md and of the default settings in pyproject.toml.
 
-python -m espalier.settings.page
+    python -m espalier.settings.page
 
-writes both, in the checkout that the package lies in.
+Both list every setting with its default, allowed values and meaning. They are written to the
+checkout that contains this package.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ optional but `site`. [Deployment](deployment.md#4-a-site) shows a site from noth
 
 
 def settings_page() -> str:
-    """The page as Markdown: a section per table, a row per key."""
+    """Return the page as Markdown: a section per table, a row per key."""
     sections = [INTRODUCTION]
     for name, table in tables_of_a_run().items():
         sections.append("\n".join([*_head(name), *_rows(keys_of(table, name)), ""]))
@@ -69,7 +70,7 @@ def _default(key: Key) -> str:
 
 
 def main() -> None:
-    """Write the page, and the block in pyproject.toml."""
+    """Write docs/settings.md and the block of defaults in pyproject.toml."""
     root = Path(__file__).parents[2]
     (root / PAGE).write_text(settings_page())
     pyproject = root / "pyproject.toml"

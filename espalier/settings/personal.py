@@ -1,4 +1,4 @@
-"""What methods say that leave each client a model of its own."""
+"""Settings of methods whose result is one model per client."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from espalier.settings.method import MethodSettings
 
 
 class PersonalModelSettings(MethodSettings):
-    """Whether each client's model is written."""
+    """Settings that control whether each client's model is written."""
 
     keep_models: bool = Field(
         True,

@@ -1,4 +1,4 @@
-"""What every method says that makes a smaller model: in which form it is written, and how much of it goes."""
+"""Settings that methods share which produce a smaller model: output format and pruning ratio."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from espalier.settings.table import Table
 
 
 class SmallerSettings(MethodSettings):
-    """In which form a smaller model is written."""
+    """Settings of the format in which a smaller model is written."""
 
     form: Literal["auto", "compact", "plain", "zero-filled"] = Field(
         "auto",
@@ -23,7 +23,7 @@ class SmallerSettings(MethodSettings):
 
 
 class CutSettings(Table):
-    """How much is cut of attention groups and feed-forward channels, and which of them compete."""
+    """Settings of the pruning ratio and of the prunable groups that compete."""
 
     share: float = Field(
         0.2,
@@ -61,4 +61,4 @@ class CutSettings(Table):
 
 
 class StructuredSettings(CutSettings, SmallerSettings):
-    """How much is cut, and in which form the smaller model is written."""
+    """Settings of structured pruning: pruning ratio and format of the smaller model."""

@@ -7,15 +7,15 @@ from pydantic import Field
 from espalier.settings.table import Table
 
 TEXT = "text"
-"""Name of the task to go on writing text as a client has it."""
+"""Name of the language-modeling task on the clients' own text."""
 
 
 NUM_CLASSES = {"sst2": 2, "mnli": 3, "boolq": 2}
-"""Classes of the tasks that an encoder can do."""
+"""Number of classes of the tasks that an encoder can do."""
 
 
 WRITTEN = ("gsm8k",)
-"""Tasks whose test items are answered in writing."""
+"""Tasks whose test items are answered with generated text."""
 
 
 class TaskSettings(Table):
@@ -87,5 +87,5 @@ class TaskSettings(Table):
 
     @property
     def num_classes(self) -> int:
-        """Classes of the task, for an encoder; 0 where it is none of classification."""
+        """Number of classes for an encoder; 0 if encoders cannot do the task."""
         return NUM_CLASSES.get(self.name, 0)

@@ -1,4 +1,4 @@
-"""Settings of the local training loop, which all tuning methods share."""
+"""Settings of the local training loop that all tuning methods share."""
 
 from typing import Literal
 
@@ -7,15 +7,28 @@ from pydantic import Field, field_validator, model_validator
 from espalier.settings.table import Table
 
 LEAST_GRADIENT_NORM = 1e-3
-"""AdamW divides by a gradient's own size, but for 1e-8 that it adds: a gradient far below that would be sent as it is."""
+"""Minimum of ``max-gradient-norm``.
+
+AdamW divides a gradient by its own magnitude plus an epsilon of 1e-8. A gradient far below that
+value would not be normalised, so the update would reveal its magnitude.
+"""
 
 MOST_LEARNING_RATE = 0.1
-"""AdamW moves a number by about the learning rate in a step, whatever the gradient; beyond this the first step ruins any
-adapter, and nothing is learnt from the sequences of the others."""
+"""Maximum learning rate.
+
+An AdamW step changes a parameter by about the learning rate, whatever the gradient is. Above this
+value the first step destroys any adapter, and the other sequences of the round have no effect.
+"""
 MOST_DECAYED = 1.0
-"""Learning rate times weight decay, times the steps of a round: what the first of them led to keeps a third of its weight."""
+"""Maximum of learning rate times weight decay times steps of a round.
+
+At this value the effect of the first step is decayed to a third (1/e).
+"""
 MOST_PULL = 1.0
-"""Of FedProx, and of other terms in the loss that know nothing of the data: beside a larger one the text counts no more."""
+"""Maximum weight of FedProx and of other loss terms that do not depend on the data.
+
+With a larger weight the loss on the text would hardly matter.
+"""
 
 
 class TrainingSettings(Table):
