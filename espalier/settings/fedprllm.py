@@ -1,4 +1,4 @@
-"""Settings of FedPrLLM: federated mask voting."""
+"""Settings of FedPrLLM: clients vote with their pruning masks."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ Group = Literal["layer", "row", "column"]
 
 
 class FedPrLLMSettings(PruningSettings):
-    """Table ``[fedprllm]`` (papers' terms: FedPrLLM section 3.2)."""
+    """Table ``[fedprllm]``, with the terms of the paper (section 3.2)."""
 
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)}
@@ -75,22 +75,28 @@ class FedPrLLMSettings(PruningSettings):
 
     @property
     def makes_alone(self) -> bool:
-        """In iterative pruning a client's masks stand behind the others' decisions: alone it prunes without them."""
+        """True for iterative pruning, in which a client's masks depend on the others' decisions.
+
+        The local baseline prunes without them, in a message of its own.
+        """
         return self.strategy == "iterative"
 
     def last_rounds(
         self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int
     ) -> range:
-        """One round, or one per block."""
+        """Return the rounds after which the run ends: one round, or one per block."""
         last = 1 if self.strategy == "one-shot" else num_blocks()
         return range(last, last + 1)
 
     @property
     def local_group(self) -> str:
-        """Weights that compete in a client's mask: the pattern, or ``local-comparison-group``."""
+        """Group in which weights compete in a client's mask.
+
+        It is the pattern or ``local-comparison-group``.
+        """
         return self.pattern or self.local_comparison_group
 
     @property
     def server_group(self) -> str:
-        """Weights that compete for votes: the pattern, or ``comparison-group``."""
+        """Group in which weights compete for the votes: the pattern or ``comparison-group``."""
         return self.pattern or self.comparison_group

@@ -1,4 +1,7 @@
-"""Settings of FedSODA: clients tune the last layers of a pruned, quantised sub-model, which the server keeps aligned."""
+"""Settings of FedSODA: clients tune the last blocks of a pruned, quantised sub-model.
+
+The server keeps the sub-model aligned with the full model.
+"""
 
 from typing import ClassVar, Literal
 
@@ -14,10 +17,11 @@ from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
 
 
 class FedSodaSettings(AdapterAveraging):
-    """Table ``[fedsoda]`` ("FedSODA", with FedOT and FedBiOT as other values of the same keys, see their presets).
+    """Table ``[fedsoda]``; FedOT and FedBiOT are other values of the same keys, see their presets.
 
-    A base model of L blocks is an emulator, which is pruned and stays frozen at the clients, and adapter blocks, whose LoRA is
-    trained: the last ``adapter-layers``, and the first ``first-layers``.
+    The L blocks of the base model are divided into an emulator, which is pruned and stays frozen at
+    the clients, and adapter blocks, whose LoRA is trained: the last ``adapter-layers`` and the
+    first ``first-layers``.
     """
 
     FIRST_DELIVERY = 1
@@ -129,34 +133,34 @@ class FedSodaSettings(AdapterAveraging):
 
     @property
     def brings_nf4(self) -> str:
-        """The key and value by which clients are brought a model in NF4; empty where they are not."""
+        """Key and value that make clients download a model in NF4; empty if they download none."""
         return "emulator = 'nf4'" if self.emulator == "nf4" else ""
 
     @property
     def aligns(self) -> bool:
-        """Whether the sub-model is aligned at any time."""
+        """True if the server aligns the sub-model at any time."""
         return bool(self.pre_align_steps or self.realign_every)
 
     def realigns_in(self, server_round: int) -> bool:
-        """Whether a round begins with a realignment (algorithm 2, line 9; once per round, at the server)."""
+        """Return whether a round begins with a realignment at the server (algorithm 2, line 9)."""
         return self.realign_every > 0 and server_round % self.realign_every == 0
 
     @property
     def num_dropped(self) -> int:
-        """Blocks that go."""
+        """Number of blocks that are dropped."""
         return self.group_layers * self.groups if self.drop == "similar" else self.dropped_layers
 
     def pulls_to_first(self, training: TrainingSettings) -> bool:
-        """Whether a client's LoRA is pulled towards its first values."""
+        """Return whether a proximal term pulls a client's LoRA towards its initial values."""
         return self.proximal_to == "first" and training.proximal > 0
 
     def emulator_of(self, num_blocks: int) -> range:
-        """Blocks of the emulator in a model, full or smaller, of so many blocks.
+        """Return the emulator's blocks in a model, full or smaller, with ``num_blocks`` blocks.
 
         Raises
         ------
         Mistake
-            There is none.
+            No block is left for the emulator.
         """
         blocks = range(self.first_layers, num_blocks - self.adapter_layers)
         if not blocks:
@@ -168,13 +172,16 @@ class FedSodaSettings(AdapterAveraging):
         return blocks
 
     def lora_of(self, lora: LoraSettings, num_blocks: int) -> LoraSettings:
-        """LoRA of the adapter's blocks."""
+        """Return the LoRA settings of the adapter blocks."""
         emulator = self.emulator_of(num_blocks)
         first = f"0-{emulator[0] - 1}," if self.first_layers else ""
         return lora.model_copy(update={"layers": f"{first}{emulator[-1] + 1}-{num_blocks - 1}"})
 
     def align_training(self, training: TrainingSettings, steps: int) -> TrainingSettings:
-        """Alignment in the words of ``[training]``: AdamW with the paper's momenta (section 6.1.2)."""
+        """Return the settings of alignment as a ``[training]`` table.
+
+        AdamW has the betas of the paper (section 6.1.2).
+        """
         changes = {
             "steps": steps,
             "batch-size": self.align_batch,
@@ -192,7 +199,7 @@ class FedSodaSettings(AdapterAveraging):
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """What does not fit each other in these tables."""
+        """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         if lora.layers != "all":
             lines.append(

@@ -1,4 +1,4 @@
-"""Settings of FedSpaLLM: federated pruning with l0 aggregation, mask expansion and layer sampling."""
+"""Settings of FedSpaLLM: pruning with l0 aggregation, mask expansion and layer sampling."""
 
 from collections.abc import Callable
 from typing import ClassVar, Literal
@@ -11,7 +11,7 @@ from espalier.settings.table import ReadWith
 
 
 class FedSpaLLMSettings(PruningSettings):
-    """Table ``[fedspallm]`` (paper's terms: FedSpaLLM section 4). A layer is a decoder block."""
+    """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "max-capability-ratio",
@@ -144,40 +144,47 @@ class FedSpaLLMSettings(PruningSettings):
 
     @property
     def columns_together(self) -> int:
-        """Columns that a client decides at a time, within which a pattern must end; 0: a matrix's rows are pruned whole."""
+        """Number of columns that a client prunes at a time; 0 if rows are pruned whole.
+
+        A pattern must not cross the boundary between two such sets of columns.
+        """
         return 128 if self.local_method == "sparsegpt" else 0
 
     @property
     def local_group(self) -> str:
-        """Groups of which a client prunes an exact share: the pattern, or ``local-comparison-group``."""
+        """Group in which a client prunes an exact fraction of the weights.
+
+        It is the pattern or ``local-comparison-group``.
+        """
         return self.pattern or (
             "layer" if self.local_method == "sparsegpt" else self.local_comparison_group
         )
 
     @property
     def server_group(self) -> str:
-        """Weights that compete in the mask expansion: the pattern, or ``comparison-group``."""
+        """Group in which weights compete in the mask expansion: pattern or ``comparison-group``."""
         return self.pattern or self.comparison_group
 
     def capability_of(self, client: int) -> float:
-        """The capability that ``capabilities`` gives a client."""
+        """Return the capability of a client from ``capabilities``; the last number repeats."""
         numbers = [float(part) for part in self.capabilities.split(",")]
         return numbers[min(client, len(numbers) - 1)]
 
     def last_rounds(
         self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int
     ) -> range:
-        """FedSpaLLM goes on while a layer is not pruned.
+        """Return the rounds after which the run may end: it continues until all layers are pruned.
 
-        Each further round finishes one at least, unless the clients that sampled it are lost in that round, and a client is
-        lost once.
+        Each additional round prunes at least one more layer, unless the clients that sampled it are
+        lost in that round. A client is lost only once, which bounds the number of rounds.
         """
         return range(federation.rounds, federation.rounds + num_blocks() + num_clients + 1)
 
     def sparsity_of(self, server_round: int, rounds: int) -> float:
-        """Share of each matrix that a round prunes: ``sparsity`` from the last of the planned ``rounds`` on.
+        """Return the sparsity of each matrix after a round: ``sparsity`` from ``rounds`` on.
 
-        ``linear`` rises by equal steps, ``cubic`` as Zhu & Gupta (2017, eq. 1): fast at first, when much is redundant.
+        ``linear`` increases it in equal steps. ``cubic`` follows Zhu & Gupta (2017, eq. 1): it
+        increases fast at first, while many weights are redundant.
         """
         share = min(1.0, server_round / rounds)
         if self.schedule == "linear":

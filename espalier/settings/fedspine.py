@@ -1,4 +1,7 @@
-"""Settings of FedSpine: every device prunes and tunes in turn, by a ratio and a LoRA rank that a bandit of its own chooses."""
+"""Settings of FedSpine: every device alternately prunes and tunes its model.
+
+A bandit of its own chooses each device's pruning ratio and LoRA rank.
+"""
 
 from typing import ClassVar, Literal
 
@@ -16,7 +19,7 @@ from espalier.settings.timed import TimedSettings
 AUTO = "auto"
 MEASURED = "measured"
 CHOSEN = ("bandit", "random")
-"""Allocations that give every device another ratio and rank."""
+"""Allocations that choose the pruning ratio and rank for each device."""
 
 
 class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, TimedSettings):
@@ -179,56 +182,56 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
 
     @property
     def makes_alone(self) -> bool:
-        """What a device gets is its own in any case: it writes its model."""
+        """True if devices write their models after the rounds, in a message of its own."""
         return self.keep_models
 
     @property
     def averages_updates(self) -> bool:
-        """Updates of different rows and ranks have a mean of their products alone."""
+        """True: updates with different rows and ranks can only be averaged as products B A."""
         return True
 
     def svd_of(self, method: str) -> str:
-        """The mean of updates is always factored anew."""
+        """Return the setting, in words, that implies an SVD: here the method itself."""
         return f"method = '{method}'"
 
     def fleet_name(self, *, simulation: bool) -> str:
-        """The fleet of a run; empty where times are measured."""
+        """Return the name of the run's fleet; empty if times are measured."""
         chosen = ("full" if simulation else MEASURED) if self.fleet == AUTO else self.fleet
         return "" if chosen == MEASURED else chosen
 
     @property
     def chooses(self) -> bool:
-        """Whether anything is chosen for each device."""
+        """True if ratios or ranks are chosen for each device."""
         return self.allocation in CHOSEN and (
             (self.adaptive_pruning and self.share > 0) or self.adaptive_rank
         )
 
     @property
     def chooses_ratios(self) -> bool:
-        """Whether each device's ratio is chosen; else all follow the schedule."""
+        """True if the pruning ratio of each device is chosen; otherwise all follow the schedule."""
         return self.chooses and self.adaptive_pruning and self.share > 0
 
     def rounds_of_pruning(self, rounds: int) -> int:
-        """T of the schedule, of a run of so many rounds."""
+        """Return the number of rounds in which the schedule prunes (T), by default half of all."""
         return self.prune_rounds or max(1, rounds // 2)
 
     @property
     def limits_differ(self) -> bool:
-        """Ranks are chosen round by round, and what is cut has no adapter."""
+        """True: ranks are chosen in every round, and groups that were cut have no adapter."""
         return True
 
     def usual_rank(self, lora: LoraSettings) -> int:
-        """Rank where none is chosen."""
+        """Return the rank that is used if none is chosen."""
         return self.rank or lora.largest_rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
-        """Rank of a device's adapters in round 1."""
+        """Return the rank of a device's adapters in round 1."""
         return self.usual_rank(lora)
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """What does not fit each other in these tables."""
+        """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         largest = lora.largest_rank
         if lora.merge:
@@ -275,7 +278,10 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         return lines
 
     def _steps_too_small(self, method: str, rounds: int) -> list[str]:
-        """The largest arm is twice the mean step, and round 1 only tunes."""
+        """Return an error line if even the largest arms cannot reach the pruning ratio.
+
+        The largest arm is twice the mean step, and round 1 only tunes.
+        """
         steps = self.rounds_of_pruning(rounds)
         most = 2 * (rounds - 1)
         if rounds < 2 or steps <= most:

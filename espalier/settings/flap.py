@@ -1,4 +1,4 @@
-"""Settings of FLAP: structured pruning by how much channels fluctuate, on pooled statistics."""
+"""Settings of FLAP: structured pruning by the fluctuation of channels, on pooled statistics."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Settings of HetLoRA: federated averaging of LoRA adapters whose rank differs from client to client."""
+"""Settings of HetLoRA: federated averaging of LoRA adapters with a rank for each client."""
 
 import re
 from typing import ClassVar, Literal
@@ -14,7 +14,11 @@ from espalier.settings.training import MOST_PULL
 
 
 class HetLoRASettings(AdapterAveraging, TimedSettings):
-    """Table ``[hetlora]`` (Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models")."""
+    """Table ``[hetlora]``.
+
+    Source: Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
+    Models".
+    """
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "max-capability-ratio")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
@@ -64,28 +68,36 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
 
     @property
     def averages_updates(self) -> bool:
-        """Whether the updates B A are averaged."""
+        """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
-        """Rank that a client begins with; where its capability decides, which the server knows, the largest."""
+        """Return the rank with which a client begins.
+
+        Without ``ranks`` it depends on the client's capability, which only the server knows; the
+        result is then the largest rank.
+        """
         given = self._given()
         return given[min(client, len(given) - 1)] if given else lora.largest_rank
 
     @property
     def limits_differ(self) -> bool:
-        """Ranks are what the method is about."""
+        """True: the ranks of clients differ."""
         return True
 
     @property
     def lowers_ranks(self) -> bool:
-        """Whether a client may go on with a lower rank than it was asked for."""
+        """True if a client may continue with a lower rank than the server asked for."""
         return self.self_pruning
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """As of every averaging, and ranks whose last would stay untrained, because no client has as many."""
+        """Return one error line per conflict between these tables.
+
+        In addition to those of all averaging methods: if no client has the largest rank, its last
+        components would stay untrained.
+        """
         lines = super().contradictions(method, federation, lora, num_clients)
         given = self._given()
         largest = lora.largest_rank

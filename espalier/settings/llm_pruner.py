@@ -1,4 +1,4 @@
-"""Settings of LLM-Pruner: structured pruning by what the loss would change without a unit; and Mask Tuning."""
+"""Settings of LLM-Pruner, which removes groups by their effect on the loss, and of Mask Tuning."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from espalier.settings.federation import FederationSettings
 
 Refined = Literal["off", "groups", "all"]
-"""Which kinds of units a refinement takes in."""
+"""Kinds of prunable groups that a refinement includes."""
 KINDS_OF: dict[Refined, tuple[str, ...]] = {
     "off": (),
     "groups": ("groups",),
@@ -91,19 +91,23 @@ class LlmPrunerSettings(StructuredSettings):
 
     @property
     def rearranged(self) -> tuple[str, ...]:
-        """Kinds of units that are rearranged."""
+        """Kinds of prunable groups that are rearranged."""
         return KINDS_OF[self.rearrange]
 
     @property
     def rescaled(self) -> tuple[str, ...]:
-        """Kinds of units that are rescaled."""
+        """Kinds of prunable groups that are rescaled."""
         return KINDS_OF[self.rescale]
 
     @property
     def makes_alone(self) -> bool:
-        """The round that rescales is about the units of all; what a client would scale by itself needs a message of its own."""
+        """True if groups are rescaled.
+
+        The round that rescales uses the groups chosen from all clients' scores, so a local baseline
+        needs a message of its own.
+        """
         return bool(self.rescaled)
 
     def num_rounds(self, federation: "FederationSettings") -> int:
-        """One round that scores, and one that rescales."""
+        """Return the number of rounds: one that computes scores, and one that rescales."""
         return 1 + bool(self.rescaled)

@@ -1,4 +1,7 @@
-"""Settings of LLM-Streamline: neighbouring blocks that hardly change their input give way to one that is trained."""
+"""Settings of LLM-Streamline: adjacent blocks that hardly change their input are removed.
+
+One trained layer can take their place.
+"""
 
 import math
 from collections.abc import Mapping
@@ -84,7 +87,7 @@ class LlmStreamlineSettings(SmallerSettings):
 
     @property
     def training(self) -> TrainingSettings:
-        """How the layer is trained, in the words of ``[training]``."""
+        """Training of the replacement layer as a ``[training]`` table."""
         return TrainingSettings(
             steps=self.steps,
             batch_size=self.batch_windows,
@@ -96,22 +99,26 @@ class LlmStreamlineSettings(SmallerSettings):
 
     @property
     def compares_after_norm(self) -> bool:
-        """True if the last block's output is compared behind the model's final norm."""
+        """True if the last block's output is compared after the model's final norm."""
         return self.last_hidden_state == "after-norm"
 
     @property
     def makes_alone(self) -> bool:
-        """The rounds train the layer of all; a client's own choice of blocks needs no message."""
+        """True if a layer is trained: a local baseline then trains a layer of its own.
+
+        Without a layer, a client's own choice of blocks needs no message.
+        """
         return self.replacement == "layer"
 
     def fewer_blocks(self, num_blocks: int) -> int:
-        """How many blocks the model has fewer afterwards.
+        """Return by how many blocks the model becomes shorter.
 
         Raises
         ------
         Mistake
-            None would stay.
+            No block would be left.
         """
+        # The small constant absorbs rounding errors of the product.
         fewer = math.ceil(self.share * num_blocks - 1e-9)
         if fewer >= num_blocks:
             raise Mistake(
@@ -120,11 +127,11 @@ class LlmStreamlineSettings(SmallerSettings):
         return fewer
 
     def span(self, num_blocks: int) -> int:
-        """How many neighbouring blocks go: one more, where a trained layer comes in their place."""
+        """Return how many adjacent blocks are removed, one more if a layer replaces them."""
         return self.fewer_blocks(num_blocks) + (self.replacement == "layer")
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
-        """Steps and windows of a round that trains the layer, and tokens of a step."""
+        """Return the steps and sequences of a round of training, and the tokens of a step."""
         if self.replacement == "none":
             return {}
         tokens = self.batch_windows * run.data.window_tokens
@@ -138,13 +145,13 @@ class LlmStreamlineSettings(SmallerSettings):
         }
 
     def num_rounds(self, federation: FederationSettings) -> int:
-        """One round that compares blocks, and those that train the layer."""
+        """Return the number of rounds: one that compares blocks, and those that train the layer."""
         return 1 + federation.rounds * (self.replacement == "layer")
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: object, num_clients: int
     ) -> list[str]:
-        """Rounds that would train nothing."""
+        """Return an error line if ``federation.rounds`` is set although no layer is trained."""
         if self.replacement == "none" and federation.rounds != self.ROUNDS:
             return [
                 f"federation.rounds = {federation.rounds}: with {method}.replacement = 'none'"

@@ -1,9 +1,11 @@
-"""What belongs to a site: the configuration that its owner gives to the SuperNode, validated on the node.
+"""Site policy and other settings of a node, validated on the node.
 
-Covers: what a run may have of a site (files, fields, methods, sizes, how little data an answer may rest on) is said here, by
-the owner, and a run's settings cannot change it. Whether a node is simulated is no key: the program finds it out
-(``client_app.simulated``), and a node of which it is not known counts as real.
-Does not cover: a program that does not ask. These settings are read by the program that the run's submitter sends.
+A site's owner passes them to the SuperNode as its configuration.
+Covers: the owner defines here what a run may use (files, fields, methods, sizes, the minimum amount
+of data behind an answer). The settings of a run cannot change it. No key declares a node to be
+simulated: the program detects it (``client_app.simulated``), and in doubt a node counts as real.
+Does not cover: a program that ignores the policy. These settings are read by the program that the
+run's submitter sends.
 """
 
 import os
@@ -19,10 +21,10 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
 
 LEAST_TOKENS = 2048
-"""Tokens on which an answer of a site rests at least whose owner names no number: the windows of a default run."""
+"""Default minimum of tokens on which an answer rests: the calibration samples of a default run."""
 
 LEAST_THREADS = 8
-"""Threads that a run may ask for at a site whose owner names no number, where the machine has fewer processors."""
+"""Default maximum of a run's threads on a machine with fewer processors."""
 
 MOST = {
     "most_steps": 10_000,
@@ -32,7 +34,7 @@ MOST = {
     "most_rounds": 1000,
     "most_runs": 100,
 }
-"""The limits of a site whose owner names no others."""
+"""Default limits of a site whose owner sets none."""
 
 REPLACED = {
     "least-samples": (
@@ -40,19 +42,22 @@ REPLACED = {
         " sequences, for instance 2048 where it was 8 with sequences of 256 tokens"
     )
 }
-"""Keys of earlier versions, and what to say of them."""
+"""Keys of earlier versions and the error line for each."""
 
 SHOWN_PATH = 200
-"""Characters of a path that cannot be used which are told."""
+"""Maximum number of characters of an unusable path in an error."""
 
 MOST_PATH = 4096
 LONGEST_BELOW = 512
-"""Bytes of a path on Linux, and as many at most of what lies below a state directory: run, site, round, the hash of a blob."""
+"""Maximum bytes of a path on Linux, and bytes reserved below a state directory.
+
+The reserved bytes are for the names of run, site, round and blob.
+"""
 
 
 SITE_NAME = r"^[A-Za-z0-9._-]*$"
 MOST_NAME = 64
-"""What a site may be called, and characters at most."""
+"""Pattern and maximum length of a site's name."""
 
 
 class NodeSettings(Table):
@@ -274,16 +279,16 @@ class NodeSettings(Table):
 
     @property
     def simulated(self) -> bool:
-        """Whether this is a node of a simulation, which has nothing of its own: the run's settings say what it holds."""
+        """True if this is a simulated node, whose data the run's settings name."""
         return self._simulated
 
     def state_root(self) -> Path:
-        """Directory of the site's private state.
+        """Return the directory of the site's private state.
 
         Raises
         ------
         Mistake
-            It is another user's home that does not exist, or so long that nothing fits below it.
+            The path names the home of an unknown user, or is too long for the paths below it.
         """
         given = self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier"
         key = "state-dir" if self.state_dir else "ESPALIER_STATE_DIR"
@@ -302,25 +307,35 @@ class NodeSettings(Table):
         return root
 
     def allows_own_text(self) -> bool:
-        """Whether a run may evaluate on the site's held-out text: if its owner says so, or the site is simulated."""
+        """Return whether a run may evaluate on the site's held-out text.
+
+        The owner allows it, or the node is simulated.
+        """
         return self.own_text or self.simulated
 
     def allows_method(self, method: str) -> bool:
-        """Whether a run may use a method here."""
+        """Return whether a run may use a method at this site."""
         return not self.allow_methods.strip() or method in {
             part.strip() for part in self.allow_methods.split(",")
         }
 
     def fewest_tokens(self) -> int:
-        """Fewest tokens of an answer: as the owner says, else 2048; a simulated site has nothing to hide."""
+        """Return the minimum number of tokens behind an answer; 1 at a simulated site."""
         return self.least_tokens or (1 if self.simulated else LEAST_TOKENS)
 
     def most_bytes_of_models(self) -> int | None:
-        """Most bytes of models that servers bring here; None: without a limit. Without its owner's word a site takes none."""
+        """Return the maximum number of bytes of downloaded models; None means no limit.
+
+        The default is 0 at a real site.
+        """
         return None if self.simulated and not self.most_model_bytes else self.most_model_bytes
 
     def most(self, limit: str) -> int | None:
-        """A limit by its name (``most_steps`` ...): as the owner says, else the default; a simulated site has none."""
+        """Return a limit of the site policy, such as ``most_steps``; None means no limit.
+
+        It is the owner's value or the default; a simulated site has a limit only if its
+        configuration names one.
+        """
         if given := int(getattr(self, limit)):
             return given
         if self.simulated:
@@ -328,28 +343,31 @@ class NodeSettings(Table):
         return max(LEAST_THREADS, os.cpu_count() or 1) if limit == "most_threads" else MOST[limit]
 
     def file_format(self) -> Literal["text", "jsonl"]:
-        """Format of ``data_path``."""
+        """Return the format of ``data_path``, by default according to the file name's extension."""
         if self.data_format:
             return self.data_format
         return "jsonl" if self.data_path.endswith((".jsonl", ".json")) else "text"
 
 
 def simulated_node(**values: Any) -> NodeSettings:
-    """Settings of a node of a simulation, which has nothing of its own: the run's settings say what it holds."""
+    """Return the settings of a simulated node, whose data the run's settings name."""
     settings = NodeSettings(**values)
     settings._simulated = True
     return settings
 
 
 def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSettings:
-    """Read a node configuration.
+    """Parse a node configuration.
 
-    Whether the node is ``simulated`` is for the caller to know; nothing in the configuration says it.
+    Parameters
+    ----------
+    config : keys and values of ``--node-config``
+    simulated : whether the node is simulated; the caller must know, because no key declares it
 
     Raises
     ------
     Mistake
-        With one line per wrong key or value, all of them at once.
+        The message has one line per wrong key or value.
     """
     mistakes = [line for key, line in REPLACED.items() if key in config]
     try:
@@ -388,13 +406,14 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
             "site: give the node a name, for instance --node-config 'site=\"hospital-a\"'"
         )
     if mistakes:
+        # Errors travel to the server, but the value of ``pruned-share`` must not leave the site.
         told = [OF_A_SECRET if line.startswith("pruned-share") else line for line in mistakes]
         raise Mistake(_wrong(mistakes), _wrong(told))
     return settings
 
 
 OF_A_SECRET = "pruned-share: is not what it may be; this node's log says more"
-"""What others are told of a value that never leaves a site."""
+"""Error text for others about a key whose value never leaves a site."""
 
 
 def _wrong(lines: Sequence[str]) -> str:
@@ -402,12 +421,12 @@ def _wrong(lines: Sequence[str]) -> str:
 
 
 def shortened(path: str) -> str:
-    """As much of a path as is told where it cannot be used."""
+    """Return a path for an error message, shortened to ``SHOWN_PATH`` characters."""
     return path if len(path) <= SHOWN_PATH else path[:SHOWN_PATH] + "..."
 
 
 def is_site_name(name: object) -> bool:
-    """Whether a site may be called so."""
+    """Return whether a value is a valid site name."""
     return (
         isinstance(name, str)
         and len(name) <= MOST_NAME
@@ -416,7 +435,10 @@ def is_site_name(name: object) -> bool:
 
 
 def claimed_name(config: Mapping[str, Any]) -> str:
-    """The name that a node configuration gives, also where something else in it is wrong; empty if it gives none."""
+    """Return the site name of a node configuration; empty if it has none.
+
+    The rest of the configuration may be invalid.
+    """
     site = config.get("site")
     partition = config.get("partition-id", -1)
     if site:
@@ -425,17 +447,20 @@ def claimed_name(config: Mapping[str, Any]) -> str:
 
 
 def site_id(settings: NodeSettings) -> str:
-    """Name under which a node takes part: its ``site``, else one made of its partition id."""
+    """Return the name under which a node takes part: ``site``, or one with its partition id."""
     return settings.site or f"node-{settings.partition_id:05d}"
 
 
 def _unusable(path: str, *, missing: bool) -> str:
-    """Why no file can be read under a path here, whatever the path; empty if one can, or may be ``missing`` as yet."""
+    """Return why a path cannot be used, or an empty text.
+
+    With ``missing`` the file need not exist yet. Whether the file can be opened is not checked.
+    """
     try:
         os.stat(Path(path).expanduser())
     except (FileNotFoundError, NotADirectoryError):
         return "" if missing else "does not exist"
     except (OSError, RuntimeError, ValueError) as error:
-        # Too long, forbidden, another user's home, a byte that no name has.
+        # The path is too long or forbidden, names another user's home or contains an invalid byte.
         return f"is no path ({getattr(error, 'strerror', None) or error})"
     return ""

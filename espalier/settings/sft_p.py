@@ -1,4 +1,7 @@
-"""Settings of SFT-P: every client prunes the model for itself, by masks that a shared generator makes of its own embedding."""
+"""Settings of SFT-P: each client prunes its own model with masks from a shared generator.
+
+The generator computes the masks from an embedding that belongs to the client.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -22,7 +25,7 @@ MOST_SHARE = 0.95
 
 
 class SftPSettings(AdapterAveraging, PersonalModelSettings):
-    """Table ``[sft-p]`` ("SFT-P", client-conditioned structural masks trained together with LoRA)."""
+    """Table ``[sft-p]``: client-conditioned structural masks, trained together with LoRA."""
 
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
@@ -177,11 +180,18 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
 
     @property
     def makes_alone(self) -> bool:
-        """What a client gets is its own in any case: it writes its model, and a late one fits its embedding before."""
+        """True if clients do work of their own after the rounds.
+
+        They write their models, and late clients first fit their embeddings.
+        """
         return self.late_clients > 0 or self.keep_models
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
-        """Of clients that were in no round, and of held-out windows, too."""
+        """Return what one round of training demands of a site.
+
+        In addition to the demands of all averaging methods: the steps of clients that took part in
+        no round, and calibration samples of held-out text for validation.
+        """
         asked = dict(super().asked_of_sites(run))
         passes = self.late_steps * run.training.accumulation
         if self.fits_alone(run.federation) and passes > asked["most_steps"][1]:
@@ -196,7 +206,10 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         return asked
 
     def fits_alone(self, federation: FederationSettings) -> bool:
-        """Late clients, and those that no round drew, fit their embeddings, where they are asked to do something alone."""
+        """Return whether late clients, and clients that no round drew, fit their embeddings.
+
+        They do so only if clients do work of their own after the rounds (``makes_alone``).
+        """
         return (
             self.conditioned
             and self.makes_alone
@@ -204,18 +217,18 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         )
 
     def is_late(self, client: int, enrolled: int) -> bool:
-        """Whether a client takes part in no round; of those that enrolled one does at least."""
+        """Return whether a client takes part in no round; at least one enrolled client does."""
         return client >= max(1, enrolled - self.late_clients)
 
     def share_of_client(self, client: int) -> float:
-        """What a simulated client prunes."""
+        """Return the pruning ratio of a simulated client; the last of ``shares`` repeats."""
         given = [float(part) for part in self.shares.split(",")] if self.shares else [self.share]
         return given[min(client, len(given) - 1)]
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """What does not fit each other in these tables."""
+        """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         if lora.merge:
             lines.append(

@@ -1,4 +1,4 @@
-"""Settings of SliceGPT: the residual stream is rotated onto its principal components, and the minor ones go."""
+"""Settings of SliceGPT: principal components of the residual stream, without the minor ones."""
 
 import math
 from collections.abc import Mapping
@@ -69,17 +69,18 @@ class SliceGptSettings(MethodSettings):
 
     @property
     def makes_alone(self) -> bool:
-        """From public text the round leaves nothing of a client's own."""
+        """True if moments come from public text: the round then leaves no local baseline."""
         return self.covariances == "public"
 
     def width(self, dense: int) -> int:
-        """What stays of a residual stream's width.
+        """Return the width of the residual stream after slicing.
 
         Raises
         ------
         Mistake
-            Nothing would.
+            No dimension would be left.
         """
+        # The small constant absorbs rounding errors of the product.
         kept = math.floor((1 - self.slicing) * dense + 1e-9)
         kept -= kept % self.multiple
         if kept < 1:
