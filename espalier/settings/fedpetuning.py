@@ -122,8 +122,8 @@ class FedPETuningSettings(AdapterAveraging, TimedSettings):
     aggregation: Literal["factors", "svd"] = Field(
         "factors",
         description=(
-            "`factors`: the mean of A and the mean of B, as the paper has it; `svd`: the best"
-            " approximation of the mean of the updates B A."
+            "`factors`: mean of A and mean of B, as in the paper; `svd`: best approximation of the"
+            " mean of the updates B A."
         ),
     )
 

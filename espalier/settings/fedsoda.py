@@ -35,33 +35,41 @@ class FedSodaSettings(AdapterAveraging):
     }
 
     adapter_layers: int = Field(
-        3, ge=1, description="Last blocks, which are the adapter: clients train their LoRA (L_A)."
+        3,
+        ge=1,
+        description="Number of last blocks in the adapter, whose LoRA the clients train (L_A).",
     )
     first_layers: int = Field(
-        0, ge=0, description="First blocks that belong to the adapter too (FedOT: 1)."
+        0, ge=0, description="Number of first blocks that belong to the adapter too (FedOT: 1)."
     )
     drop: Literal["similar", "uniform"] = Field(
         "similar",
         description=(
-            "Which blocks of the emulator go: of `groups` of neighbours with like outputs all but"
-            " the first (FedSODA), or blocks at even distances (FedOT, FedBiOT)."
+            "Blocks of the emulator that are dropped: in `groups` groups of adjacent blocks with"
+            " similar outputs all but the first (FedSODA), or blocks at equal distances (FedOT,"
+            " FedBiOT)."
         ),
     )
-    group_layers: int = Field(3, ge=0, description="Blocks that go of each group (n).")
-    groups: int = Field(4, ge=1, description="Groups of blocks (p).")
-    dropped_layers: int = Field(12, ge=0, description="Blocks that go at even distances.")
+    group_layers: int = Field(
+        3, ge=0, description="Number of blocks that are dropped from each group (n)."
+    )
+    groups: int = Field(4, ge=1, description="Number of groups of blocks (p).")
+    dropped_layers: int = Field(
+        12, ge=0, description="Number of blocks that are dropped at equal distances."
+    )
     uniform_rounding: Literal["nearest", "down"] = Field(
         "nearest",
         description=(
-            "How the places of the blocks that stay are rounded when blocks go at even distances:"
-            " `nearest` as in Offsite-Tuning's code, `down` as in the code of FedOT and FedBiOT."
+            "Rounding of the positions of the blocks that stay, if blocks are dropped at equal"
+            " distances: `nearest` as in Offsite-Tuning's code, `down` as in the code of FedOT and"
+            " FedBiOT."
         ),
     )
     emulator: Literal["nf4", "stored"] = Field(
         "nf4",
         description=(
-            "What clients download: the sub-model with its linears in NF4, or as the base's files"
-            " have it."
+            "Format in which clients download the sub-model: its linear layers in NF4, or as"
+            " stored in the base model's files."
         ),
     )
     aligned: Literal["starts", "all"] = Field(
@@ -75,21 +83,27 @@ class FedSodaSettings(AdapterAveraging):
         "code",
         min_length=1,
         description=(
-            "Text on which the server compares blocks and aligns: `documentation` or `code` (the"
-            " tenth that no client holds), or the path of a text file. It must be none of"
+            "Public text on which the server compares blocks and aligns: `documentation` or `code`"
+            " (the 10% that no client has), or the path of a text file. It must not be one of"
             " `evaluation.texts`."
         ),
     )
-    public_windows: int = Field(64, ge=1, description="Windows of it.")
+    public_windows: int = Field(64, ge=1, description="Number of samples of the public text.")
     public_window_tokens: int = Field(
-        256, ge=2, description="Tokens of a window, at most as many as the model has positions."
+        256,
+        ge=2,
+        description=(
+            "Tokens per sample of the public text; at most the model's number of positions."
+        ),
     )
     pre_align_steps: int = Field(
-        100, ge=0, description="Steps of alignment before the first round; 0: none."
+        100, ge=0, description="Number of steps of alignment before the first round; 0: none."
     )
-    realign_steps: int = Field(50, ge=1, description="Steps of a realignment.")
-    realign_every: int = Field(5, ge=0, description="Rounds between realignments (r); 0: none.")
-    align_batch: int = Field(4, ge=1, description="Windows of a step of alignment.")
+    realign_steps: int = Field(50, ge=1, description="Number of steps of a realignment.")
+    realign_every: int = Field(
+        5, ge=0, description="Number of rounds between realignments (r); 0: none."
+    )
+    align_batch: int = Field(4, ge=1, description="Number of samples in a step of alignment.")
     align_learning_rate: float = Field(
         1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of alignment (AdamW)."
     )
@@ -108,8 +122,8 @@ class FedSodaSettings(AdapterAveraging):
     proximal_to: Literal["global", "first"] = Field(
         "global",
         description=(
-            "What `training.proximal` pulls a client's LoRA towards: the round's global one"
-            " (FedSODA), or the first (FedBiOT)."
+            "Target of `training.proximal` for a client's LoRA: the round's global values"
+            " (FedSODA), or the initial values (FedBiOT)."
         ),
     )
 

@@ -41,12 +41,12 @@ class DeviceKind(Table):
     """Kind of device: its peak speed and the modes to which it can be switched."""
 
     teraflops: float = Field(
-        ge=LEAST, le=MOST, description="10^12 operations a second in its fastest mode."
+        ge=LEAST, le=MOST, description="10^12 operations per second in its fastest mode."
     )
     modes: list[float] = Field(
         min_length=1,
         max_length=64,
-        description="Speed of each mode, as a share of the fastest one.",
+        description="Speed of each mode relative to the fastest one.",
     )
 
     @field_validator("modes")
@@ -61,7 +61,9 @@ class Place(Table):
     """Place of devices, which determines their bandwidth."""
 
     megabits: list[float] = Field(
-        min_length=2, max_length=2, description="Least and most megabits a second, both ways."
+        min_length=2,
+        max_length=2,
+        description="Minimum and maximum megabits per second, in both directions.",
     )
 
     @field_validator("megabits")
@@ -84,7 +86,7 @@ class Fleet(Table):
     """Devices in order: client i has device i."""
 
     mode_rounds: int = Field(
-        20, ge=1, description="Rounds after which every device's mode is drawn anew."
+        20, ge=1, description="Number of rounds after which every device's mode is drawn again."
     )
     kinds: dict[str, DeviceKind] = Field(min_length=1)
     places: dict[str, Place] = Field(min_length=1)

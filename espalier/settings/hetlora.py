@@ -32,29 +32,32 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
     ranks: str = Field(
         "",
         description=(
-            "`2,4,8`: LoRA rank of each client; the last one repeats, and the largest is"
-            " `lora.rank`. Empty: in proportion to the nodes' capability."
+            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
+            " is `lora.rank`. Empty: in proportion to the nodes' capability."
         ),
     )
     aggregation: Literal["zero-pad", "svd"] = Field(
         "zero-pad",
         description=(
-            "`zero-pad`: the means of A and B padded with zeros, as the paper has it; `svd`: the"
-            " best approximation of the mean of the updates B A, of which each client gets the best"
-            " one of its rank."
+            "`zero-pad`: means of A and B padded with zeros, as in the paper; `svd`: best"
+            " approximation of the mean of the updates B A, of which each client gets the best one"
+            " of its rank."
         ),
     )
     self_pruning: bool = Field(
-        True, description="A client lowers its rank when training has made its last ranks weaker."
+        True, description="A client lowers its rank if training has made its last ranks weaker."
     )
     gamma: float = Field(
-        0.85, gt=0, le=1, description="Self-pruning: share of a client's ranks that stay."
+        0.85, gt=0, le=1, description="Self-pruning: fraction of a client's ranks that is kept."
     )
     regularisation: float = Field(
         0.005,
         ge=0,
         le=MOST_PULL,
-        description="Self-pruning: weight in the training loss of the ranks that may be pruned.",
+        description=(
+            "Self-pruning: weight in the training loss of the penalty on the ranks that may be"
+            " pruned."
+        ),
     )
 
     @field_validator("ranks")

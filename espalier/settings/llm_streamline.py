@@ -42,38 +42,42 @@ class LlmStreamlineSettings(SmallerSettings):
         gt=0,
         lt=1,
         description=(
-            "Share of the blocks that the model has fewer afterwards, rounded up to whole blocks."
+            "Fraction of the blocks by which the model becomes shorter, rounded up to whole blocks."
         ),
     )
     replacement: Literal["layer", "none"] = Field(
         "layer",
         description=(
-            "What takes the place of the blocks that go: one trained layer, for which one block"
-            " more goes, or nothing."
+            "Replacement of the removed blocks: one trained layer, for which one more block is"
+            " removed, or nothing."
         ),
     )
     last_hidden_state: Literal["after-norm", "before-norm"] = Field(
         "after-norm",
         description=(
             "Hidden state that counts as the last block's output when blocks are compared:"
-            " `after-norm`, behind the model's final norm, as in the published code; `before-norm`,"
+            " `after-norm`, after the model's final norm, as in the published code; `before-norm`,"
             " the output itself."
         ),
     )
     steps: int = Field(
-        50, ge=1, description="Optimiser steps of a client in each round that trains the layer."
+        50,
+        ge=1,
+        description="Number of optimiser steps of a client in each round that trains the layer.",
     )
-    batch_windows: int = Field(8, ge=1, description="Windows of an optimiser step.")
+    batch_windows: int = Field(8, ge=1, description="Number of samples in an optimiser step.")
     learning_rate: float = Field(
-        2e-4, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest."
+        2e-4, gt=0, le=MOST_LEARNING_RATE, description="Maximum learning rate of AdamW."
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="How the learning rate falls over all rounds together."
+        "cosine", description="Schedule of the learning rate over all rounds together."
     )
     warmup_steps: int = Field(
         0,
         ge=0,
-        description="Steps over which the learning rate rises at the start of the training.",
+        description=(
+            "Number of steps at the start of the training in which the learning rate increases."
+        ),
     )
     weight_decay: float = Field(1e-3, ge=0, description="Weight decay of AdamW.")
 

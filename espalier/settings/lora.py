@@ -29,48 +29,53 @@ class LoraSettings(Table):
     Matrices have canonical names such as ``attn.q`` and ``mlp.down``.
     """
 
-    rank: int = Field(8, ge=1, description="Rank of an adapter.")
+    rank: int = Field(8, ge=1, description="Rank of the adapters.")
     alpha: float = Field(
         16.0,
         gt=0,
-        description="An update is `alpha / rank * B A`; `alpha / rank` must be from 0.01 to 1000.",
+        description=(
+            "Numerator of the scale of an update, `alpha / rank * B A`; `alpha / rank` must be"
+            " from 0.01 to 1000."
+        ),
     )
     dropout: float = Field(
         0.0,
         ge=0,
         le=MOST_DROPOUT,
-        description="Share of an adapter's inputs that training leaves out.",
+        description="Fraction of an adapter's inputs that is dropped in training.",
     )
     targets: str = Field(
         "attn.q,attn.v",
         description=(
-            "Adapted matrices of a block, comma-separated: `attn.q attn.k attn.v attn.o mlp.gate"
-            " mlp.up mlp.down`, or `all`."
+            "Adapted matrices of a block, comma-separated, from `attn.q attn.k attn.v attn.o"
+            " mlp.gate mlp.up mlp.down`, or `all`."
         ),
     )
     layers: str = Field(
         "all", description="Adapted blocks: `all`, or numbers and ranges, for instance `0,4-7`."
     )
     rank_pattern: str = Field(
-        "", description="Other ranks of some matrices, for instance `mlp.up=4,0.attn.q=16`."
+        "", description="Different ranks of some matrices, for instance `mlp.up=4,0.attn.q=16`."
     )
     alpha_pattern: str = Field(
         "",
         description=(
-            "Other alphas of some matrices, written likewise; without one `alpha / rank` is the"
-            " same for all."
+            "Different alphas of some matrices, in the same format; without an entry `alpha /"
+            " rank` is the same for all matrices."
         ),
     )
     merge: bool = Field(
         False,
-        description="Write the base model with the adapters merged into it, beside the adapters.",
+        description=(
+            "Write the base model with the adapters merged into it, in addition to the adapters."
+        ),
     )
     keep_zeros: bool = Field(
         False,
         description=(
-            "Weights of a pruned base that are zero stay zero, in training and in the merged model,"
-            " which is all that is written then (`merge` must be true): adapters alone would fill"
-            " them."
+            "Keep the zero weights of a pruned base at zero, in training and in the merged model."
+            " Then only the merged model is written (`merge` must be true), because separate"
+            " adapters would fill the zeros."
         ),
     )
 

@@ -64,43 +64,42 @@ class NodeSettings(Table):
     """Keys of ``flower-supernode --node-config``; all are optional."""
 
     partition_id: int = Field(
-        -1, ge=-1, description="Set by Flower in a simulation; nobody sets it by hand."
+        -1, ge=-1, description="Set by Flower in a simulation; never set by hand."
     )
     num_partitions: int = Field(
-        0, ge=0, description="Set by Flower in a simulation; nobody sets it by hand."
+        0, ge=0, description="Set by Flower in a simulation; never set by hand."
     )
     site: str = Field(
         "",
         max_length=MOST_NAME,
         pattern=SITE_NAME,
-        description=(
-            "Name under which the site takes part; clients are numbered in the order of names."
-        ),
+        description="Name of the site; clients are numbered in the order of names.",
     )
     site_key: str = Field(
         "",
         description=(
-            "The site's private key, with which it says its name in runs whose server has the"
-            " sites' public keys (`site-keys`); it may be that of `--auth-supernode-private-key`."
-            " Only the site's account may read it."
+            "Path of the site's private key, with which it proves its name in runs whose server"
+            " has the sites' public keys (`site-keys`). It may be the key of"
+            " `--auth-supernode-private-key`. Only the site's account may read it."
         ),
     )
     require_site_keys: bool = Field(
         False,
         description=(
-            "Whether the site takes part only in runs whose server has the sites' public keys"
-            " (`site-keys`), so that nobody else can say its name there."
+            "Take part only in runs whose server has the sites' public keys (`site-keys`), so that"
+            " no other node can claim the site's name there."
         ),
     )
     data_path: str = Field(
         "",
         description=(
-            "The site's own text, or its records of a task, used whole. Without it the site has"
-            " only Python's documentation and code; what a run names opens no file here."
+            "File with the site's own text, or with its records of a task, used whole. Without it"
+            " the site has only Python's documentation and code; a run cannot open files here by"
+            " name."
         ),
     )
     data_format: Literal["", "text", "jsonl"] = Field(
-        "", description="Format of `data-path`; empty: by its ending."
+        "", description="Format of `data-path`; empty: by its extension."
     )
     data_field: str = Field(
         "", description="Field of a JSON Lines record that holds the text; empty: `text`."
@@ -109,21 +108,21 @@ class NodeSettings(Table):
         "",
         description=(
             "Task whose records `data-path` holds, for instance `sst2`; a run of another task, or"
-            " of text, is refused. Empty: it holds text, and a run of a task is refused."
+            " of text, is refused. Empty: the file holds text, and a run of a task is refused."
         ),
     )
     model_path: str = Field(
         "",
         description=(
-            "Directory of the base model at this site, which must have the server's hash; empty:"
-            " the demo model, whatever the run names."
+            "Directory of the base model at this site, which must have the same hash as the"
+            " server's; empty: the demo model, whatever the run names."
         ),
     )
     state_dir: str = Field(
         "",
         description=(
-            "Where private state and the egress log are kept, and of a large text file the hashes"
-            " and places of its passages; empty: `ESPALIER_STATE_DIR`, or `~/.espalier`."
+            "Directory of private state, of the egress log, and of the hashes and positions of the"
+            " passages of a large text file; empty: `ESPALIER_STATE_DIR`, or `~/.espalier`."
         ),
     )
     windows: int = Field(
@@ -131,85 +130,88 @@ class NodeSettings(Table):
         ge=0,
         le=1_000_000,
         description=(
-            "Calibration windows of this site, where it has more or less text than others; 0: the"
-            " run's `data.windows`."
+            "Number of calibration samples of this site, if it has more or less text than others;"
+            " 0: the run's `data.windows`."
         ),
     )
     own_text: bool = Field(
         False,
         description=(
-            "Whether runs may evaluate on the site's held-out text or items"
-            " (`evaluation.own-text`). A server that chooses models and numbers of items can take"
-            " differences of means; allow it only to one that you trust with counts of tokens and"
-            " classes."
+            "Allow runs to evaluate on the site's held-out text or items (`evaluation.own-text`)."
+            " A server that chooses models and numbers of items can compute differences of means;"
+            " allow it only to a server that you trust with counts of tokens and classes."
         ),
     )
     least_tokens: int = Field(
         0,
         ge=0,
         description=(
-            "Fewest tokens on which an answer of the site may rest: of its calibration windows, or"
-            " of the sequences of a round's training; 0: 2048, in simulation 1."
+            "Minimum number of tokens behind an answer of the site: those of its calibration"
+            " samples, or of the sequences of a round's training; 0: 2048, in a simulation 1."
         ),
     )
     allow_methods: str = Field(
-        "", description="Comma-separated methods that runs may use; empty: all."
+        "", description="Methods that runs may use, comma-separated; empty: all."
     )
     most_steps: int = Field(
         0,
         ge=0,
         description=(
-            "Most training steps of a round, times accumulation; 0: 10000, in simulation without a"
-            " limit, as with the next six."
+            "Maximum number of training steps in a round, times accumulation; 0: 10000. In a"
+            " simulation 0 means no limit, as for the next six keys."
         ),
     )
     most_sequences: int = Field(
-        0, ge=0, description="Most sequences of a round's steps together; 0: 1000000."
+        0,
+        ge=0,
+        description="Maximum number of sequences in all steps of a round together; 0: 1000000.",
     )
     most_batch_tokens: int = Field(
         0,
         ge=0,
         description=(
-            "Most tokens of a forward pass of training: sequences of a batch times their length; 0:"
-            " 262144."
+            "Maximum number of tokens in a batch, a forward pass of training: sequences times"
+            " their length; 0: 262144."
         ),
     )
     most_windows: int = Field(
         0,
         ge=0,
         description=(
-            "Most calibration windows that a run may ask for, and most windows of its public texts;"
-            " 0: 4096."
+            "Maximum number of calibration samples that a run may ask for, and of samples of its"
+            " evaluation texts; 0: 4096."
         ),
     )
     most_rounds: int = Field(
         0,
         ge=0,
         description=(
-            "Most rounds of a run, those included that fedspallm adds when layers are left; 0:"
-            " 1000."
+            "Maximum number of rounds of a run, including those that fedspallm adds if layers are"
+            " left; 0: 1000."
         ),
     )
     most_threads: int = Field(
         0,
         ge=0,
-        description="Most threads that a run may ask for; 0: one per processor, at least 8.",
+        description=(
+            "Maximum number of threads that a run may ask for; 0: one per processor, at least 8."
+        ),
     )
     most_runs: int = Field(
         0,
         ge=0,
         description=(
-            "Most runs within `keep-days` that are answered; 0: 100. A run counts from when the"
-            " site looks whether its data will do, also where they do not."
+            "Maximum number of runs within `keep-days` that are answered; 0: 100. A run counts"
+            " from the site's check of its data on, even if the check fails."
         ),
     )
     most_model_bytes: int = Field(
         0,
         ge=0,
         description=(
-            "Most bytes of all models together that runs may bring to this site, of methods whose"
-            " clients need no base model (fedsoda), and so whether they may; what was offered"
-            " counts before it arrives. 0: none, in simulation without a limit."
+            "Maximum number of bytes of all models together that runs may send to this site, for"
+            " methods whose clients need no base model (fedsoda); an offered model counts before it"
+            " arrives. 0: no model is accepted, in a simulation no limit."
         ),
     )
     pruned_share: float = Field(
@@ -217,15 +219,15 @@ class NodeSettings(Table):
         ge=0,
         le=0.95,
         description=(
-            "Share that this site prunes of its own model (sft-p), which never leaves it; 0: the"
+            "Pruning ratio of this site's own model (sft-p), which never leaves the site; 0: the"
             " run's `sft-p.share`."
         ),
     )
     models_dir: str = Field(
         "",
         description=(
-            "Directory for models that runs leave this site alone (sft-p), in a folder"
-            " `<run>-<site>` for each run; empty: none is written."
+            "Directory for models that runs leave only at this site (sft-p and fedspine), in a"
+            " folder `<run>-<site>` for each run; empty: none is written."
         ),
     )
     capability: float = Field(
@@ -233,35 +235,36 @@ class NodeSettings(Table):
         ge=0,
         le=1e9,
         description=(
-            "How much this site can compute, beside others, for FedSpaLLM's layer sampling and"
-            " HetLoRA's ranks. 0 measures it at enrolment; then a run does not repeat bit by bit."
+            "Compute capability of this site relative to others, for FedSpaLLM's layer sampling"
+            " and HetLoRA's ranks. 0: measured at enrolment; the run then does not repeat bit by"
+            " bit."
         ),
     )
     hold_replies: Literal["", "tensors", "all"] = Field(
         "",
         description=(
-            "Which replies wait in the state directory until an officer releases them (`espalier"
-            " release`): `tensors`, those that carry tensors; `all`, those with numbers too"
-            " (evaluations, times). Empty: none. Not in simulation."
+            "Replies that wait in the state directory for approval (`espalier release`):"
+            " `tensors`, those that contain tensors; `all`, also those with numbers (evaluations,"
+            " times). Empty: none. Not in a simulation."
         ),
     )
     keep_days: int = Field(
-        30, ge=1, description="Days after which private state that was not touched is removed."
+        30, ge=1, description="Days after which unused private state is removed."
     )
     device: Literal["", "auto", "cpu", "cuda"] = Field(
-        "", description="Where this site computes; empty: as the run says."
+        "", description="Device of this site; empty: as the run says."
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of this site; 0: as the run says."
     )
     activations: Literal["", "memory", "disk"] = Field(
-        "", description="Where this site keeps hidden states; empty: as the run says."
+        "", description="Storage of hidden states at this site; empty: as the run says."
     )
     keep_model: bool = Field(
         True,
         description=(
-            "Whether a process that stays (`espalier node`, a simulation's worker) keeps the model"
-            " that it trained last in memory, on the device where it was, for the next message."
+            "Keep the model that was trained last in memory, on its device, for the next message,"
+            " in a process that stays (`espalier node`, a simulation's worker)."
         ),
     )
 

@@ -11,8 +11,7 @@ class PersonalModelSettings(MethodSettings):
     keep_models: bool = Field(
         True,
         description=(
-            "Every client writes its smaller model when the rounds are over: in simulation to"
-            " `clients/` in the run directory, a real site to its `models-dir`, if its owner names"
-            " one."
+            "Each client writes its smaller model after the rounds: in a simulation to `clients/`"
+            " in the run directory, at a real site to its `models-dir`, if its owner names one."
         ),
     )

@@ -14,14 +14,15 @@ class PruningSettings(MethodSettings):
         gt=0,
         lt=1,
         description=(
-            "Share of each comparison group that is pruned, exactly `int(size * sparsity)` weights."
+            "Fraction of each comparison group that is pruned, exactly `int(size * sparsity)`"
+            " weights."
         ),
     )
     pattern: Pattern = Field(
         "",
         description=(
-            "`2:4` keeps 2 of every 4 weights of a row, in place of sparsity and comparison groups;"
-            " any n:m."
+            "n:m pattern in place of sparsity and comparison groups; `2:4` keeps 2 of every 4"
+            " weights of a row."
         ),
     )
 

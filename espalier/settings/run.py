@@ -57,59 +57,61 @@ class DataSettings(Table):
     source: Literal["documentation", "code", "text", "jsonl", "hub"] = Field(
         "documentation",
         description=(
-            "Where a client's text comes from: parts of Python's documentation, source code of"
-            " Python's standard library without docstrings (the demo model was not trained on it),"
-            " a text file, JSON Lines, or a dataset of the Hugging Face hub (needs the extra"
-            " `hub`). A site of a deployment reads what its own configuration names instead."
+            "Source of a client's text: `documentation` (parts of Python's documentation), `code`"
+            " (source code of Python's standard library without docstrings, on which the demo model"
+            " was not trained), `text` (a text file), `jsonl` (JSON Lines) or `hub` (a dataset of"
+            " the Hugging Face hub; needs the extra `hub`). A site of a deployment reads the data"
+            " that its own configuration names instead."
         ),
     )
     path: str = Field(
         "",
         description=(
-            "File or directory, or with `hub` the name of a dataset (empty: the task's own)."
-            " `{client}` stands for the client's number; without it one file is dealt out to the"
-            " clients."
+            "File or directory, or with `hub` the name of a dataset (empty: the task's own"
+            " dataset). `{client}` stands for the client's number; without it one file is"
+            " distributed over the clients."
         ),
     )
     field: str = Field("text", min_length=1, description="Field of a record that holds the text.")
-    hub_config: str = Field("", description="Configuration of the Hugging Face dataset.")
+    hub_config: str = Field("", description="Configuration name of the Hugging Face dataset.")
     hub_split: str = Field(
         "",
         description=(
-            "Split of the Hugging Face dataset; empty: `train` for text, for a task its own"
-            " training split."
+            "Split of the Hugging Face dataset. Empty: `train` for text, and the task's own"
+            " training split for a task."
         ),
     )
     partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
         "iid",
         description=(
-            "How one file is dealt out to simulated clients: evenly at random, by the value of a"
-            " field, unevenly by label (Dirichlet) or in size, or with `by-file` a file of the"
-            " directory to each."
+            "Distribution of one file over simulated clients: `iid` (evenly at random), `by-file`"
+            " (one file of the directory per client), `by-field` (whole labels), `dirichlet`"
+            " (uneven labels) or `quantity` (uneven sizes)."
         ),
     )
     partition_field: str = Field(
         "",
         description=(
-            "Field that labels a record, for `by-field` and `dirichlet` of text; a task has labels"
-            " of its own."
+            "Field that labels a record of text, for `by-field` and `dirichlet`; a task has its"
+            " own labels."
         ),
     )
     alpha: float = Field(
         0.5,
         gt=0,
         description=(
-            "Evenness of `dirichlet` and `quantity` shares; small values give uneven shares."
+            "Evenness of the distribution with `dirichlet` and `quantity`; smaller values are more"
+            " uneven."
         ),
     )
     windows: int = Field(
-        8, ge=1, description="Calibration windows per client, of methods that prune."
+        8, ge=1, description="Number of calibration samples per client, for methods that prune."
     )
     window_tokens: int = Field(
         256,
         ge=2,
         description=(
-            "Tokens per window of a client's text, at most as many as the model has positions."
+            "Tokens per sample of a client's text; at most the model's number of positions."
         ),
     )
 
@@ -122,51 +124,54 @@ class EvaluationSettings(Table):
     texts: str = Field(
         "documentation",
         description=(
-            "Public texts on which models are compared, comma-separated, at most 16:"
-            " `documentation` and `code` (a tenth of the passages, which no client holds), or"
-            " `name=path`, which reads a text file."
+            "Evaluation texts on which models are compared, comma-separated, at most 16:"
+            " `documentation` and `code` (10% of the passages, which no client has), or `name=path`"
+            " for a text file."
         ),
     )
-    window_tokens: int = Field(256, ge=2, description="Tokens per evaluation window.")
-    max_windows: int = Field(48, ge=0, description="Windows per public text; 0 takes all.")
+    window_tokens: int = Field(256, ge=2, description="Tokens per sample of an evaluation text.")
+    max_windows: int = Field(
+        48, ge=0, description="Maximum number of samples per evaluation text; 0: all."
+    )
     baselines: bool = Field(
         True,
         description=(
-            "Compare the result with what clients get alone and with pooled data. `false` leaves"
-            " both out, as `local-only = false` and `centralized = 'off'` do together; the dense"
-            " model is always measured, and with `sft-p` and `fedspine` clients' own models, which"
-            " are the result."
+            "Compare the result with the local baselines and the centralized baseline. `false`"
+            " leaves both out, like `local-only = false` and `centralized = 'off'` together. The"
+            " dense model is always evaluated, and so are the clients' own models with `sft-p` and"
+            " `fedspine`, because they are the result."
         ),
     )
     local_only: bool = Field(
         True,
         description=(
-            "Clients evaluate the result that they get alone on the public text. With a tuning"
-            " method this takes them another training."
+            "Clients evaluate their local baselines on the evaluation texts. With a tuning method"
+            " this takes them another training."
         ),
     )
     own_text: bool = Field(
         False,
         description=(
-            "Clients also evaluate the dense, their own and the federated model on text of their"
-            " own: a tenth of their passages or items, never used for pruning or training. Only"
-            " mean losses leave them, in which no prediction counts over 20 nats. A site of a"
-            " deployment must allow it, with `own-text` in its configuration."
+            "Clients also evaluate the dense model, their own model and the federated model on"
+            " held-out text of their own: 10% of their passages or items, which are never used for"
+            " pruning or training. Only mean losses leave a client; the loss of each prediction is"
+            " capped at 20 nats. A site of a deployment must allow it with `own-text` in its"
+            " configuration."
         ),
     )
     centralized: Literal["auto", "on", "off"] = Field(
         "auto",
         description=(
-            "Baseline with the data of all clients in one place; `auto`: in simulation only. `on`"
-            " is refused in a deployment."
+            "Compute the centralized baseline, which uses the data of all clients in one place."
+            " `auto`: only in a simulation. `on` is refused in a deployment."
         ),
     )
     every: int = Field(
         0,
         ge=0,
         description=(
-            "After every so many rounds the server measures what they have led to on the public"
-            " texts or items (`rounds.json`); of methods that average adapters. 0: only at the end."
+            "Number of rounds between evaluations at the server on the evaluation texts or test"
+            " items (`rounds.json`), for methods that average adapters; 0: only at the end."
         ),
     )
 
@@ -200,41 +205,47 @@ class RunSettings(Table):
 
     method: str = Field(
         DEFAULT_METHOD,
-        description="What the run does; the method's own settings are in the table of its name.",
+        description="Method of the run; its own settings are in the table with its name.",
     )
     model: str = Field(
         "demo",
         min_length=1,
         description=(
-            "`demo`, or the directory of a model in safetensors: LLaMA, Mistral, Qwen2, Qwen3 or"
-            " OPT; for tuning also BERT or RoBERTa. A model of the Hugging Face hub is downloaded"
-            " first: `hf download owner/name --local-dir name`."
+            "`demo`, or the directory of a model in safetensors format: LLaMA, Mistral, Qwen2,"
+            " Qwen3 or OPT, and for tuning also BERT or RoBERTa. Download a model of the Hugging"
+            " Face hub first: `hf download owner/name --local-dir name`."
         ),
     )
-    seed: int = Field(0, ge=0, description="Every random choice is derived from it.")
+    seed: int = Field(0, ge=0, description="Seed from which every random choice is derived.")
     num_clients: int = Field(
-        8, ge=1, description="Clients that take part: the first of the connected sites, by name."
+        8,
+        ge=1,
+        description=(
+            "Number of clients: the first of the connected sites in the order of their names."
+        ),
     )
     quorum: float = Field(
         0.0,
         ge=0,
         le=1,
         description=(
-            "Share of the clients that must finish a round; 0: half of them in simulation, all of"
-            " them in a deployment."
+            "Fraction of the clients that must finish a round. 0: half of them in a simulation,"
+            " all of them in a deployment."
         ),
     )
     threads: int = Field(
         2,
         ge=1,
         le=1024,
-        description="CPU threads of every process. Another number gives other last bits.",
+        description=(
+            "CPU threads of every process. Another number can change the last bits of results."
+        ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
         description=(
-            "Where tensors are computed; `auto` takes CUDA where there is a device. CUDA was not"
-            " yet run on hardware."
+            "Device for tensor computations; `auto`: CUDA if there is a device. CUDA was not yet"
+            " run on hardware."
         ),
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -247,53 +258,55 @@ class RunSettings(Table):
     activations: Literal["memory", "disk"] = Field(
         "memory",
         description=(
-            "Where the hidden states of the windows are kept between two blocks; `disk`: in a file"
-            " without a name, for windows larger than memory."
+            "Storage of the samples' hidden states between two blocks; `disk`: in an unnamed file,"
+            " for calibration sets that do not fit in memory."
         ),
     )
-    out_dir: str = Field("runs", min_length=1, description="Where run directories are made.")
-    resume_from: str = Field("", description="Directory of an interrupted run to continue.")
+    out_dir: str = Field(
+        "runs", min_length=1, description="Directory in which run directories are created."
+    )
+    resume_from: str = Field("", description="Directory of an interrupted run to resume.")
     part_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
         le=1024**3,
-        description="Largest payload of one message, in bytes.",
+        description="Maximum payload of one message in bytes.",
     )
     site_keys: str = Field(
         "",
         description=(
-            "Directory on the server with the public key of each site, `NAME.key.pub`, as `espalier"
-            " keys` writes it: a node that says a site's name must have its private key (`site-key`"
-            " in its own configuration), and sites that are not there are refused. Empty: names are"
-            " claims. Not in simulation."
+            "Directory on the server with the public key of each site, `NAME.key.pub`, as written"
+            " by `espalier keys`. A node that claims a site's name must have its private key"
+            " (`site-key` in its own configuration), and sites without a public key there are"
+            " refused. Empty: names are not verified. Not in a simulation."
         ),
     )
     enrol_seconds: float = Field(
-        120.0, gt=0, description="How long to wait for another client to connect."
+        120.0, gt=0, description="Seconds to wait for the next client to connect."
     )
     deadline_seconds: float = Field(
-        900.0, gt=0, description="How long one message may take before it is sent again."
+        900.0, gt=0, description="Seconds until a message without a reply is sent again."
     )
-    attempts: int = Field(2, ge=1, description="How often one message is sent.")
+    attempts: int = Field(2, ge=1, description="Maximum number of times that a message is sent.")
     round_seconds: float = Field(
         0.0,
         ge=0,
         description=(
-            "How long a round may take with all its messages; then it ends with the clients that"
-            " have answered, if they are the quorum, and the others are dropped. 0: a day, or ten"
-            " times `deadline-seconds` times `attempts` if that is longer; in simulation without a"
-            " limit."
+            "Maximum duration in seconds of a round with all its messages. Then the round ends"
+            " with the clients that have answered, if they are a quorum, and the others are"
+            " dropped. 0: a day, or ten times `deadline-seconds` times `attempts` if that is"
+            " longer; in a simulation no limit."
         ),
     )
     export_check: Literal["streamed", "transformers"] = Field(
         "streamed",
         description=(
-            "How plain transformers and peft load a result to check it, for every method, at the"
-            " server and at clients that write a model of their own. `streamed`: the weights stay"
-            " in the files, and each module's are read when the module computes, so that models"
-            " larger than memory can be checked; a base model in NF4, which bitsandbytes cannot"
-            " read so, is loaded whole in 4 bits to check an adapter. `transformers`: the whole"
-            " model is in memory."
+            "Loading of a result into plain transformers and peft to check it, for every method,"
+            " at the server and at clients that write a model of their own. `streamed`: the weights"
+            " stay in the files and are read when a module computes, so that models larger than"
+            " memory can be checked. A base model in NF4, which bitsandbytes cannot read this way,"
+            " is loaded whole in 4 bits to check an adapter. `transformers`: the whole model is in"
+            " memory."
         ),
     )
     data: DataSettings = DataSettings()

@@ -14,9 +14,8 @@ class TimedSettings(MethodSettings):
         NONE,
         min_length=1,
         description=(
-            "Devices that the run pretends to have, for `virtual_seconds` in summary and ledger:"
-            " `full`, `low`, `medium` or `high` of `conf/devices`, or a file; `none`: nothing is"
-            " told."
+            "Virtual devices that determine `virtual_seconds` in summary and ledger: `full`,"
+            " `low`, `medium` or `high` of `conf/devices`, or a file. `none`: no virtual times."
         ),
     )
 

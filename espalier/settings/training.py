@@ -37,37 +37,40 @@ class TrainingSettings(Table):
     base: Literal["float32", "bfloat16", "nf4"] = Field(
         "float32",
         description=(
-            "What the frozen base model is held in. `nf4` quantises the blocks' linears to 4 bits"
-            " (needs the extra `nf4`), once per node; they are then read from"
+            "Number format of the frozen base model. `nf4` quantises the blocks' linear layers to"
+            " 4 bits (needs the extra `nf4`), once per node; later they are read from"
             " `<state-dir>/quantised`."
         ),
     )
     double_quantisation: bool = Field(
-        True, description="The constants of the NF4 quantisation are quantised too."
+        True, description="Also quantise the constants of the NF4 quantisation."
     )
-    steps: int = Field(10, ge=1, description="Optimiser steps of a client in a round.")
-    batch_size: int = Field(4, ge=1, description="Sequences of a forward pass.")
-    accumulation: int = Field(1, ge=1, description="Forward passes of an optimiser step.")
+    steps: int = Field(10, ge=1, description="Number of optimiser steps of a client in a round.")
+    batch_size: int = Field(4, ge=1, description="Number of sequences in a forward pass.")
+    accumulation: int = Field(1, ge=1, description="Number of forward passes in an optimiser step.")
     learning_rate: float = Field(
-        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest."
+        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Maximum learning rate of AdamW."
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How the learning rate falls over all rounds together."
+        "constant", description="Schedule of the learning rate over all rounds together."
     )
     warmup_steps: int = Field(
-        0, ge=0, description="Steps over which the learning rate rises at the start of the run."
+        0,
+        ge=0,
+        description="Number of steps at the start of the run in which the learning rate increases.",
     )
     weight_decay: float = Field(
         0.0,
         ge=0,
         description=(
-            "Weight decay of AdamW; times learning rate and steps of a round it is at most 1."
+            "Weight decay of AdamW; its product with the learning rate and the steps of a round is"
+            " at most 1."
         ),
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="First beta of AdamW.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Second beta of AdamW.")
     max_gradient_norm: float = Field(
-        1.0, ge=0, description="Gradients are clipped to this norm, 0.001 or more; 0 leaves them."
+        1.0, ge=0, description="Norm to which gradients are clipped, 0.001 or more; 0: no clipping."
     )
     proximal: float = Field(
         0.0,
@@ -76,7 +79,10 @@ class TrainingSettings(Table):
         description="FedProx: strength of the pull towards the round's global adapters.",
     )
     gradient_checkpointing: bool = Field(
-        False, description="Compute activations again in the backward pass: less memory, more time."
+        False,
+        description=(
+            "Recompute activations in the backward pass, which takes less memory and more time."
+        ),
     )
 
     @field_validator("max_gradient_norm")
