@@ -113,7 +113,7 @@ def _read_with(table: type[Table], key: str) -> str:
         # Methods share rules, so a rule may list values that only another method's key has.
         choices = possible.get(other) or values
         found.append(f"`{other}` is {_one_of([value for value in values if value in choices])}")
-    return f"Read only where {' and '.join(found)}." if found else ""
+    return f"Read only if {' and '.join(found)}." if found else ""
 
 
 def _by_method(table: type[Table], key: str) -> str:
@@ -129,7 +129,7 @@ def _by_method(table: type[Table], key: str) -> str:
     if key == "rounds":
         usual = {method: job.ROUNDS for method, job in readers.items()}
         return (
-            "That is"
+            "The default is"
             f" {'; '.join(f'{rounds} with {_methods(usual, rounds)}' for rounds in sorted(set(usual.values())))}."
         )
     if key != "client-weights":
@@ -141,7 +141,9 @@ def _by_method(table: type[Table], key: str) -> str:
     found = [f"`paper` is {paper}."]
     for value in dict.fromkeys(value for job in readers.values() for value in job.WEIGHTS):
         known = {method: value in job.WEIGHTS for method, job in readers.items()}
-        found += [] if all(known.values()) else [f"`{value}` is for {_methods(known, True)} alone."]
+        found += (
+            [] if all(known.values()) else [f"Only {_methods(known, True)} can have `{value}`."]
+        )
     return " ".join(found)
 
 
