@@ -15,7 +15,7 @@ def read_node_config(text: str) -> dict[str, Any]:
     Raises
     ------
     Mistake
-        Flower could not read the text or would ignore a part of it.
+        Flower could not read the text or would ignore a part.
     """
     from flwr.common.config import parse_config_args
 

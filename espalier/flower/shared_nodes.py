@@ -1,6 +1,6 @@
 """Simulation with fewer nodes than clients, in which each node acts as several clients.
 
-Plain ``flwr run`` simulates two nodes by default, whatever the app's settings are. The ServerApp
+Plain ``flwr run`` simulates two nodes by default, independent of the app's settings. The ServerApp
 sees as many nodes as there are clients. Each message contains a record with the client for which
 the node acts, and the simulated node removes that record (``client_app.simulated``). A real node
 does not know the record and refuses the message.

@@ -15,7 +15,7 @@ from espalier.settings.mistakes import Mistake
 
 
 def installed_app() -> Path:
-    """Return the directory of the installed app, whatever the current directory contains.
+    """Return the directory of the installed app, ignoring the current directory.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def find_app(given: str | None) -> Path:
     Raises
     ------
     Mistake
-        None of them contains the app.
+        No candidate contains the app.
     """
     return _first_app([Path(given)] if given else [Path.cwd(), *_installed()])
 

@@ -1,4 +1,4 @@
-"""Commands that end with this process, whatever ends it (see ``keeper``)."""
+"""Commands that end with this process, even if it is killed (see ``keeper``)."""
 
 import os
 import secrets

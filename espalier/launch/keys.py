@@ -240,7 +240,7 @@ def _make_pair(keys: Keys, name: str) -> None:
 
 
 def _hand_on(file: Path, to: Path) -> None:
-    """Copy a public file to a place where it is missing.
+    """Copy a public file unless it exists already.
 
     A certificate of another authority is replaced.
     """

@@ -1,6 +1,6 @@
 """Generator of the block of pyproject.toml that holds a run's default settings.
 
-Flower accepts only keys that pyproject.toml declares, so the block lists all of them.
+Flower accepts only keys that pyproject.toml declares, so the block lists all keys.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Settings that methods share which run in rounds and average the clients' updates."""
+"""Settings shared by methods that run in rounds and average the clients' updates."""
 
 from typing import ClassVar, Literal
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AdapterAveraging(MethodSettings):
-    """Settings and properties that methods share which average adapters."""
+    """Settings and properties shared by all methods that average adapters."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
@@ -77,7 +77,7 @@ class AdapterAveraging(MethodSettings):
     def delivers_differences(self, federation: FederationSettings) -> bool:
         """Return whether the server sends the change of the global adapters since the first ones.
 
-        Every client makes the first adapters itself. With the SVD nothing of them is left in the
+        Every client makes the first adapters itself. With the SVD nothing of these is left in the
         factors, which are smaller than the difference and are sent themselves.
         """
         return federation.sends_differences and not self.averages_updates

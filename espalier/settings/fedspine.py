@@ -227,7 +227,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         return True
 
     def usual_rank(self, lora: LoraSettings) -> int:
-        """Return the rank that is used if none is chosen."""
+        """Return the rank for devices whose rank is not chosen."""
         return self.rank or lora.largest_rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:

@@ -1,4 +1,4 @@
-"""Settings that methods share which prune single weights (unstructured or n:m)."""
+"""Settings shared by methods that prune single weights (unstructured or n:m)."""
 
 from pydantic import Field
 

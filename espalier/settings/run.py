@@ -360,7 +360,7 @@ class RunSettings(Table):
         )
 
     def with_quorum(self, *, simulation: bool) -> "RunSettings":
-        """Return these settings with the default quorum if they name none.
+        """Return these settings with the default quorum if they do not set one.
 
         The default is half of the clients in a simulation and all of them in a deployment.
         """
@@ -488,7 +488,7 @@ def _contradictions(nested: Mapping[str, Any]) -> list[str]:
 
 
 def concerns(key: str, method: Any) -> bool:
-    """Return whether a method reads a table or a key of it.
+    """Return whether a method reads a table or its keys.
 
     A key whose table belongs to no method concerns all methods.
     """

@@ -1,4 +1,4 @@
-"""Settings that methods share which produce a smaller model: output format and pruning ratio."""
+"""Settings shared by methods that produce a smaller model: output format and pruning ratio."""
 
 from typing import Literal
 

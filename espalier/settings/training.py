@@ -16,7 +16,7 @@ value would not be normalised, so the update would reveal its magnitude.
 MOST_LEARNING_RATE = 0.1
 """Maximum learning rate.
 
-An AdamW step changes a parameter by about the learning rate, whatever the gradient is. Above this
+An AdamW step changes a parameter by about the learning rate, independent of the gradient. Above this
 value the first step destroys any adapter, and the other sequences of the round have no effect.
 """
 MOST_DECAYED = 1.0
