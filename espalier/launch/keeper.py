@@ -3,7 +3,7 @@
     python keeper.py FOLDER SECONDS COMMAND ...
 
 Its standard input is a pipe whose other end only the parent holds, so the kernel reports the
-parent's end, whatever its cause. The keeper also ends everything when the command itself ends. It
+parent's end, for every cause. The keeper also ends everything when the command itself ends. It
 finds descendants of the command in two ways. On Linux this process adopts descendants whose parents
 died, so they remain its descendants in any session (Ray's processes have their own). On all
 systems, descendants inherit a token in their environment.

@@ -16,8 +16,8 @@ value would not be normalised, so the update would reveal its magnitude.
 MOST_LEARNING_RATE = 0.1
 """Maximum learning rate.
 
-An AdamW step changes a parameter by about the learning rate, independent of the gradient. Above this
-value the first step destroys any adapter, and the other sequences of the round have no effect.
+An AdamW step changes a parameter by about the learning rate, independent of the gradient. Above
+this value the first step destroys any adapter, and the other sequences of the round have no effect.
 """
 MOST_DECAYED = 1.0
 """Maximum of learning rate times weight decay times steps of a round.
