@@ -158,7 +158,7 @@ class LoraSettings(Table):
         """Return the factor of ``B A`` for one matrix.
 
         It is ``alpha / rank`` of the matrix if ``alpha-pattern`` names it, otherwise that of the
-        table. So a different rank by itself does not change the strength of an adapter, which is the
+        table. So a different rank does not change the strength of an adapter, which is the
         paper's reason for ``alpha / rank``.
         """
         alpha = _of_pattern(self.alpha_pattern, block, linear)
