@@ -1,7 +1,7 @@
-"""The health of a container, by its processes: ends with 0 if all is well.
+"""Health check of a container by its processes; ends with exit code 0 if all is well.
 
 python health.py superlink PORT [PORT ...]    the SuperLink listens on these ports
-python health.py site PORT                    the SuperNode has a connection to this port of its server
+python health.py site PORT                    the SuperNode is connected to this server port
 """
 
 import sys
@@ -13,7 +13,7 @@ PROGRAMS = {"superlink": "flower-superlink", "site": "espalier.flower.supernode"
 
 
 def is_healthy(kind: str, ports: set[int]) -> bool:
-    """Return True if a process of this kind has sockets at all of these ports."""
+    """Return True if processes of this kind have sockets at all of these ports."""
     found: set[int] = set()
     for process in psutil.process_iter(["cmdline"]):
         if any(word.endswith(PROGRAMS[kind]) for word in process.info["cmdline"] or ()):

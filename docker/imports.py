@@ -1,4 +1,4 @@
-"""Import the libraries that a SuperLink, a node or a run imports, so that their bytecode lies in the image."""
+"""Import the libraries of SuperLink, node and run, so that the image contains their bytecode."""
 
 import importlib
 

@@ -1,9 +1,9 @@
-"""Print the distributions that an image needs: those of pyproject.toml, without what only a simulation takes.
+"""Print the distributions that an image needs: those of pyproject.toml without simulation.
 
     python requirements.py pyproject.toml [EXTRA ...]
 
-Ray (the extra `simulation` of Flower) starts simulated clients. A deployment has real ones, so an image is installed
-without it.
+Ray (Flower's extra `simulation`) runs simulated clients. A deployment has real ones, so an image
+does not contain it.
 """
 
 import sys
@@ -14,7 +14,7 @@ SIMULATION = "[simulation]"
 
 
 def requirements(project: Path, extras: list[str]) -> list[str]:
-    """Return the requirements of a project and of some of its extras, without those for simulations."""
+    """Return the requirements of a project and some of its extras, without simulation."""
     table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     wanted = [*table["dependencies"]]
     for extra in extras:

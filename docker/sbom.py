@@ -1,9 +1,10 @@
-"""Print an SBOM of this image in CycloneDX's JSON: the Python distributions of an environment, and Debian's packages.
+"""Print an SBOM of this image in CycloneDX JSON: Python distributions and Debian packages.
 
     python sbom.py ENVIRONMENT-PYTHON
 
-``cyclonedx-py`` (the package cyclonedx-bom, beside this Python) reads the distributions; ``dpkg-query`` names the packages.
-Does not cover: libraries that a wheel carries inside, as those of torch do.
+``cyclonedx-py`` (of the package cyclonedx-bom, next to this Python) reads the distributions, and
+``dpkg-query`` lists the packages.
+Does not cover: libraries inside a wheel, such as those in torch.
 """
 
 import json
@@ -31,7 +32,12 @@ def distributions(python: str) -> dict[str, Any]:
 
 
 def debian_packages(listed: str) -> list[dict[str, str]]:
-    """Return components of the SBOM for a list of Debian packages: name, version and architecture, parted by tabs."""
+    """Return SBOM components for a list of Debian packages.
+
+    Parameters
+    ----------
+    listed : lines with name, version and architecture, separated by tabs
+    """
     found = []
     for line in listed.splitlines():
         name, version, architecture = line.split("\t")

@@ -1,15 +1,16 @@
-"""A site in a container: makes its own key, hands the public half to the server, and becomes a warm SuperNode.
+"""A site in a container: makes its key pair, sends the public key to the server and runs a node.
 
     python site.py NAME SUPERLINK [KEY=VALUE ...]    further settings are those of --node-config
 
 Folders:
 
-    site      the private key and the site's state; the site's only
-    outbox    NAME.key.pub: what the server reads
-    public    ca.crt and sites/NAME.key.pub: what the server hands out
+    site      the private key and the site's state; only for the site
+    outbox    NAME.key.pub: read by the server
+    public    ca.crt and sites/NAME.key.pub: published by the server
 
-Covers: the private key is made here and is never outside of ``site``. What is there already is kept, so the container can be
-started again at any time. Does not cover: whether ``ca.crt`` is the server's; here whoever can write that volume says so.
+Covers: the private key is made here and never leaves ``site``. Existing files are kept, so the
+container can be restarted at any time.
+Does not cover: authenticity of ``ca.crt``. Everybody who can write to that volume can replace it.
 """
 
 import argparse
@@ -24,7 +25,7 @@ POLL_SECONDS = 1.0
 
 
 def main(given: argparse.Namespace) -> None:
-    """Prepare the keys, wait until the server has registered them, and go on as ``espalier node``."""
+    """Prepare the keys, wait until the server has registered them, and become ``espalier node``."""
     keys = given.site / "keys"
     if not keys.exists():
         make_key(given.name, keys)
@@ -55,11 +56,12 @@ def main(given: argparse.Namespace) -> None:
         str(given.public / "ca.crt"),
     ]
     command += ["--auth-supernode-private-key", str(key), "--node-config", " ".join(own)]
+    # The node replaces this process, so that it receives the container's signals.
     os.execvp(command[0], command)
 
 
 def make_key(name: str, keys: Path) -> None:
-    """Make a pair of keys, both or none."""
+    """Make a key pair atomically."""
     folder = tempfile.mkdtemp(dir=keys.parent)
     subprocess.run(
         ["espalier", "keys", folder, "--site", name], check=True, stdout=subprocess.DEVNULL
@@ -68,14 +70,14 @@ def make_key(name: str, keys: Path) -> None:
 
 
 def hand_in(data: bytes, file: Path) -> None:
-    """Write a file that the server reads: whole or not at all."""
+    """Write a file that the server reads, atomically."""
     new = file.with_name(f".{file.name}.new")
     new.write_bytes(data)
     os.replace(new, file)
 
 
 def holds(file: Path, data: bytes) -> bool:
-    """Return True if a file is there with these bytes."""
+    """Return True if a file exists with exactly these bytes."""
     try:
         return file.read_bytes() == data
     except OSError:
@@ -83,7 +85,7 @@ def holds(file: Path, data: bytes) -> bool:
 
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,16 +1,17 @@
-"""The server in a container: makes its own keys, starts a SuperLink with TLS, and registers the sites that it was told of.
+"""The server in a container: makes its keys, runs a SuperLink with TLS and registers named sites.
 
-    python superlink.py HOST SITE [SITE ...] -- OPTION [OPTION ...]    the options of flower-superlink
+    python superlink.py HOST SITE [SITE ...] -- OPTION [OPTION ...]    options of flower-superlink
 
-``HOST`` is the name by which sites reach it. Folders:
+``HOST`` is the name by which sites reach the server. Folders:
 
-    keys      the authority and the server's private key; the server's only
-    public    ca.crt, and sites/NAME.key.pub of each registered site; for everybody to read
-    sites     NAME/NAME.key.pub: what each site hands in
+    keys      the authority and the server's private key; only for the server
+    public    ca.crt, and sites/NAME.key.pub of each registered site; readable by everybody
+    sites     NAME/NAME.key.pub: sent by each site
 
-Covers: a private key of a site is never here. The first key that comes under a name stays that name's. What is there already is
-kept, so the container can be started again at any time. Does not cover: who handed in that first key. Here it is whoever can
-write the site's volume; on other machines compare fingerprints (docs/deployment.md).
+Covers: a site's private key is never here. The first key under a name stays the key of that name.
+Existing files are kept, so the container can be restarted at any time.
+Does not cover: authenticity of that first key. Everybody who can write to the site's volume can
+place it. On other machines compare fingerprints (docs/deployment.md).
 """
 
 import argparse
@@ -28,34 +29,34 @@ from pathlib import Path
 
 CONNECTION = '[superlink.here]\naddress = "{address}"\nroot-certificates = "{certificate}"\n'
 KNOWN = "already in use"
-"""What Flower says of a key that is registered."""
+"""Text in Flower's answer for a key that is already registered."""
 POLL_SECONDS = 1.0
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
-"""Seconds until a key that was not registered is tried again; the pause doubles each time."""
+"""Minimum and maximum seconds until a failed registration is repeated; doubled each time."""
 
 
 @dataclass
 class Register:
-    """The sites' keys, from their folders to the SuperLink.
+    """Registration of the sites' keys at the SuperLink.
 
     Parameters
     ----------
     address : ``host:port`` of the Control API
-    public : folder of what everybody may read
-    sites : folder of what the sites hand in
+    public : folder that everybody may read
+    sites : folder with the keys that the sites send
     """
 
     address: str
     public: Path
     sites: Path
     _settled: dict[str, bytes] = field(default_factory=dict)
-    """Keys that need nothing more while this program runs, by site."""
+    """Keys that are registered or refused for good while this program runs, by site."""
     _failed: dict[str, tuple[bytes, str, float, float]] = field(default_factory=dict)
-    """Keys that were not registered: the key, the reason, when it is tried again, and the pause before that."""
+    """Keys whose registration failed, by site: key, reason, time of the next try, pause."""
 
     def look(self, name: str, now: float) -> None:
-        """Register a site's key if one has come; ``now`` in seconds."""
+        """Register a site's key if a new one has arrived; ``now`` in seconds."""
         try:
             key = (self.sites / name / f"{name}.key.pub").read_bytes()
         except OSError:
@@ -81,8 +82,9 @@ class Register:
             self._settled[name] = key
 
     def _refused(self, name: str, key: bytes) -> str:
-        """Register a key; returns Flower's reason if it does not take it. A key that it knows is no failure."""
+        """Register a key and return Flower's reason if it refuses; a known key is accepted."""
         with tempfile.TemporaryDirectory() as home:
+            # A home of its own for each call, so that no other connections are configured.
             certificate = (self.public / "ca.crt").absolute()
             (Path(home) / "config.toml").write_text(
                 CONNECTION.format(address=self.address, certificate=certificate)
@@ -105,7 +107,7 @@ class Register:
 
 
 def main(arguments: argparse.Namespace, options: list[str]) -> int:
-    """Serve until the SuperLink ends; returns its exit code."""
+    """Run until the SuperLink ends, and return its exit code."""
     keys = arguments.keys / "federation"
     if not keys.exists():
         make_keys(arguments.host, keys)
@@ -135,7 +137,7 @@ def main(arguments: argparse.Namespace, options: list[str]) -> int:
 
 
 def make_keys(host: str, keys: Path) -> None:
-    """Make an authority and a certificate of the server, all of it or nothing."""
+    """Make an authority and a certificate of the server atomically."""
     folder = tempfile.mkdtemp(dir=keys.parent)
     subprocess.run(
         ["espalier", "keys", folder, "--server", host], check=True, stdout=subprocess.DEVNULL
@@ -144,7 +146,7 @@ def make_keys(host: str, keys: Path) -> None:
 
 
 def publish(data: bytes, file: Path) -> None:
-    """Write a file that others read: whole or not at all."""
+    """Write a file that others read, atomically."""
     file.parent.mkdir(exist_ok=True)
     new = file.with_name(f".{file.name}.new")
     new.write_bytes(data)
@@ -152,19 +154,19 @@ def publish(data: bytes, file: Path) -> None:
 
 
 def listens(address: str) -> bool:
-    """Return True if somebody listens at ``host:port``."""
+    """Return True if a server listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
 
 
 def say(line: str) -> None:
-    """Print a line of this program's own to the container's log."""
+    """Print a line to the container's log."""
     print(f"espalier: {line}", file=sys.stderr, flush=True)
 
 
 def read_arguments(words: list[str]) -> argparse.Namespace:
-    """Read what stands before ``--``."""
+    """Parse the arguments before ``--``."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

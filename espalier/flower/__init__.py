@@ -1,5 +1,6 @@
-"""Knowledge of Flower beyond its public interface: command lines, grids, tasks of a SuperNode, logs, installed bundles.
+"""Code that depends on Flower beyond its public interface.
 
-Supported are Flower 1.39 to 1.42. No other package imports private parts of Flower; its public interface, ``flwr.app``,
-``flwr.serverapp`` and ``flwr.clientapp``, is imported everywhere.
+It covers command lines, grids, tasks and logs of a SuperNode, and installed bundles. Flower 1.39 to
+1.42 are supported. No other package imports private parts of Flower. Its public interface
+(``flwr.app``, ``flwr.serverapp`` and ``flwr.clientapp``) is imported everywhere.
 """

@@ -1,10 +1,12 @@
-"""A check of who can reach a SuperLink's Control API.
+"""Check of who can reach a SuperLink's Control API.
 
-Whoever reaches it starts runs, sends programs to the sites, and registers keys; it asks nobody who they are. So it belongs on
-the loopback address. From Flower 1.40 on it shares its port with what sites need, and a reverse proxy has to keep them apart.
+The Control API starts runs, sends programs to the sites and registers keys, without authentication.
+So it belongs on the loopback address. From Flower 1.40 on it shares its port with the API that
+sites need, so a reverse proxy has to separate them.
 
-Covers: a Control API that listens on another address of this machine; one that answers at the address that a site is given.
-Does not cover: what networks let through between other machines.
+Covers: a Control API that listens on another address of this machine, and one that answers at the
+address that a site uses.
+Does not cover: traffic that networks allow between other machines.
 """
 
 import ipaddress
@@ -17,18 +19,19 @@ import psutil
 from espalier.flower.version import sites_share_port
 
 SECONDS = 2.0
-"""Time in which a connection is made, or counts as refused."""
+"""Seconds for a connection; after that it counts as refused."""
 PATH = "/v1/control/list-runs"
 REFUSED = (403, 404)
-"""Statuses with which a reverse proxy, or an API that is not there, answers."""
+"""Status codes of a reverse proxy, or of a server without this API."""
 
 
 def listens_elsewhere(address: str) -> list[str]:
-    """Return addresses beside the loopback one at which somebody listens on a SuperLink's port.
+    """Return the non-loopback addresses at which a SuperLink's port accepts connections.
 
     Parameters
     ----------
-    address : host:port at which the SuperLink was given. A host that is not this machine's loopback is one of them by itself.
+    address : ``host:port`` given for the SuperLink; if the host is not this machine's loopback, it
+        is the result
     """
     host, _, port = address.rpartition(":")
     if not _is_loopback(host):
@@ -41,8 +44,8 @@ def answers(superlink: str, root_certificates: str | None) -> bool:
 
     Parameters
     ----------
-    superlink : host:port
-    root_certificates : file by which its certificate is checked; None: no TLS
+    superlink : ``host:port``
+    root_certificates : file with which its certificate is verified; None: no TLS
     """
     import httpx
 
@@ -52,13 +55,14 @@ def answers(superlink: str, root_certificates: str | None) -> bool:
     try:
         with httpx.Client(verify=verify, timeout=SECONDS, trust_env=False) as client:
             status = client.post(f"{scheme}://{superlink}{PATH}", content=b"").status_code
-    except (httpx.HTTPError, OSError):  # gRPC, or nobody
+    except (httpx.HTTPError, OSError):
+        # The server speaks gRPC, or there is none.
         return False
     return status not in REFUSED
 
 
 def warn_of_open_control_api(address: str) -> None:
-    """Print a warning if the Control API to which a run is handed can be reached from another machine."""
+    """Print a warning if the Control API used for a run can be reached from another machine."""
     if elsewhere := listens_elsewhere(address):
         print(
             "espalier: warning: the SuperLink's Control API can be reached at"
@@ -70,7 +74,7 @@ def warn_of_open_control_api(address: str) -> None:
 
 
 def warn_of_answering_control_api(superlink: str, root_certificates: str | None) -> None:
-    """Print a warning if runs can be started at the address that a site is given."""
+    """Print a warning if runs can be started at the address that a site uses."""
     if answers(superlink, root_certificates):
         print(
             f"espalier: warning: {superlink}, where this site connects, also takes runs, from"

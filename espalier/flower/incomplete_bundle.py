@@ -1,9 +1,10 @@
-"""Runs that failed because Flower had installed their program only in part, and a bundle that is installed elsewhere.
+"""Runs that failed because Flower installed their program only in part, and their repetition.
 
-Flower installs a bundle into ``apps/<publisher>.<name>.<version>.<hash>`` of the machine's ``FLWR_HOME``, file by file, and
-takes a directory that is there for complete. So of two runs that are submitted at the same time one may find half a program,
-and so does every later run where an installation was interrupted. The command that submits has no access to other machines'
-directories; but a bundle with another hash is installed anew, on the SuperLink's machine and on all nodes.
+Flower installs a bundle into ``apps/<publisher>.<name>.<version>.<hash>`` in the machine's
+``FLWR_HOME``, file by file, and takes an existing directory for complete. If two runs are submitted
+at the same time, one may find half a program. So does every later run after an interrupted
+installation. The submitting command cannot access the directories of other machines. But a bundle
+with another hash is installed again, on the SuperLink's machine and on all nodes.
 """
 
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 from espalier.settings.mistakes import NOT_LOADED
 
 FOLDER = re.compile(r"/[^\"'\n]*/apps/espalier\.espalier\.[0-9.]+\.[0-9a-f]{8}\b")
-"""Path of a bundle that Flower has installed."""
+"""Pattern of the path of an installed bundle."""
 ROOM = "(client_app|server_app|strategies|espalier|pruning_kernels)"
 FAULTS = re.compile(
     rf"{re.escape(NOT_LOADED)}|Unable to load (module|attribute) |Cannot find pyproject\.toml in"
@@ -25,16 +26,19 @@ FAULTS = re.compile(
     r"|^(SyntaxError|IndentationError): ",
     re.MULTILINE,
 )
-"""Lines in the log of a run whose program was installed only in part."""
+"""Pattern of log lines of a run whose program was installed only in part."""
 
 
 def is_incomplete(log: str) -> bool:
-    """Return whether a failed run's log says that its program could not be loaded, on the server or at a node."""
+    """Return whether the log of a failed run shows that its program could not be loaded.
+
+    The server or a node may have failed to load it.
+    """
     return FAULTS.search(log) is not None
 
 
 def where_to_mend(log: str) -> str:
-    """The directory that is to be removed for other runs of the same bundle."""
+    """Return the directory to remove, so that other runs can use the same bundle."""
     found = FOLDER.search(log)
     return (
         found[0]
@@ -44,11 +48,12 @@ def where_to_mend(log: str) -> str:
 
 
 def unshared_app(app: Path, folder: Path) -> Path:
-    """Copy the app into a directory below ``folder``, so that Flower makes a bundle of it that is like no other.
+    """Copy the app into a directory below ``folder``, so that its bundle gets a unique hash.
 
     Returns
     -------
-    The copy's directory. Its program is the same; only a table of pyproject.toml that nothing reads is new.
+    Directory of the copy. Its program is the same. Only a table in pyproject.toml is added, which
+    no program reads.
     """
     copy = folder / f"app-{secrets.token_hex(4)}"
     project = (app / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Recognition of nodes that could not load the run's program.
+"""Detection of nodes that could not load the run's program.
 
-Flower installs a run's bundle into a directory named by the bundle's hash, file by file, and whoever finds that directory takes
-it for complete. Two runs that begin at the same time may so meet half a program; and half a program stays where an installation
-was interrupted, until somebody removes the directory.
+Flower installs a run's bundle file by file into a directory named by the bundle's hash, and takes
+an existing directory for complete. Two runs that begin at the same time may therefore find half a
+program. After an interrupted installation half a program remains until somebody removes the
+directory.
 """
 
 import re
@@ -16,13 +17,13 @@ from espalier.settings.mistakes import NOT_LOADED
 FAULTS = re.compile(
     r"^<class '(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|FileNotFoundError)'>"
 )
-"""Beginning of Flower's error for a ClientApp that fails at import; our handlers raise nothing."""
+"""Pattern of Flower's error for a ClientApp that fails at import; our handlers never raise."""
 TRIES = 3
-"""Attempts for a node that could not load the program: another run may be installing it."""
+"""Attempts for a node that could not load the program, which another run may be installing."""
 
 
 def could_not_load(reply: Message) -> bool:
-    """Return whether Flower says in place of an answer that the node's ClientApp was not loaded."""
+    """Return whether Flower's reply reports that the node could not load the ClientApp."""
     if reply.has_content():
         return False
     raised = reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -32,7 +33,10 @@ def could_not_load(reply: Message) -> bool:
 
 
 def load_remedy() -> str:
-    """Say what to remove at such a node; its copy lies in a directory of the same name as the server's."""
+    """Return the error text with the directory to remove at such a node.
+
+    The node's copy is in a directory with the same name as the server's.
+    """
     name = Path(__file__).parent.parent.parent.name
     folder = name if name.startswith("espalier.espalier.") else "espalier.espalier.*"
     return (

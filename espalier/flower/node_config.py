@@ -1,4 +1,4 @@
-"""Reading of ``flower-supernode --node-config``, as Flower reads it, but with an error where Flower would be silent."""
+"""Parser of ``flower-supernode --node-config`` that refuses what Flower silently ignores."""
 
 import re
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 from espalier.settings.mistakes import Mistake
 
 PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")
-"""What Flower takes for a key and its value; it passes over everything else without a word."""
+"""Pattern of what Flower takes for a key and its value; it ignores everything else."""
 
 
 def read_node_config(text: str) -> dict[str, Any]:
-    """Keys and values of ``flower-supernode --node-config``, read as Flower reads them: pairs, or the name of a TOML file.
+    """Return the keys and values of ``--node-config``: pairs, or the name of a TOML file.
 
     Raises
     ------
     Mistake
-        Flower could not read it, or would pass over a part of it.
+        Flower could not read the text or would ignore a part.
     """
     from flwr.common.config import parse_config_args
 
@@ -31,7 +31,8 @@ def read_node_config(text: str) -> dict[str, Any]:
             f"node-config: {text}: cannot be read ({error.strerror}); name a TOML file, or give"
             " key=value pairs"
         ) from None
-    except Exception:  # of the library that Flower reads it with
+    except Exception:
+        # The library that Flower uses may raise any exception.
         raise Mistake(
             f"node-config: {text!r}: Flower cannot read it; a value is a number, true, false or a"
             " string in its own quotes, for instance 'site=\"hospital-a\" windows=16'"

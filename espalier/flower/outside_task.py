@@ -1,4 +1,4 @@
-"""Messages in programs that Flower did not start: tests and measurements that play all nodes themselves."""
+"""Messages in programs that Flower did not start: tests and benchmarks that run all nodes."""
 
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -6,12 +6,14 @@ RUN_ID = 1
 
 
 def play_task() -> None:
-    """Let this process make messages, as a task of run 1; one that is a task already stays it.
+    """Let this process create messages as if it were a task of run 1, unless it is a task already.
 
-    A ``Message`` notes the run of the task in which it is made, and raises RuntimeError where there is none.
+    A ``Message`` records the run of the task that creates it, and raises RuntimeError without a
+    task.
     """
     try:
-        TaskIdentity.run_id  # noqa: B018  # raises where none is set
+        # The access raises if no run is set.
+        TaskIdentity.run_id  # noqa: B018
     except RuntimeError:
         TaskIdentity.task_id = TaskIdentity.run_id = RUN_ID
         TaskIdentity.node_id = 0

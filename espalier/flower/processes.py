@@ -1,7 +1,8 @@
-"""Knowledge of Flower's processes on this machine: the SuperLink that started this one, and who submits runs to it.
+"""Flower's processes on this machine: the SuperLink that started this one, and its submitters.
 
-Linux tells it: ``/proc`` has the words of every process and the user of every connection, and of one's own processes also the
-directory, the environment and which connections are theirs. Elsewhere nothing is found.
+The information comes from ``/proc`` on Linux. It has the command line of every process and the user
+of every connection, and for processes of the same user also the directory, the environment and the
+sockets. On other systems nothing is found.
 """
 
 import os
@@ -20,33 +21,39 @@ OPTIONS_WITH_VALUE = ("--run-config", "-c", "--federation-config", "--federation
 PROC = Path("/proc")
 ESTABLISHED = "01"
 LOOPBACK_ENDS = ("0100007F", "01000000")
-"""Endings of 127.0.0.1, also as a mapped address, and ::1 in the tables of connections."""
+"""Ends of loopback addresses in the connection tables: 127.0.0.1, its IPv6 form, and ::1."""
 
 
 @dataclass(frozen=True)
 class LocalSuperLink:
-    """A SuperLink that listens to this machine only."""
+    """SuperLink that listens only on the loopback address."""
 
     pid: int
     port: int
     """Port of its Control API."""
     program: Path
-    """File of the command that runs it."""
+    """Executable that runs it."""
 
 
 @dataclass(frozen=True)
 class Submitter:
-    """A process that is connected to a SuperLink's Control API."""
+    """Process with a connection to a SuperLink's Control API."""
 
     user: int
     app: Path | None = None
-    """Directory of the app that its ``flwr run`` names; None: not known, as of other users' processes."""
+    """Directory of the app that its ``flwr run`` names; None if unknown.
+
+    It is unknown for processes of other users.
+    """
     superlink: Path | None = None
-    """File of the ``flower-superlink`` of its environment; None: not known."""
+    """Path of ``flower-superlink`` in its environment; None if unknown."""
 
 
 def local_superlink() -> LocalSuperLink | None:
-    """Find the SuperLink among the ancestors of this process; None if there is none, or it listens to other machines too."""
+    """Return the SuperLink among the ancestors of this process.
+
+    The result is None without such a SuperLink, or if it also listens to other machines.
+    """
     pid = os.getpid()
     while pid > 1:
         words = _words(pid)
@@ -64,14 +71,14 @@ def local_superlink() -> LocalSuperLink | None:
 
 
 def submitters(superlink: LocalSuperLink) -> list[Submitter]:
-    """Find who is connected to a SuperLink's Control API."""
+    """Return the processes that are connected to a SuperLink's Control API."""
     connections = dict(_connections(superlink.port))
     found = {user: Submitter(user) for user in connections.values() if user != os.getuid()}
     return [*found.values(), *_own_commands(set(connections))]
 
 
 def _own_commands(inodes: set[str]) -> Iterator[Submitter]:
-    """``flwr run`` of this user, by the sockets that it has open."""
+    """Yield the ``flwr run`` processes of this user that have one of these sockets open."""
     for entry in PROC.glob("[0-9]*"):
         words = _words(int(entry.name))
         if COMMAND not in [Path(word).name for word in words[:2]] or "run" not in words:
@@ -84,7 +91,7 @@ def _own_commands(inodes: set[str]) -> Iterator[Submitter]:
 
 
 def _app_of(words: Sequence[str], folder: Path) -> Path | None:
-    """The directory that ``flwr run`` is given; None of an app that comes from elsewhere."""
+    """Return the directory given to ``flwr run``; None for an app from another source."""
     after = list(words[words.index("run") + 1 :])
     given = "."
     while after:
@@ -112,7 +119,7 @@ def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
 
 
 def _connections(port: int) -> Iterator[tuple[str, int]]:
-    """(inode, user) of each established connection to a loopback port, seen from who asked for it."""
+    """Yield (inode, user) of each established connection to a loopback port, client side."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in (PROC / "net" / table).read_text().splitlines()[1:]:

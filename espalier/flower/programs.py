@@ -1,7 +1,8 @@
-"""Command lines of Flower's programs, and the environment variable with which ``flwr run`` finds a local SuperLink.
+"""Command lines of Flower's programs, and the variable with which ``flwr run`` finds a SuperLink.
 
-A SuperLink of ours never installs what a submitted app names (``--disable-runtime-dependency-installation``): it would ask a
-package registry, and run what it got.
+Our SuperLinks never install what a submitted app names
+(``--disable-runtime-dependency-installation``): that would query a package registry and run what it
+returns.
 """
 
 from collections.abc import Sequence
@@ -12,12 +13,15 @@ SUPERLINK = "flower-superlink"
 SUPERNODE = "flower-supernode"
 COMMAND = "flwr"
 SUPERNODE_MODULE = "espalier.flower.supernode"
-"""Runs ``flower-supernode`` with shorter waits."""
+"""Module that runs ``flower-supernode`` with shorter waits."""
 PORT_VARIABLE = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
-"""Environment variable of ``flwr run``: port of the SuperLink that it looks for, or starts."""
+"""Environment variable of ``flwr run``: port of the SuperLink that it searches or starts."""
 HOST = "--host"
 PORT = "--port"
-"""Options of a SuperLink: place of its Control API and of what the ServerApp uses; from Flower 1.40 on of all its APIs."""
+"""Options of a SuperLink for the address of its Control API and of the API for the ServerApp.
+
+From Flower 1.40 on they apply to all its APIs.
+"""
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = "8000"
 NO_INSTALLATION = "--disable-runtime-dependency-installation"
@@ -27,11 +31,14 @@ SET_BY_US = (
     "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--appio-ssl-certfile", "--appio-ssl-keyfile",
     "--appio-ssl-ca-certfile",
 )  # fmt: skip
-"""Options of ``flower-supernode`` that ``espalier node`` sets, or that would let a run's submitter install something."""
+"""Options of ``flower-supernode`` that ``espalier node`` sets or does not allow.
+
+The latter would let a run's submitter install software.
+"""
 
 
 def simulating_superlink(port: int) -> list[str]:
-    """Return options of a SuperLink that simulates, and listens on this loopback port alone."""
+    """Return the options of a simulating SuperLink that listens only on this loopback port."""
     return [
         "--insecure",
         "--simulation",
@@ -46,26 +53,26 @@ def simulating_superlink(port: int) -> list[str]:
 
 
 def superlink(control: int, fleet: str, flower: tuple[int, int] | None = None) -> list[str]:
-    """Return options of a SuperLink for sites.
+    """Return the options of a SuperLink for sites.
 
     Parameters
     ----------
-    control : loopback port over which runs are started
-    fleet : host:port at which SuperNodes reach it; from Flower 1.40 not used, as they reach it on ``control``
-    flower : version; None: the installed one
+    control : loopback port of the Control API
+    fleet : ``host:port`` for SuperNodes; unused from Flower 1.40 on, where they use ``control``
+    flower : major and minor version; None: the installed one
     """
     options = [NO_INSTALLATION, HOST, "127.0.0.1", PORT, str(control)]
     return options if sites_share_port(flower) else [*options, "--fleet-api-address", fleet]
 
 
 def process_supernode(words: Sequence[str], address: str, secret_file: str) -> list[str]:
-    """Return options of a SuperNode whose tasks another process claims.
+    """Return the options of a SuperNode whose tasks another process claims.
 
     Parameters
     ----------
     words : further options
-    address : host:port of its Runtime API, of this machine
-    secret_file : holds what both processes know
+    address : ``host:port`` of its Runtime API on this machine
+    secret_file : file with the secret that both processes share
     """
     host, _, port = address.rpartition(":")
     place = [HOST, host.strip("[]"), PORT, port]

@@ -1,8 +1,9 @@
-"""A simulation with fewer nodes than the run has clients: each node then plays several clients.
+"""Simulation with fewer nodes than clients, in which each node acts as several clients.
 
-Plain ``flwr run`` simulates two nodes unless its user says otherwise, whatever the app's settings ask for. The ServerApp
-sees as many nodes as there are clients; which client a node is to play goes with each message, in a record of its own that
-the simulated node takes out again (``client_app.simulated``). A real node does not know the record, and refuses the message.
+Plain ``flwr run`` simulates two nodes by default, independent of the app's settings. The ServerApp
+sees as many nodes as there are clients. Each message contains a record with the client for which
+the node acts, and the simulated node removes that record (``client_app.simulated``). A real node
+does not know the record and refuses the message.
 """
 
 from collections.abc import Iterable
@@ -13,14 +14,15 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 PLAYED = "played"
-"""Name of the record; its keys are those of a simulated node's configuration."""
+"""Name of the record, whose keys are those of a simulated node's configuration."""
 
 
 def with_enough_nodes(grid: Grid, clients: int) -> Grid:
-    """Return the grid, or one that shares its nodes among more clients than there are nodes.
+    """Return the grid, or a ``SharedNodes`` grid if it has fewer nodes than clients.
 
     Parameters
     ----------
+    grid : the run's grid
     clients : ``num-clients``
     """
     if not isinstance(grid, InMemoryGrid) or len(list(grid.get_node_ids())) >= clients:
@@ -29,12 +31,12 @@ def with_enough_nodes(grid: Grid, clients: int) -> Grid:
 
 
 class SharedNodes(Grid):
-    """A simulation's grid in which node ``number`` (from 1 on) is client ``number - 1``.
+    """Grid of a simulation in which node ``number``, from 1 on, is client ``number - 1``.
 
     Parameters
     ----------
-    grid : has one node at least
-    clients : number of nodes that are shown
+    grid : grid with at least one node
+    clients : number of nodes to show
     """
 
     def __init__(self, grid: Grid, clients: int) -> None:
@@ -47,7 +49,7 @@ class SharedNodes(Grid):
         return list(range(1, self._clients + 1))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages to the nodes that play the clients they are for."""
+        """Send messages to the nodes that act as their clients."""
         return self._grid.push_messages(map(self._addressed, messages))
 
     def _addressed(self, message: Message) -> Message:
@@ -59,7 +61,7 @@ class SharedNodes(Grid):
         return message
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there."""
+        """Return the replies that have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
@@ -69,11 +71,11 @@ class SharedNodes(Grid):
         return self._grid.send_and_receive(map(self._addressed, messages), timeout=timeout)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Make a message, as Flower does."""
+        """Create a message with Flower's grid."""
         return self._grid.create_message(*args, **kwargs)
 
     def set_run(self, run: Any) -> None:
-        """Set the run, as Flower does."""
+        """Set the run on Flower's grid."""
         self._grid.set_run(run)
 
     @property
@@ -83,6 +85,6 @@ class SharedNodes(Grid):
 
 
 def taken_out(content: RecordDict) -> dict[str, Any]:
-    """Remove the record from a message's content, and return what it says of the client; empty without one."""
+    """Remove the record from a message's content and return its values; empty without a record."""
     record = content.pop(PLAYED, None)
     return dict(record) if isinstance(record, ConfigRecord) else {}

@@ -1,8 +1,9 @@
-"""``flower-supernode`` that looks for messages more often while its site takes part in a run.
+"""``flower-supernode`` with shorter polling intervals while its site takes part in a run.
 
-Flower's SuperNode asks the SuperLink for a message, and sleeps for three seconds if there is none; that is half of the time
-of a short round. It looks for its reply twice a second. Both intervals are written into its code. Here they are shorter as
-long as a message came a short while ago, and Flower's own otherwise, so that idle nodes do not burden the SuperLink.
+Flower's SuperNode asks the SuperLink for a message and sleeps three seconds if there is none, which
+is half of a short round. It checks for its reply twice a second. Both intervals are constants in
+its code. Here they are shorter for a while after each message. At idle nodes they are Flower's own,
+so that these do not burden the SuperLink.
 
     python -m espalier.flower.supernode OPTIONS        options of flower-supernode
 """
@@ -13,21 +14,22 @@ from collections.abc import Callable
 from typing import Any
 
 ASK_SECONDS = 0.2
-"""Interval between two questions for a message, at a busy node."""
+"""Seconds between two requests for a message at a busy node."""
 REPLY_SECONDS = 0.05
-"""Interval between two looks for a reply, which is on this machine."""
+"""Seconds between two checks for a reply, which is on this machine."""
 BUSY_SECONDS = 120.0
-"""A node counts as busy for so long behind its last message."""
+"""Seconds after the last message for which a node counts as busy."""
 LONG = 1.0
-"""Flower's waits for a reply, and for parts of one, are shorter; the one for a message is longer."""
+"""Limit between Flower's waits: shorter ones are for a reply, longer ones for a message."""
 
 
 class Waits:
-    """Stands in for the module ``time`` in Flower's loop; everything but ``sleep`` is that module's.
+    """Replacement of the module ``time`` in Flower's loop; only ``sleep`` differs.
 
     Parameters
     ----------
-    now, sleep : a clock
+    now : clock in seconds
+    sleep : function that waits for some seconds
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class Waits:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        """Wait, but no longer than a busy node waits."""
-        if seconds < LONG:  # a message is at work
+        """Wait, but at a busy node no longer than its interval."""
+        if seconds < LONG:
+            # A message is being processed.
             self._busy_until = self._now() + BUSY_SECONDS
             self._sleep(min(seconds, REPLY_SECONDS))
         else:
@@ -54,8 +57,10 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
+    # The module looks ``time`` up in its own namespace, so only Flower's loop is affected.
     vars(start_client_internal)["time"] = Waits()
-    sys.argv[0] = "flower-supernode"  # as its messages name it
+    # Flower's messages name the program by this argument.
+    sys.argv[0] = "flower-supernode"
     flower_supernode()
 
 

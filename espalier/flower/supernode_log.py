@@ -1,7 +1,7 @@
-"""Output of ``flower-supernode``, passed on by line, with two additions: who connected, why it ended.
+"""Filter for the output of ``flower-supernode`` that explains connections and refusals.
 
-Flower ends with a traceback where the SuperLink refuses a node. Here its last error is told in a sentence instead, with what to
-do. All other lines are passed on as they are.
+Flower ends with a traceback if the SuperLink refuses a node. Here one sentence with a remedy
+replaces it. All other lines pass unchanged.
 """
 
 import re
@@ -14,21 +14,21 @@ ERROR_BEGINS = "<_InactiveRpcError of RPC"
 ERROR_ENDS = ">"
 TRACEBACK = "Traceback (most recent call last):"
 NOT_CONNECTED = "RuntimeError: generator didn't yield"
-"""End of a traceback of Flower that repeats the error before it."""
+"""End of a traceback of Flower that only repeats the previous error."""
 UNKNOWN_KEY = "No SuperNode found with the given public key"
 KEY_WANTED = "must be registered via the CLI"
 STILL_CONNECTED = "could not be activated"
 
 
 class SupernodeLog:
-    """The log of one SuperNode.
+    """Log of one SuperNode.
 
     Parameters
     ----------
-    site : the name that its configuration gives; empty if it gives none
+    site : site name in its configuration; empty if it has none
     superlink : address of the SuperLink
-    key : path of the private key by which the SuperLink knows the node; empty if there is none
-    fingerprint : of that key
+    key : path of the private key by which the SuperLink knows the node; empty without a key
+    fingerprint : fingerprint of that key
     """
 
     def __init__(self, site: str, superlink: str, key: str, fingerprint: str) -> None:
@@ -38,10 +38,10 @@ class SupernodeLog:
         self.fingerprint = fingerprint
         self._reason = ""
         self._held: list[str] = []
-        """Lines of an error or a traceback that may be told in a sentence."""
+        """Buffered lines of an error or traceback that a sentence may replace."""
 
     def pass_on(self, lines: Iterable[str]) -> None:
-        """Print all lines, until there are no more."""
+        """Print the filtered lines until the input ends."""
         for line in lines:
             for shown in self.heard(line):
                 print(shown, file=sys.stderr, flush=True)
@@ -49,7 +49,7 @@ class SupernodeLog:
             print(shown, file=sys.stderr, flush=True)
 
     def heard(self, line: str) -> list[str]:
-        """Return what is printed when a line has come: nothing while an error is not complete."""
+        """Return the lines to print after a new line: none while an error is incomplete."""
         line = line.rstrip("\n")
         if self._held:
             return self._heard_more(line)
@@ -76,7 +76,7 @@ class SupernodeLog:
         return self.rest()
 
     def rest(self) -> list[str]:
-        """Return the lines that are held back."""
+        """Return and clear the buffered lines."""
         held = self._held
         self._held = []
         return held
@@ -94,7 +94,7 @@ class SupernodeLog:
 
 
 def why_refused(reason: str, node: SupernodeLog) -> str:
-    """Return why the SuperLink refused a node, and what to do, by the details of its error."""
+    """Return why the SuperLink refused a node, with a remedy, from the details of its error."""
     at = f"the SuperLink {node.superlink}"
     if UNKNOWN_KEY in reason:
         return (

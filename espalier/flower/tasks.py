@@ -1,7 +1,8 @@
-"""Tasks of a SuperNode for a process that stays warm: how they are claimed, pulled and answered.
+"""Tasks of a SuperNode for a warm process: claim, pull and answer them.
 
-Flower's own node starts a process for every task and installs in it what the submitter of the run sent. Here a task's token
-goes to whoever is there, and the submitter's bundle is only looked at. The names that are imported are private to Flower.
+Flower's own node starts a process for every task and installs in it the bundle that the run's
+submitter sent. Here the token of a task goes to a running process, and the bundle is only
+inspected. The names that are imported here are private to Flower.
 """
 
 import sys
@@ -35,23 +36,23 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from espalier.settings.mistakes import INTERRUPTS
 
 ASK_SECONDS = 0.1
-"""Time between two questions for a task."""
+"""Seconds between two requests for a task."""
 CLAIM_SECONDS = 8.0
-"""Time between two messages that a task is in hand; without one for 30 seconds it counts as lost."""
+"""Seconds between two heartbeats for a task; after 30 seconds without one it counts as lost."""
 CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 Told = Callable[[BaseException], str]
-"""Of an error what the server is told."""
+"""Function that returns the text for the server about an error."""
 Work = Callable[[bytes, Message, Context], Message]
-"""Of the submitter's bundle, a message and its context: the reply."""
+"""Function that takes the submitter's bundle, a message and its context and returns the reply."""
 
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a SuperNode hands its tasks out, on this machine."""
+    """Address at which a SuperNode on this machine hands out its tasks."""
 
     address: str
-    """host:port of its Runtime API, without TLS: it is a loopback address."""
+    """``host:port`` of its Runtime API; a loopback address, so without TLS."""
 
 
 def claim_tasks(
@@ -61,13 +62,18 @@ def claim_tasks(
     secret: bytes,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Claim tasks one by one, whenever somebody is free, and hand their tokens on; it does not return.
+    """Claim tasks one by one and pass their tokens on; never returns.
 
     A SuperNode that does not answer is asked again, as long as this process lives.
 
     Parameters
     ----------
-    secret : what the SuperNode knows too, so that nobody else on the machine can claim its tasks
+    desk : address of the SuperNode's Runtime API
+    is_free : returns whether a worker is free
+    hand_on : receives the token of a claimed task
+    secret : secret shared with the SuperNode, so that no other program on the machine can claim its
+        tasks
+    sleep : function that waits for some seconds
     """
     signed = SuperExecAuthHttpInterceptor(
         master_secret=secret, protected_methods=frozenset({CLAIM})
@@ -76,7 +82,8 @@ def claim_tasks(
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     answered = Event()
     while True:
-        if is_free():  # what is claimed must be answered, so nothing is while the worker works
+        if is_free():
+            # A claimed task must be answered, so none is claimed while the worker is busy.
             answered.set()
             answer = client.AcquireTask(request)
             if answer.HasField("task") and answer.token:
@@ -86,10 +93,11 @@ def claim_tasks(
 
 
 def keep_claim(desk: Desk, token: str) -> Event:
-    """Tell the SuperNode again and again that a claimed task is in hand, until the event that is returned is set.
+    """Send heartbeats for a claimed task until the returned event is set.
 
-    A SuperNode gives a task to somebody else of whom it has not heard for half a minute. On a busy machine a worker may take
-    longer to start. What the SuperNode answers does not matter here: whether the task still counts, the worker hears itself.
+    A SuperNode gives a task to another process after half a minute without a heartbeat. On a busy
+    machine a worker may take longer to start. The SuperNode's replies are ignored here: the worker
+    itself learns whether the task still counts.
     """
     answered = Event()
     client = _client(desk, RuntimeTokenHttpInterceptor(token), None)
@@ -107,15 +115,23 @@ def keep_claim(desk: Desk, token: str) -> Event:
 def answer_task(
     desk: Desk, token: str, work: Work, told: Told, note: Callable[[bytes], None] = lambda _: None
 ) -> None:
-    """Pull a task, answer it and push the reply, as Flower's ``run_clientapp`` does, but for what is installed and run.
+    """Pull a task, compute the reply and push it.
+
+    This is Flower's ``run_clientapp`` without the installation of the bundle.
 
     Parameters
     ----------
-    note : hears the envelope of the message before the work begins; with it ``answer_with_error`` can answer in another process
+    desk : address of the SuperNode's Runtime API
+    token : token of the task
+    work : computes the reply
+    told : returns the text for the server about an error of ``work``
+    note : receives the message's metadata before the work begins; with it another process can call
+        ``answer_with_error``
     """
     invoker = make_simple_http_retry_invoker()
     client = _client(desk, RuntimeTokenHttpInterceptor(token), invoker)
-    # a connection of its own: one that calls again by itself would hold up the end of a worker whose SuperNode is gone
+    # A connection without retries: with them the end of a worker whose SuperNode is gone would be
+    # delayed.
     beating = _client(desk, RuntimeTokenHttpInterceptor(token), None)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(beating))
     context: Context | None = None
@@ -151,12 +167,14 @@ def answer_task(
 
 
 def answer_with_error(desk: Desk, token: str, envelope: bytes, reason: str) -> None:
-    """Answer a task in place of the process that had it in hand and is gone.
+    """Answer a task with an error in place of the process that died with it.
 
     Parameters
     ----------
-    envelope : of the message, as ``answer_task`` noted it
-    reason : what the server is told
+    desk : address of the SuperNode's Runtime API
+    token : token of the task
+    envelope : metadata of the message, as ``answer_task`` passed it to ``note``
+    reason : text for the server
     """
     message = message_from_proto(ProtoMessage.FromString(envelope))
     TaskIdentity.run_id = message.metadata.run_id
@@ -174,8 +192,10 @@ def answer_with_error(desk: Desk, token: str, envelope: bytes, reason: str) -> N
         )
         push_task_output(client=client, context=None, sub_status=SubStatus.FAILED, details=reason)
     except RunNotRunningException:
-        pass  # nobody waits for it any more
-    except httpx.HTTPError as error:  # the SuperNode answers in its own words a minute later
+        # No server waits for the reply.
+        pass
+    except httpx.HTTPError as error:
+        # The SuperNode reports the lost task to the server itself, a minute later.
         print(f"espalier: the SuperNode does not answer: {error}", file=sys.stderr, flush=True)
     finally:
         client.close()
@@ -191,9 +211,10 @@ def _client(
 
     Parameters
     ----------
-    proof : shows the SuperNode who calls
-    invoker : calls again while the SuperNode does not answer, and interrupts this process where a token counts no more
-        (Flower's ``http_retry``); None: errors are raised
+    desk : address of the SuperNode's Runtime API
+    proof : authenticates the caller to the SuperNode
+    invoker : retries while the SuperNode does not answer, and interrupts this process if a token
+        has become invalid (Flower's ``http_retry``); None: errors are raised
     component : name of the caller
     """
     return RuntimeHttpClient.from_server_address(

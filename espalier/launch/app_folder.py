@@ -1,6 +1,7 @@
-"""Where the Flower app is: the folder that holds ``pyproject.toml``, the rooms and the presets.
+"""Folder of the Flower app, with ``pyproject.toml``, the app's packages and the presets.
 
-That is a checkout, or what a wheel brings: ``espalier_assets/app`` beside the package (docs/packaging.md).
+It is a checkout, or the copy in a wheel: ``espalier_assets/app`` next to the package
+(docs/packaging.md).
 """
 
 import difflib
@@ -14,25 +15,25 @@ from espalier.settings.mistakes import Mistake
 
 
 def installed_app() -> Path:
-    """The app's directory as it is installed, whatever lies in the current one.
+    """Return the directory of the installed app, ignoring the current directory.
 
     Raises
     ------
     Mistake
-        It is not there.
+        The app is not installed.
     """
     return _first_app(_installed())
 
 
 def find_app(given: str | None) -> Path:
-    """The app's directory: the given one, the current one, or the installed one.
+    """Return the app's directory: the given, the current or the installed one.
 
     Installed is a checkout with ``pip install -e``, or a wheel with a copy of the app.
 
     Raises
     ------
     Mistake
-        None of them holds the app.
+        No candidate contains the app.
     """
     return _first_app([Path(given)] if given else [Path.cwd(), *_installed()])
 
@@ -62,7 +63,7 @@ def _is_app(folder: Path) -> bool:
 
 
 def default_config(app: Path) -> dict[str, Any]:
-    """The run configuration of ``pyproject.toml``, nested."""
+    """Return the default run configuration of ``pyproject.toml``, nested."""
     config: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"][
         "app"
     ]["config"]
@@ -70,12 +71,12 @@ def default_config(app: Path) -> dict[str, Any]:
 
 
 def read_preset(app: Path, name: str) -> dict[str, Any]:
-    """A preset by name (``conf/<name>.toml``) or path, nested.
+    """Read a preset by name (``conf/<name>.toml``) or path, nested.
 
     Raises
     ------
     Mistake
-        There is no such file, or it is not TOML.
+        The file does not exist or is not TOML.
     """
     path = Path(name) if name.endswith(".toml") else app / "conf" / f"{name}.toml"
     try:

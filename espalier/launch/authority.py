@@ -1,9 +1,10 @@
-"""A certificate authority of one's own, and the certificate of a server: what TLS between a SuperLink and its sites needs.
+"""Private certificate authority and server certificate, for TLS between a SuperLink and its sites.
 
-Covers: the authority's certificate allows no further authority below it (path length 0); a server's is good for the names that
-it was made for, this machine's own among them, for a time, and for nothing but a server.
-Does not cover: taking a certificate back. Who has lost ``server.key`` makes a new authority, and gives all sites
-its ``ca.crt``.
+Covers: the authority's certificate allows no intermediate authority (path length 0). A server
+certificate is valid only for the given names and this machine's own, for a limited time, and only
+for a server.
+Does not cover: revocation. After a loss of ``server.key``, make a new authority and give its
+``ca.crt`` to all sites.
 """
 
 import re
@@ -27,9 +28,9 @@ from espalier.settings.mistakes import Mistake
 
 AUTHORITY_DAYS = 3650
 SKEW = timedelta(hours=1)
-"""By which the sites' clocks may be behind."""
+"""Maximum time by which the sites' clocks may be slow."""
 OWN_NAMES = ("localhost", "127.0.0.1")
-"""By which the server's own processes reach it."""
+"""Names by which the server's own processes reach it."""
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 )
@@ -41,12 +42,12 @@ ALL_USES = (
 
 
 def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
-    """What a server's certificate says of how it is reached: host names and addresses, each once.
+    """Return the host names and addresses for a server certificate, each once.
 
     Raises
     ------
     Mistake
-        One is neither; a port or a scheme does not belong to it.
+        A name is neither, for instance because it has a scheme or a port.
     """
     found = list[x509.GeneralName]()
     wrong = list[str]()
@@ -54,6 +55,7 @@ def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
         try:
             found.append(x509.IPAddress(ip_address(name)))
         except ValueError:
+            # A name whose last label is a number is a mistyped address, such as 10.0.0.
             if HOST_NAME.fullmatch(name) and not name.rpartition(".")[2].isdigit():
                 found.append(x509.DNSName(name))
             else:
@@ -67,12 +69,12 @@ def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A private key on P-384."""
+    """Return a new private key on the curve P-384."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def new_authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    """The certificate of an authority that signs itself; each has a name of its own."""
+    """Return a self-signed authority certificate with a random name."""
     name = x509.Name(
         [x509.NameAttribute(NameOID.COMMON_NAME, f"Espalier authority {token_hex(4)}")]
     )
@@ -88,16 +90,16 @@ def new_server_certificate(
     days: int,
     authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey],
 ) -> x509.Certificate:
-    """The certificate of a server that is reached by these names.
+    """Return a server certificate for these names.
 
     Raises
     ------
     Mistake
-        It would outlast the authority's.
+        It would be valid for longer than the authority's certificate.
     """
     issuer, signing_key = authority
     end = datetime.now(UTC) + timedelta(days=days)
-    # One that was made a moment ago may be as old.
+    # The authority may have been made moments ago with the same lifetime, hence a day of tolerance.
     if end - timedelta(days=1) > issuer.not_valid_after_utc:
         raise Mistake(
             f"--days {days}: the authority's own certificate ends on"
@@ -118,19 +120,19 @@ def new_server_certificate(
 
 
 def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as programs that speak TLS read it."""
+    """Return a private key as PKCS #8 PEM, which programs with TLS read."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def read_authority(
     certificate: bytes, key: bytes
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """An authority that was made before.
+    """Load an existing authority.
 
     Raises
     ------
     Mistake
-        They do not belong together, or are no such files.
+        A file is damaged or of another kind, or key and certificate do not match.
     """
     try:
         read = x509.load_pem_x509_certificate(certificate)

@@ -1,24 +1,25 @@
 """The ``espalier`` command.
 
-    espalier run                                  the demo
-    espalier run fedprllm fedprllm.sparsity=0.6   a preset of conf/, and what differs from it
-    espalier run num-clients=16                   any number of clients
-    espalier run two-sites --superlink HOST:9093  on the sites that are connected to a SuperLink
-    espalier plan fedsoda model=config-only       what a run would take: bytes, memory, disk, time; no weights are needed
-    espalier status runs/*                        how runs stand; one whose server was killed is interrupted
-    espalier app                                  where the Flower app and its presets lie
+    espalier run                                  run the demo
+    espalier run fedprllm fedprllm.sparsity=0.6   run a preset of conf/ with other settings
+    espalier run num-clients=16                   simulate any number of clients
+    espalier run two-sites --superlink HOST:9093  run on the sites connected to a SuperLink
+    espalier plan fedsoda model=config-only       estimate bytes, memory, disk and time of a run
+    espalier status runs/*                        show the state of runs
+    espalier app                                  show the folder of the Flower app
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
-                                                  what a SuperNode with this --node-config would say to that run
+                                                  check a --node-config for a run
     espalier node --superlink HOST:9092 --node-config 'site="a"'
-                                                  a SuperNode that stays warm, and runs the installed program alone
+                                                  start a warm SuperNode with the installed program
     espalier keys DIRECTORY --server HOST --site a --site b
-                                                  certificates for TLS, and a key pair for each site
-    espalier release STATE-DIR                    the replies that a site holds; release or refuse them
-    espalier check-log STATE-DIR                  whether the log of what left a site is whole
+                                                  make TLS certificates and a key pair per site
+    espalier release STATE-DIR                    list, release or refuse replies awaiting approval
+    espalier check-log STATE-DIR                  verify the log of what left a site
 
-``espalier run`` runs what ``flwr run .`` runs, and adds what that cannot: as many nodes as there are clients, an exit code that
-says whether the run completed, another try when Ray fails to start, paths that mean what they mean where the command was
-given, a look at all local files before anything is started, and a SuperLink that never mixes up two copies of the project.
+``espalier run`` does what ``flwr run .`` does, and in addition: it starts as many nodes as there
+are clients, returns an exit code that says whether the run completed, retries if Ray fails to
+start, resolves paths from the current directory, checks all local files before anything is started,
+and uses a SuperLink that never mixes two copies of the project.
 """
 
 import argparse
@@ -58,15 +59,21 @@ from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 
 BEFORE_START = "server_app.before_start"
-"""The module of the app that opens what a simulation reads."""
+"""Module of the app that opens all that a simulation reads."""
 RAY_STARTS = 3
-"""How often a simulation is started in all, if Ray fails to start."""
+"""Maximum number of starts of a simulation, if Ray fails to start."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 if the run completed or the node is fine, 1 if it failed, 2 if it was asked for wrongly."""
+    """Run the command and return its exit code.
+
+    Returns
+    -------
+    0 if the run completed or the node is fine, 1 if it failed, 2 for a wrong request, 130 after an
+    interrupt.
+    """
     parser = _parser()
-    # Words may also follow options, which argparse alone refuses.
+    # Words may also follow options; ``parse_args`` would refuse that.
     given, further = parser.parse_known_args(arguments)
     if given.command == "node":
         return _node(given, further)
@@ -88,12 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _at_the_site(given)
     given.words += further
     for number in INTERRUPTS:
-        # Nohup has SIGHUP ignored.
+        # ``nohup`` makes a process ignore SIGHUP, which must stay so.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     watched = WatchedRun(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given.command == "check-node":  # of what the node would run
+        if given.command == "check-node":
+            # By default the installed app: it is the program that the node would run.
             if given.superlink is not None:
                 warn_of_answering_control_api(given.superlink, given.root_certificates)
             return check_node(
@@ -142,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run a SuperNode; what the command does not know is for ``flower-supernode``."""
+    """Run a SuperNode; options that the command does not know go to ``flower-supernode``."""
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     try:
@@ -157,7 +165,7 @@ def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _keys(given: argparse.Namespace) -> int:
-    """Make keys and certificates, and say which folder is for whom."""
+    """Make keys and certificates, and print which folder is for which recipient."""
     from espalier.launch.keys import make_keys
 
     try:
@@ -178,7 +186,7 @@ def _keys(given: argparse.Namespace) -> int:
 
 
 def _at_the_site(given: argparse.Namespace) -> int:
-    """Decide on held replies, or check a log."""
+    """Decide on replies that wait for approval, or check a log."""
     try:
         return run_officer(given)
     except Mistake as mistake:
@@ -189,7 +197,7 @@ def _at_the_site(given: argparse.Namespace) -> int:
 
 
 def _show_app() -> int:
-    """Print the app's folder: ``flwr run "$(espalier app)"``, and presets to begin with."""
+    """Print the folder of the app, for ``flwr run "$(espalier app)"``, and for presets to copy."""
     try:
         print(find_app(None))
     except Mistake as mistake:
@@ -199,7 +207,7 @@ def _show_app() -> int:
 
 
 def _setting_keys() -> list[str]:
-    """The keys of a run's settings."""
+    """Return the keys of a run's settings."""
     from espalier.settings.run import default_values
 
     return list(default_values())
@@ -324,7 +332,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _require_ray() -> None:
-    """Simulated clients are processes of Ray, which an image for real sites does not have."""
+    """Raise Mistake without Ray, which runs simulated clients; images for sites have no Ray."""
     if find_spec("ray") is None:
         raise Mistake(
             "Ray is not installed here, and simulated clients need it: `pip install -e .` brings it"
@@ -334,7 +342,7 @@ def _require_ray() -> None:
 
 
 def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> int:
-    """Run, and run again if Ray did not start."""
+    """Run a simulation, and repeat it if Ray did not start."""
     for start in range(1, RAY_STARTS + 1):
         with own_superlink() as superlink:
             status, details, log = _run(
@@ -353,7 +361,10 @@ def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation
 def _run_whole(
     superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any]
 ) -> tuple[str, str, str]:
-    """Run on a SuperLink that others use too; once more, in a bundle of its own, if the program was not installed whole."""
+    """Run on a shared SuperLink.
+
+    If the program was installed only in part, the run is repeated once in a bundle of its own.
+    """
     status, details, log = _run(superlink, watched, app, config)
     if status == COMPLETED or not is_incomplete(told := f"{log}\n{details}"):
         return status, details, log
@@ -367,7 +378,7 @@ def _run_whole(
 
 
 def _report(watched: WatchedRun, status: str, details: str, log: str) -> int:
-    """The exit code of a run that has ended, and a word about it if it failed."""
+    """Return the exit code of a run that has ended, and print why it failed."""
     if status == COMPLETED:
         return 0
     print(f"espalier: the run ended as {status}", file=sys.stderr)
@@ -407,8 +418,12 @@ def _run(
 
 
 def _submit(superlink: SuperLink, app: Path, config_file: Path, *options: str) -> tuple[str, bool]:
-    """Submit a run; returns its id, and whether there was an interrupt meanwhile, which would have left the run without one."""
-    if superlink.process is not None:  # one's own ends with all that it was given
+    """Submit a run; return its id and whether an interrupt arrived meanwhile.
+
+    An interrupt during the submission would leave a run without a known id, so it is postponed.
+    """
+    # Our own SuperLink ends with all its runs, so that an interrupt does no harm.
+    if superlink.process is not None:
         return superlink.start_run(app, config_file, *options), False
     try:
         with interrupted_later() as noted:
@@ -423,7 +438,10 @@ def _submit(superlink: SuperLink, app: Path, config_file: Path, *options: str) -
 
 
 def _break_off(superlink: SuperLink, watched: WatchedRun, run_id: str) -> None:
-    """End a run on a SuperLink that goes on; one's own ends with all that it started. A run may have ended meanwhile."""
+    """Stop a run on a shared SuperLink, unless it has already ended.
+
+    Our own SuperLink ends with all that it started.
+    """
     if superlink.process is not None or watched.status:
         return
     with uninterrupted(), suppress(Mistake, SuperLinkLost):

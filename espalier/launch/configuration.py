@@ -1,4 +1,4 @@
-"""The run configuration that a command line asks for: defaults, preset, then key=value."""
+"""Run configuration from a command line: defaults, then a preset, then ``key=value`` pairs."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -23,18 +23,24 @@ def configuration(
 
     Parameters
     ----------
-    works : the run is to be done here, so that the libraries that it needs must be installed; a plan needs none
+    app : directory of the app
+    words : words of the command line
+    on_this_machine : whether the run is simulated on this machine
+    works : whether the run is to be done here, so that its libraries must be installed; an estimate
+        needs none
 
     Returns
     -------
-    (flat configuration, settings) : for a run on this machine paths are absolute, so that they mean what they mean where
-        the command was given; for another machine they are left alone
+    Flat configuration, and settings. For a run on this machine paths are absolute, so that they
+    mean what they mean where the command was given; for another machine they are left as they are.
 
     Raises
     ------
     Mistake
-        A word is neither, a setting is wrong, or one that was given is not read in such a run, all of these at once; or, on
-        this machine, a library is missing, or a model or file that has the form of a name on the hub.
+        A word is neither a preset nor a pair, or settings are wrong or not read in such a run; all
+        errors are reported together. On
+        this machine also: a library is missing, or the name of a model or file looks like a name on
+        the hub.
     """
     defaults = _flatten(default_config(app))
     presets = [word for word in words if "=" not in word]
@@ -46,7 +52,7 @@ def configuration(
     preset = _flatten(read_preset(app, presets[0])) if presets else {}
     given = dict(_pair(word, defaults) for word in words if "=" in word)
     flat = defaults | preset | given
-    # what a preset says for its own method, task and source is no mistake where others were chosen by hand
+    # A preset's settings for its own method, task and source are no error if the user chose others.
     by_choice = unread(flat).keys() - unread(defaults | preset).keys()
     by_hand = given.keys() | (set() if "method" in given else changed(preset) - by_choice)
     settings = parse(flat, simulation=on_this_machine, by_hand=by_hand)
@@ -60,7 +66,7 @@ def configuration(
         return flat, settings
     if works:
         require_libraries(settings)
-    # Presets name directories that whoever uses them is to make.
+    # A preset may name a directory that its user still has to create.
     if "model" in given or "/" in settings.model:
         require_model(settings.model)
     require_data(settings.data.source, settings.data.path)
@@ -79,7 +85,11 @@ def _flatten(nested: Mapping[str, Any]) -> Config:
 
 
 def _pair(word: str, defaults: Config) -> tuple[str, Any]:
-    """``key=value``; the value is read as TOML, and as a plain string where it is none, or where the key's default is one."""
+    """Split ``key=value`` and convert the value.
+
+    The value is read as TOML. It stays a string if it is no TOML, or if the key's default is a
+    string.
+    """
     key, _, text = word.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]

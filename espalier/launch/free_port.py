@@ -1,26 +1,27 @@
-"""A port for a server of this machine that is started a moment later."""
+"""Search for a free port for a server that is started on this machine right after."""
 
 import socket
 from collections.abc import Collection
 from random import SystemRandom
 
 PORTS = range(20000, 32768)
-"""Below those that Linux (from 32768), macOS and Windows (from 49152) give to whoever asks for any port.
+"""Ports below the ephemeral ports of Linux (from 32768), macOS and Windows (from 49152).
 
-Until the server listens, a connection that some process opens could otherwise get the same port.
+A connection of another process could otherwise get the same port before the server listens.
 """
 TRIES = 1000
 
 
 def free_port(avoid: Collection[int] = ()) -> int:
-    """Return a port that nobody has at any of this machine's addresses, and that is not among ``avoid``.
+    """Return a port that is free at all addresses of this machine and not among ``avoid``.
 
     Raises
     ------
     OSError
-        None was found.
+        No free port was found in ``TRIES`` tries.
     """
-    chance = SystemRandom()  # processes with the same seed would choose the same port
+    # Processes with the same seed would otherwise choose the same port.
+    chance = SystemRandom()
     for _ in range(TRIES):
         port = chance.choice(PORTS)
         if port not in avoid and _is_free(port):

@@ -1,7 +1,8 @@
-"""Run a module of the app in a process of its own.
+"""Run a module of the app in a separate process.
 
-The command itself imports settings and Flower only: it starts at once, and holds no memory while a run works. And what the
-module imports are the rooms of the app that will run, also where the command was installed with another copy.
+The command itself imports only settings and Flower, so it starts quickly and needs little memory
+during a run. The module imports the packages of the app that will run, even if the command was
+installed with another copy.
 """
 
 import json
@@ -19,9 +20,9 @@ from espalier.settings.loopback import past_proxies
 
 
 def run_in_app(app: Path, module: str, document: Any) -> int:
-    """Call ``main(document)`` of a module of the app; returns its exit code.
+    """Call ``main(document)`` of a module of the app and return its exit code.
 
-    It works in the directory where the command was given, writes where the command writes, and ends when the command ends.
+    The process uses the command's working directory and output streams, and ends with the command.
     """
     with started_in_app(app, module, document) as process:
         return process.wait()
@@ -29,18 +30,19 @@ def run_in_app(app: Path, module: str, document: Any) -> int:
 
 @contextmanager
 def started_in_app(app: Path, module: str, document: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The same, which goes on beside this block, and ends with it."""
+    """Start ``main(document)`` of a module of the app; the process ends with the block."""
     paths = os.pathsep.join(filter(None, [str(app), os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, module], stdin=subprocess.PIPE,
         env={**os.environ, **past_proxies(os.environ), "PYTHONPATH": paths},
-        # Ctrl-C comes to the command alone, which ends it without a traceback.
+        # Ctrl-C reaches only the command, which ends this process without a traceback.
         start_new_session=True,
     )  # fmt: skip
     assert process.stdin is not None
     try:
         process.stdin.write(json.dumps(document).encode() + b"\n")
         process.stdin.flush()
+        # The pipe stays open: its end tells the process that the command is gone.
         yield process
     finally:
         process.kill()
@@ -48,7 +50,7 @@ def started_in_app(app: Path, module: str, document: Any) -> Iterator[subprocess
 
 
 def _work(module: str) -> int:
-    """In the new process."""
+    """Run the module in the new process and return its exit code."""
     document = json.loads(sys.stdin.readline())
     Thread(target=_end_with_the_command, daemon=True).start()
     code: int = import_module(module).main(document)
@@ -56,7 +58,7 @@ def _work(module: str) -> int:
 
 
 def _end_with_the_command() -> None:
-    """Whatever ends the command closes the pipe, a SIGKILL too."""
+    """End this process when the pipe closes, which happens even if the command is killed."""
     sys.stdin.read()
     os._exit(1)
 

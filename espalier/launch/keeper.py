@@ -1,16 +1,19 @@
-"""A process that keeps another: it starts a command, and ends it and all that came of it when its own parent is gone.
+"""Keeper process: starts a command, and ends it and its descendants when the parent is gone.
 
     python keeper.py FOLDER SECONDS COMMAND ...
 
-Its standard input is a pipe whose other end the parent alone holds, so that the kernel tells it of the parent's end, however
-that came about. It also ends everything when the command itself ends. What came of the command is found in two ways: on Linux
-this process adopts all its descendants whose own parents died, so that they stay its descendants in whatever session they are
-(Ray's have one of their own); elsewhere, and beside it, by a token that all of them inherit in their environment.
+Its standard input is a pipe whose other end only the parent holds, so the kernel reports the
+parent's end, for every cause. The keeper also ends everything when the command itself ends. It
+finds descendants of the command in two ways. On Linux this process adopts descendants whose parents
+died, so they remain its descendants in any session (Ray's processes have their own). On all
+systems, descendants inherit a token in their environment.
 
-Covers: the parent's end by an exit, an error, Ctrl-C, SIGTERM or SIGKILL, and processes in other sessions.
-Does not cover: SIGKILL of this process itself; and where it is not Linux, orphans that have cleared their environment.
+Covers: an end of the parent by exit, error, Ctrl-C, SIGTERM or SIGKILL, and processes in other
+sessions.
+Does not cover: SIGKILL of the keeper itself, and, on systems other than Linux, orphans that have
+cleared their environment.
 
-It imports nothing of Espalier, so that it starts at once and needs no path.
+It imports nothing of Espalier, so that it starts at once and needs no import path.
 """
 
 import ctypes
@@ -29,7 +32,10 @@ import psutil
 
 TOKEN = "ESPALIER_KEPT"
 STOP = b"."
-"""What the parent writes when it wants an end itself; without it the parent is gone, and the folder is removed too."""
+"""Byte with which the parent asks for the end.
+
+If the pipe closes without it, the parent is gone, and the keeper removes the folder too.
+"""
 GIVE_UP_SECONDS = 60.0
 POLL_SECONDS = 0.1
 ADOPT_ORPHANS = 36
@@ -37,9 +43,18 @@ ADOPT_ORPHANS = 36
 
 
 def main(folder: str, grace: float, command: list[str]) -> int:
-    """Keep a command, which has so many seconds between SIGTERM and SIGKILL.
+    """Run a command and end its descendants with it.
 
-    Returns its exit code, of a signal 128 and its number, and 0 if the end came from the parent.
+    Parameters
+    ----------
+    folder : removed if the parent is gone; empty for none
+    grace : seconds between SIGTERM and SIGKILL
+    command : program and arguments
+
+    Returns
+    -------
+    Exit code of the command, 128 plus the number of the signal that ended it, or 0 if the parent
+    asked for the end or is gone.
     """
     ends: list[int] = []
 
@@ -47,7 +62,8 @@ def main(folder: str, grace: float, command: list[str]) -> int:
         ends.append(number)
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, end)  # what was ignored here would be ignored by the command too
+        # A handler, because a command would inherit ignored signals.
+        signal.signal(number, end)
     _adopt_orphans()
     started = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     code = None
@@ -63,7 +79,7 @@ def main(folder: str, grace: float, command: list[str]) -> int:
 
 
 def carrying(token: str) -> list[psutil.Process]:
-    """Processes that inherited a token, but for this one."""
+    """Return the processes that inherited a token, without this one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -73,7 +89,11 @@ def carrying(token: str) -> list[psutil.Process]:
 
 
 def end_all(find: Callable[[], list[psutil.Process]], grace: float) -> None:
-    """End all processes that are found, again and again until none is: first asked, then, after so many seconds, killed."""
+    """End all processes that ``find`` returns, until it returns none.
+
+    They get SIGTERM first and SIGKILL after ``grace`` seconds. ``find`` is called repeatedly,
+    because processes may start others meanwhile.
+    """
     asked: set[psutil.Process] = set()
     kill = time.monotonic() + grace
     while (now := time.monotonic()) < kill + GIVE_UP_SECONDS and (
@@ -106,7 +126,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _reap(wanted: int | None) -> int | None:
-    """Let go of children that have ended; returns the exit code of the wanted one if it is among them."""
+    """Reap children that have ended; return the exit code of ``wanted`` if it is among them."""
     code = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

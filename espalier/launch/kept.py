@@ -1,4 +1,4 @@
-"""Commands that do not outlive this process, whatever ends it: see ``keeper``."""
+"""Commands that end with this process, even if it is killed (see ``keeper``)."""
 
 import os
 import secrets
@@ -15,7 +15,7 @@ from espalier.launch import keeper
 from espalier.launch.keeper import STOP, TOKEN, carrying, end_all
 
 GRACE_SECONDS = 3.0
-"""Of what has nothing to say at its end."""
+"""Seconds between SIGTERM and SIGKILL for commands that have nothing to finish."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -28,19 +28,23 @@ def kept(
     grace: float = GRACE_SECONDS,
     **streams: Any,
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Start a command under a keeper; at the end of the block, or of this process, it and all that came of it are ended.
+    """Run a command under a keeper, which ends it with the block or with this process.
+
+    Descendants of the command are ended too.
 
     Parameters
     ----------
     command : program and arguments
-    folder : removed by the keeper if this process is killed
-    environment, cwd : of the command
+    folder : directory that the keeper removes if this process is killed
+    environment : environment variables of the command
+    cwd : working directory of the command
     grace : seconds between SIGTERM and SIGKILL
-    streams : ``stdout``, ``stderr`` and their ``text``, ``bufsize``, as ``subprocess.Popen`` takes them
+    streams : ``stdout``, ``stderr``, ``text``, ``bufsize`` and others, as for ``subprocess.Popen``
 
     Yields
     ------
-    The keeper's process; it ends when the command does, with its exit code, or with 128 and the signal's number.
+    Process of the keeper. It ends with the command and returns its exit code, or 128 plus the
+    number of a signal.
     """
     token = secrets.token_hex(16)
     process = subprocess.Popen(
@@ -61,16 +65,21 @@ def _stop(process: subprocess.Popen[Any], token: str, grace: float) -> None:
     with suppress(OSError):
         process.stdin.close()
     process.wait()
-    end_all(lambda: carrying(token), grace)  # nothing, unless the keeper was killed
+    # This finds processes only if the keeper was killed.
+    end_all(lambda: carrying(token), grace)
     if process.stdout is not None:
         process.stdout.close()
 
 
 @contextmanager
 def interrupted_later() -> Iterator[list[int]]:
-    """The first interrupt has no effect in this block but to be noted in what this yields; the second one counts as ever."""
+    """Record the first interrupt in this block instead of acting on it.
+
+    Yields the list of recorded signals. A second interrupt has its usual effect.
+    """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
+        # Python allows signal handlers only in the main thread.
         yield noted
         return
     before = {number: signal.getsignal(number) for number in INTERRUPTS}
@@ -92,7 +101,7 @@ def interrupted_later() -> Iterator[list[int]]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """An interrupt has no effect in this block, which is an end already, and short."""
+    """Ignore interrupts in this block, which is short and already part of an end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

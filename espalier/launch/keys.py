@@ -1,12 +1,17 @@
-"""``espalier keys``: what TLS, SuperNode authentication and names that are bound to keys need, in a folder for each recipient.
+"""``espalier keys``: keys and certificates, in one folder per recipient.
 
-    ca/                 ca.key, ca.crt: the authority; ca.key signs certificates of servers, and nothing that runs needs it
-    server/             ca.crt, server.pem, server.key; sites/NAME.key.pub: for the server
-    sites/NAME/         ca.crt, NAME.key, NAME.key.pub: for this site
+They are for TLS, SuperNode authentication and site names that are bound to keys.
 
-Covers: no key is ever overwritten; a private key is never there for others to read, not for a moment, nor half written.
-Does not cover: how a folder comes to its owner. A private key that need not travel is made where it stays: the command makes a
-site's pair also where there is no authority.
+    ca/             ca.key, ca.crt: the authority; ca.key only signs server certificates
+    server/         ca.crt, server.pem, server.key; sites/NAME.key.pub: for the server
+    sites/NAME/     ca.crt, NAME.key, NAME.key.pub: for this site
+
+No running program needs ca.key.
+
+Covers: no key is ever overwritten. A private key is never readable by others, not even for a
+moment, and never half written.
+Does not cover: transport of a folder to its owner. A private key that need not travel should be
+made where it stays: the command makes a site's key pair without an authority too.
 """
 
 import os
@@ -44,28 +49,31 @@ NEVER_OVERWRITTEN = "is there, and no key is overwritten"
 
 @dataclass(frozen=True)
 class Keys:
-    """A directory of keys."""
+    """Layout of a directory of keys."""
 
     root: Path
 
     @property
     def authority(self) -> Path:
-        """Of the authority."""
+        """Folder of the authority."""
         return self.root / "ca"
 
     @property
     def authority_key(self) -> Path:
-        """The authority's private key, which may be kept elsewhere."""
+        """Private key of the authority, which may be stored elsewhere."""
         return self.authority / "ca.key"
 
     @property
     def certificate(self) -> Path:
-        """The authority's, which everybody has."""
+        """Certificate of the authority, which everybody has."""
         return self.authority / "ca.crt"
 
     @property
     def at_hand(self) -> Path | None:
-        """The same where the authority is kept elsewhere: the server has it too. None: there is no authority yet."""
+        """Certificate of the authority in this directory; None without an authority.
+
+        If the authority's folder is stored elsewhere, it is the server's copy.
+        """
         return next(
             (
                 file
@@ -77,31 +85,31 @@ class Keys:
 
     @property
     def server(self) -> Path:
-        """For the server."""
+        """Folder for the server."""
         return self.root / "server"
 
     def of_server(self) -> tuple[Path, Path]:
-        """The server's private key and its certificate."""
+        """Return the files of the server's private key and certificate."""
         return self.server / "server.key", self.server / "server.pem"
 
     def site(self, name: str) -> Path:
-        """For a site."""
+        """Return the folder for a site."""
         return self.root / "sites" / name
 
     def private_key(self, name: str) -> Path:
-        """A site's."""
+        """Return the file of a site's private key."""
         return self.site(name) / f"{name}{PRIVATE}"
 
     def public_key(self, name: str) -> Path:
-        """A site's, beside its private one."""
+        """Return the file of a site's public key, next to the private one."""
         return self.site(name) / f"{name}{PUBLIC}"
 
     def at_server(self, name: str) -> Path:
-        """A site's public key, as the server has it."""
+        """Return the file of a site's public key in the server's folder."""
         return self.server / "sites" / f"{name}{PUBLIC}"
 
     def sites(self) -> list[str]:
-        """Sites whose keys were made here."""
+        """Return the sites whose keys were made in this directory."""
         return sorted(
             folder.name
             for folder in self.root.glob("sites/*")
@@ -110,25 +118,30 @@ class Keys:
 
 
 def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: int) -> Iterator[str]:
-    """Make what is asked for, and yield what was made for whom, a line each.
+    """Make keys and certificates, and yield one line for each that names its recipient.
 
     Parameters
     ----------
-    servers : names and addresses by which the server is reached; none: no certificate is made
-    sites : each gets a key pair; where the directory has a server's folder, that gets the public key
-    days : how long the server's certificate holds
+    root : directory of keys
+    servers : names and addresses of the server; empty to make no certificate
+    sites : sites that get a key pair; the public keys also go to the server's folder if there is
+        one
+    days : validity of the server's certificate in days
 
     Raises
     ------
     Mistake
-        Before anything is made: a name is none, a key is there already, or the authority is not; or a file cannot be written.
+        Before anything is made: a name is invalid, a key exists already, or the authority is
+        missing. Later: a file cannot be
+        written.
     """
     keys = Keys(root)
     _require_makeable(keys, servers, sites, days)
     members = list(sites)
     if servers:
         if keys.at_hand is None:
-            members = sorted({*sites, *keys.sites()})  # those that were there before it
+            # Sites that were made before the authority get its certificate now.
+            members = sorted({*sites, *keys.sites()})
         _make_server(keys, servers, days)
         yield (
             f"{keys.authority}: stays with you; only another certificate of a server takes ca.key,"
@@ -150,7 +163,7 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
 
 
 def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
-    """A certificate for the server, and the authority, where there is none yet."""
+    """Make a server certificate, and the authority if there is none."""
     if keys.certificate.exists():
         authority = read_authority(_read(keys.certificate), _read(keys.authority_key))
         new = False
@@ -218,7 +231,7 @@ def _of_server(keys: Keys) -> Iterator[str]:
 
 
 def _make_pair(keys: Keys, name: str) -> None:
-    """A site's pair, in the formats that Flower takes; the public one ends with the site's name."""
+    """Make a site's key pair in Flower's formats; the public key ends with the site's name."""
     key = new_key()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -227,7 +240,10 @@ def _make_pair(keys: Keys, name: str) -> None:
 
 
 def _hand_on(file: Path, to: Path) -> None:
-    """Copy a public file, where there is none; of another authority than now the certificate goes."""
+    """Copy a public file unless it exists already.
+
+    A certificate of another authority is replaced.
+    """
     if file.name == "ca.crt" and to.exists() and _read(to) != _read(file):
         to.unlink()
     if not to.exists():
@@ -242,18 +258,18 @@ def _read(file: Path) -> bytes:
 
 
 def _write(file: Path, data: bytes, mode: int) -> None:
-    """Make a file that is there whole or not at all, from its first moment with these permissions; never over another one.
+    """Write a new file atomically, with these permissions from the start.
 
     Raises
     ------
     Mistake
-        There is one, or the file system refuses.
+        The file exists already, or the file system refuses.
     """
     try:
         for place in reversed((file.parent, *file.parent.parents)):
             if not place.is_dir():
                 place.mkdir(FOLDER_OF_KEYS)
-        # Its owner's alone, whatever the umask.
+        # ``mkstemp`` makes a file that only its owner can read, whatever the umask.
         handle, name = tempfile.mkstemp(prefix=".new-", dir=file.parent)
         try:
             with os.fdopen(handle, "wb") as opened:
@@ -261,6 +277,7 @@ def _write(file: Path, data: bytes, mode: int) -> None:
                 opened.flush()
                 os.fchmod(handle, mode)
                 os.fsync(handle)
+            # A link fails if the target exists, unlike a rename, which would replace it.
             with suppress(FileExistsError):
                 os.link(name, file)
                 return

@@ -1,7 +1,8 @@
-"""``espalier node``: a SuperNode whose messages one warm process answers, with the program that is installed here.
+"""``espalier node``: a SuperNode with one warm process that runs the installed program.
 
-Two processes are started, and end with the command, whatever ends it: Flower's ``flower-supernode`` in its process isolation,
-and beside it ``client_app.warm_node``, which claims the SuperNode's tasks. They share a secret that is made for the occasion.
+The command starts two processes, which end with it in every case: Flower's ``flower-supernode`` in
+process isolation, and ``client_app.warm_node``, which claims the SuperNode's tasks. They share a
+secret that is made for this run of the command.
 """
 
 import os
@@ -29,12 +30,12 @@ from espalier.settings.site_keys import fingerprint, private_key
 WARM_NODE = "client_app.warm_node"
 PRIVATE_KEY = "--auth-supernode-private-key"
 LOG_SECONDS = 5.0
-"""In which the last lines of a SuperNode that has ended are read."""
+"""Seconds for reading the last lines of a SuperNode that has ended."""
 LOOPBACK = "127.0.0.1"
 NODE_CONFIG = "--node-config"
 POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0
-"""In which a SuperNode says that it leaves."""
+"""Seconds for a SuperNode to tell the SuperLink that it leaves."""
 MOST_WARM_SECONDS = 7 * 86_400
 MEGA = 10**6
 MOST_PORT = 65535
@@ -43,21 +44,21 @@ MOST_PORT = 65535
 def run_node(
     app: Path, words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int = 0
 ) -> int:
-    """Run a node until it ends or is ended; returns the SuperNode's exit code.
+    """Run a node until it ends or is ended, and return the SuperNode's exit code.
 
     Parameters
     ----------
-    app : the app that is installed
-    words : further options, which ``flower-supernode`` takes
-    port : on which it hands tasks out to this machine's own processes; 0: a free one
-    warm_seconds : how long a worker waits for the next task before it ends
-    most_idle_megabytes : a worker that holds more between tasks lets its model go, or ends; 0: half of what
-        the machine has
+    app : directory of the installed app
+    words : further options, for ``flower-supernode``
+    port : loopback port on which the SuperNode hands out tasks; 0 for a free one
+    warm_seconds : seconds for which a worker waits for the next task before it ends
+    most_idle_megabytes : memory above which an idle worker drops its model or ends; 0 for half of
+        the machine's memory
 
     Raises
     ------
     Mistake
-        An option is one that the command sets itself, or a number is out of range.
+        The command sets one of the options itself, or a number is out of range.
     """
     _check(words, port, warm_seconds, most_idle_megabytes)
     address = f"{LOOPBACK}:{port or free_port()}"
@@ -114,7 +115,7 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megab
         raise Mistake(
             f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out"
         )
-    # Flower passes over what it cannot read, and over keys that nobody knows.
+    # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
     for config in _values_of(NODE_CONFIG, words):
         parse_node(read_node_config(config))
     if not 0 < warm_seconds <= MOST_WARM_SECONDS:
@@ -131,12 +132,16 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megab
 
 
 def _log_of(words: Sequence[str]) -> SupernodeLog:
-    """Return what passes on the SuperNode's log, and knows as whom it connects, from the options that it is given."""
+    """Return the filter for the SuperNode's log, which states as whom the node connects.
+
+    Names and keys are taken from the options of ``flower-supernode``.
+    """
     configs = [dict(read_node_config(text)) for text in _values_of(NODE_CONFIG, words)]
     keys = list(_values_of(PRIVATE_KEY, words))
     shown = ""
     for key in keys[-1:]:
-        with suppress(Mistake):  # flower-supernode says what is wrong with it
+        # ``flower-supernode`` itself reports what is wrong with the key.
+        with suppress(Mistake):
             shown = fingerprint(private_key(key).public_key())
     superlink = list(_values_of("--superlink", words))
     site = claimed_name(configs[-1]) if configs else ""
@@ -149,7 +154,7 @@ def _log_of(words: Sequence[str]) -> SupernodeLog:
 
 
 def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:
-    """What an option is given as, also by the beginning of its name."""
+    """Yield the values of an option, which may be abbreviated as argparse allows."""
     for place, word in enumerate(words):
         name, is_joined, value = word.partition("=")
         if len(name) > 2 and option.startswith(name):

@@ -1,4 +1,7 @@
-"""``espalier release`` and ``espalier check-log``: what somebody at a site decides and looks at, beside the node."""
+"""``espalier release`` and ``espalier check-log``: approval of replies and check of the egress log.
+
+A person at a site runs them; the node need not be stopped.
+"""
 
 import argparse
 from typing import Any
@@ -12,7 +15,7 @@ COMMANDS = (RELEASE, CHECK_LOG)
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add both to the parser."""
+    """Add both commands to the parser."""
     release = commands.add_parser(
         RELEASE, help="list the replies that a site holds (hold-replies), release or refuse them"
     )
@@ -54,7 +57,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run_officer(given: argparse.Namespace) -> int:
-    """Do what was asked for; returns the exit code.
+    """Run the command and return its exit code.
 
     Raises
     ------

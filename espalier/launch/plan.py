@@ -1,4 +1,4 @@
-"""``espalier plan``: read the words as ``espalier run`` does, and let the app say what such a run takes."""
+"""``espalier plan``: estimate what a run would take, from the same words as ``espalier run``."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from espalier.launch.in_app import run_in_app
 from espalier.settings.mistakes import Mistake
 
 PLAN = "server_app.planning.command"
-"""The module of the app that plans."""
+"""Module of the app that makes the estimate."""
 LEAST_SPEED = 1e-6
 MOST_SPEED = 1e9
 
 
 def add_plan(commands: Any) -> argparse.ArgumentParser:
-    """Add the command to a parser's."""
+    """Add the command to the parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan", help="what a run would take: bytes, memory, disk and time, without its weights"
     )
@@ -48,12 +48,12 @@ def plan(
     *,
     measure: bool,
 ) -> int:
-    """Print the plan; 0, or 2 if the run's settings or its model are wrong.
+    """Print the estimate; return 0, or 2 if the run's settings or its model are wrong.
 
     Raises
     ------
     Mistake
-        A word is no setting, or a speed is none.
+        A word is no setting, or a speed is invalid.
     """
     for name, value in (("--teraflops", teraflops), ("--megabits", megabits)):
         if value is not None and not LEAST_SPEED <= value <= MOST_SPEED:

@@ -1,4 +1,4 @@
-"""Waiting for a SuperLink that was started a moment ago, for instance by the same compose file."""
+"""Wait for a SuperLink that was started moments ago, for instance by the same compose file."""
 
 import socket
 import sys
@@ -10,16 +10,17 @@ CONNECT_SECONDS = 5.0
 
 
 def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
-    """Wait until something listens at an address, and say so once on standard error.
+    """Wait until a server listens at an address, with one line on standard error.
 
     Parameters
     ----------
-    address : ``host:port``; one without a port number is left to Flower, which says what is wrong with it
-    seconds : the longest wait
+    address : ``host:port``; without a port number Flower reports the error itself
+    seconds : maximum waiting time
 
     Returns
     -------
-    Whether something listens. If nothing does, Flower is asked all the same: a proxy may be the only way there.
+    True if a server listens. If none does, callers try Flower nevertheless: a proxy may be the only
+    way to the SuperLink.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
@@ -44,6 +45,6 @@ def _listens(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except (OSError, OverflowError, UnicodeError):
-        # Not yet, no such host yet, or no such port or name at all.
+        # No server listens yet, the host is unknown so far, or the port or name is invalid.
         return False
     return True

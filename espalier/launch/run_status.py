@@ -1,4 +1,4 @@
-"""``espalier status``: let the app say how the runs of some directories stand."""
+"""``espalier status``: print the state of the runs in some directories."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 from espalier.launch.in_app import run_in_app
 
 STATUS = "server_app.run_status"
-"""The module of the app that reads run directories."""
+"""Module of the app that reads run directories."""
 
 
 def add_status(commands: Any) -> None:
-    """Add the command to a parser's."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "status", help="how runs stand: running, interrupted, failed or completed"
     )
@@ -21,5 +21,5 @@ def add_status(commands: Any) -> None:
 
 
 def show_status(app: Path, directories: Sequence[str]) -> int:
-    """Print a line per run directory; 2 if one of them is none."""
+    """Print a line per run directory; return 2 if a directory is no run directory."""
     return run_in_app(app, STATUS, list(directories))

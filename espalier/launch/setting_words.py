@@ -1,4 +1,4 @@
-"""Explanations for settings that are written in the form of another program: ``--num-clients 3``, ``num-clients: 3``."""
+"""Hints for settings written in another program's form: ``--num-clients 3``, ``num-clients: 3``."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -9,7 +9,10 @@ FORM = "settings are given as key=value, without dashes in front and without bla
 
 
 def require_pairs(words: Sequence[str], keys: Collection[str]) -> None:
-    """Raise Mistake if a word is only the name of a setting: ``num-clients 3``, ``num-clients: 3``, ``num-clients = 3``."""
+    """Raise Mistake if a word is only the name of a setting.
+
+    Examples are ``num-clients 3``, ``num-clients: 3`` and ``num-clients = 3``.
+    """
     for place, word in enumerate(words):
         key = word.removesuffix(":")
         if key in keys:
@@ -17,13 +20,13 @@ def require_pairs(words: Sequence[str], keys: Collection[str]) -> None:
 
 
 def explain_options(options: Sequence[str], words: Sequence[str], keys: Collection[str]) -> str:
-    """Say what to write in place of options that the command does not know; empty if none of them is like a setting.
+    """Return what to write in place of unknown options; empty if none resembles a setting.
 
     Parameters
     ----------
     options : unknown words that begin with a dash
-    words : all words, so that an option's value can be found behind it
-    keys : of the settings
+    words : all words, among which the value of an option is searched
+    keys : keys of the settings
     """
     told = [_explained(option, words, keys) for option in options]
     return "\n".join(line for line in told if line)
@@ -40,7 +43,10 @@ def _explained(option: str, words: Sequence[str], keys: Collection[str]) -> str:
 
 
 def _key_of(name: str, words: Sequence[str], keys: Collection[str]) -> str | None:
-    """The setting of this name, one that ends with it (of a table that the words name, if there is one), or a similar one."""
+    """Return the setting with this name, with this name in a table, or with a similar name.
+
+    Tables that the words name come first.
+    """
     if name in keys:
         return name
     namesakes = sorted(
@@ -53,7 +59,7 @@ def _key_of(name: str, words: Sequence[str], keys: Collection[str]) -> str | Non
 
 
 def _value_in(words: Sequence[str], keys: Collection[str]) -> str:
-    """The value that is given first in these words, or a word that stands for one."""
+    """Return the value at the beginning of these words, or a placeholder."""
     first = next((word.lstrip("=") for word in words if word != "="), "")
     is_value = (
         first

@@ -1,7 +1,8 @@
-"""A SuperLink, and Flower's command line spoken to through it: one of one's own for a simulated run, or a running one.
+"""SuperLinks for the ``flwr`` command: our own one for a simulation, or a running one.
 
-One's own is started in an empty directory: Ray puts the SuperLink's working directory first on the clients' import path, and
-a SuperLink that was started in another copy of the project would run that copy's clients.
+Our own SuperLink is started in an empty directory. Ray puts the SuperLink's working directory first
+on the clients' import path, so a SuperLink started in another copy of the project would run that
+copy's clients.
 """
 
 import json
@@ -28,45 +29,51 @@ from espalier.settings.mistakes import Mistake
 CONNECTION = "espalier"
 LOG = "superlink.log"
 START_SECONDS = 600
-"""A busy machine takes its time; a SuperLink that fails to start ends, and is not waited for."""
+"""Maximum wait for the start on a busy machine; a SuperLink that fails to start ends earlier."""
 STOP_SECONDS = 120
 BY_SIGNAL = 128
 SHARED = "ESPALIER_SHARED_SUPERLINK"
-"""Tells the ServerApp (``server_app.own_superlink``) that it need not ask whose SuperLink this is."""
+"""Variable that tells ``server_app.own_superlink`` not to check who started the SuperLink."""
 MOST_TMPDIR = 38
-"""Bytes: Ray makes sockets below TMPDIR, and a socket's path has at most 107."""
+"""Maximum length of TMPDIR in bytes.
+
+Ray creates sockets below TMPDIR, and the path of a socket has at most 107 bytes.
+"""
 SHORT_TMPDIR = "/tmp"
 LOG_END = 2000
-"""Characters of a SuperLink's log that are quoted."""
+"""Number of characters at the end of a SuperLink's log that errors quote."""
 
 CERTIFICATES = (
     " A SuperLink with certificates says the same to whoever comes without: give their authority's"
     " with --root-certificates, and reach the SuperLink by a name that they hold."
 )
-"""What Flower does not say when a Control API cannot be reached."""
+"""Hint that is added to Flower's error if a Control API cannot be reached."""
 
 RAY_DID_NOT_START = re.compile(r"raybackend\.py\W+line \d+, in init_ray")
-"""What the log of a run holds when Ray, and not the run, failed to start.
+"""Pattern in the log of a run in which Ray itself failed to start.
 
-Ray waits half a minute for processes of its own that now and then do not come up, and gives several messages for it; Flower
-starts Ray in this one function, so it is in the traceback of all of them.
+Ray waits half a minute for its own processes, which occasionally do not start, and reports that in
+several ways. Flower starts Ray in this one function, so it is in the traceback of all of them.
 """
 
 
 class SuperLinkLost(RuntimeError):
-    """The SuperLink does not answer any more; its message says what is known of it, and what to do before the run goes on."""
+    """Error for a SuperLink that no longer answers.
+
+    The message says what is known about it and what to do before the run can continue.
+    """
 
 
 @dataclass
 class SuperLink:
-    """A SuperLink that can be reached, and the environment in which ``flwr`` finds it."""
+    """Reachable SuperLink and the environment in which ``flwr`` finds it."""
 
     environment: dict[str, str]
     folder: Path
     address: str
     """``host:port`` of its Control API."""
     process: subprocess.Popen[bytes] | None = None
-    """One's own: the process that keeps it (see ``kept``)."""
+    """Keeper process of our own SuperLink (see ``kept``); None for one that others run."""
 
     def start_run(self, app: Path, config_file: Path, *options: str) -> str:
         """Submit a run and return Flower's run id.
@@ -74,7 +81,7 @@ class SuperLink:
         Raises
         ------
         Mistake
-            Flower refused it; its words are quoted.
+            Flower refused the run; its message is quoted.
         """
         answer = self._flwr(
             "run",
@@ -95,7 +102,7 @@ class SuperLink:
         return str(answer["run-id"])
 
     def stream_log(self, run_id: str) -> Generator[str, None, None]:
-        """Yield the run's log, line by line, until the run ends."""
+        """Yield the run's log line by line until the run ends."""
         with kept(
             [_program(COMMAND), "log", run_id, CONNECTION, "--stream"], self.folder, self.environment, self.folder,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
@@ -104,12 +111,12 @@ class SuperLink:
             yield from process.stdout
 
     def status(self, run_id: str) -> tuple[str, str]:
-        """Flower's status of a run, for instance ``finished:completed``, and its details.
+        """Return Flower's status of a run, such as ``finished:completed``, and its details.
 
         Raises
         ------
         SuperLinkLost
-            It does not answer, or does not know the run.
+            The SuperLink does not answer or does not know the run.
         """
         answer: dict[str, Any] = {}
         try:
@@ -154,14 +161,16 @@ class SuperLink:
             return None
 
     def stop_run(self, run_id: str) -> None:
-        """End a run."""
+        """Stop a run."""
         self._flwr("stop", run_id, CONNECTION, "--format", "json")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
             [_program(COMMAND), *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
-            start_new_session=True,  # Ctrl-C comes to the command alone, which decides
+            # Ctrl-C reaches only the command, which decides what to stop.
+            start_new_session=True,
         )  # fmt: skip
+        # Flower may print other lines before its JSON answer.
         start = done.stdout.find("{")
         try:
             answer: dict[str, Any] = json.loads(done.stdout[start:])
@@ -172,9 +181,9 @@ class SuperLink:
 
 @contextmanager
 def running_superlink(address: str, root_certificates: str | None) -> Iterator[SuperLink]:
-    """Reach a SuperLink that somebody else runs, at ``host:port`` of its Control API, by TLS if certificates are given.
+    """Yield a SuperLink that somebody else runs, at ``host:port`` of its Control API.
 
-    One that is not up yet is waited for.
+    Certificates switch TLS on. A SuperLink that does not listen yet is waited for.
     """
     await_superlink(address)
     secure = (
@@ -191,7 +200,7 @@ def running_superlink(address: str, root_certificates: str | None) -> Iterator[S
 
 @contextmanager
 def own_superlink() -> Iterator[SuperLink]:
-    """Start a SuperLink in simulation mode on free loopback ports; it and what it started do not outlive the block.
+    """Start a SuperLink in simulation mode on free loopback ports, for the duration of the block.
 
     Raises
     ------
@@ -203,7 +212,7 @@ def own_superlink() -> Iterator[SuperLink]:
     empty = folder / "empty"
     log = folder / LOG
     empty.mkdir()
-    # `--app` may name another checkout than the installed one.
+    # ``--app`` may name another checkout than the installed one, which the ServerApp would refuse.
     environment = {**_environment(folder), SHARED: "1"}
     command = [_program(SUPERLINK), *simulating_superlink(control)]
     try:
@@ -232,9 +241,10 @@ def _flower_home(connection: str) -> Path:
 
 
 def _environment(flower_home: Path) -> dict[str, str]:
-    """This process's environment, with Flower's and Ray's calls home switched off unless it says otherwise.
+    """Return this process's environment with usage reports of Flower and Ray switched off.
 
-    A cluster that ``RAY_ADDRESS`` names is not used: clients are processes of this machine.
+    Variables that are already set keep their values. ``RAY_ADDRESS`` is removed, because clients
+    must be processes of this machine and not of a cluster.
     """
     quiet = {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -270,7 +280,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
 
 
 def _program(name: str) -> str:
-    """Return the path of a program, the one beside this Python if there is one."""
+    """Return the path of a program, preferably of the one next to this Python."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:

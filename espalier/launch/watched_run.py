@@ -1,4 +1,4 @@
-"""What ``espalier run`` knows of its run while it watches: its directory, its end, and how to go on if there is none."""
+"""State of a run that ``espalier run`` watches: its directory, its status and how to resume it."""
 
 import json
 import shlex
@@ -13,30 +13,34 @@ COMPLETED = "finished:completed"
 
 @dataclass
 class WatchedRun:
-    """A run as its log and its SuperLink tell of it.
+    """Run as seen in its log and by its SuperLink.
 
     Parameters
     ----------
-    arguments : what the command was given
+    arguments : arguments of the command
     """
 
     arguments: Sequence[str]
     directory: str = ""
-    """Run directory on the SuperLink's machine; empty until the ServerApp has made it."""
+    """Run directory on the SuperLink's machine; empty until the ServerApp has created it."""
     status: str = ""
     """Flower's status; empty until the run has ended."""
     said_why: bool = False
-    """Whether the ServerApp said why it failed."""
+    """True if the ServerApp reported why the run failed."""
 
     def note(self, line: str) -> None:
-        """Read a line of the log."""
+        """Process a line of the log."""
         if line.startswith(RUN_DIRECTORY):
             self.directory = line.removeprefix(RUN_DIRECTORY).strip()
         self.said_why = self.said_why or line.startswith(FLOWER_REPORTS_IT_TOO)
 
     @property
     def completed(self) -> bool:
-        """Whether the run is completed: Flower says so, or, where it was stopped first, the summary in the run directory."""
+        """True if the run is completed.
+
+        Flower reports it, or, if the run was stopped before that, the summary in the run directory
+        does.
+        """
         if self.status == COMPLETED:
             return True
         if not self.directory:
@@ -50,7 +54,7 @@ class WatchedRun:
             return False
 
     def how_to_go_on(self) -> str:
-        """The command that goes on where the run was broken off, in words for a person."""
+        """Return the command that resumes the run, in a message for the user."""
         if not self.directory:
             return "the run had not begun its work; give the same command again"
         words = [word for word in self.arguments if not word.startswith("resume-from=")]

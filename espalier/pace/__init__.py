@@ -1,1 +1,1 @@
-"""How far long work is: said where the work is done, heard where somebody listens."""
+"""Progress of long work: reported by the code that does it, received by listeners."""

@@ -1,6 +1,7 @@
-"""Beats: one for each block or step of a long piece of work, said by whoever does it.
+"""Progress reports: one text for each block or step of a long piece of work.
 
-The rooms that compute say ``beat("block 3 of 12")`` and need not know who hears it: a client's log, the lines of a run, nobody.
+Code that computes calls ``beat("block 3 of 12")`` and does not know the listener: a client's log,
+the progress lines of a run, or none.
 """
 
 import time
@@ -14,7 +15,7 @@ from espalier.amounts import duration
 T = TypeVar("T")
 
 Listener = Callable[[str], None]
-"""Hears every beat, however many there are."""
+"""Function that receives every progress text."""
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
@@ -23,7 +24,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
-    """Let a listener hear all beats of this thread until the end of the block."""
+    """Let a listener receive all progress of this thread until the end of the block."""
     token = _listener.set(listener)
     try:
         yield
@@ -33,7 +34,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def beats_of(whom: str) -> Iterator[None]:
-    """Whoever listens hears of all beats until the end of the block whose they are: ``client 3: block 2 of 12``."""
+    """Prefix all progress in the block with a name, such as ``client 3: block 2 of 12``."""
     listener = _listener.get()
     if listener is None:
         yield
@@ -43,26 +44,26 @@ def beats_of(whom: str) -> Iterator[None]:
 
 
 def beat(text: str) -> None:
-    """Say what is being done now; where nobody listens this costs nothing."""
+    """Report what is being done now; without a listener this does nothing."""
     if (listener := _listener.get()) is not None:
         listener(text)
 
 
 def beats(parts: Collection[T], what: str) -> Iterator[T]:
-    """Go through the parts of a piece of work, and say of each that it begins: ``block 3 of 12``."""
+    """Iterate over the parts of a piece of work and report the start of each: ``block 3 of 12``."""
     for number, part in enumerate(parts, start=1):
         beat(f"{what} {number} of {len(parts)}")
         yield part
 
 
 class Share:
-    """Beats of a long piece of work of a known size: the share that is done, and the time left at this pace.
+    """Progress of work of a known size: the percentage done, and the time left at this pace.
 
     Parameters
     ----------
-    what : is done
-    total : its size, in whatever unit
-    now : seconds that only grow
+    what : name of the work
+    total : its size, in any unit
+    now : monotonic clock in seconds
     """
 
     def __init__(self, what: str, total: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +73,7 @@ class Share:
         self._began = now()
 
     def __call__(self, done: float) -> None:
-        """Say that so much is done."""
+        """Report the amount ``done`` so far, in the unit of the total."""
         if _listener.get() is None or done <= 0:
             return
         total = max(done, self._total)
@@ -81,7 +82,7 @@ class Share:
 
 
 def in_shares(parts: Collection[T], what: str) -> Iterator[T]:
-    """Go through the many parts of a piece of work, and say what share of them is done."""
+    """Iterate over many parts of a piece of work and report the percentage done."""
     share = Share(what, len(parts))
     for number, part in enumerate(parts):
         share(number)
@@ -89,13 +90,13 @@ def in_shares(parts: Collection[T], what: str) -> Iterator[T]:
 
 
 class Pace:
-    """A listener that makes a line of a beat every few seconds, with the seconds since it began.
+    """Listener that prints a progress line every few seconds, with the time since its start.
 
     Parameters
     ----------
-    say : gets each line
-    now : seconds that only grow
-    every : seconds between two lines at least, and before the first
+    say : receives each line
+    now : monotonic clock in seconds
+    every : minimum seconds between two lines and before the first
     """
 
     def __init__(
@@ -110,12 +111,12 @@ class Pace:
         self._began = self._last = now()
 
     def __call__(self, text: str) -> None:
-        """Hear a beat."""
+        """Receive a progress text."""
         now = self._now()
         if now - self._last >= self._every:
             self._last = now
             self._say(f"{text}  [{duration(now - self._began)}]")
 
     def another_line(self) -> None:
-        """Something else was said just now, so that the next line can wait."""
+        """Record that another line was just printed, so that the next progress line waits."""
         self._last = self._now()

@@ -1,7 +1,8 @@
-"""Imports that take less time.
+"""Faster imports, without garbage collection.
 
-Flower starts a process for every message, and much of what it does is to import torch, transformers and peft: millions of
-objects, all of which stay. Python's collector looks through them again and again, which takes a fifth of the time.
+Flower starts a process for every message. A large part of its time is the import of torch,
+transformers and peft: millions of objects, all of which stay alive. Python's garbage collector
+scans them repeatedly, which takes a fifth of the import time.
 """
 
 import gc
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """While libraries are imported, nothing is collected."""
+    """Disable garbage collection while libraries are imported."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,7 @@
-"""The block of pyproject.toml that holds the defaults of a run, written from the schema, so that Flower knows every key."""
+"""Generator of the block of pyproject.toml that holds a run's default settings.
+
+Flower accepts only keys that pyproject.toml declares, so the block lists all keys.
+"""
 
 import json
 import textwrap
@@ -12,14 +15,17 @@ BEGIN = (
     " espalier/settings; do not edit"
 )
 END = "# <<< settings of a run"
-"""The lines of pyproject.toml between which the block stands."""
+"""Last marker line; the block is between the two marker lines in pyproject.toml."""
 
 WIDTH = 128
-"""Characters of a line at most."""
+"""Maximum number of characters per line."""
 
 
 def app_config() -> str:
-    """``[tool.flwr.app.config]`` as TOML, its tables with it: each key with its default below its description."""
+    """Return ``[tool.flwr.app.config]`` and its tables as TOML.
+
+    Each key has its default value, below a comment with its description.
+    """
     lines = [
         "# Presets in conf/ and `--run-config` override these defaults. docs/settings.md has them"
         " as tables."
@@ -33,12 +39,12 @@ def app_config() -> str:
 
 
 def with_app_config(pyproject: str) -> str:
-    """The text of a pyproject.toml, with the block of today between the two marker lines.
+    """Return the text of a pyproject.toml with the current block between the two marker lines.
 
     Raises
     ------
     ValueError
-        A marker line is missing, or there twice.
+        A marker line is missing or occurs twice.
     """
     if pyproject.count(f"{BEGIN}\n") != 1 or pyproject.count(f"{END}\n") != 1:
         raise ValueError(f"pyproject.toml: needs one line {BEGIN!r} and one line {END!r}")
@@ -55,7 +61,7 @@ def _head(name: str) -> Iterator[str]:
 
 
 def read_by(table: str) -> str:
-    """Which methods read a table, in words."""
+    """Return which methods read a table, in words."""
     readers = readers_of(table)
     everybody = readers_of("")
     return "read by every method" if readers == everybody else f"read by {', '.join(readers)}"
@@ -78,5 +84,5 @@ def _comment(key: Key) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """A value of a setting as TOML, whose strings are written as in JSON."""
+    """Return a setting's value as TOML; strings are escaped as in JSON."""
     return json.dumps(value) if isinstance(value, str) else as_text(value)

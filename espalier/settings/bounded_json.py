@@ -1,7 +1,7 @@
-"""JSON from outside: its size and how deep it is nested are bounded before it is parsed.
+"""Parser for untrusted JSON that bounds size and nesting depth before it parses.
 
-Parsers go down a level for each bracket, on Python's stack or on C's, which ends the process. Documents of models, settings,
-records and messages have a handful of levels.
+Parsers recurse once per bracket, on Python's stack or on C's; an overflow of the C stack ends the
+process. Documents of models, settings, records and messages are nested only a few levels deep.
 """
 
 import json
@@ -10,16 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_DEPTH = 64
-"""Levels of lists and objects within each other."""
+"""Maximum nesting depth of lists and objects."""
 MOST_CHARACTERS = 1 << 28
-"""Maximum length of a document; tokenizers with 250,000 words, the largest, have 40 MB."""
+"""Maximum length of a document; the largest tokenizers, with 250,000 words, have 40 MB."""
 
 _STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?+|[\[{]|[\]}]', re.DOTALL)
-"""Possessive, so that no text takes more time than its length; a string without an end reaches to the end of the text."""
+"""Pattern of strings and brackets.
+
+Its quantifiers are possessive, so that matching takes linear time. A string without a closing quote
+extends to the end of the text.
+"""
 
 
 class UnboundedJsonError(ValueError):
-    """The text is larger, or nested deeper, than any document that is read here."""
+    """Error for a text that is larger or nested deeper than allowed."""
 
 
 def read_json(
@@ -32,7 +36,9 @@ def read_json(
     Raises
     ------
     ValueError
-        It is no JSON; or it is longer than ``most_characters``, or nested deeper than ``MOST_DEPTH`` (``UnboundedJsonError``).
+        The text is not JSON.
+    UnboundedJsonError
+        The text is longer than ``most_characters`` or nested deeper than ``MOST_DEPTH``.
     """
     if isinstance(text, bytes):
         require_short(len(text), most_characters)
@@ -49,7 +55,11 @@ def require_short(characters: int, most: int) -> None:
 
 
 def require_flat(text: str) -> None:
-    """Raise UnboundedJsonError if brackets outside strings are nested deeper than ``MOST_DEPTH``; nothing is parsed."""
+    """Raise UnboundedJsonError if brackets outside strings are nested deeper than ``MOST_DEPTH``.
+
+    The text is scanned and not parsed.
+    """
+    # A text with so few opening brackets cannot be nested deeper; most texts end here.
     if text.count("[") + text.count("{") <= MOST_DEPTH:
         return
     depth = 0

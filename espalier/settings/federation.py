@@ -1,4 +1,4 @@
-"""Settings that methods share which go through rounds and average what clients send."""
+"""Settings shared by methods that run in rounds and average the clients' updates."""
 
 from typing import ClassVar, Literal
 
@@ -12,77 +12,83 @@ ROUNDED = ("bfloat16", "nf4")
 
 
 class FederationSettings(Table):
-    """Table ``[federation]``: rounds, what a client weighs, and how adapters travel. Each method reads what concerns it.
+    """Table ``[federation]``: rounds, client weights, and the wire format of adapters.
 
-    What a value means with which method is said by the methods' own tables; ``schema.py`` adds it to the descriptions.
+    A method reads only some of these keys. The methods' own tables define what a value means for
+    them; ``schema.py`` adds that to the descriptions.
     """
 
     rounds: int = Field(
         0,
         ge=0,
-        description="Rounds of the run; 0: as many as the method usually has.",
+        description="Number of rounds; 0: the method's default.",
     )
     sampled_clients: float = Field(
-        1.0, gt=0, le=1, description="Share of the clients that a round asks, at least one client."
+        1.0,
+        gt=0,
+        le=1,
+        description="Fraction of the clients that take part in a round, at least one client.",
     )
     client_weights: Literal["paper", "equal", "samples", "norms", "importance"] = Field(
         "paper",
         description=(
-            "Weight of a client in the average. `samples`: the training sequences, or with"
-            " fedspallm, llm-streamline and slicegpt the calibration windows, that it reports;"
-            " `norms`: the Frobenius norm of the update that it sent; `importance`: what its LoRA"
-            " modules are worth; `paper`: as the method's paper has it."
+            "Weight of a client in the average. `samples`: the number of training sequences (with"
+            " fedspallm, llm-streamline and slicegpt of calibration samples) that it reports."
+            " `norms`: the Frobenius norm of its update. `importance`: the importance of its LoRA"
+            " modules. `equal`: the same for all clients. `paper`: as in the method's paper."
         ),
     )
     max_weight_ratio: float = Field(
         2.0,
         ge=1,
         description=(
-            "A client weighs at most so many times as much as the median client, and as the mean"
-            " one: with 2 no client of eight has more than 25% of the weight. 1: all weigh alike;"
-            " 1000000: as they say. `summary.json` says whose weight was cut (`capped`)."
+            "Maximum weight of a client as a multiple of the median client's weight, and of the"
+            " mean weight: with 2 no client of eight has more than 25% of the total weight. 1:"
+            " equal weights; 1000000: no limit. `summary.json` lists the clients whose weight was"
+            " reduced (`capped`)."
         ),
     )
     max_update_ratio: float = Field(
         2.0,
         ge=1,
         description=(
-            "What a client changed of a tensor counts up to so many times the norm of the median"
-            " client's change; a larger one is scaled down. Twice that ratio holds for single"
-            " numbers: rows of fedspallm's SparseGPT, directions of slicegpt's moments, and"
-            " distances of llm-streamline's cosines from 1. 1000000: no limit. It takes three"
-            " clients. `summary.json` says whose was (`capped`)."
+            "Maximum norm of a client's change of a tensor, as a multiple of the median client's;"
+            " a larger change is scaled down. For single numbers the limit is twice this ratio:"
+            " rows of fedspallm's SparseGPT, directions of slicegpt's moments, and distances of"
+            " llm-streamline's cosines from 1. 1000000: no limit. The limit needs at least three"
+            " clients. `summary.json` lists the clients that were limited (`capped`)."
         ),
     )
     max_capability_ratio: float = Field(
         4.0,
         ge=1,
         description=(
-            "A capability that a node states counts at most so many times as much as the median's."
+            "Maximum capability of a node as a multiple of the median capability; a larger stated"
+            " value is reduced."
         ),
     )
     payload: Payload = Field(
         "float32",
         description=(
-            "Number format of adapters, and of llm-streamline's layer, on the wire: 4 bytes a"
-            " number, 2, or with `nf4` 0.5625."
+            "Wire format of adapters and of llm-streamline's layer: 4 bytes per number, 2 with"
+            " `bfloat16`, 0.5625 with `nf4`."
         ),
     )
     rounding: Literal["differences", "values"] = Field(
         "differences",
         description=(
-            "What a payload of `bfloat16` or `nf4` rounds: the change that a round's training made,"
-            " or the adapters' values. The bytes are the same."
+            "Numbers that are rounded to `bfloat16` or `nf4`: the change that a round's training"
+            " made, or the adapters' values. The number of bytes is the same."
         ),
     )
     error_feedback: bool = Field(
-        True, description="What rounding to the payload's format loses is added the next time."
+        True, description="Add what rounding to the wire format loses to the next update."
     )
     keep_optimizer: bool = Field(
         False,
         description=(
-            "A client's AdamW goes on from round to round with its moments, which stay at the"
-            " client, instead of beginning anew; not with `svd`."
+            "Continue a client's AdamW from round to round instead of starting anew; its moments"
+            " stay at the client. Not with `svd`."
         ),
     )
 
@@ -93,7 +99,10 @@ class FederationSettings(Table):
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":
-        """This table with what 0 rounds and the paper's weights stand for, where the method reads them."""
+        """Return this table with the method's values for 0 rounds and ``paper`` weights.
+
+        Keys that the method does not read stay as they are.
+        """
         found: dict[str, int | str] = {}
         if "rounds" in job.FEDERATION:
             found["rounds"] = self.rounds or job.ROUNDS
@@ -103,9 +112,12 @@ class FederationSettings(Table):
 
     @property
     def sends_differences(self) -> bool:
-        """Whether a client sends what its training changed, and the server adds it to its own global adapters."""
+        """True if a client sends the change that its training made and not the adapters' values.
+
+        The server then adds the change to its own global adapters.
+        """
         return self.payload != "float32" and self.rounding == "differences"
 
     def clients_of_round(self, clients: int) -> int:
-        """How many of so many clients a round asks."""
+        """Return how many of ``clients`` clients take part in a round, at least one."""
         return max(1, round(clients * self.sampled_clients))

@@ -1,4 +1,4 @@
-"""Settings of FedPETuning: federated averaging of LoRA adapters, and what it shares with other methods that average them."""
+"""Settings of FedPETuning and of all methods that average LoRA adapters."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AdapterAveraging(MethodSettings):
-    """What every method says that averages adapters."""
+    """Settings and properties shared by all methods that average adapters."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
@@ -26,13 +26,13 @@ class AdapterAveraging(MethodSettings):
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY = 2
-    """The first adapters come from the seed."""
+    """First round with a ``deliver`` message; clients make the first adapters from the seed."""
     READ_WITH: ClassVar[ReadWith] = {
         "federation.error-feedback": {"aggregation": ("factors", "zero-pad")}
     }
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
-        """Steps and sequences of a round, and tokens of a forward pass."""
+        """Return the steps and sequences of a round and the tokens of a forward pass."""
         training = run.training
         tokens = run.data.window_tokens if run.task.name == TEXT else run.task.max_tokens
         passes = training.steps * training.accumulation
@@ -50,37 +50,42 @@ class AdapterAveraging(MethodSettings):
 
     @property
     def makes_alone(self) -> bool:
-        """Clients train alone in as many steps as all rounds have."""
+        """True: the local baseline trains for as many steps as all rounds together."""
         return True
 
     @property
     def averages_updates(self) -> bool:
-        """Whether the updates B A are averaged, and their best approximation is kept (an SVD), in place of A and B."""
+        """True if the updates B A are averaged, and not A and B separately.
+
+        An SVD then gives the best approximation of the mean for the adapters' rank.
+        """
         return False
 
     @property
     def lowers_ranks(self) -> bool:
-        """Whether a client may go on with a lower rank than it was asked for."""
+        """True if a client may continue with a lower rank than the server asked for."""
         return False
 
     def feeds_back(self, federation: FederationSettings) -> bool:
-        """Whether what rounding loses is added the next time.
+        """Return whether the loss of rounding is added the next time (error feedback).
 
-        The SVD gives A and B other directions in every round, in which a loss of the round before means nothing.
+        It is False with the SVD: A and B get other directions in every round, so a loss of the
+        previous round has no meaning in them.
         """
         return federation.error_feedback and not self.averages_updates
 
     def delivers_differences(self, federation: FederationSettings) -> bool:
-        """Whether the server sends what leads to the global adapters from the first ones, which every client makes itself.
+        """Return whether the server sends the change of the global adapters since the first ones.
 
-        Of those the SVD leaves nothing: its factors are smaller than the difference.
+        Every client makes the first adapters itself. With the SVD nothing of these is left in the
+        factors, which are smaller than the difference and are sent themselves.
         """
         return federation.sends_differences and not self.averages_updates
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """What does not fit each other in these tables."""
+        """Return one error line per conflict between these tables."""
         if not (federation.keep_optimizer and self.averages_updates):
             return []
         return [
@@ -90,24 +95,24 @@ class AdapterAveraging(MethodSettings):
         ]
 
     def svd_of(self, method: str) -> str:
-        """What has the updates' mean factored anew."""
+        """Return the setting, in words, by which the mean of the updates is factored by an SVD."""
         return f"{method}.aggregation = 'svd'"
 
     def lora_of(self, lora: LoraSettings, num_blocks: int) -> LoraSettings:
-        """What clients train, in the words of ``[lora]``, of a model of so many blocks."""
+        """Return the LoRA settings that clients train in a model with ``num_blocks`` blocks."""
         return lora
 
     @property
     def limits_differ(self) -> bool:
-        """Whether the server may ask clients to train adapters of lower ranks."""
+        """True if the server may ask clients to train adapters of lower ranks."""
         return False
 
     def largest_limit(self, lora: LoraSettings) -> int:
-        """Largest rank that a client may be asked to train."""
+        """Return the largest rank that a client may be asked to train."""
         return lora.largest_rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
-        """Largest rank of an adapter that a client trains: every client trains whole adapters."""
+        """Return the largest rank of a client's adapters; here it is the same for all clients."""
         return lora.largest_rank
 
 
@@ -117,12 +122,12 @@ class FedPETuningSettings(AdapterAveraging, TimedSettings):
     aggregation: Literal["factors", "svd"] = Field(
         "factors",
         description=(
-            "`factors`: the mean of A and the mean of B, as the paper has it; `svd`: the best"
-            " approximation of the mean of the updates B A."
+            "`factors`: mean of A and mean of B, as in the paper; `svd`: best approximation of the"
+            " mean of the updates B A."
         ),
     )
 
     @property
     def averages_updates(self) -> bool:
-        """Whether the updates B A are averaged."""
+        """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"

@@ -1,4 +1,4 @@
-"""Settings of FedPrLLM: federated mask voting."""
+"""Settings of FedPrLLM: clients vote with their pruning masks."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ Group = Literal["layer", "row", "column"]
 
 
 class FedPrLLMSettings(PruningSettings):
-    """Table ``[fedprllm]`` (papers' terms: FedPrLLM section 3.2)."""
+    """Table ``[fedprllm]``, with the terms of the paper (section 3.2)."""
 
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)}
@@ -27,39 +27,39 @@ class FedPrLLMSettings(PruningSettings):
     strategy: Literal["one-shot", "iterative"] = Field(
         "one-shot",
         description=(
-            "`one-shot`: all blocks in one round; `iterative`: a block per round, and clients go on"
-            " behind what was decided."
+            "`one-shot`: all blocks in one round; `iterative`: one block per round, after which"
+            " clients continue from the pruned block."
         ),
     )
     local_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"] = Field(
         "wanda",
         description=(
-            "Score by which a client ranks its weights: Wanda, RIA, SparseGPT's score alone, or the"
-            " magnitude, which does not look at the data."
+            "Score by which a client ranks its weights: Wanda, RIA, SparseGPT's score without its"
+            " weight update, or the magnitude, which does not depend on the data."
         ),
     )
     local_comparison_group: Group = Field(
-        "row", description="Weights that compete in a client's mask."
+        "row", description="Group in which weights compete in a client's mask."
     )
     comparison_group: Group = Field(
-        "layer", description="Weights that compete for the summed votes."
+        "layer", description="Group in which weights compete for the summed votes."
     )
     ties: Literal["magnitude", "index", "random"] = Field(
         "magnitude",
         description=(
-            "Which of equally voted weights is pruned first: the one of smaller magnitude, the one"
-            " of lower index, or a seeded random one."
+            "Order in which weights with equally many votes are pruned: smaller magnitude first,"
+            " lower index first, or a seeded random order."
         ),
     )
     weight_scaling: bool = Field(
-        False, description="Shrink the kept weights by the share of clients that would prune them."
+        False, description="Shrink each kept weight by the fraction of clients that would prune it."
     )
     continue_behind: Literal["masked", "scaled"] = Field(
         "masked",
         description=(
-            "What clients of iterative pruning go on behind: the masked block, as the paper's step"
-            " 7 reads, or with weight scaling the scaled one, as its published code does (a byte"
-            " per weight more goes down)."
+            "Block from which clients of iterative pruning continue: the masked one, as in step 7"
+            " of the paper, or with weight scaling the scaled one, as in its published code (the"
+            " server then sends one more byte per weight)."
         ),
     )
 
@@ -75,22 +75,28 @@ class FedPrLLMSettings(PruningSettings):
 
     @property
     def makes_alone(self) -> bool:
-        """In iterative pruning a client's masks stand behind the others' decisions: alone it prunes without them."""
+        """True for iterative pruning, in which a client's masks depend on the others' decisions.
+
+        The local baseline prunes without them, in a message of its own.
+        """
         return self.strategy == "iterative"
 
     def last_rounds(
         self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int
     ) -> range:
-        """One round, or one per block."""
+        """Return the rounds after which the run ends: one round, or one per block."""
         last = 1 if self.strategy == "one-shot" else num_blocks()
         return range(last, last + 1)
 
     @property
     def local_group(self) -> str:
-        """Weights that compete in a client's mask: the pattern, or ``local-comparison-group``."""
+        """Group in which weights compete in a client's mask.
+
+        It is the pattern or ``local-comparison-group``.
+        """
         return self.pattern or self.local_comparison_group
 
     @property
     def server_group(self) -> str:
-        """Weights that compete for votes: the pattern, or ``comparison-group``."""
+        """Group in which weights compete for the votes: the pattern or ``comparison-group``."""
         return self.pattern or self.comparison_group

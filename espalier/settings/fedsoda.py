@@ -1,4 +1,7 @@
-"""Settings of FedSODA: clients tune the last layers of a pruned, quantised sub-model, which the server keeps aligned."""
+"""Settings of FedSODA: clients tune the last blocks of a pruned, quantised sub-model.
+
+The server keeps the sub-model aligned with the full model.
+"""
 
 from typing import ClassVar, Literal
 
@@ -14,10 +17,11 @@ from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
 
 
 class FedSodaSettings(AdapterAveraging):
-    """Table ``[fedsoda]`` ("FedSODA", with FedOT and FedBiOT as other values of the same keys, see their presets).
+    """Table ``[fedsoda]``; FedOT and FedBiOT are other values of the same keys, see their presets.
 
-    A base model of L blocks is an emulator, which is pruned and stays frozen at the clients, and adapter blocks, whose LoRA is
-    trained: the last ``adapter-layers``, and the first ``first-layers``.
+    The L blocks of the base model are divided into an emulator, which is pruned and stays frozen at
+    the clients, and adapter blocks, whose LoRA is trained: the last ``adapter-layers`` and the
+    first ``first-layers``.
     """
 
     FIRST_DELIVERY = 1
@@ -31,33 +35,41 @@ class FedSodaSettings(AdapterAveraging):
     }
 
     adapter_layers: int = Field(
-        3, ge=1, description="Last blocks, which are the adapter: clients train their LoRA (L_A)."
+        3,
+        ge=1,
+        description="Number of last blocks in the adapter, whose LoRA the clients train (L_A).",
     )
     first_layers: int = Field(
-        0, ge=0, description="First blocks that belong to the adapter too (FedOT: 1)."
+        0, ge=0, description="Number of first blocks that belong to the adapter too (FedOT: 1)."
     )
     drop: Literal["similar", "uniform"] = Field(
         "similar",
         description=(
-            "Which blocks of the emulator go: of `groups` of neighbours with like outputs all but"
-            " the first (FedSODA), or blocks at even distances (FedOT, FedBiOT)."
+            "Blocks of the emulator that are dropped: in `groups` groups of adjacent blocks with"
+            " similar outputs all but the first (FedSODA), or blocks at equal distances (FedOT,"
+            " FedBiOT)."
         ),
     )
-    group_layers: int = Field(3, ge=0, description="Blocks that go of each group (n).")
-    groups: int = Field(4, ge=1, description="Groups of blocks (p).")
-    dropped_layers: int = Field(12, ge=0, description="Blocks that go at even distances.")
+    group_layers: int = Field(
+        3, ge=0, description="Number of blocks that are dropped from each group (n)."
+    )
+    groups: int = Field(4, ge=1, description="Number of groups of blocks (p).")
+    dropped_layers: int = Field(
+        12, ge=0, description="Number of blocks that are dropped at equal distances."
+    )
     uniform_rounding: Literal["nearest", "down"] = Field(
         "nearest",
         description=(
-            "How the places of the blocks that stay are rounded when blocks go at even distances:"
-            " `nearest` as in Offsite-Tuning's code, `down` as in the code of FedOT and FedBiOT."
+            "Rounding of the positions of the blocks that stay, if blocks are dropped at equal"
+            " distances: `nearest` as in Offsite-Tuning's code, `down` as in the code of FedOT and"
+            " FedBiOT."
         ),
     )
     emulator: Literal["nf4", "stored"] = Field(
         "nf4",
         description=(
-            "What clients download: the sub-model with its linears in NF4, or as the base's files"
-            " have it."
+            "Format in which clients download the sub-model: its linear layers in NF4, or as"
+            " stored in the base model's files."
         ),
     )
     aligned: Literal["starts", "all"] = Field(
@@ -71,21 +83,27 @@ class FedSodaSettings(AdapterAveraging):
         "code",
         min_length=1,
         description=(
-            "Text on which the server compares blocks and aligns: `documentation` or `code` (the"
-            " tenth that no client holds), or the path of a text file. It must be none of"
+            "Public text on which the server compares blocks and aligns: `documentation` or `code`"
+            " (the 10% that no client has), or the path of a text file. It must not be one of"
             " `evaluation.texts`."
         ),
     )
-    public_windows: int = Field(64, ge=1, description="Windows of it.")
+    public_windows: int = Field(64, ge=1, description="Number of samples of the public text.")
     public_window_tokens: int = Field(
-        256, ge=2, description="Tokens of a window, at most as many as the model has positions."
+        256,
+        ge=2,
+        description=(
+            "Tokens per sample of the public text; at most the model's number of positions."
+        ),
     )
     pre_align_steps: int = Field(
-        100, ge=0, description="Steps of alignment before the first round; 0: none."
+        100, ge=0, description="Number of steps of alignment before the first round; 0: none."
     )
-    realign_steps: int = Field(50, ge=1, description="Steps of a realignment.")
-    realign_every: int = Field(5, ge=0, description="Rounds between realignments (r); 0: none.")
-    align_batch: int = Field(4, ge=1, description="Windows of a step of alignment.")
+    realign_steps: int = Field(50, ge=1, description="Number of steps of a realignment.")
+    realign_every: int = Field(
+        5, ge=0, description="Number of rounds between realignments (r); 0: none."
+    )
+    align_batch: int = Field(4, ge=1, description="Number of samples in a step of alignment.")
     align_learning_rate: float = Field(
         1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of alignment (AdamW)."
     )
@@ -104,8 +122,8 @@ class FedSodaSettings(AdapterAveraging):
     proximal_to: Literal["global", "first"] = Field(
         "global",
         description=(
-            "What `training.proximal` pulls a client's LoRA towards: the round's global one"
-            " (FedSODA), or the first (FedBiOT)."
+            "Target of `training.proximal` for a client's LoRA: the round's global values"
+            " (FedSODA), or the initial values (FedBiOT)."
         ),
     )
 
@@ -129,34 +147,34 @@ class FedSodaSettings(AdapterAveraging):
 
     @property
     def brings_nf4(self) -> str:
-        """The key and value by which clients are brought a model in NF4; empty where they are not."""
+        """Key and value that make clients download a model in NF4; empty if they download none."""
         return "emulator = 'nf4'" if self.emulator == "nf4" else ""
 
     @property
     def aligns(self) -> bool:
-        """Whether the sub-model is aligned at any time."""
+        """True if the server aligns the sub-model at any time."""
         return bool(self.pre_align_steps or self.realign_every)
 
     def realigns_in(self, server_round: int) -> bool:
-        """Whether a round begins with a realignment (algorithm 2, line 9; once per round, at the server)."""
+        """Return whether a round begins with a realignment at the server (algorithm 2, line 9)."""
         return self.realign_every > 0 and server_round % self.realign_every == 0
 
     @property
     def num_dropped(self) -> int:
-        """Blocks that go."""
+        """Number of blocks that are dropped."""
         return self.group_layers * self.groups if self.drop == "similar" else self.dropped_layers
 
     def pulls_to_first(self, training: TrainingSettings) -> bool:
-        """Whether a client's LoRA is pulled towards its first values."""
+        """Return whether a proximal term pulls a client's LoRA towards its initial values."""
         return self.proximal_to == "first" and training.proximal > 0
 
     def emulator_of(self, num_blocks: int) -> range:
-        """Blocks of the emulator in a model, full or smaller, of so many blocks.
+        """Return the emulator's blocks in a model, full or smaller, with ``num_blocks`` blocks.
 
         Raises
         ------
         Mistake
-            There is none.
+            No block is left for the emulator.
         """
         blocks = range(self.first_layers, num_blocks - self.adapter_layers)
         if not blocks:
@@ -168,13 +186,16 @@ class FedSodaSettings(AdapterAveraging):
         return blocks
 
     def lora_of(self, lora: LoraSettings, num_blocks: int) -> LoraSettings:
-        """LoRA of the adapter's blocks."""
+        """Return the LoRA settings of the adapter blocks."""
         emulator = self.emulator_of(num_blocks)
         first = f"0-{emulator[0] - 1}," if self.first_layers else ""
         return lora.model_copy(update={"layers": f"{first}{emulator[-1] + 1}-{num_blocks - 1}"})
 
     def align_training(self, training: TrainingSettings, steps: int) -> TrainingSettings:
-        """Alignment in the words of ``[training]``: AdamW with the paper's momenta (section 6.1.2)."""
+        """Return the settings of alignment as a ``[training]`` table.
+
+        AdamW has the betas of the paper (section 6.1.2).
+        """
         changes = {
             "steps": steps,
             "batch-size": self.align_batch,
@@ -192,7 +213,7 @@ class FedSodaSettings(AdapterAveraging):
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """What does not fit each other in these tables."""
+        """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         if lora.layers != "all":
             lines.append(

@@ -1,4 +1,4 @@
-"""Settings of FedSpaLLM: federated pruning with l0 aggregation, mask expansion and layer sampling."""
+"""Settings of FedSpaLLM: pruning with l0 aggregation, mask expansion and layer sampling."""
 
 from collections.abc import Callable
 from typing import ClassVar, Literal
@@ -11,7 +11,7 @@ from espalier.settings.table import ReadWith
 
 
 class FedSpaLLMSettings(PruningSettings):
-    """Table ``[fedspallm]`` (paper's terms: FedSpaLLM section 4). A layer is a decoder block."""
+    """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "max-capability-ratio",
@@ -33,69 +33,69 @@ class FedSpaLLMSettings(PruningSettings):
         gt=0,
         lt=1,
         description=(
-            "Share of each matrix that is pruned in the end, exactly `int(size * sparsity)`"
+            "Fraction of each matrix that is pruned in the end, exactly `int(size * sparsity)`"
             " weights."
         ),
     )
     local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"] = Field(
         "sparsegpt",
         description=(
-            "How a client prunes. SparseGPT changes the kept weights; the others leave them as they"
-            " are."
+            "Pruning method of a client. SparseGPT changes the kept weights; the others do not."
         ),
     )
     local_comparison_group: Literal["layer", "row"] = Field(
         "layer",
         description=(
-            "Weights that compete at a client; SparseGPT compares the rows of 128 columns at a"
-            " time."
+            "Group in which weights compete at a client; SparseGPT compares the rows of 128"
+            " columns at a time."
         ),
     )
     comparison_group: Literal["layer", "row"] = Field(
-        "layer", description="Weights that compete in the mask expansion."
+        "layer", description="Group in which weights compete in the mask expansion."
     )
     damping: float = Field(
         0.01,
         gt=0,
         le=1,
         description=(
-            "SparseGPT: share of the Hessian's mean diagonal that is added to it. It is raised"
-            " tenfold as often as the Cholesky factor needs it, and `summary.json` says so."
+            "SparseGPT: fraction of the Hessian's mean diagonal that is added to the diagonal. It"
+            " is multiplied by ten until the Cholesky factorisation succeeds, and `summary.json`"
+            " reports that."
         ),
     )
     damping_mean: Literal["live", "all"] = Field(
         "live",
         description=(
-            "SparseGPT: which channels that mean is taken over: those that fire, or all, of which"
-            " dead ones count as 1, as in its published code."
+            "SparseGPT: channels over which that mean is taken: those with input that is not zero,"
+            " or all, of which dead ones count as 1, as in its published code."
         ),
     )
     aggregation: Literal["l0", "mean"] = Field(
         "l0",
         description=(
-            "`l0`: for each weight the mean over the clients that kept it; `mean`: over all clients"
-            " (FedAvg of pruned weights)."
+            "`l0`: mean of each weight over the clients that kept it; `mean`: mean over all"
+            " clients (FedAvg of pruned weights)."
         ),
     )
     mask_expansion: bool = Field(
         True,
         description=(
-            "Prune the weights that most clients pruned until the sparsity is reached; without it"
-            " only weights go that all clients pruned."
+            "Prune the weights that most clients pruned until the sparsity is reached. `false`:"
+            " prune only weights that all clients pruned."
         ),
     )
     ties: Literal["magnitude", "index", "random"] = Field(
         "magnitude",
         description=(
-            "Which of the weights that equally many clients pruned is pruned first: the one of"
-            " smaller mean magnitude, the one of lower index, or a seeded random one."
+            "Order in which weights that equally many clients pruned are pruned: smaller mean"
+            " magnitude first, lower index first, or a seeded random order."
         ),
     )
     schedule: Literal["constant", "linear", "cubic"] = Field(
         "constant",
         description=(
-            "How the sparsity rises over the rounds: not at all, in equal steps, or fast at first"
-            " (Zhu & Gupta 2017)."
+            "Increase of the sparsity over the rounds: none, in equal steps, or fast at first (Zhu"
+            " & Gupta 2017)."
         ),
     )
     sampled_layers: float = Field(
@@ -103,22 +103,22 @@ class FedSpaLLMSettings(PruningSettings):
         gt=0,
         le=1,
         description=(
-            "Share of the layers that the most capable client prunes in a round; the others in"
-            " proportion, at least one."
+            "Fraction of the layers that the most capable client prunes in a round; the others"
+            " prune fewer in proportion, at least one."
         ),
     )
     capabilities: str = Field(
         "",
         description=(
-            "`1,2,4`: capability of each client, in place of what the nodes state; the last one"
-            " repeats."
+            "Capability of each client, for instance `1,2,4`, in place of what the nodes state;"
+            " the last one repeats."
         ),
     )
     coverage: Literal["every-round", "over-rounds"] = Field(
         "every-round",
         description=(
-            "What to do when the samples cannot cover all layers: refuse with the numbers, or add"
-            " rounds until they have."
+            "Action if the samples cannot cover all layers: refuse the run and state the numbers,"
+            " or add rounds until all layers are covered."
         ),
     )
 
@@ -144,40 +144,47 @@ class FedSpaLLMSettings(PruningSettings):
 
     @property
     def columns_together(self) -> int:
-        """Columns that a client decides at a time, within which a pattern must end; 0: a matrix's rows are pruned whole."""
+        """Number of columns that a client prunes at a time; 0 if rows are pruned whole.
+
+        A pattern must not cross the boundary between two such sets of columns.
+        """
         return 128 if self.local_method == "sparsegpt" else 0
 
     @property
     def local_group(self) -> str:
-        """Groups of which a client prunes an exact share: the pattern, or ``local-comparison-group``."""
+        """Group in which a client prunes an exact fraction of the weights.
+
+        It is the pattern or ``local-comparison-group``.
+        """
         return self.pattern or (
             "layer" if self.local_method == "sparsegpt" else self.local_comparison_group
         )
 
     @property
     def server_group(self) -> str:
-        """Weights that compete in the mask expansion: the pattern, or ``comparison-group``."""
+        """Group in which weights compete in the mask expansion: pattern or ``comparison-group``."""
         return self.pattern or self.comparison_group
 
     def capability_of(self, client: int) -> float:
-        """The capability that ``capabilities`` gives a client."""
+        """Return the capability of a client from ``capabilities``; the last number repeats."""
         numbers = [float(part) for part in self.capabilities.split(",")]
         return numbers[min(client, len(numbers) - 1)]
 
     def last_rounds(
         self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int
     ) -> range:
-        """FedSpaLLM goes on while a layer is not pruned.
+        """Return the rounds after which the run may end: it continues until all layers are pruned.
 
-        Each further round finishes one at least, unless the clients that sampled it are lost in that round, and a client is
-        lost once.
+        Each additional round prunes at least one more layer, unless the clients that sampled it are
+        lost in that round. A client is lost only once, which bounds the number of rounds.
         """
         return range(federation.rounds, federation.rounds + num_blocks() + num_clients + 1)
 
     def sparsity_of(self, server_round: int, rounds: int) -> float:
-        """Share of each matrix that a round prunes: ``sparsity`` from the last of the planned ``rounds`` on.
+        """Return the sparsity of each matrix after a round: ``sparsity`` from ``rounds`` on.
 
-        ``linear`` rises by equal steps, ``cubic`` as Zhu & Gupta (2017, eq. 1): fast at first, when much is redundant.
+        ``linear`` increases it in equal steps. ``cubic`` follows Zhu & Gupta (2017, eq. 1): it
+        increases fast at first, while many weights are redundant.
         """
         share = min(1.0, server_round / rounds)
         if self.schedule == "linear":

@@ -1,4 +1,7 @@
-"""Settings of FedSpine: every device prunes and tunes in turn, by a ratio and a LoRA rank that a bandit of its own chooses."""
+"""Settings of FedSpine: every device alternately prunes and tunes its model.
+
+A bandit of its own chooses each device's pruning ratio and LoRA rank.
+"""
 
 from typing import ClassVar, Literal
 
@@ -16,7 +19,7 @@ from espalier.settings.timed import TimedSettings
 AUTO = "auto"
 MEASURED = "measured"
 CHOSEN = ("bandit", "random")
-"""Allocations that give every device another ratio and rank."""
+"""Allocations that choose the pruning ratio and rank for each device."""
 
 
 class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, TimedSettings):
@@ -43,76 +46,81 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         ge=0,
         lt=1,
         description=(
-            "Share of the parameters that every device ends without (p*), at least, and with"
-            " `selection` of `kind` or `block` less than one unit beyond it of each kind in each"
-            " block, or in each block. A unit is a key-value group of attention (a head, where each"
-            " has its own keys and values) or a feed-forward channel. 0: nothing goes, and ranks"
-            " alone are chosen (the paper without A_P)."
+            "Target pruning ratio of every device (p*): the minimum fraction of its parameters"
+            " that is removed. With `selection` of `kind` or `block` it is exceeded by less than"
+            " one prunable group of each kind in each block, or in each block. A prunable group is"
+            " a key-value group of attention (a head, if each has its own keys and values) or a"
+            " feed-forward channel. 0: nothing is removed, and only ranks are chosen (the paper"
+            " without A_P)."
         ),
     )
     selection: Literal["global", "block", "kind"] = Field(
         "kind",
         description=(
-            "Units that compete: groups and channels of each block by themselves (the paper's"
-            " layers), those of a block, or all of the model. Importances of different kinds are"
-            " hardly comparable."
+            "Prunable groups that compete: attention groups and channels of each block separately"
+            " (the paper's layers), those of a block, or those of the whole model. Importances of"
+            " different kinds are hardly comparable."
         ),
     )
     prune_rounds: int = Field(
         0,
         ge=0,
         description=(
-            "Rounds of pruning in which a device that always takes the middle step comes to"
-            " `share`; the first is round 2, or `prune-from`. 0: half of the rounds."
+            "Number of rounds of pruning in which a device that always takes the middle step"
+            " reaches `share`; the first is round 2, or `prune-from`. 0: half of the rounds."
         ),
     )
     prune_from: int = Field(
         2,
         ge=2,
         description=(
-            "First round of pruning where ratios follow the schedule; 2 where they are chosen. With"
-            " `prune-rounds=1` all goes at once: in round 2 (pruned, then tuned), or in the last"
-            " round (tuned, then pruned)."
+            "First round of pruning if ratios follow the schedule; 2 if they are chosen. With"
+            " `prune-rounds=1` everything is removed at once: in round 2 (pruned, then tuned), or"
+            " in the last round (tuned, then pruned)."
         ),
     )
     allocation: Literal["bandit", "fixed", "random"] = Field(
         "bandit",
         description=(
-            "Who chooses a device's ratio and rank in a round: a bandit of its own, a schedule that"
-            " is the same for all, or chance."
+            "Choice of a device's pruning ratio and rank in a round: by a bandit of its own, by a"
+            " schedule that is the same for all devices, or at random."
         ),
     )
     arm_space: Literal["relative", "absolute"] = Field(
         "relative",
         description=(
-            "What is chosen of the ratio: how much further to prune, or, as the paper has it, the"
-            " ratio itself."
+            "Meaning of a chosen ratio: how much further to prune, or, as in the paper, the"
+            " pruning ratio itself."
         ),
     )
     adaptive_pruning: bool = Field(
-        True, description="The ratio is chosen; false: the fixed schedule."
+        True, description="Choose the pruning ratio; `false`: use the fixed schedule."
     )
     adaptive_rank: bool = Field(
-        True, description="The rank is chosen; false: `rank` (the paper without A_T)."
+        True, description="Choose the rank; `false`: use `rank` (the paper without A_T)."
     )
     rank: int = Field(
-        0, ge=0, description="Rank in round 1, and wherever ranks are not chosen; 0: `lora.rank`."
+        0,
+        ge=0,
+        description="Rank in round 1, and in all rounds if ranks are not chosen; 0: `lora.rank`.",
     )
     rank_min: int = Field(
-        2, ge=1, description="Lowest rank that is chosen; the highest is `lora.rank`."
+        2, ge=1, description="Minimum rank that is chosen; the maximum is `lora.rank`."
     )
     discount: float = Field(
         0.98,
         gt=0,
         le=1,
-        description="A reward of k rounds ago counts with the k-th power (lambda).",
+        description=(
+            "Discount factor (lambda): a reward of k rounds ago counts with its k-th power."
+        ),
     )
     granularity: float = Field(
         0.4,
         gt=0,
         le=2,
         description=(
-            "A cell of the bandit's square that is not wider, corner to corner, is not cut (delta)."
+            "Diameter up to which a cell of the bandit's square is not divided further (delta)."
         ),
     )
     exploration: float = Field(
@@ -120,14 +128,15 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         ge=0,
         le=1e6,
         description=(
-            "Factor in the bandit's bound, 2 in the paper: how much it tries what it hardly knows."
+            "Exploration factor in the bandit's bound, 2 in the paper; larger values try uncertain"
+            " arms more often."
         ),
     )
     reward: Literal["scaled", "literal"] = Field(
         "scaled",
         description=(
-            "The paper's four terms, each from 0 to 1, or its equation as it stands, which has no"
-            " bound."
+            "Reward of a device: the paper's four terms, each from 0 to 1, or its equation as it"
+            " stands, which has no bound."
         ),
     )
     kappa: float = Field(
@@ -135,100 +144,100 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         gt=0,
         le=1e6,
         description=(
-            "A device that is off the mean time by this share of it gets half of the reward."
+            "Relative deviation from the mean time at which a device gets half of the reward."
         ),
     )
     score: Literal["exact", "group", "mask"] = Field(
         "exact",
         description=(
-            "What a unit is worth: the squares of its weights' first-order terms by LoRA's"
-            " gradients, summed, as the paper has it; the square of their sum (`group`); or the"
-            " square of the gradient of a mask on what the unit gives (`mask`), as in APT."
+            "Importance of a prunable group: the sum of the squared first-order terms of its"
+            " weights by LoRA's gradients, as in the paper; the square of their sum (`group`); or"
+            " the squared gradient of a mask on the group's output (`mask`), as in APT."
         ),
     )
     normalise: bool = Field(
         True,
         description=(
-            "Each matrix's importances are divided by their norm before a unit's are added, as in"
-            " LoRAPrune."
+            "Divide each matrix's importances by their norm before those of a group are added, as"
+            " in LoRAPrune."
         ),
     )
     eta: float = Field(
         0.9,
         ge=0.5,
         le=0.95,
-        description="Weight of the former steps in the moving average of importances.",
+        description="Weight of the previous steps in the moving average of importances.",
     )
     aggregation: Literal["coverage", "zero-fill"] = Field(
         "coverage",
         description=(
-            "A row of an update counts with the devices that kept it, or with all, as zero where it"
-            " was pruned."
+            "Devices in the average of a row of an update: those that kept the row, or all, with"
+            " zeros from those that pruned it."
         ),
     )
     fleet: str = Field(
         "auto",
         min_length=1,
         description=(
-            "Devices that the run pretends to have, for the times that rewards look at: `full`,"
-            " `low`, `medium` or `high` of `conf/devices`, or a file. `measured`: the seconds that"
-            " clients measure, which differ from run to run. `auto`: `full` in simulation, and"
-            " measured times in a deployment."
+            "Virtual devices that determine the times in rewards: `full`, `low`, `medium` or"
+            " `high` of `conf/devices`, or a file. `measured`: the seconds that clients measure,"
+            " which differ from run to run. `auto`: `full` in a simulation, and measured times in a"
+            " deployment."
         ),
     )
 
     @property
     def makes_alone(self) -> bool:
-        """What a device gets is its own in any case: it writes its model."""
+        """True if devices write their models after the rounds, in a message of its own."""
         return self.keep_models
 
     @property
     def averages_updates(self) -> bool:
-        """Updates of different rows and ranks have a mean of their products alone."""
+        """True: updates with different rows and ranks can only be averaged as products B A."""
         return True
 
     def svd_of(self, method: str) -> str:
-        """The mean of updates is always factored anew."""
+        """Return the setting, in words, that implies an SVD: here the method itself."""
         return f"method = '{method}'"
 
     def fleet_name(self, *, simulation: bool) -> str:
-        """The fleet of a run; empty where times are measured."""
+        """Return the name of the run's fleet; empty if times are measured."""
         chosen = ("full" if simulation else MEASURED) if self.fleet == AUTO else self.fleet
         return "" if chosen == MEASURED else chosen
 
     @property
     def chooses(self) -> bool:
-        """Whether anything is chosen for each device."""
+        """True if ratios or ranks are chosen for each device."""
         return self.allocation in CHOSEN and (
             (self.adaptive_pruning and self.share > 0) or self.adaptive_rank
         )
 
     @property
     def chooses_ratios(self) -> bool:
-        """Whether each device's ratio is chosen; else all follow the schedule."""
+        """True if the pruning ratio of each device is chosen; otherwise all follow the schedule."""
         return self.chooses and self.adaptive_pruning and self.share > 0
 
     def rounds_of_pruning(self, rounds: int) -> int:
-        """T of the schedule, of a run of so many rounds."""
+        """Return the number of rounds in which the schedule prunes (T), by default half of all."""
         return self.prune_rounds or max(1, rounds // 2)
 
     @property
     def limits_differ(self) -> bool:
-        """Ranks are chosen round by round, and what is cut has no adapter."""
+        """True: ranks are chosen in every round, and groups that were cut have no adapter."""
         return True
 
     def usual_rank(self, lora: LoraSettings) -> int:
-        """Rank where none is chosen."""
+        """Return the rank for devices whose rank is not chosen."""
         return self.rank or lora.largest_rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
-        """Rank of a device's adapters in round 1."""
+        """Return the rank of a device's adapters in round 1."""
         return self.usual_rank(lora)
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """What does not fit each other in these tables."""
+        """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         largest = lora.largest_rank
         if lora.merge:
@@ -275,7 +284,10 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         return lines
 
     def _steps_too_small(self, method: str, rounds: int) -> list[str]:
-        """The largest arm is twice the mean step, and round 1 only tunes."""
+        """Return an error line if even the largest arms cannot reach the pruning ratio.
+
+        The largest arm is twice the mean step, and round 1 only tunes.
+        """
         steps = self.rounds_of_pruning(rounds)
         most = 2 * (rounds - 1)
         if rounds < 2 or steps <= most:

@@ -1,4 +1,4 @@
-"""Settings of FLAP: structured pruning by how much channels fluctuate, on pooled statistics."""
+"""Settings of FLAP: structured pruning by the fluctuation of channels, on pooled statistics."""
 
 from typing import Literal
 
@@ -13,29 +13,30 @@ class FlapSettings(StructuredSettings):
     metric: Literal["wifv", "ifv", "wifn"] = Field(
         "wifv",
         description=(
-            "What a channel is worth: the variance of its input times its column's squared norm,"
-            " the variance alone, or its mean magnitude times the input's norm."
+            "Score of a channel: the variance of its input times the squared norm of its weight"
+            " column, the variance of its input, or the mean magnitude of its weight column times"
+            " the norm of its input."
         ),
     )
     square_attention: bool = Field(
         True,
         description=(
-            "Attention's scores are squared before they are standardised, as in the published code."
+            "Square the scores of attention before they are standardised, as in the published code."
         ),
     )
     max_client_ratio: float = Field(
         2.0,
         ge=1,
         description=(
-            "A client's tokens and the size of its inputs count at most so many times the median"
-            " client's. Each of its variances stays within twice that ratio of the median client's,"
-            " above and below. 1000000: as they are."
+            "Maximum number of tokens of a client, and maximum size of its inputs, as a multiple"
+            " of the median client's. Each of its variances is limited, above and below, to twice"
+            " that ratio of the median client's. 1000000: no limit."
         ),
     )
     bias_compensation: bool = Field(
         True,
         description=(
-            "The mean of what was cut is added as a bias, also where the family has none there"
+            "Add the mean of what was removed as a bias, also in families that have no bias there"
             " (section 3.4)."
         ),
     )

@@ -1,9 +1,10 @@
-"""A fleet of devices that a simulation pretends to have: how fast each computes and how fast its link is, round by round.
+"""Fleet of virtual devices for a simulation: compute speed and bandwidth in each round.
 
-FedSpine section 5.1 measures on Jetson kits whose mode is drawn anew every 20 rounds, at distances from the router that set
-their bandwidth. A file of ``conf/devices`` says such a fleet in TOML; what is drawn follows from the run's seed, the device and
-the round. Speeds are peak rates of the makers, of which training reaches a part only, so that times compare with each other and
-with nothing that was measured.
+FedSpine (section 5.1) measures on Jetson kits. Their mode is drawn again every 20 rounds, and their
+bandwidth depends on the distance from the router. A TOML file in ``conf/devices`` describes such a
+fleet. All draws depend only on the run's seed, the device and the round. Speeds are the makers'
+peak rates, of which training reaches only a part. So times can be compared with each other, but not
+with measured times.
 """
 
 import tomllib
@@ -20,32 +21,32 @@ from espalier.settings.seeds import derive_seed
 from espalier.settings.table import Table, mistake_lines
 
 ANYWHERE = "any"
-"""Place of devices that are dealt out evenly to all places, by the run's seed."""
+"""Place of devices that are distributed evenly over all places, by the run's seed."""
 LEAST = 1e-6
 MOST = 1e6
-"""Speeds beyond them give times that are no numbers to compare."""
+"""Minimum and maximum of speeds; beyond them times would not be comparable."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a device has in a round."""
+    """Conditions of a device in one round."""
 
     mode: int
-    """Number of its mode, of those of its kind."""
+    """Index of the mode among the modes of the device's kind."""
     operations_per_second: float
     bits_per_second: float
 
 
 class DeviceKind(Table):
-    """A kind of device: what it can do at most, and the modes it can be switched to."""
+    """Kind of device: its peak speed and the modes to which it can be switched."""
 
     teraflops: float = Field(
-        ge=LEAST, le=MOST, description="10^12 operations a second in its fastest mode."
+        ge=LEAST, le=MOST, description="10^12 operations per second in its fastest mode."
     )
     modes: list[float] = Field(
         min_length=1,
         max_length=64,
-        description="Speed of each mode, as a share of the fastest one.",
+        description="Speed of each mode relative to the fastest one.",
     )
 
     @field_validator("modes")
@@ -57,10 +58,12 @@ class DeviceKind(Table):
 
 
 class Place(Table):
-    """Where devices stand, and what their link gives there."""
+    """Place of devices, which determines their bandwidth."""
 
     megabits: list[float] = Field(
-        min_length=2, max_length=2, description="Least and most megabits a second, both ways."
+        min_length=2,
+        max_length=2,
+        description="Minimum and maximum megabits per second, in both directions.",
     )
 
     @field_validator("megabits")
@@ -72,7 +75,7 @@ class Place(Table):
 
 
 class Group(Table):
-    """Some devices of one kind."""
+    """Devices of one kind at one place."""
 
     kind: str
     count: int = Field(ge=1, le=100_000)
@@ -80,10 +83,10 @@ class Group(Table):
 
 
 class Fleet(Table):
-    """Devices, in order: client i has device i."""
+    """Devices in order: client i has device i."""
 
     mode_rounds: int = Field(
-        20, ge=1, description="Rounds after which every device's mode is drawn anew."
+        20, ge=1, description="Number of rounds after which every device's mode is drawn again."
     )
     kinds: dict[str, DeviceKind] = Field(min_length=1)
     places: dict[str, Place] = Field(min_length=1)
@@ -110,11 +113,11 @@ class Fleet(Table):
 
     @property
     def size(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         return sum(group.count for group in self.devices)
 
     def require(self, num_clients: int, key: str = "num-clients") -> None:
-        """``Mistake`` where a run has more clients than there are devices."""
+        """Raise Mistake if a run has more clients than the fleet has devices."""
         if num_clients > self.size:
             raise Mistake(
                 f"{key} = {num_clients}: the fleet has {count(self.size, 'device')}; lower it, or"
@@ -122,15 +125,15 @@ class Fleet(Table):
             )
 
     def drawn(self, seed: int, device: int, server_round: int) -> Conditions:
-        """What one device has in one round, counted from 1.
+        """Return the conditions of one device in a round; rounds count from 1.
 
-        The mode is drawn once for every ``mode_rounds`` rounds, the bandwidth in every round, uniformly. What others draw
-        plays no part.
+        The mode is drawn once per ``mode_rounds`` rounds, and the bandwidth uniformly in every
+        round. The result does not depend on the draws of other devices.
 
         Raises
         ------
         Mistake
-            There is no such device.
+            The fleet has no such device.
         """
         if not 0 <= device < self.size:
             raise Mistake(f"device {device}: the fleet has devices 0 to {self.size - 1}")
@@ -151,7 +154,7 @@ class Fleet(Table):
         )
 
     def _places(self, seed: int, members: list[Group]) -> list[str]:
-        """Of each device; those that may be anywhere are shuffled, and dealt out in turn."""
+        """Return the place of each device; those at any place are shuffled and assigned in turn."""
         free = [number for number, group in enumerate(members) if group.place == ANYWHERE]
         order = np.random.default_rng(derive_seed(seed, "device-places")).permutation(len(free))
         names = list(self.places)
@@ -162,12 +165,13 @@ class Fleet(Table):
 
 
 def read_fleet(path: Path) -> Fleet:
-    """The fleet of a TOML file.
+    """Read a fleet from a TOML file.
 
     Raises
     ------
     Mistake
-        There is no such file, it is not TOML, or keys or values are wrong: file, keys and values are named, all at once.
+        The file does not exist or is not TOML, or keys or values are wrong. The message names the
+        file and all wrong keys and values.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -177,13 +181,15 @@ def read_fleet(path: Path) -> Fleet:
         raise Mistake(f"fleet: {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistake(f"fleet: {path} is not TOML: {error}") from None
-    except ValueError as error:  # no file can have the name
+    except ValueError as error:
+        # No file can have this name.
         raise Mistake(f"fleet: {str(path)!r} cannot be read: {error}") from None
     try:
         return Fleet.model_validate(document)
     except ValidationError as error:
         lines = mistake_lines(error, ["mode-rounds", "kinds", "places", "devices"])
-        # Names that fit no other key, which say for themselves where they stand.
+        # Errors of the whole fleet, such as unknown kinds, have no location and name their key
+        # themselves.
         if not (found := error.errors()[0])["loc"]:
             lines = [found["msg"].removeprefix("Value error, ")]
         raise Mistake("\n  ".join([f"{path} is no fleet:", *lines])) from None

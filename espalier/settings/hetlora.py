@@ -1,4 +1,4 @@
-"""Settings of HetLoRA: federated averaging of LoRA adapters whose rank differs from client to client."""
+"""Settings of HetLoRA: federated averaging of LoRA adapters with a rank for each client."""
 
 import re
 from typing import ClassVar, Literal
@@ -14,7 +14,11 @@ from espalier.settings.training import MOST_PULL
 
 
 class HetLoRASettings(AdapterAveraging, TimedSettings):
-    """Table ``[hetlora]`` (Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models")."""
+    """Table ``[hetlora]``.
+
+    Source: Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
+    Models".
+    """
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "max-capability-ratio")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
@@ -28,29 +32,32 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
     ranks: str = Field(
         "",
         description=(
-            "`2,4,8`: LoRA rank of each client; the last one repeats, and the largest is"
-            " `lora.rank`. Empty: in proportion to the nodes' capability."
+            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
+            " is `lora.rank`. Empty: in proportion to the nodes' capability."
         ),
     )
     aggregation: Literal["zero-pad", "svd"] = Field(
         "zero-pad",
         description=(
-            "`zero-pad`: the means of A and B padded with zeros, as the paper has it; `svd`: the"
-            " best approximation of the mean of the updates B A, of which each client gets the best"
-            " one of its rank."
+            "`zero-pad`: means of A and B padded with zeros, as in the paper; `svd`: best"
+            " approximation of the mean of the updates B A, of which each client gets the best one"
+            " of its rank."
         ),
     )
     self_pruning: bool = Field(
-        True, description="A client lowers its rank when training has made its last ranks weaker."
+        True, description="A client lowers its rank if training has made its last ranks weaker."
     )
     gamma: float = Field(
-        0.85, gt=0, le=1, description="Self-pruning: share of a client's ranks that stay."
+        0.85, gt=0, le=1, description="Self-pruning: fraction of a client's ranks that is kept."
     )
     regularisation: float = Field(
         0.005,
         ge=0,
         le=MOST_PULL,
-        description="Self-pruning: weight in the training loss of the ranks that may be pruned.",
+        description=(
+            "Self-pruning: weight in the training loss of the penalty on the ranks that may be"
+            " pruned."
+        ),
     )
 
     @field_validator("ranks")
@@ -64,28 +71,36 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
 
     @property
     def averages_updates(self) -> bool:
-        """Whether the updates B A are averaged."""
+        """True if the updates B A are averaged, and not A and B separately."""
         return self.aggregation == "svd"
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
-        """Rank that a client begins with; where its capability decides, which the server knows, the largest."""
+        """Return the rank with which a client begins.
+
+        Without ``ranks`` it depends on the client's capability, which only the server knows; the
+        result is then the largest rank.
+        """
         given = self._given()
         return given[min(client, len(given) - 1)] if given else lora.largest_rank
 
     @property
     def limits_differ(self) -> bool:
-        """Ranks are what the method is about."""
+        """True: the ranks of clients differ."""
         return True
 
     @property
     def lowers_ranks(self) -> bool:
-        """Whether a client may go on with a lower rank than it was asked for."""
+        """True if a client may continue with a lower rank than the server asked for."""
         return self.self_pruning
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """As of every averaging, and ranks whose last would stay untrained, because no client has as many."""
+        """Return one error line per conflict between these tables.
+
+        In addition to those of all averaging methods: if no client has the largest rank, its last
+        components would stay untrained.
+        """
         lines = super().contradictions(method, federation, lora, num_clients)
         given = self._given()
         largest = lora.largest_rank

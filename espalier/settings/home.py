@@ -1,4 +1,4 @@
-"""Paths that begin with ``~``."""
+"""Expansion of paths that begin with ``~``."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ from espalier.settings.mistakes import Mistake
 
 
 def at_home(path: str) -> Path:
-    """A path with the home directory that ``~`` or ``~somebody`` stands for.
+    """Return a path with ``~`` or ``~user`` replaced by the home directory.
 
     Raises
     ------
     Mistake
-        Nobody of that name has a home directory on this machine.
+        No such user has a home directory on this machine.
     """
     try:
         return Path(path).expanduser()

@@ -1,4 +1,4 @@
-"""What is often given where a directory or file is meant: the name of a model or dataset on the Hugging Face hub."""
+"""Detection of Hugging Face hub names that are given in place of a directory or file."""
 
 import re
 from pathlib import Path
@@ -6,19 +6,19 @@ from pathlib import Path
 from espalier.settings.mistakes import Mistake
 
 DEMO = "demo"
-"""The model that is installed with Espalier."""
+"""Name of the model that is installed with Espalier."""
 OF_A_MODEL = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
-"""Some old models have no owner: ``gpt2``."""
+"""Pattern of a model's name; some old models, such as ``gpt2``, have no owner."""
 OF_A_DATASET = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def require_model(name: str) -> None:
-    """Refuse a name where there is no such directory: models are read from disk, never fetched.
+    """Refuse a model's hub name if no such directory exists; models are only read from disk.
 
     Raises
     ------
     Mistake
-        It says how such a model is downloaded.
+        The message explains how to download the model.
     """
     if name != DEMO and OF_A_MODEL.fullmatch(name) and not Path(name).exists():
         folder = name.rpartition("/")[2]
@@ -35,7 +35,7 @@ def require_data(source: str, path: str) -> None:
     Raises
     ------
     Mistake
-        It says how a dataset of the hub is asked for.
+        The message explains how to use a dataset of the hub.
     """
     if source in ("text", "jsonl") and OF_A_DATASET.fullmatch(path) and not Path(path).exists():
         raise Mistake(

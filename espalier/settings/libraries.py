@@ -1,4 +1,7 @@
-"""Libraries that only some settings need: they are extras of the installation, and asked for before anything is computed."""
+"""Check for optional libraries that only some settings need.
+
+They are extras of the installation. The check runs before anything is computed.
+"""
 
 from importlib.util import find_spec
 
@@ -13,12 +16,14 @@ WITHOUT_BITSANDBYTES = (
 
 
 def require_libraries(settings: RunSettings) -> None:
-    """Refuse a run whose settings need a library that this machine lacks. No library is imported.
+    """Refuse a run whose settings need a library that this machine lacks.
+
+    The library is searched for and not imported.
 
     Raises
     ------
     Mistake
-        It names the setting and what to install.
+        The message names the setting and what to install.
     """
     if find_spec("bitsandbytes") is not None:
         return

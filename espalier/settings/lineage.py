@@ -1,23 +1,24 @@
-"""The name of a run to its clients, the same after it was resumed: ``20260131-093000-0123456789ab``.
+"""Lineage of a run: its name for clients, kept after a resumption.
 
-A node makes files and directories of this name, so it has one form, of one length. No name that a node uses itself in its state
-directory (``models``, ``egress`` ...) has it, and two pairs of run and site never give the same file name.
+Example: ``20260131-093000-0123456789ab``. A node creates files and directories with this name, so
+it has one fixed format and length. It never equals a name that a node itself uses in its state
+directory (``models``, ``egress`` ...), and two pairs of run and site never give the same file name.
 """
 
 import re
 from hashlib import sha256
 
 LINEAGE = r"^[0-9]{8}-[0-9]{6}-[0-9a-f]{12}$"
-"""Pattern of a run's name."""
+"""Pattern of a lineage."""
 NO_LINEAGE = "00000000-000000-000000000000"
-"""The name where there is no run: in the answer to what could not be read, and in plans."""
+"""Lineage for the case without a run: replies to unreadable messages, and estimates."""
 
 
 def lineage_of(stamp: str, run_id: str) -> str:
-    """Return the name of the run that began at ``stamp`` (date and time) and has this id in Flower."""
+    """Return the lineage of a run, from the date and time of its start and its Flower run id."""
     return f"{stamp}-{sha256(run_id.encode()).hexdigest()[:12]}"
 
 
 def is_lineage(name: str) -> bool:
-    """Return whether a run may be called so."""
+    """Return whether a text is a valid lineage."""
     return re.fullmatch(LINEAGE, name, re.ASCII) is not None

@@ -1,4 +1,4 @@
-"""Settings of LLM-Pruner: structured pruning by what the loss would change without a unit; and Mask Tuning."""
+"""Settings of LLM-Pruner, which removes groups by their effect on the loss, and of Mask Tuning."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from espalier.settings.federation import FederationSettings
 
 Refined = Literal["off", "groups", "all"]
-"""Which kinds of units a refinement takes in."""
+"""Kinds of prunable groups that a refinement includes."""
 KINDS_OF: dict[Refined, tuple[str, ...]] = {
     "off": (),
     "groups": ("groups",),
@@ -35,49 +35,52 @@ class LlmPrunerSettings(StructuredSettings):
     selection: Literal["global", "block", "kind", "search"] = Field(  # type: ignore[assignment]
         "kind",
         description=(
-            "Units that compete: all of the model, those of a block, or groups and channels of each"
-            " block apart. `search`: groups of the whole model, and channels likewise, in those"
-            " numbers that cost the least score together (Mask Tuning)."
+            "Prunable groups that compete: those of the whole model, those of a block, or"
+            " attention groups and channels of each block separately. `search`: attention groups of"
+            " the whole model, and channels likewise, in the numbers with the lowest total score"
+            " (Mask Tuning)."
         ),
     )
     element: Literal["absolute", "signed", "squared"] = Field(
         "absolute",
         description=(
-            "How weight times gradient is summed over a unit: magnitudes, as the published code"
-            " does; with their signs, so that clients' sums are exactly those of pooled data; or"
-            " `squared`, the square of each window's signed sum, which is the diagonal of the"
-            " Fisher information of a mask (Mask Tuning)."
+            "Sum of weight times gradient over a prunable group: of magnitudes, as in the"
+            " published code; of signed values, so that clients' sums are exactly those of pooled"
+            " data; or `squared`, the square of each sample's signed sum, which is the diagonal of"
+            " the Fisher information of a mask (Mask Tuning)."
         ),
     )
     spare_first: int = Field(
-        1, ge=0, description="Blocks at the beginning that stay whole; the paper spares 4 of 32."
+        1, ge=0, description="Number of first blocks that are not pruned; the paper spares 4 of 32."
     )
     spare_last: int = Field(
-        1, ge=0, description="Blocks at the end that stay whole; the paper spares 2 of 32."
+        1, ge=0, description="Number of last blocks that are not pruned; the paper spares 2 of 32."
     )
     max_score_ratio: float = Field(
         2.0,
         ge=1,
         description=(
-            "A client's scores, and its normal equations where units are rescaled, count at most so"
-            " many times as much as the median client's. Each number stays within twice that ratio"
-            " of the median client's, above and below. 1000000: as they are."
+            "Maximum size of a client's scores, and of its normal equations if groups are"
+            " rescaled, as a multiple of the median client's. Each number is limited, above and"
+            " below, to twice that ratio of the median client's. 1000000: no limit."
         ),
     )
     rearrange: Refined = Field(
         "off",
         description=(
-            "Mask Tuning's second stage: as many groups (or also channels, `all`) go of each block,"
-            " but others where the loss then rises less, by the Fisher information of each two"
-            " masks. A client sends up to `data.windows` numbers more for each unit."
+            "Second stage of Mask Tuning: as many attention groups (or also channels, `all`) of"
+            " each block are removed as before, but different ones if the loss then increases less,"
+            " by the Fisher information of each pair of masks. A client sends up to `data.windows`"
+            " more numbers for each group."
         ),
     )
     rescale: Refined = Field(
         "off",
         description=(
-            "Mask Tuning's third stage, a round more: groups (or also channels, `all`) that stay"
-            " are scaled so that a block's part gives what it gave with all. A client sends half"
-            " the square of the units that stay, per block."
+            "Third stage of Mask Tuning, in one more round: attention groups (or also channels,"
+            " `all`) that stay are scaled so that the output of a block's part comes close to that"
+            " with all groups. A client sends half the square of the number of groups that stay,"
+            " per block."
         ),
     )
     rescale_damping: float = Field(
@@ -85,25 +88,30 @@ class LlmPrunerSettings(StructuredSettings):
         gt=0,
         le=100,
         description=(
-            "How strongly scales are drawn to 1, in parts of the mean square of what a unit gives."
+            "Strength with which scales are pulled towards 1, relative to the mean square of a"
+            " group's output."
         ),
     )
 
     @property
     def rearranged(self) -> tuple[str, ...]:
-        """Kinds of units that are rearranged."""
+        """Kinds of prunable groups that are rearranged."""
         return KINDS_OF[self.rearrange]
 
     @property
     def rescaled(self) -> tuple[str, ...]:
-        """Kinds of units that are rescaled."""
+        """Kinds of prunable groups that are rescaled."""
         return KINDS_OF[self.rescale]
 
     @property
     def makes_alone(self) -> bool:
-        """The round that rescales is about the units of all; what a client would scale by itself needs a message of its own."""
+        """True if groups are rescaled.
+
+        The round that rescales uses the groups chosen from all clients' scores, so a local baseline
+        needs a message of its own.
+        """
         return bool(self.rescaled)
 
     def num_rounds(self, federation: "FederationSettings") -> int:
-        """One round that scores, and one that rescales."""
+        """Return the number of rounds: one that computes scores, and one that rescales."""
         return 1 + bool(self.rescaled)

@@ -1,4 +1,7 @@
-"""Settings of LLM-Streamline: neighbouring blocks that hardly change their input give way to one that is trained."""
+"""Settings of LLM-Streamline: adjacent blocks that hardly change their input are removed.
+
+One trained layer can take their place.
+"""
 
 import math
 from collections.abc import Mapping
@@ -39,38 +42,42 @@ class LlmStreamlineSettings(SmallerSettings):
         gt=0,
         lt=1,
         description=(
-            "Share of the blocks that the model has fewer afterwards, rounded up to whole blocks."
+            "Fraction of the blocks by which the model becomes shorter, rounded up to whole blocks."
         ),
     )
     replacement: Literal["layer", "none"] = Field(
         "layer",
         description=(
-            "What takes the place of the blocks that go: one trained layer, for which one block"
-            " more goes, or nothing."
+            "Replacement of the removed blocks: one trained layer, for which one more block is"
+            " removed, or nothing."
         ),
     )
     last_hidden_state: Literal["after-norm", "before-norm"] = Field(
         "after-norm",
         description=(
             "Hidden state that counts as the last block's output when blocks are compared:"
-            " `after-norm`, behind the model's final norm, as in the published code; `before-norm`,"
+            " `after-norm`, after the model's final norm, as in the published code; `before-norm`,"
             " the output itself."
         ),
     )
     steps: int = Field(
-        50, ge=1, description="Optimiser steps of a client in each round that trains the layer."
+        50,
+        ge=1,
+        description="Number of optimiser steps of a client in each round that trains the layer.",
     )
-    batch_windows: int = Field(8, ge=1, description="Windows of an optimiser step.")
+    batch_windows: int = Field(8, ge=1, description="Number of samples in an optimiser step.")
     learning_rate: float = Field(
-        2e-4, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest."
+        2e-4, gt=0, le=MOST_LEARNING_RATE, description="Maximum learning rate of AdamW."
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="How the learning rate falls over all rounds together."
+        "cosine", description="Schedule of the learning rate over all rounds together."
     )
     warmup_steps: int = Field(
         0,
         ge=0,
-        description="Steps over which the learning rate rises at the start of the training.",
+        description=(
+            "Number of steps at the start of the training in which the learning rate increases."
+        ),
     )
     weight_decay: float = Field(1e-3, ge=0, description="Weight decay of AdamW.")
 
@@ -84,7 +91,7 @@ class LlmStreamlineSettings(SmallerSettings):
 
     @property
     def training(self) -> TrainingSettings:
-        """How the layer is trained, in the words of ``[training]``."""
+        """Training of the replacement layer as a ``[training]`` table."""
         return TrainingSettings(
             steps=self.steps,
             batch_size=self.batch_windows,
@@ -96,22 +103,26 @@ class LlmStreamlineSettings(SmallerSettings):
 
     @property
     def compares_after_norm(self) -> bool:
-        """True if the last block's output is compared behind the model's final norm."""
+        """True if the last block's output is compared after the model's final norm."""
         return self.last_hidden_state == "after-norm"
 
     @property
     def makes_alone(self) -> bool:
-        """The rounds train the layer of all; a client's own choice of blocks needs no message."""
+        """True if a layer is trained: a local baseline then trains a layer of its own.
+
+        Without a layer, a client's own choice of blocks needs no message.
+        """
         return self.replacement == "layer"
 
     def fewer_blocks(self, num_blocks: int) -> int:
-        """How many blocks the model has fewer afterwards.
+        """Return by how many blocks the model becomes shorter.
 
         Raises
         ------
         Mistake
-            None would stay.
+            No block would be left.
         """
+        # The small constant absorbs rounding errors of the product.
         fewer = math.ceil(self.share * num_blocks - 1e-9)
         if fewer >= num_blocks:
             raise Mistake(
@@ -120,11 +131,11 @@ class LlmStreamlineSettings(SmallerSettings):
         return fewer
 
     def span(self, num_blocks: int) -> int:
-        """How many neighbouring blocks go: one more, where a trained layer comes in their place."""
+        """Return how many adjacent blocks are removed, one more if a layer replaces them."""
         return self.fewer_blocks(num_blocks) + (self.replacement == "layer")
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
-        """Steps and windows of a round that trains the layer, and tokens of a step."""
+        """Return the steps and sequences of a round of training, and the tokens of a step."""
         if self.replacement == "none":
             return {}
         tokens = self.batch_windows * run.data.window_tokens
@@ -138,13 +149,13 @@ class LlmStreamlineSettings(SmallerSettings):
         }
 
     def num_rounds(self, federation: FederationSettings) -> int:
-        """One round that compares blocks, and those that train the layer."""
+        """Return the number of rounds: one that compares blocks, and those that train the layer."""
         return 1 + federation.rounds * (self.replacement == "layer")
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: object, num_clients: int
     ) -> list[str]:
-        """Rounds that would train nothing."""
+        """Return an error line if ``federation.rounds`` is set although no layer is trained."""
         if self.replacement == "none" and federation.rounds != self.ROUNDS:
             return [
                 f"federation.rounds = {federation.rounds}: with {method}.replacement = 'none'"

@@ -1,10 +1,12 @@
-"""Environment that keeps the traffic of a run on this machine away from the network.
+"""Environment variables that keep a run's local traffic away from the network.
 
-Covers: Flower's and Ray's processes of one machine talk to each other by loopback addresses. A proxy does not hand such
-connections on, so loopback is excepted from proxies, in the forms that gRPC, requests and httpx read. Ray listens on all
-interfaces, and lets everybody in, unless this machine's address is said to be a loopback one.
-Does not cover: other accounts of this machine. They reach loopback, and neither Ray nor Flower's local SuperLink asks who they
-are; a machine that strangers work on needs a container or a network namespace for each run.
+Covers: Flower's and Ray's processes on one machine communicate over loopback addresses. A proxy
+cannot forward such connections, so loopback is excluded from proxies, in the forms that gRPC,
+requests and httpx read. By default Ray listens on all interfaces and accepts every connection; it
+stays on loopback only if this machine's address is declared to be a loopback one.
+Does not cover: other accounts on this machine. They can reach loopback, and neither Ray nor
+Flower's local SuperLink authenticates them. A machine with untrusted users needs a container or a
+network namespace per run.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -14,11 +16,11 @@ NO_PROXY = ("no_proxy", "NO_PROXY")
 GRPC_NO_PROXY = "no_grpc_proxy"
 """Variable that gRPC reads in place of ``no_proxy`` if it is set."""
 RAY_LISTENS_ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Ray takes the loopback address for that of its node, as it does by itself on Windows and macOS."""
+"""Setting that makes Ray use the loopback address, as it does on Windows and macOS."""
 
 
 def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that except loopback from every proxy; hosts that are excepted already stay so."""
+    """Return the variables that exclude loopback from all proxies; existing exclusions are kept."""
     hosts: list[str] = []
     for name in NO_PROXY:
         hosts += [host for host in _split(environment.get(name, "")) if host not in hosts]
@@ -29,7 +31,7 @@ def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def keep_on_loopback(environment: MutableMapping[str, str]) -> None:
-    """Except loopback from proxies, and let a Ray that is started in this environment listen there only."""
+    """Exclude loopback from proxies, and keep a Ray started in this environment on loopback."""
     environment.update({**past_proxies(environment), **RAY_LISTENS_ON_LOOPBACK})
 
 
@@ -38,7 +40,7 @@ def _split(hosts: str) -> list[str]:
 
 
 def _joined(hosts: list[str]) -> str:
-    """Return the hosts with loopback added; ``*`` means all hosts only if it stands by itself."""
+    """Return the hosts with loopback added; ``*`` means all hosts only if it is the whole value."""
     return (
         "*" if "*" in hosts else ",".join([*hosts, *(host for host in HOSTS if host not in hosts)])
     )

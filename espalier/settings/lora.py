@@ -11,57 +11,71 @@ from espalier.settings.table import Table
 
 _LINEAR = r"[a-z]+\.[a-z]+"
 MOST_DROPOUT = 0.5
-"""Beyond it a step would look at few of a sequence's tokens, and which these are follows from the seed."""
+"""Maximum dropout.
+
+With more, a step would depend on few tokens of a sequence, and the seed determines which ones.
+"""
 SCALINGS = (1e-2, 1e3)
-"""Least and most of ``alpha / rank``: below, AdamW's epsilon is no longer small beside the gradients, which would leave as they
-are; far above, the first step is all that counts."""
+"""Minimum and maximum of ``alpha / rank``.
+
+Below it AdamW's epsilon is not negligible compared with the gradients, so updates would reveal
+their magnitudes. Far above it only the first step matters.
+"""
 
 
 class LoraSettings(Table):
-    """Table ``[lora]`` (Hu et al. 2022). Matrices go by their canonical names: ``attn.q``, ``mlp.down`` ..."""
+    """Table ``[lora]`` (Hu et al. 2022).
 
-    rank: int = Field(8, ge=1, description="Rank of an adapter.")
+    Matrices have canonical names such as ``attn.q`` and ``mlp.down``.
+    """
+
+    rank: int = Field(8, ge=1, description="Rank of the adapters.")
     alpha: float = Field(
         16.0,
         gt=0,
-        description="An update is `alpha / rank * B A`; `alpha / rank` must be from 0.01 to 1000.",
+        description=(
+            "Numerator of the scale of an update, `alpha / rank * B A`; `alpha / rank` must be"
+            " from 0.01 to 1000."
+        ),
     )
     dropout: float = Field(
         0.0,
         ge=0,
         le=MOST_DROPOUT,
-        description="Share of an adapter's inputs that training leaves out.",
+        description="Fraction of an adapter's inputs that is dropped in training.",
     )
     targets: str = Field(
         "attn.q,attn.v",
         description=(
-            "Adapted matrices of a block, comma-separated: `attn.q attn.k attn.v attn.o mlp.gate"
-            " mlp.up mlp.down`, or `all`."
+            "Adapted matrices of a block, comma-separated, from `attn.q attn.k attn.v attn.o"
+            " mlp.gate mlp.up mlp.down`, or `all`."
         ),
     )
     layers: str = Field(
         "all", description="Adapted blocks: `all`, or numbers and ranges, for instance `0,4-7`."
     )
     rank_pattern: str = Field(
-        "", description="Other ranks of some matrices, for instance `mlp.up=4,0.attn.q=16`."
+        "", description="Different ranks of some matrices, for instance `mlp.up=4,0.attn.q=16`."
     )
     alpha_pattern: str = Field(
         "",
         description=(
-            "Other alphas of some matrices, written likewise; without one `alpha / rank` is the"
-            " same for all."
+            "Different alphas of some matrices, in the same format; without an entry `alpha /"
+            " rank` is the same for all matrices."
         ),
     )
     merge: bool = Field(
         False,
-        description="Write the base model with the adapters merged into it, beside the adapters.",
+        description=(
+            "Write the base model with the adapters merged into it, in addition to the adapters."
+        ),
     )
     keep_zeros: bool = Field(
         False,
         description=(
-            "Weights of a pruned base that are zero stay zero, in training and in the merged model,"
-            " which is all that is written then (`merge` must be true): adapters alone would fill"
-            " them."
+            "Keep the zero weights of a pruned base at zero, in training and in the merged model."
+            " Then only the merged model is written (`merge` must be true), because separate"
+            " adapters would fill the zeros."
         ),
     )
 
@@ -115,13 +129,19 @@ class LoraSettings(Table):
         return value
 
     def target_names(self, linears: list[str]) -> list[str]:
-        """The adapted matrices of a block that has these; names that no block has are the model's business to refuse."""
+        """Return the adapted matrices of a block with these linears.
+
+        Names that the block does not have are included; the model's checks refuse them.
+        """
         return (
             linears if self.targets == "all" else [name.strip() for name in self.targets.split(",")]
         )
 
     def layer_numbers(self, num_blocks: int) -> list[int]:
-        """The adapted blocks, ascending; numbers beyond the model's last block are among them."""
+        """Return the adapted blocks in ascending order.
+
+        Numbers beyond the model's last block are included; the model's checks refuse them.
+        """
         if self.layers == "all":
             return list(range(num_blocks))
         found = set()
@@ -131,36 +151,41 @@ class LoraSettings(Table):
         return sorted(found)
 
     def rank_of(self, block: int, linear: str) -> int:
-        """Rank of one matrix's adapter."""
+        """Return the rank of one matrix's adapter."""
         return int(_of_pattern(self.rank_pattern, block, linear) or self.rank)
 
     def scaling_of(self, block: int, linear: str) -> float:
-        """Factor of ``B A``: ``alpha / rank`` of the matrix, or, unless ``alpha-pattern`` names it, that of the table.
+        """Return the factor of ``B A`` for one matrix.
 
-        So another rank alone does not change how strongly an adapter acts (the paper's reason for ``alpha / rank``).
+        It is ``alpha / rank`` of the matrix if ``alpha-pattern`` names it, otherwise that of the
+        table. So a different rank does not change the strength of an adapter, which is the
+        paper's reason for ``alpha / rank``.
         """
         alpha = _of_pattern(self.alpha_pattern, block, linear)
         return self.alpha / self.rank if alpha is None else alpha / self.rank_of(block, linear)
 
     def has_own_alpha(self, block: int, linear: str) -> bool:
-        """Whether ``alpha-pattern`` names this matrix."""
+        """Return whether ``alpha-pattern`` names this matrix."""
         return _of_pattern(self.alpha_pattern, block, linear) is not None
 
     @property
     def largest_rank(self) -> int:
-        """The largest rank that a matrix may have."""
+        """Largest rank that a matrix may have."""
         named = _pattern(self.rank_pattern).values()
         return int(max([self.rank, *named] if self.rank_is_used else named))
 
     @property
     def rank_is_used(self) -> bool:
-        """Whether a matrix may have ``rank`` itself: not where ``rank-pattern`` gives every one of the targets another."""
+        """True if a matrix may have ``rank`` itself.
+
+        It is False if ``rank-pattern`` names all targets.
+        """
         return self.targets == "all" or not _pattern(self.rank_pattern).keys() >= set(
             self.target_names([])
         )
 
     def named_in_patterns(self) -> dict[str, list[str]]:
-        """What each pattern names, ``attn.q`` or ``0.attn.q``, by the pattern's key."""
+        """Return the names in each pattern, ``attn.q`` or ``0.attn.q``, by the pattern's key."""
         return {
             "rank-pattern": list(_pattern(self.rank_pattern)),
             "alpha-pattern": list(_pattern(self.alpha_pattern)),
@@ -168,14 +193,20 @@ class LoraSettings(Table):
 
 
 def _of_pattern(text: str, block: int, linear: str) -> float | None:
-    """What a pattern says of one matrix; its block's own entry comes first."""
+    """Return a pattern's value for one matrix, or None; an entry with the block's number wins."""
     pattern = _pattern(text)
     return pattern.get(f"{block}.{linear}", pattern.get(linear))
 
 
 @lru_cache(maxsize=64)
 def _pattern(text: str) -> Mapping[str, float]:
-    """Name (with or without the number of a block) -> value."""
+    """Return a mapping from name, with or without a block number, to value.
+
+    Raises
+    ------
+    ValueError
+        A part is no ``name=number``, or a name occurs twice.
+    """
     values: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(rf"((?:[0-9]+\.)?{_LINEAR})=([0-9.]+)", part)

@@ -1,4 +1,7 @@
-"""What every method's own table answers, so that nothing else has to ask which method a run has."""
+"""Base class of the methods' own settings tables.
+
+Callers read these attributes instead of asking which method a run uses.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -12,55 +15,83 @@ if TYPE_CHECKING:
 
 
 class MethodSettings(Table):
-    """A method's own table."""
+    """Settings table of one method."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = ()
     """Keys of ``[federation]`` that the method reads."""
     ROUNDS: ClassVar[int] = 1
-    """What ``federation.rounds = 0`` stands for; where the method does not read it, how many rounds a run has."""
+    """Number of rounds for ``federation.rounds = 0``.
+
+    If the method does not read that key, this is the number of rounds of every run.
+    """
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal",)
-    """What ``federation.client-weights`` may be; ``paper`` stands for the first."""
+    """Allowed values of ``federation.client-weights``; ``paper`` stands for the first."""
     FIRST_DELIVERY: ClassVar[int] = 1
-    """The first round in which something may be delivered to a client."""
+    """First round in which the server may push something to a client (``deliver``)."""
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1,)
-    """The first round of each form that orders and replies have."""
+    """First round of each format of orders and replies."""
     CHECKS_SITE: ClassVar[bool] = False
-    """Whether the job's module has ``require_ready``, which asks at enrolment whether what a site's owner chose can be done."""
+    """True if the job's module has ``require_ready``.
+
+    It checks at enrolment that the run can use what the site's owner chose.
+    """
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {}
-    """Values of keys of this table with which ``makes_alone`` holds, where it does not by default; of several each does."""
+    """Values of this table's keys that make ``makes_alone`` true if it is false by default.
+
+    A tuple lists several such values.
+    """
     NEEDS_BASE_MODEL: ClassVar[bool] = True
-    """Whether a site takes part only with the server's base model."""
+    """True if a site needs the server's base model to take part."""
 
     def fits_alone(self, federation: "FederationSettings") -> bool:
-        """Whether clients that were in no round may be asked to fit what they have of their own."""
+        """Return whether clients that took part in no round may fit their own parameters."""
         return False
 
     @property
     def makes_alone(self) -> bool:
-        """Whether the rounds leave no local-only result, so that clients make it in a message of its own."""
+        """True if clients compute their local baseline in a message of its own (``alone``).
+
+        It is false if the rounds already leave a local baseline.
+        """
         return False
 
     @property
     def brings_nf4(self) -> str:
-        """The key and value by which clients are brought a model in NF4; empty where they are not."""
+        """Key and value that make clients download a model in NF4; empty if they download none."""
         return ""
 
     def num_rounds(self, federation: "FederationSettings") -> int:
-        """Rounds of the run, as far as the settings say; methods that go by blocks have as many as the model."""
+        """Return the number of rounds as far as the settings define it.
+
+        Methods that prune block by block have as many rounds as the model has blocks.
+        """
         return federation.rounds if "rounds" in self.FEDERATION else self.ROUNDS
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
-        """What training asks of a site in a round: by the site's limit, the keys that say it, and how much; none if none is."""
+        """Return what one round of training demands of a site; empty if nothing is limited.
+
+        Returns
+        -------
+        Mapping from the name of a limit in the site policy to the keys that cause the demand, in
+        words, and its amount.
+        """
         return {}
 
     def last_rounds(
         self, federation: "FederationSettings", num_blocks: Callable[[], int], num_clients: int
     ) -> range:
-        """The rounds after which a run may end; ``federation`` is that of the run, ``num_blocks`` gives that of its model."""
+        """Return the rounds after which a run may end.
+
+        Parameters
+        ----------
+        federation : the run's federation settings
+        num_blocks : returns the number of blocks of the run's model
+        num_clients : number of clients of the run
+        """
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 
     def contradictions(
         self, method: str, federation: "FederationSettings", lora: "LoraSettings", num_clients: int
     ) -> list[str]:
-        """What does not fit each other in this table, or this table and what it shares with others, a line each."""
+        """Return one error line per conflict within this table or with the shared tables."""
         return []

@@ -1,7 +1,7 @@
-"""The table of methods: a row says where the parts of each lie. Whatever asks for a method's part asks here.
+"""Registry of methods: each row names the modules and classes of one method.
 
-Parts are named by ``module`` or ``module:name`` and imported when they are first asked for: a process that moves bytes does
-without torch, and a site without the server's rooms.
+Parts are written as ``module`` or ``module:name`` and imported on first use. So a process that only
+transfers bytes does not load torch, and a site does not load the server's packages.
 """
 
 from dataclasses import dataclass
@@ -16,35 +16,54 @@ TUNING_TABLES = ("lora", "task", "training")
 
 @dataclass(frozen=True)
 class Row:
-    """One method."""
+    """Parts of one method."""
 
     title: str
-    """Name and, in brackets, what it does; for people."""
+    """Name and, in brackets, a short description for users."""
     settings: str
-    """Its own table, a ``MethodSettings``."""
+    """Settings table of the method, a ``MethodSettings`` class."""
     strategy: str
-    """A ``strategies.engine.method.Method``."""
+    """Strategy of the method, a ``strategies.engine.method.Method`` class."""
     job: str
-    """A module with ``train`` and ``evaluate``, and ``alone`` where clients make something by themselves."""
+    """Module of the client's job.
+
+    It has ``train`` and ``evaluate``, and ``alone`` if clients compute a local baseline or a model
+    of their own in a message of its own.
+    """
     delivery: str
-    """What clients do with a ``deliver``: a function of site and request; without torch, if it only moves bytes."""
+    """Function of site and request that handles a ``deliver`` message at a client.
+
+    It works without torch if it only transfers bytes.
+    """
     contracts: str
-    """A module with ``contract`` (of train and fetch), ``delivery`` and ``EXAMPLES``."""
+    """Module with ``contract`` (for train and fetch), ``delivery`` and ``EXAMPLES``."""
     outcome: str
-    """A ``server_app.outcomes.outcome.Outcome``: what is written, measured and compared of the result."""
+    """Output of a run, a ``server_app.outcomes.outcome.Outcome`` class.
+
+    It defines which files are written, what is measured and what is compared.
+    """
     baseline: str = ""
-    """The pooled-data baseline, a function as the outcome calls it; empty: there is none."""
+    """Function that makes the centralized baseline for the outcome; empty without a baseline."""
     messages: str = ""
-    """A ``server_app.planning.messages.base.Messages``: which messages a run has. Empty: ``espalier plan`` cannot say."""
+    """Messages of a run for its estimate, a ``server_app.planning.messages.base.Messages`` class.
+
+    If it is empty, ``espalier plan`` does not support the method.
+    """
     work: str = ""
-    """A ``server_app.planning.work.base.Work``: what its processes hold and compute. Empty: ``espalier plan`` cannot say."""
+    """Memory and computation for a run's estimate, a ``server_app.planning.work.base.Work`` class.
+
+    If it is empty, ``espalier plan`` does not support the method.
+    """
     tunes: bool = False
-    """Whether clients train, so that ``[lora]``, ``[training]`` and ``[task]`` concern it; else they read windows."""
+    """True if clients train; the method then reads ``[lora]``, ``[training]`` and ``[task]``.
+
+    Clients of other methods read calibration samples.
+    """
     federates: bool = True
-    """Whether the table ``[federation]`` concerns it."""
+    """True if the method reads the table ``[federation]``."""
 
     def tables(self, own: str) -> tuple[str, ...]:
-        """The tables that the method reads beside those of every run, its own first."""
+        """Return the tables that the method reads besides the general ones, its own first."""
         return (
             own,
             *(("federation",) if self.federates else ()),
@@ -219,23 +238,23 @@ METHODS: dict[str, Row] = {
 
 
 def part(where: str) -> Any:
-    """What a row names: a module, or something in it."""
+    """Import what a row names: a module, or an object in it."""
     module, colon, name = where.partition(":")
     found = import_module(module)
     return getattr(found, name) if colon else found
 
 
 def settings_of(method: str) -> "type[MethodSettings]":
-    """The class of a method's own table."""
+    """Return the class of a method's own settings table."""
     found: type[MethodSettings] = part(METHODS[method].settings)
     return found
 
 
 def tables_of(method: str) -> tuple[str, ...]:
-    """The tables that a method reads beside those of every run, its own first; none of what is no method."""
+    """Return the tables that a method reads besides the general ones; none if it is unknown."""
     return METHODS[method].tables(method) if method in METHODS else ()
 
 
 def all_tables() -> set[str]:
-    """The tables that some methods read and others do not."""
+    """Return the tables that only some of the methods read."""
     return {table for method in METHODS for table in tables_of(method)}

@@ -1,27 +1,40 @@
-"""The error that a user or a site can mend."""
+"""Errors that a user or a site's owner can fix, and the log lines that tell why a run failed."""
 
 FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
-"""The ServerApp prints this line after it has said why a run failed; the traceback that follows says nothing more."""
+"""Line that the ServerApp prints after it has reported why a run failed.
+
+The traceback that Flower prints next contains nothing else of use.
+"""
 
 RUN_DIRECTORY = "run directory "
-"""The ServerApp prints the directory of a run behind these words; whoever watches the run learns from it how to resume."""
+"""Beginning of the line with which the ServerApp prints the run directory.
+
+``espalier run`` reads the directory from it, to print the command that resumes the run.
+"""
 
 NOT_LOADED = "could not load the run's program"
-"""The ServerApp says so of a node; whoever watches the run may submit it again in another bundle."""
+"""Error text for a node that could not load the run's program.
+
+``espalier run`` may then submit the run once more, in another bundle.
+"""
 
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""They end the process, or the generator. Any other error concerns the work only, also if it is no ``Exception``: a library in
-Rust that panics raises a ``PanicException``, which is none."""
+"""Exceptions that end the process or the generator.
+
+Any other exception concerns only the current work, even if it is no ``Exception``: a panic in a
+Rust library raises ``PanicException``, which derives from ``BaseException``.
+"""
 
 
 class Mistake(ValueError):
-    """Something a person can put right: it names the key or file, the value and the remedy.
+    """Error that a person can fix: it names the key or file, the value and the remedy.
 
     Parameters
     ----------
-    text : never quotes a line of data; it is shown where it happened
-    told : what leaves a real site in its place, where the text says what was counted or found in the site's data
+    text : message for the machine on which the error occurred; never quotes a line of data
+    told : message that leaves a real site in place of ``text``, if ``text`` states something that
+        was counted or found in the site's data
     """
 
     def __init__(self, text: str, told: str | None = None) -> None:
@@ -30,9 +43,12 @@ class Mistake(ValueError):
 
     @property
     def outward(self) -> str:
-        """What others may read of it."""
+        """Message that may leave the site."""
         return str(self) if self.told is None else self.told
 
 
 class StateLost(Mistake):
-    """A client has lost what earlier rounds left it; where the method can, the server brings it what it needs to catch up."""
+    """Error of a client that lost the state of earlier rounds.
+
+    If the method supports it, the server sends the client what it needs to catch up.
+    """

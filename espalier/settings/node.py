@@ -1,9 +1,11 @@
-"""What belongs to a site: the configuration that its owner gives to the SuperNode, validated on the node.
+"""Site policy and other settings of a node, validated on the node.
 
-Covers: what a run may have of a site (files, fields, methods, sizes, how little data an answer may rest on) is said here, by
-the owner, and a run's settings cannot change it. Whether a node is simulated is no key: the program finds it out
-(``client_app.simulated``), and a node of which it is not known counts as real.
-Does not cover: a program that does not ask. These settings are read by the program that the run's submitter sends.
+A site's owner passes them to the SuperNode as its configuration.
+Covers: the owner defines here what a run may use (files, fields, methods, sizes, the minimum amount
+of data behind an answer). The settings of a run cannot change it. No key declares a node to be
+simulated: the program detects it (``client_app.simulated``), and in doubt a node counts as real.
+Does not cover: a program that ignores the policy. These settings are read by the program that the
+run's submitter sends.
 """
 
 import os
@@ -19,10 +21,10 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
 
 LEAST_TOKENS = 2048
-"""Tokens on which an answer of a site rests at least whose owner names no number: the windows of a default run."""
+"""Default minimum of tokens on which an answer rests: the calibration samples of a default run."""
 
 LEAST_THREADS = 8
-"""Threads that a run may ask for at a site whose owner names no number, where the machine has fewer processors."""
+"""Default maximum of a run's threads on a machine with fewer processors."""
 
 MOST = {
     "most_steps": 10_000,
@@ -32,7 +34,7 @@ MOST = {
     "most_rounds": 1000,
     "most_runs": 100,
 }
-"""The limits of a site whose owner names no others."""
+"""Default limits of a site whose owner sets none."""
 
 REPLACED = {
     "least-samples": (
@@ -40,62 +42,64 @@ REPLACED = {
         " sequences, for instance 2048 where it was 8 with sequences of 256 tokens"
     )
 }
-"""Keys of earlier versions, and what to say of them."""
+"""Keys of earlier versions and the error line for each."""
 
 SHOWN_PATH = 200
-"""Characters of a path that cannot be used which are told."""
+"""Maximum number of characters of an unusable path in an error."""
 
 MOST_PATH = 4096
 LONGEST_BELOW = 512
-"""Bytes of a path on Linux, and as many at most of what lies below a state directory: run, site, round, the hash of a blob."""
+"""Maximum bytes of a path on Linux, and bytes reserved below a state directory.
+
+The reserved bytes are for the names of run, site, round and blob.
+"""
 
 
 SITE_NAME = r"^[A-Za-z0-9._-]*$"
 MOST_NAME = 64
-"""What a site may be called, and characters at most."""
+"""Pattern and maximum length of a site's name."""
 
 
 class NodeSettings(Table):
     """Keys of ``flower-supernode --node-config``; all are optional."""
 
     partition_id: int = Field(
-        -1, ge=-1, description="Set by Flower in a simulation; nobody sets it by hand."
+        -1, ge=-1, description="Set by Flower in a simulation; never set by hand."
     )
     num_partitions: int = Field(
-        0, ge=0, description="Set by Flower in a simulation; nobody sets it by hand."
+        0, ge=0, description="Set by Flower in a simulation; never set by hand."
     )
     site: str = Field(
         "",
         max_length=MOST_NAME,
         pattern=SITE_NAME,
-        description=(
-            "Name under which the site takes part; clients are numbered in the order of names."
-        ),
+        description="Name of the site; clients are numbered in the order of names.",
     )
     site_key: str = Field(
         "",
         description=(
-            "The site's private key, with which it says its name in runs whose server has the"
-            " sites' public keys (`site-keys`); it may be that of `--auth-supernode-private-key`."
-            " Only the site's account may read it."
+            "Path of the site's private key, with which it proves its name in runs whose server"
+            " has the sites' public keys (`site-keys`). It may be the key of"
+            " `--auth-supernode-private-key`. Only the site's account may read it."
         ),
     )
     require_site_keys: bool = Field(
         False,
         description=(
-            "Whether the site takes part only in runs whose server has the sites' public keys"
-            " (`site-keys`), so that nobody else can say its name there."
+            "Take part only in runs whose server has the sites' public keys (`site-keys`), so that"
+            " no other node can claim the site's name there."
         ),
     )
     data_path: str = Field(
         "",
         description=(
-            "The site's own text, or its records of a task, used whole. Without it the site has"
-            " only Python's documentation and code; what a run names opens no file here."
+            "File with the site's own text, or with its records of a task, used whole. Without it"
+            " the site has only Python's documentation and code; a run cannot open files here by"
+            " name."
         ),
     )
     data_format: Literal["", "text", "jsonl"] = Field(
-        "", description="Format of `data-path`; empty: by its ending."
+        "", description="Format of `data-path`; empty: by its extension."
     )
     data_field: str = Field(
         "", description="Field of a JSON Lines record that holds the text; empty: `text`."
@@ -104,21 +108,21 @@ class NodeSettings(Table):
         "",
         description=(
             "Task whose records `data-path` holds, for instance `sst2`; a run of another task, or"
-            " of text, is refused. Empty: it holds text, and a run of a task is refused."
+            " of text, is refused. Empty: the file holds text, and a run of a task is refused."
         ),
     )
     model_path: str = Field(
         "",
         description=(
-            "Directory of the base model at this site, which must have the server's hash; empty:"
-            " the demo model, whatever the run names."
+            "Directory of the base model at this site, which must have the same hash as the"
+            " server's; empty: the demo model, whatever the run names."
         ),
     )
     state_dir: str = Field(
         "",
         description=(
-            "Where private state and the egress log are kept, and of a large text file the hashes"
-            " and places of its passages; empty: `ESPALIER_STATE_DIR`, or `~/.espalier`."
+            "Directory of private state, of the egress log, and of the hashes and positions of the"
+            " passages of a large text file; empty: `ESPALIER_STATE_DIR`, or `~/.espalier`."
         ),
     )
     windows: int = Field(
@@ -126,85 +130,88 @@ class NodeSettings(Table):
         ge=0,
         le=1_000_000,
         description=(
-            "Calibration windows of this site, where it has more or less text than others; 0: the"
-            " run's `data.windows`."
+            "Number of calibration samples of this site, if it has more or less text than others;"
+            " 0: the run's `data.windows`."
         ),
     )
     own_text: bool = Field(
         False,
         description=(
-            "Whether runs may evaluate on the site's held-out text or items"
-            " (`evaluation.own-text`). A server that chooses models and numbers of items can take"
-            " differences of means; allow it only to one that you trust with counts of tokens and"
-            " classes."
+            "Allow runs to evaluate on the site's held-out text or items (`evaluation.own-text`)."
+            " A server that chooses models and numbers of items can compute differences of means;"
+            " allow it only to a server that you trust with counts of tokens and classes."
         ),
     )
     least_tokens: int = Field(
         0,
         ge=0,
         description=(
-            "Fewest tokens on which an answer of the site may rest: of its calibration windows, or"
-            " of the sequences of a round's training; 0: 2048, in simulation 1."
+            "Minimum number of tokens behind an answer of the site: those of its calibration"
+            " samples, or of the sequences of a round's training; 0: 2048, in a simulation 1."
         ),
     )
     allow_methods: str = Field(
-        "", description="Comma-separated methods that runs may use; empty: all."
+        "", description="Methods that runs may use, comma-separated; empty: all."
     )
     most_steps: int = Field(
         0,
         ge=0,
         description=(
-            "Most training steps of a round, times accumulation; 0: 10000, in simulation without a"
-            " limit, as with the next six."
+            "Maximum number of training steps in a round, times accumulation; 0: 10000. In a"
+            " simulation 0 means no limit, as for the next six keys."
         ),
     )
     most_sequences: int = Field(
-        0, ge=0, description="Most sequences of a round's steps together; 0: 1000000."
+        0,
+        ge=0,
+        description="Maximum number of sequences in all steps of a round together; 0: 1000000.",
     )
     most_batch_tokens: int = Field(
         0,
         ge=0,
         description=(
-            "Most tokens of a forward pass of training: sequences of a batch times their length; 0:"
-            " 262144."
+            "Maximum number of tokens in a batch, a forward pass of training: sequences times"
+            " their length; 0: 262144."
         ),
     )
     most_windows: int = Field(
         0,
         ge=0,
         description=(
-            "Most calibration windows that a run may ask for, and most windows of its public texts;"
-            " 0: 4096."
+            "Maximum number of calibration samples that a run may ask for, and of samples of its"
+            " evaluation texts; 0: 4096."
         ),
     )
     most_rounds: int = Field(
         0,
         ge=0,
         description=(
-            "Most rounds of a run, those included that fedspallm adds when layers are left; 0:"
-            " 1000."
+            "Maximum number of rounds of a run, including those that fedspallm adds if layers are"
+            " left; 0: 1000."
         ),
     )
     most_threads: int = Field(
         0,
         ge=0,
-        description="Most threads that a run may ask for; 0: one per processor, at least 8.",
+        description=(
+            "Maximum number of threads that a run may ask for; 0: one per processor, at least 8."
+        ),
     )
     most_runs: int = Field(
         0,
         ge=0,
         description=(
-            "Most runs within `keep-days` that are answered; 0: 100. A run counts from when the"
-            " site looks whether its data will do, also where they do not."
+            "Maximum number of runs within `keep-days` that are answered; 0: 100. A run counts"
+            " from the site's check of its data on, even if the check fails."
         ),
     )
     most_model_bytes: int = Field(
         0,
         ge=0,
         description=(
-            "Most bytes of all models together that runs may bring to this site, of methods whose"
-            " clients need no base model (fedsoda), and so whether they may; what was offered"
-            " counts before it arrives. 0: none, in simulation without a limit."
+            "Maximum number of bytes of all models together that runs may send to this site, for"
+            " methods whose clients need no base model (fedsoda); an offered model counts before it"
+            " arrives. 0: no model is accepted, in a simulation no limit."
         ),
     )
     pruned_share: float = Field(
@@ -212,15 +219,15 @@ class NodeSettings(Table):
         ge=0,
         le=0.95,
         description=(
-            "Share that this site prunes of its own model (sft-p), which never leaves it; 0: the"
+            "Pruning ratio of this site's own model (sft-p), which never leaves the site; 0: the"
             " run's `sft-p.share`."
         ),
     )
     models_dir: str = Field(
         "",
         description=(
-            "Directory for models that runs leave this site alone (sft-p), in a folder"
-            " `<run>-<site>` for each run; empty: none is written."
+            "Directory for models that runs leave only at this site (sft-p and fedspine), in a"
+            " folder `<run>-<site>` for each run; empty: none is written."
         ),
     )
     capability: float = Field(
@@ -228,35 +235,36 @@ class NodeSettings(Table):
         ge=0,
         le=1e9,
         description=(
-            "How much this site can compute, beside others, for FedSpaLLM's layer sampling and"
-            " HetLoRA's ranks. 0 measures it at enrolment; then a run does not repeat bit by bit."
+            "Compute capability of this site relative to others, for FedSpaLLM's layer sampling"
+            " and HetLoRA's ranks. 0: measured at enrolment; the run then does not repeat bit by"
+            " bit."
         ),
     )
     hold_replies: Literal["", "tensors", "all"] = Field(
         "",
         description=(
-            "Which replies wait in the state directory until an officer releases them (`espalier"
-            " release`): `tensors`, those that carry tensors; `all`, those with numbers too"
-            " (evaluations, times). Empty: none. Not in simulation."
+            "Replies that wait in the state directory for approval (`espalier release`):"
+            " `tensors`, those that contain tensors; `all`, also those with numbers (evaluations,"
+            " times). Empty: none. Not in a simulation."
         ),
     )
     keep_days: int = Field(
-        30, ge=1, description="Days after which private state that was not touched is removed."
+        30, ge=1, description="Days after which unused private state is removed."
     )
     device: Literal["", "auto", "cpu", "cuda"] = Field(
-        "", description="Where this site computes; empty: as the run says."
+        "", description="Device of this site; empty: as the run says."
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of this site; 0: as the run says."
     )
     activations: Literal["", "memory", "disk"] = Field(
-        "", description="Where this site keeps hidden states; empty: as the run says."
+        "", description="Storage of hidden states at this site; empty: as the run says."
     )
     keep_model: bool = Field(
         True,
         description=(
-            "Whether a process that stays (`espalier node`, a simulation's worker) keeps the model"
-            " that it trained last in memory, on the device where it was, for the next message."
+            "Keep the model that was trained last in memory, on its device, for the next message,"
+            " in a process that stays (`espalier node`, a simulation's worker)."
         ),
     )
 
@@ -274,16 +282,16 @@ class NodeSettings(Table):
 
     @property
     def simulated(self) -> bool:
-        """Whether this is a node of a simulation, which has nothing of its own: the run's settings say what it holds."""
+        """True if this is a simulated node, whose data the run's settings name."""
         return self._simulated
 
     def state_root(self) -> Path:
-        """Directory of the site's private state.
+        """Return the directory of the site's private state.
 
         Raises
         ------
         Mistake
-            It is another user's home that does not exist, or so long that nothing fits below it.
+            The path names the home of an unknown user, or is too long for the paths below it.
         """
         given = self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier"
         key = "state-dir" if self.state_dir else "ESPALIER_STATE_DIR"
@@ -302,25 +310,35 @@ class NodeSettings(Table):
         return root
 
     def allows_own_text(self) -> bool:
-        """Whether a run may evaluate on the site's held-out text: if its owner says so, or the site is simulated."""
+        """Return whether a run may evaluate on the site's held-out text.
+
+        The owner allows it, or the node is simulated.
+        """
         return self.own_text or self.simulated
 
     def allows_method(self, method: str) -> bool:
-        """Whether a run may use a method here."""
+        """Return whether a run may use a method at this site."""
         return not self.allow_methods.strip() or method in {
             part.strip() for part in self.allow_methods.split(",")
         }
 
     def fewest_tokens(self) -> int:
-        """Fewest tokens of an answer: as the owner says, else 2048; a simulated site has nothing to hide."""
+        """Return the minimum number of tokens behind an answer; 1 at a simulated site."""
         return self.least_tokens or (1 if self.simulated else LEAST_TOKENS)
 
     def most_bytes_of_models(self) -> int | None:
-        """Most bytes of models that servers bring here; None: without a limit. Without its owner's word a site takes none."""
+        """Return the maximum number of bytes of downloaded models; None means no limit.
+
+        The default is 0 at a real site.
+        """
         return None if self.simulated and not self.most_model_bytes else self.most_model_bytes
 
     def most(self, limit: str) -> int | None:
-        """A limit by its name (``most_steps`` ...): as the owner says, else the default; a simulated site has none."""
+        """Return a limit of the site policy, such as ``most_steps``; None means no limit.
+
+        It is the owner's value or the default; a simulated site has a limit only if its
+        configuration names one.
+        """
         if given := int(getattr(self, limit)):
             return given
         if self.simulated:
@@ -328,28 +346,31 @@ class NodeSettings(Table):
         return max(LEAST_THREADS, os.cpu_count() or 1) if limit == "most_threads" else MOST[limit]
 
     def file_format(self) -> Literal["text", "jsonl"]:
-        """Format of ``data_path``."""
+        """Return the format of ``data_path``, by default according to the file name's extension."""
         if self.data_format:
             return self.data_format
         return "jsonl" if self.data_path.endswith((".jsonl", ".json")) else "text"
 
 
 def simulated_node(**values: Any) -> NodeSettings:
-    """Settings of a node of a simulation, which has nothing of its own: the run's settings say what it holds."""
+    """Return the settings of a simulated node, whose data the run's settings name."""
     settings = NodeSettings(**values)
     settings._simulated = True
     return settings
 
 
 def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSettings:
-    """Read a node configuration.
+    """Parse a node configuration.
 
-    Whether the node is ``simulated`` is for the caller to know; nothing in the configuration says it.
+    Parameters
+    ----------
+    config : keys and values of ``--node-config``
+    simulated : whether the node is simulated; the caller must know, because no key declares it
 
     Raises
     ------
     Mistake
-        With one line per wrong key or value, all of them at once.
+        The message has one line per wrong key or value.
     """
     mistakes = [line for key, line in REPLACED.items() if key in config]
     try:
@@ -388,13 +409,14 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
             "site: give the node a name, for instance --node-config 'site=\"hospital-a\"'"
         )
     if mistakes:
+        # Errors travel to the server, but the value of ``pruned-share`` must not leave the site.
         told = [OF_A_SECRET if line.startswith("pruned-share") else line for line in mistakes]
         raise Mistake(_wrong(mistakes), _wrong(told))
     return settings
 
 
 OF_A_SECRET = "pruned-share: is not what it may be; this node's log says more"
-"""What others are told of a value that never leaves a site."""
+"""Error text for others about a key whose value never leaves a site."""
 
 
 def _wrong(lines: Sequence[str]) -> str:
@@ -402,12 +424,12 @@ def _wrong(lines: Sequence[str]) -> str:
 
 
 def shortened(path: str) -> str:
-    """As much of a path as is told where it cannot be used."""
+    """Return a path for an error message, shortened to ``SHOWN_PATH`` characters."""
     return path if len(path) <= SHOWN_PATH else path[:SHOWN_PATH] + "..."
 
 
 def is_site_name(name: object) -> bool:
-    """Whether a site may be called so."""
+    """Return whether a value is a valid site name."""
     return (
         isinstance(name, str)
         and len(name) <= MOST_NAME
@@ -416,7 +438,10 @@ def is_site_name(name: object) -> bool:
 
 
 def claimed_name(config: Mapping[str, Any]) -> str:
-    """The name that a node configuration gives, also where something else in it is wrong; empty if it gives none."""
+    """Return the site name of a node configuration; empty if it has none.
+
+    The rest of the configuration may be invalid.
+    """
     site = config.get("site")
     partition = config.get("partition-id", -1)
     if site:
@@ -425,17 +450,20 @@ def claimed_name(config: Mapping[str, Any]) -> str:
 
 
 def site_id(settings: NodeSettings) -> str:
-    """Name under which a node takes part: its ``site``, else one made of its partition id."""
+    """Return the name under which a node takes part: ``site``, or one with its partition id."""
     return settings.site or f"node-{settings.partition_id:05d}"
 
 
 def _unusable(path: str, *, missing: bool) -> str:
-    """Why no file can be read under a path here, whatever the path; empty if one can, or may be ``missing`` as yet."""
+    """Return why a path cannot be used, or an empty text.
+
+    With ``missing`` the file need not exist yet. Whether the file can be opened is not checked.
+    """
     try:
         os.stat(Path(path).expanduser())
     except (FileNotFoundError, NotADirectoryError):
         return "" if missing else "does not exist"
     except (OSError, RuntimeError, ValueError) as error:
-        # Too long, forbidden, another user's home, a byte that no name has.
+        # The path is too long or forbidden, names another user's home or contains an invalid byte.
         return f"is no path ({getattr(error, 'strerror', None) or error})"
     return ""

@@ -1,8 +1,9 @@
-"""docs/settings.md, and the defaults in pyproject.toml: all settings with default, range and meaning, made from the schema.
+"""Generator of docs/settings.md and of the default settings in pyproject.toml.
 
-python -m espalier.settings.page
+    python -m espalier.settings.page
 
-writes both, in the checkout that the package lies in.
+Both list every setting with its default, allowed values and meaning. They are written to the
+checkout that contains this package.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,29 +17,32 @@ from espalier.settings.schema import Key, as_text, keys_of, tables_of_a_run
 PAGE = "docs/settings.md"
 INTRODUCTION = """# Settings
 
-Written by `python -m espalier.settings.page` from `espalier/settings`, where each setting is said once.
+Written by `python -m espalier.settings.page` from `espalier/settings`, the source of all settings.
 
-A run takes the defaults, then a preset of `conf/`, then `key=value` pairs:
+A run uses the defaults, then a preset of `conf/`, then `key=value` pairs:
 
 ```
 espalier run fedspallm fedspallm.sparsity=0.6 num-clients=4
 ```
 
-`espalier run` takes at most one preset, a name or a path, and any number of pairs. `flwr run . --run-config` takes a file or
-pairs. All mistakes are told at once, before a model is loaded: a wrong key, type or value, and a key given by hand that the run
-does not read. Relative paths count from where the command was given; with plain `flwr run` that is where Flower's local
-SuperLink was first started.
+`espalier run` takes at most one preset, by name or path, and any number of pairs.
+`flwr run . --run-config` takes a file or pairs.
+All errors are reported together, before a model is loaded: wrong keys, types and values, and keys
+given by hand that the run does not read.
+Relative paths start at the current directory of the command; with plain `flwr run` that is the
+directory in which Flower's local SuperLink was first started.
 """
 NODE = """## node-config
 
-What a site says of itself: `flower-supernode --node-config 'site="hospital-a" data-path="/data/notes.txt"'`. All keys are
-optional but `site`. [Deployment](deployment.md#4-a-site) shows a site from nothing,
-[privacy](privacy.md#what-a-sites-owner-says) what an owner decides.
+Settings of a site, including the site policy:
+`flower-supernode --node-config 'site="hospital-a" data-path="/data/notes.txt"'`.
+All keys but `site` are optional. [Deployment](deployment.md#4-a-site) explains the setup of a site,
+and [privacy](privacy.md#what-a-sites-owner-says) the decisions of its owner.
 """
 
 
 def settings_page() -> str:
-    """The page as Markdown: a section per table, a row per key."""
+    """Return the page as Markdown: a section per table, a row per key."""
     sections = [INTRODUCTION]
     for name, table in tables_of_a_run().items():
         sections.append("\n".join([*_head(name), *_rows(keys_of(table, name)), ""]))
@@ -48,9 +52,9 @@ def settings_page() -> str:
 
 def _head(name: str) -> Iterator[str]:
     if not name:
-        yield from ("## run", "", "Keys of no table, read by every method.", "")
+        yield from ("## run", "", "Top-level keys, read by every method.", "")
         return
-    about = f" The method has [a page of its own](methods/{name}.md)." if name in METHODS else ""
+    about = f" See also [the page of the method](methods/{name}.md)." if name in METHODS else ""
     yield from (f"## {name}", "", f"Table `[{name}]`, {read_by(name)}.{about}", "")
 
 
@@ -69,7 +73,7 @@ def _default(key: Key) -> str:
 
 
 def main() -> None:
-    """Write the page, and the block in pyproject.toml."""
+    """Write docs/settings.md and the block of defaults in pyproject.toml."""
     root = Path(__file__).parents[2]
     (root / PAGE).write_text(settings_page())
     pyproject = root / "pyproject.toml"

@@ -1,4 +1,4 @@
-"""A setting that is an n:m pattern."""
+"""Setting that holds an n:m sparsity pattern."""
 
 import re
 from typing import Annotated
@@ -14,4 +14,4 @@ def _keeps_n_of_m(pattern: str) -> str:
 
 
 Pattern = Annotated[str, AfterValidator(_keeps_n_of_m)]
-"""``n:m`` keeps n of every m weights, or nothing."""
+"""Pattern ``n:m``, which keeps n of every m weights; empty for no pattern."""

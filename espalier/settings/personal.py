@@ -1,4 +1,4 @@
-"""What methods say that leave each client a model of its own."""
+"""Settings of methods whose result is one model per client."""
 
 from pydantic import Field
 
@@ -6,13 +6,12 @@ from espalier.settings.method import MethodSettings
 
 
 class PersonalModelSettings(MethodSettings):
-    """Whether each client's model is written."""
+    """Settings that control whether each client's model is written."""
 
     keep_models: bool = Field(
         True,
         description=(
-            "Every client writes its smaller model when the rounds are over: in simulation to"
-            " `clients/` in the run directory, a real site to its `models-dir`, if its owner names"
-            " one."
+            "Each client writes its smaller model after the rounds: in a simulation to `clients/`"
+            " in the run directory, at a real site to its `models-dir`, if its owner names one."
         ),
     )

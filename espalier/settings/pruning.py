@@ -1,4 +1,4 @@
-"""What every method says that prunes single weights."""
+"""Settings shared by methods that prune single weights (unstructured or n:m)."""
 
 from pydantic import Field
 
@@ -7,35 +7,39 @@ from espalier.settings.pattern import Pattern
 
 
 class PruningSettings(MethodSettings):
-    """How much is pruned, and which weights compete."""
+    """Settings of the sparsity and of the weights that compete."""
 
     sparsity: float = Field(
         0.5,
         gt=0,
         lt=1,
         description=(
-            "Share of each comparison group that is pruned, exactly `int(size * sparsity)` weights."
+            "Fraction of each comparison group that is pruned, exactly `int(size * sparsity)`"
+            " weights."
         ),
     )
     pattern: Pattern = Field(
         "",
         description=(
-            "`2:4` keeps 2 of every 4 weights of a row, in place of sparsity and comparison groups;"
-            " any n:m."
+            "n:m pattern in place of sparsity and comparison groups; `2:4` keeps 2 of every 4"
+            " weights of a row."
         ),
     )
 
     @property
     def local_group(self) -> str:
-        """Groups of which a client prunes an exact share: the pattern, a comparison group."""
+        """Group in which a client prunes an exact fraction: the pattern or a comparison group."""
         return self.pattern or "layer"
 
     @property
     def server_group(self) -> str:
-        """Weights that compete at the server: the pattern, or a comparison group."""
+        """Group in which weights compete at the server: the pattern or a comparison group."""
         return self.pattern or "layer"
 
     @property
     def columns_together(self) -> int:
-        """Columns that a client decides at a time, within which a pattern must end; 0: a matrix's rows are pruned whole."""
+        """Number of columns that a client prunes at a time; 0 if rows are pruned whole.
+
+        A pattern must not cross the boundary between two such sets of columns.
+        """
         return 0

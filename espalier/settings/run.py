@@ -1,4 +1,4 @@
-"""Settings of a run: everything that ``[tool.flwr.app.config]`` holds, validated at once."""
+"""Settings of a run: all of ``[tool.flwr.app.config]``, validated together."""
 
 import hashlib
 import json
@@ -23,144 +23,155 @@ from espalier.settings.unread import not_read, one_of
 J = TypeVar("J", bound=MethodSettings)
 
 BUILT_IN_TEXTS = ("documentation", "code")
-"""Texts that need no file, because every Python installation has them."""
+"""Texts that need no file, because every Python installation contains them."""
 
 OWN_TEXT = "own-text"
-"""Name of the clients' own held-out texts among the texts that models are evaluated on."""
+"""Name of the clients' own held-out text among the evaluation texts."""
 
 MOST_TEXTS = 16
-"""Each of which is a question to every client's own result."""
+"""Maximum number of evaluation texts; each is one evaluation of every client's own result."""
 
 SIMULATED_QUORUM = 0.5
 
 DEFAULT_METHOD = "fedprllm"
 
 JOB = "job"
-"""Field of the chosen method's own table; no key of a file."""
+"""Field that holds the chosen method's own table; not a valid key in a file."""
 
 NOT_PART_OF_THE_RESULT = (
     "out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "round-seconds", "activations", "quorum",
     "site-keys",
 )  # fmt: skip
-"""Settings that may differ between a run and its resumption; a run's ``settings.toml`` has the quorum that 0 stands for."""
+"""Settings that may differ between a run and its resumption.
+
+The ``settings.toml`` of a run holds the quorum that 0 stands for.
+"""
 
 
 class DataSettings(Table):
-    """Table ``[data]``: each client's private text, where the node's own configuration names none."""
+    """Table ``[data]``: each client's private text.
+
+    A node's own configuration takes precedence.
+    """
 
     source: Literal["documentation", "code", "text", "jsonl", "hub"] = Field(
         "documentation",
         description=(
-            "Where a client's text comes from: parts of Python's documentation, source code of"
-            " Python's standard library without docstrings (the demo model was not trained on it),"
-            " a text file, JSON Lines, or a dataset of the Hugging Face hub (needs the extra"
-            " `hub`). A site of a deployment reads what its own configuration names instead."
+            "Source of a client's text: `documentation` (parts of Python's documentation), `code`"
+            " (source code of Python's standard library without docstrings, on which the demo model"
+            " was not trained), `text` (a text file), `jsonl` (JSON Lines) or `hub` (a dataset of"
+            " the Hugging Face hub; needs the extra `hub`). A site of a deployment reads the data"
+            " that its own configuration names instead."
         ),
     )
     path: str = Field(
         "",
         description=(
-            "File or directory, or with `hub` the name of a dataset (empty: the task's own)."
-            " `{client}` stands for the client's number; without it one file is dealt out to the"
-            " clients."
+            "File or directory, or with `hub` the name of a dataset (empty: the task's own"
+            " dataset). `{client}` stands for the client's number; without it one file is"
+            " distributed over the clients."
         ),
     )
     field: str = Field("text", min_length=1, description="Field of a record that holds the text.")
-    hub_config: str = Field("", description="Configuration of the Hugging Face dataset.")
+    hub_config: str = Field("", description="Configuration name of the Hugging Face dataset.")
     hub_split: str = Field(
         "",
         description=(
-            "Split of the Hugging Face dataset; empty: `train` for text, for a task its own"
-            " training split."
+            "Split of the Hugging Face dataset. Empty: `train` for text, and the task's own"
+            " training split for a task."
         ),
     )
     partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
         "iid",
         description=(
-            "How one file is dealt out to simulated clients: evenly at random, by the value of a"
-            " field, unevenly by label (Dirichlet) or in size, or with `by-file` a file of the"
-            " directory to each."
+            "Distribution of one file over simulated clients: `iid` (evenly at random), `by-file`"
+            " (one file of the directory per client), `by-field` (whole labels), `dirichlet`"
+            " (uneven labels) or `quantity` (uneven sizes)."
         ),
     )
     partition_field: str = Field(
         "",
         description=(
-            "Field that labels a record, for `by-field` and `dirichlet` of text; a task has labels"
-            " of its own."
+            "Field that labels a record of text, for `by-field` and `dirichlet`; a task has its"
+            " own labels."
         ),
     )
     alpha: float = Field(
         0.5,
         gt=0,
         description=(
-            "Evenness of `dirichlet` and `quantity` shares; small values give uneven shares."
+            "Evenness of the distribution with `dirichlet` and `quantity`; smaller values are more"
+            " uneven."
         ),
     )
     windows: int = Field(
-        8, ge=1, description="Calibration windows per client, of methods that prune."
+        8, ge=1, description="Number of calibration samples per client, for methods that prune."
     )
     window_tokens: int = Field(
         256,
         ge=2,
         description=(
-            "Tokens per window of a client's text, at most as many as the model has positions."
+            "Tokens per sample of a client's text; at most the model's number of positions."
         ),
     )
 
 
 class EvaluationSettings(Table):
-    """Table ``[evaluation]``: the public text on which models are compared."""
+    """Table ``[evaluation]``: public texts and baselines with which models are compared."""
 
     READ_WITH: ClassVar[ReadWith] = {"centralized": {"baselines": (True,)}}
 
     texts: str = Field(
         "documentation",
         description=(
-            "Public texts on which models are compared, comma-separated, at most 16:"
-            " `documentation` and `code` (a tenth of the passages, which no client holds), or"
-            " `name=path`, which reads a text file."
+            "Evaluation texts on which models are compared, comma-separated, at most 16:"
+            " `documentation` and `code` (10% of the passages, which no client has), or `name=path`"
+            " for a text file."
         ),
     )
-    window_tokens: int = Field(256, ge=2, description="Tokens per evaluation window.")
-    max_windows: int = Field(48, ge=0, description="Windows per public text; 0 takes all.")
+    window_tokens: int = Field(256, ge=2, description="Tokens per sample of an evaluation text.")
+    max_windows: int = Field(
+        48, ge=0, description="Maximum number of samples per evaluation text; 0: all."
+    )
     baselines: bool = Field(
         True,
         description=(
-            "Compare the result with what clients get alone and with pooled data. `false` leaves"
-            " both out, as `local-only = false` and `centralized = 'off'` do together; the dense"
-            " model is always measured, and with `sft-p` and `fedspine` clients' own models, which"
-            " are the result."
+            "Compare the result with the local baselines and the centralized baseline. `false`"
+            " leaves both out, like `local-only = false` and `centralized = 'off'` together. The"
+            " dense model is always evaluated, and so are the clients' own models with `sft-p` and"
+            " `fedspine`, because they are the result."
         ),
     )
     local_only: bool = Field(
         True,
         description=(
-            "Clients evaluate the result that they get alone on the public text. With a tuning"
-            " method this takes them another training."
+            "Clients evaluate their local baselines on the evaluation texts. With a tuning method"
+            " this takes them another training."
         ),
     )
     own_text: bool = Field(
         False,
         description=(
-            "Clients also evaluate the dense, their own and the federated model on text of their"
-            " own: a tenth of their passages or items, never used for pruning or training. Only"
-            " mean losses leave them, in which no prediction counts over 20 nats. A site of a"
-            " deployment must allow it, with `own-text` in its configuration."
+            "Clients also evaluate the dense model, their own model and the federated model on"
+            " held-out text of their own: 10% of their passages or items, which are never used for"
+            " pruning or training. Only mean losses leave a client; the loss of each prediction is"
+            " capped at 20 nats. A site of a deployment must allow it with `own-text` in its"
+            " configuration."
         ),
     )
     centralized: Literal["auto", "on", "off"] = Field(
         "auto",
         description=(
-            "Baseline with the data of all clients in one place; `auto`: in simulation only. `on`"
-            " is refused in a deployment."
+            "Compute the centralized baseline, which uses the data of all clients in one place."
+            " `auto`: only in a simulation. `on` is refused in a deployment."
         ),
     )
     every: int = Field(
         0,
         ge=0,
         description=(
-            "After every so many rounds the server measures what they have led to on the public"
-            " texts or items (`rounds.json`); of methods that average adapters. 0: only at the end."
+            "Number of rounds between evaluations at the server on the evaluation texts or test"
+            " items (`rounds.json`), for methods that average adapters; 0: only at the end."
         ),
     )
 
@@ -182,7 +193,7 @@ class EvaluationSettings(Table):
         return value
 
     def named_texts(self) -> dict[str, str]:
-        """Text names and their file paths; the path is empty for built-in texts."""
+        """Return the file path of each text by its name; the path of a built-in text is empty."""
         parts = [part.strip() for part in self.texts.split(",")]
         return {
             name.strip(): path.strip() for name, _, path in (part.partition("=") for part in parts)
@@ -194,41 +205,47 @@ class RunSettings(Table):
 
     method: str = Field(
         DEFAULT_METHOD,
-        description="What the run does; the method's own settings are in the table of its name.",
+        description="Method of the run; its own settings are in the table with its name.",
     )
     model: str = Field(
         "demo",
         min_length=1,
         description=(
-            "`demo`, or the directory of a model in safetensors: LLaMA, Mistral, Qwen2, Qwen3 or"
-            " OPT; for tuning also BERT or RoBERTa. A model of the Hugging Face hub is downloaded"
-            " first: `hf download owner/name --local-dir name`."
+            "`demo`, or the directory of a model in safetensors format: LLaMA, Mistral, Qwen2,"
+            " Qwen3 or OPT, and for tuning also BERT or RoBERTa. Download a model of the Hugging"
+            " Face hub first: `hf download owner/name --local-dir name`."
         ),
     )
-    seed: int = Field(0, ge=0, description="Every random choice is derived from it.")
+    seed: int = Field(0, ge=0, description="Seed from which every random choice is derived.")
     num_clients: int = Field(
-        8, ge=1, description="Clients that take part: the first of the connected sites, by name."
+        8,
+        ge=1,
+        description=(
+            "Number of clients: the first of the connected sites in the order of their names."
+        ),
     )
     quorum: float = Field(
         0.0,
         ge=0,
         le=1,
         description=(
-            "Share of the clients that must finish a round; 0: half of them in simulation, all of"
-            " them in a deployment."
+            "Fraction of the clients that must finish a round. 0: half of them in a simulation,"
+            " all of them in a deployment."
         ),
     )
     threads: int = Field(
         2,
         ge=1,
         le=1024,
-        description="CPU threads of every process. Another number gives other last bits.",
+        description=(
+            "CPU threads of every process. Another number can change the last bits of results."
+        ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
         description=(
-            "Where tensors are computed; `auto` takes CUDA where there is a device. CUDA was not"
-            " yet run on hardware."
+            "Device for tensor computations; `auto`: CUDA if there is a device. CUDA was not yet"
+            " run on hardware."
         ),
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -241,53 +258,55 @@ class RunSettings(Table):
     activations: Literal["memory", "disk"] = Field(
         "memory",
         description=(
-            "Where the hidden states of the windows are kept between two blocks; `disk`: in a file"
-            " without a name, for windows larger than memory."
+            "Storage of the samples' hidden states between two blocks; `disk`: in an unnamed file,"
+            " for calibration sets that do not fit in memory."
         ),
     )
-    out_dir: str = Field("runs", min_length=1, description="Where run directories are made.")
-    resume_from: str = Field("", description="Directory of an interrupted run to continue.")
+    out_dir: str = Field(
+        "runs", min_length=1, description="Directory in which run directories are created."
+    )
+    resume_from: str = Field("", description="Directory of an interrupted run to resume.")
     part_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
         le=1024**3,
-        description="Largest payload of one message, in bytes.",
+        description="Maximum payload of one message in bytes.",
     )
     site_keys: str = Field(
         "",
         description=(
-            "Directory on the server with the public key of each site, `NAME.key.pub`, as `espalier"
-            " keys` writes it: a node that says a site's name must have its private key (`site-key`"
-            " in its own configuration), and sites that are not there are refused. Empty: names are"
-            " claims. Not in simulation."
+            "Directory on the server with the public key of each site, `NAME.key.pub`, as written"
+            " by `espalier keys`. A node that claims a site's name must have its private key"
+            " (`site-key` in its own configuration), and sites without a public key there are"
+            " refused. Empty: names are not verified. Not in a simulation."
         ),
     )
     enrol_seconds: float = Field(
-        120.0, gt=0, description="How long to wait for another client to connect."
+        120.0, gt=0, description="Seconds to wait for the next client to connect."
     )
     deadline_seconds: float = Field(
-        900.0, gt=0, description="How long one message may take before it is sent again."
+        900.0, gt=0, description="Seconds until a message without a reply is sent again."
     )
-    attempts: int = Field(2, ge=1, description="How often one message is sent.")
+    attempts: int = Field(2, ge=1, description="Maximum number of times that a message is sent.")
     round_seconds: float = Field(
         0.0,
         ge=0,
         description=(
-            "How long a round may take with all its messages; then it ends with the clients that"
-            " have answered, if they are the quorum, and the others are dropped. 0: a day, or ten"
-            " times `deadline-seconds` times `attempts` if that is longer; in simulation without a"
-            " limit."
+            "Maximum duration in seconds of a round with all its messages. Then the round ends"
+            " with the clients that have answered, if they are a quorum, and the others are"
+            " dropped. 0: a day, or ten times `deadline-seconds` times `attempts` if that is"
+            " longer; in a simulation no limit."
         ),
     )
     export_check: Literal["streamed", "transformers"] = Field(
         "streamed",
         description=(
-            "How plain transformers and peft load a result to check it, for every method, at the"
-            " server and at clients that write a model of their own. `streamed`: the weights stay"
-            " in the files, and each module's are read when the module computes, so that models"
-            " larger than memory can be checked; a base model in NF4, which bitsandbytes cannot"
-            " read so, is loaded whole in 4 bits to check an adapter. `transformers`: the whole"
-            " model is in memory."
+            "Loading of a result into plain transformers and peft to check it, for every method,"
+            " at the server and at clients that write a model of their own. `streamed`: the weights"
+            " stay in the files and are read when a module computes, so that models larger than"
+            " memory can be checked. A base model in NF4, which bitsandbytes cannot read this way,"
+            " is loaded whole in 4 bits to check an adapter. `transformers`: the whole model is in"
+            " memory."
         ),
     )
     data: DataSettings = DataSettings()
@@ -299,18 +318,21 @@ class RunSettings(Table):
     job: SerializeAsAny[MethodSettings] = Field(
         default_factory=lambda: settings_of(DEFAULT_METHOD)()
     )
-    """The chosen method's own table, in files under the method's name."""
+    """Own table of the chosen method; in files it has the method's name."""
 
     @property
     def tunes(self) -> bool:
-        """Whether clients train in this run, on sequences of a task or text; else they read calibration windows."""
+        """True if clients train in this run, on a task or on text.
+
+        Clients of other methods read calibration samples.
+        """
         return METHODS[self.method].tunes
 
     @property
     def clients_evaluate(self) -> bool:
-        """True if clients evaluate on the public texts or items: local baselines or models of their own.
+        """True if clients evaluate local baselines or models of their own on public texts or items.
 
-        Models of their own are the result, and no baseline.
+        Models of their own are the result and no baseline.
         """
         wanted = self.evaluation.baselines or isinstance(self.job, PersonalModelSettings)
         return self.evaluation.local_only and wanted
@@ -320,19 +342,28 @@ class RunSettings(Table):
         return simulation and self.evaluation.baselines and self.evaluation.centralized != "off"
 
     def of(self, kind: type[J]) -> J:
-        """The chosen method's own table, which must be of a kind."""
+        """Return the chosen method's own table, typed as ``kind``.
+
+        Raises
+        ------
+        TypeError
+            The table is of another kind.
+        """
         if not isinstance(self.job, kind):
             raise TypeError(f"method {self.method} has no {kind.__name__}")
         return self.job
 
     def without_proximal(self) -> "RunSettings":
-        """These settings without FedProx, for a method that pulls elsewhere."""
+        """Return these settings without FedProx, for a method with a proximal term of its own."""
         return self.model_copy(
             update={"training": self.training.model_copy(update={"proximal": 0.0})}
         )
 
     def with_quorum(self, *, simulation: bool) -> "RunSettings":
-        """These settings with a quorum: where they name none, half of the clients in simulation, else all of them."""
+        """Return these settings with the default quorum if they do not set one.
+
+        The default is half of the clients in a simulation and all of them in a deployment.
+        """
         return (
             self
             if self.quorum
@@ -340,7 +371,7 @@ class RunSettings(Table):
         )
 
     def nested(self) -> dict[str, Any]:
-        """Plain values under hyphenated keys, without the tables that the chosen method does not have."""
+        """Return plain values under hyphenated keys, without tables of other methods."""
         others = all_tables() - set(tables_of(self.method))
         values = {
             key: value for key, value in self.model_dump(by_alias=True).items() if key not in others
@@ -351,7 +382,7 @@ class RunSettings(Table):
         }
 
     def digest(self) -> str:
-        """SHA-256 of all settings that the result depends on."""
+        """Return the SHA-256 hash of all settings that affect the result."""
         values = {
             key: value for key, value in self.nested().items() if key not in NOT_PART_OF_THE_RESULT
         }
@@ -361,16 +392,20 @@ class RunSettings(Table):
 def parse(
     flat: Mapping[str, Any], *, simulation: bool = False, by_hand: Collection[str] = ()
 ) -> RunSettings:
-    """Read the run configuration that Flower hands out (flat, dotted keys).
+    """Parse the flat run configuration with dotted keys that Flower provides.
 
-    In ``simulation`` nodes have no data of their own, so that ``[data]`` must say where all of it comes from. Keys that were
-    given ``by_hand`` must be read: by the method, and with what is chosen beside them. All other keys that nobody reads are
-    passed over.
+    Parameters
+    ----------
+    flat : all keys and values
+    simulation : nodes have no data of their own, so that ``[data]`` must name the source of all
+        data
+    by_hand : keys that the user gave explicitly; the run must read each of them, while other keys
+        that are not read are ignored
 
     Raises
     ------
     Mistake
-        With one line per wrong key, type, value or combination, all of them at once.
+        The message has one line for every wrong key, type, value or combination.
     """
     nested: dict[str, Any] = {}
     tables = {key.partition(".")[0] for key in flat if "." in key}
@@ -403,7 +438,7 @@ def parse(
 
 
 def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | None, list[str]]:
-    """The settings, if every single value is one, and a line for each that is not."""
+    """Return the settings, or None if a value is invalid, and an error line per invalid value."""
     known = isinstance(method, str) and method in METHODS
     others = all_tables() - set(tables_of(method) if known else ())
     chosen = {key: value for key, value in nested.items() if key not in others and key != method}
@@ -422,11 +457,15 @@ def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | No
         return None, mistake_lines(error, list(default_values())) + mistakes
     if job is None:
         return None, mistakes
+    # The rest of the program needs concrete values in place of 0 rounds and ``paper`` weights.
     return settings.model_copy(update={"federation": settings.federation.for_method(job)}), mistakes
 
 
 def _contradictions(nested: Mapping[str, Any]) -> list[str]:
-    """What does not fit within a method's table, or it and those that it shares with others; unless one is wrong anyway."""
+    """Return an error line per conflict within a method's table or with the shared tables.
+
+    The result is empty if a single value is invalid, because ``_validated`` reports it.
+    """
     method = nested.get("method", DEFAULT_METHOD)
     if not isinstance(method, str) or method not in METHODS:
         return []
@@ -449,20 +488,23 @@ def _contradictions(nested: Mapping[str, Any]) -> list[str]:
 
 
 def concerns(key: str, method: Any) -> bool:
-    """Whether a method reads a table, or a key of one; what is in no method's table concerns all of them."""
+    """Return whether a method reads a table or its keys.
+
+    A key whose table belongs to no method concerns all methods.
+    """
     own = tables_of(method) if isinstance(method, str) else ()
     table = key.partition(".")[0]
     return table in own or table not in all_tables()
 
 
 def changed(flat: Mapping[str, Any]) -> set[str]:
-    """Keys whose values are not the defaults, unknown keys among them."""
+    """Return the keys whose values differ from the defaults, including unknown keys."""
     known = default_values()
     return {key for key, value in flat.items() if key not in known or known[key] != value}
 
 
 def tables() -> dict[str, type[Table]]:
-    """All tables by name: those of every run, those that methods share, and each method's own."""
+    """Return all tables by name: general tables, shared tables and each method's own table."""
     found: dict[str, type[Table]] = {}
     for name, field in RunSettings.model_fields.items():
         kind: Any = field.annotation
@@ -472,7 +514,7 @@ def tables() -> dict[str, type[Table]]:
 
 
 def default_values() -> dict[str, Any]:
-    """All keys, dotted, and their defaults."""
+    """Return the default value of every dotted key."""
     known = {
         key: value
         for key, value in RunSettings().model_dump(by_alias=True).items()
@@ -486,7 +528,10 @@ def default_values() -> dict[str, Any]:
 
 
 def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Keys of tables that the method has which it does not read all the same; see ``not_read``."""
+    """Return the keys that the run does not read although its method has their table.
+
+    See ``not_read`` for the format.
+    """
     tuning = tuple(method for method, row in METHODS.items() if row.tunes)
     pruning = tuple(method for method in METHODS if method not in tuning)
     values = default_values() | dict(flat)
@@ -494,7 +539,10 @@ def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The same of the tables that the method has, as they say it of themselves (``FEDERATION``, ``Table.READ_WITH``)."""
+    """Return the unread keys that the tables declare, in the format of ``not_read``.
+
+    The declarations are ``MethodSettings.FEDERATION`` and ``Table.READ_WITH``.
+    """
     found: dict[str, tuple[str, str]] = {}
     method = str(flat["method"])
     kinds = tables()
@@ -522,7 +570,7 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
-    """The values that a key may have with a method, where they can be listed."""
+    """Return the values that a key may have with a method; empty if they cannot be listed."""
     if (table, key) == (FederationSettings, "client-weights"):
         return settings_of(method).WEIGHTS
     field = table.model_fields[key.replace("-", "_")]
@@ -530,7 +578,7 @@ def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
 
 
 def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str]) -> list[str]:
-    """A line per key that somebody gave by hand and that is not read."""
+    """Return an error line for each key that was given by hand but is not read."""
     if not by_hand:
         return []
     found = unread(flat)
@@ -549,7 +597,7 @@ def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[st
 
 
 def _unread(key: str, value: Any, method: str) -> str:
-    """The line on a key that somebody gave by hand to a method that does not read it."""
+    """Return the error line for a key by hand whose table the method does not read."""
     table, _, name = key.partition(".")
     readers = [other for other in sorted(METHODS) if table in tables_of(other)]
     kinds = tables()
@@ -564,7 +612,10 @@ def _unread(key: str, value: Any, method: str) -> str:
 
 
 def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str]:
-    """Keys that do not fit each other; looked for also when single values are wrong, so that all is told at once."""
+    """Return an error line per combination of keys that do not fit each other.
+
+    Single values may be invalid here: all errors are reported together.
+    """
     keys = nested.get("site-keys", "")
     lines = (
         [f"site-keys = {keys!r}: simulated clients have no keys; leave it out"]
@@ -595,7 +646,7 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
             f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and"
             " data.partition-field"
         )
-    # Sites of a deployment have records of their own.
+    # Sites of a deployment have records of their own, so the source does not matter there.
     if simulation and name != TEXT and source not in ("jsonl", "hub"):
         lines.append(f"task.name = '{name}': needs data.source = 'jsonl' or 'hub', not '{source}'")
     if partition != "iid" and source in BUILT_IN_TEXTS:
@@ -634,7 +685,10 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
 
 
 def _is_a_clients(test_path: Any, path: Any, num_clients: Any) -> bool:
-    """Whether a path is that of the clients' file, or with ``{client}`` that of one client's; False for what is no path."""
+    """Return whether a path is a file that clients train on; ``{client}`` stands for a number.
+
+    The result is False for values that are no paths.
+    """
     if not (isinstance(test_path, str) and isinstance(path, str) and test_path and path):
         return False
     tested = _resolved(test_path)
@@ -642,6 +696,7 @@ def _is_a_clients(test_path: Any, path: Any, num_clients: Any) -> bool:
     before, *others = trained.split("{client}")
     if not others:
         return tested == trained
+    # Every occurrence of ``{client}`` must have the same number.
     again = "(?P=client)".join(map(re.escape, others))
     match = re.fullmatch(rf"{re.escape(before)}(?P<client>0|[1-9][0-9]{{0,9}}){again}", tested)
     return match is not None and isinstance(num_clients, int) and int(match["client"]) < num_clients
@@ -650,5 +705,6 @@ def _is_a_clients(test_path: Any, path: Any, num_clients: Any) -> bool:
 def _resolved(path: str) -> str:
     try:
         return os.path.abspath(os.path.expanduser(path))
-    except (OSError, ValueError):  # the working directory is gone, or no file can have such a name
+    except (OSError, ValueError):
+        # The working directory does not exist, or no file can have such a name.
         return path

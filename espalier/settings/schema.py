@@ -1,4 +1,7 @@
-"""The keys of the settings as plain data, read from the tables that validate them: what documentation is made of."""
+"""Schema of all settings as plain data, from which the documentation is generated.
+
+The keys are read from the pydantic tables that validate them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,49 +17,49 @@ from espalier.settings.table import Table
 
 @dataclass(frozen=True)
 class Key:
-    """One setting."""
+    """One setting of a run or of a node."""
 
     table: str
-    """The table that it stands in; empty for a key of no table."""
+    """Name of its table; empty for a top-level key."""
     name: str
-    """With hyphens, as it is written."""
+    """Name with hyphens, as written in a file."""
     default: Any
     allowed: str
-    """The values that it may have, in words; empty for any text."""
+    """Allowed values in words; empty if any text is allowed."""
     choices: tuple[Any, ...]
-    """All values that it may have, where these can be listed."""
+    """All allowed values if they can be listed, else empty."""
     description: str
 
     @property
     def dotted(self) -> str:
-        """As the command line has it."""
+        """Name with its table, as written on the command line."""
         return f"{self.table}.{self.name}" if self.table else self.name
 
 
 def tables_of_a_run() -> dict[str, type[Table]]:
-    """Table by its name; the keys of no table come first, under the empty name."""
+    """Return all tables by name; the empty name, first, holds the top-level keys."""
     return {"": RunSettings, **tables()}
 
 
 def keys_of(table: type[Table], name: str = "") -> list[Key]:
-    """The keys of one table, without those of the tables in it.
+    """Return the keys of one table, without the keys of nested tables.
 
     Parameters
     ----------
-    table : the schema
-    name : how the table is called in the settings
+    table : schema of the table
+    name : name of the table in the settings; empty for the top-level keys
     """
     fields = {field.alias or attribute: field for attribute, field in table.model_fields.items()}
     return [_key(table, name, key, field) for key, field in fields.items() if not _is_table(field)]
 
 
 def keys_of_a_run() -> list[Key]:
-    """All keys of the settings of a run, in the schema's order."""
+    """Return all keys of a run's settings, in the order of the schema."""
     return [key for name, table in tables_of_a_run().items() for key in keys_of(table, name)]
 
 
 def readers_of(table: str) -> list[str]:
-    """The methods that read a table."""
+    """Return the methods that read a table; the empty name stands for the top-level keys."""
     return [method for method in METHODS if concerns(table, method)]
 
 
@@ -80,7 +83,7 @@ def _choices(field: FieldInfo) -> tuple[Any, ...]:
 
 
 def _bounds(field: FieldInfo) -> str:
-    """The range of a number: ``1 or more``, ``over 0, at most 1``; empty where there is none."""
+    """Return the range of a number in words, such as ``1 or more``; empty if it has no bounds."""
     limits = {
         name: getattr(limit, name)
         for limit in field.metadata
@@ -100,17 +103,25 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _read_with(table: type[Table], key: str) -> str:
-    """A sentence on the values of other keys with which this one is read (``Table.READ_WITH``); empty where it always is."""
+    """Return a sentence on the values of other keys with which this key is read.
+
+    The text is empty if the key is always read (``Table.READ_WITH``).
+    """
     possible = {field.alias or name: _choices(field) for name, field in table.model_fields.items()}
     found = []
     for other, values in table.READ_WITH.get(key, {}).items():
+        # Methods share rules, so a rule may list values that only another method's key has.
         choices = possible.get(other) or values
         found.append(f"`{other}` is {_one_of([value for value in values if value in choices])}")
-    return f"Read only where {' and '.join(found)}." if found else ""
+    return f"Read only if {' and '.join(found)}." if found else ""
 
 
 def _by_method(table: type[Table], key: str) -> str:
-    """What a key of ``[federation]`` stands for with each method, as the methods' own tables say it; empty of other keys."""
+    """Return sentences on the meaning of a ``[federation]`` key for each method.
+
+    The meaning of ``rounds`` and ``client-weights`` depends on the method, as the methods' own
+    tables define it. The text is empty for other keys.
+    """
     jobs = (
         {method: settings_of(method) for method in METHODS} if table is FederationSettings else {}
     )
@@ -118,7 +129,7 @@ def _by_method(table: type[Table], key: str) -> str:
     if key == "rounds":
         usual = {method: job.ROUNDS for method, job in readers.items()}
         return (
-            "That is"
+            "The default is"
             f" {'; '.join(f'{rounds} with {_methods(usual, rounds)}' for rounds in sorted(set(usual.values())))}."
         )
     if key != "client-weights":
@@ -130,12 +141,14 @@ def _by_method(table: type[Table], key: str) -> str:
     found = [f"`paper` is {paper}."]
     for value in dict.fromkeys(value for job in readers.values() for value in job.WEIGHTS):
         known = {method: value in job.WEIGHTS for method, job in readers.items()}
-        found += [] if all(known.values()) else [f"`{value}` is for {_methods(known, True)} alone."]
+        found += (
+            [] if all(known.values()) else [f"Only {_methods(known, True)} can have `{value}`."]
+        )
     return " ".join(found)
 
 
 def _methods(values: Mapping[str, Any], value: Any) -> str:
-    """The methods that have a value, in words."""
+    """Return the names of the methods that have a value, joined by commas and "and"."""
     *others, last = sorted(method for method, own in values.items() if own == value)
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -146,5 +159,5 @@ def _one_of(values: Sequence[Any]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as it is written after ``key=``."""
+    """Return a value as it is written after ``key=``; booleans are in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,7 @@
-"""Settings of SFT-P: every client prunes the model for itself, by masks that a shared generator makes of its own embedding."""
+"""Settings of SFT-P: each client prunes its own model with masks from a shared generator.
+
+The generator computes the masks from an embedding that belongs to the client.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -22,7 +25,7 @@ MOST_SHARE = 0.95
 
 
 class SftPSettings(AdapterAveraging, PersonalModelSettings):
-    """Table ``[sft-p]`` ("SFT-P", client-conditioned structural masks trained together with LoRA)."""
+    """Table ``[sft-p]``: client-conditioned structural masks, trained together with LoRA."""
 
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
@@ -34,72 +37,80 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         gt=LEAST_SHARE,
         le=MOST_SHARE,
         description=(
-            "Share that every client prunes, where its own configuration (`pruned-share`) names"
-            " none. A real site looks at these two alone."
+            "Pruning ratio of every client whose own configuration (`pruned-share`) names none. A"
+            " real site uses only these two values."
         ),
     )
     shares: str = Field(
         "",
         description=(
-            "`0.2,0.2,0.5,0.5`: shares of simulated clients, by number; the last one repeats."
-            " Empty: `share`."
+            "Pruning ratios of simulated clients by number, for instance `0.2,0.2,0.5,0.5`; the"
+            " last one repeats. Empty: `share`."
         ),
     )
     share_of: Literal["blocks", "model"] = Field(
         "blocks",
         description=(
-            "Of what: of the blocks' matrices, or of all parameters, of which embeddings and norms"
-            " stay (the paper's)."
+            "Parameters to which the pruning ratio refers: the blocks' matrices, or all"
+            " parameters, of which embeddings and norms stay (the paper's)."
         ),
     )
     conditioned: bool = Field(
         True,
         description=(
-            "A client has an embedding of its own, which never leaves it; false: one constant for"
-            " all (NOC)."
+            "Give each client an embedding of its own, which never leaves it; `false`: one"
+            " constant for all clients (NOC)."
         ),
     )
     adapters: bool = Field(
-        True, description="LoRA is trained beside the masks (A); false: masks alone (NOA)."
+        True,
+        description="Train LoRA together with the masks (A); `false`: train only the masks (NOA).",
     )
     heads: Literal["per-gate", "shared"] = Field(
         "per-gate",
         description=(
-            "Heads of the generator: one for each block and kind of lane, or one for each kind."
+            "Heads of the generator: one for each gate, that is each block and kind of residual"
+            " dimensions, or one for each kind."
         ),
     )
-    embedding: int = Field(32, ge=1, le=4096, description="Numbers of a client's embedding (d_e).")
+    embedding: int = Field(32, ge=1, le=4096, description="Size of a client's embedding (d_e).")
     code: int = Field(
-        32, ge=1, le=4096, description="Numbers of the learned code of each block and kind of lane."
+        32,
+        ge=1,
+        le=4096,
+        description="Size of the learned code of each block and kind of residual dimensions.",
     )
     width: int = Field(32, ge=1, le=4096, description="Width of the generator's hidden layer.")
     estimator: Literal["reinmax", "gumbel"] = Field(
         "reinmax",
         description=(
-            "How gates get a gradient: ReinMax, or a straight-through sigmoid with two Gumbel"
-            " noises' difference."
+            "Gradient estimator of the gates: ReinMax, or a straight-through sigmoid with the"
+            " difference of two Gumbel noises."
         ),
     )
     tau: float = Field(
         1.0,
         gt=0,
         description=(
-            "Temperature of the estimator. The paper's 0.4 is right for `gumbel`; with `reinmax`"
-            " gradients turn round."
+            "Temperature of the estimator. The paper's 0.4 suits `gumbel`; with `reinmax` it"
+            " reverses gradients."
         ),
     )
     norm: Literal["all", "read"] = Field(
         "all",
         description=(
-            "Lanes that a norm sees: all, as in DISP-LLM's code, or those alone that are read"
-            " behind it (equation 3)."
+            "Residual dimensions that a norm sees: all, as in DISP-LLM's code, or only those that"
+            " are read after it (equation 3)."
         ),
     )
     bias: float = Field(
         3.0,
         ge=-100,
         le=100,
-        description="Constant in all logits (c): at first nearly all lanes are on.",
+        description=(
+            "Constant that is added to all logits (c); it keeps nearly all residual dimensions at"
+            " first."
+        ),
     )
     strength: float = Field(
         16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda)."
@@ -111,22 +122,22 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         0.05,
         ge=0,
         description=(
-            "Weight decay of generator and embedding; times their learning rate and steps of a"
-            " round it is at most 1."
+            "Weight decay of generator and embedding; its product with their learning rate and the"
+            " steps of a round is at most 1."
         ),
     )
     schedule: Literal["constant", "training"] = Field(
         "constant",
         description=(
-            "Their learning rate stays, as in the paper, or falls as `training.schedule` says,"
-            " which LoRA's does."
+            "Schedule of the learning rate of generator and embedding: constant, as in the paper,"
+            " or `training.schedule`, which applies to LoRA."
         ),
     )
     masks: Literal["budget", "sign"] = Field(
         "budget",
         description=(
-            "Lanes of the model that a client is left with: those of highest logit within its"
-            " budget, or those whose logit is not negative."
+            "Residual dimensions of a client's final model: those with the highest logits within"
+            " its budget, or those whose logit is not negative."
         ),
     )
 
@@ -134,8 +145,9 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         0,
         ge=0,
         description=(
-            "So many clients, those of the highest numbers, join when the rounds are over:"
-            " generator and LoRA stay as they are, and such a client fits its own embedding alone."
+            "Number of clients, those with the highest numbers, that join after the rounds."
+            " Generator and LoRA then stay as they are, and such a client fits only its own"
+            " embedding."
         ),
     )
     late_steps: int = Field(
@@ -143,16 +155,17 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         ge=1,
         le=100_000,
         description=(
-            "Steps in which a client that was in no round fits its embedding: a late one, or one"
-            " that `sampled-clients` never drew."
+            "Number of steps in which a client that took part in no round fits its embedding: a"
+            " late client, or one that `sampled-clients` never drew."
         ),
     )
     validation_windows: int = Field(
         0,
         ge=0,
         description=(
-            "Windows of its own held-out text on which a client measures its smaller model after"
-            " every round it trains in. The figures stay with it; a simulation draws them. 0: none."
+            "Number of samples of its own held-out text on which a client evaluates its smaller"
+            " model after every round in which it trains. The results stay at the client; a"
+            " simulation plots them. 0: none."
         ),
     )
 
@@ -177,11 +190,18 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
 
     @property
     def makes_alone(self) -> bool:
-        """What a client gets is its own in any case: it writes its model, and a late one fits its embedding before."""
+        """True if clients do work of their own after the rounds.
+
+        They write their models, and late clients first fit their embeddings.
+        """
         return self.late_clients > 0 or self.keep_models
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
-        """Of clients that were in no round, and of held-out windows, too."""
+        """Return what one round of training demands of a site.
+
+        In addition to the demands of all averaging methods: the steps of clients that took part in
+        no round, and calibration samples of held-out text for validation.
+        """
         asked = dict(super().asked_of_sites(run))
         passes = self.late_steps * run.training.accumulation
         if self.fits_alone(run.federation) and passes > asked["most_steps"][1]:
@@ -196,7 +216,10 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         return asked
 
     def fits_alone(self, federation: FederationSettings) -> bool:
-        """Late clients, and those that no round drew, fit their embeddings, where they are asked to do something alone."""
+        """Return whether late clients, and clients that no round drew, fit their embeddings.
+
+        They do so only if clients do work of their own after the rounds (``makes_alone``).
+        """
         return (
             self.conditioned
             and self.makes_alone
@@ -204,18 +227,18 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         )
 
     def is_late(self, client: int, enrolled: int) -> bool:
-        """Whether a client takes part in no round; of those that enrolled one does at least."""
+        """Return whether a client takes part in no round; at least one enrolled client does."""
         return client >= max(1, enrolled - self.late_clients)
 
     def share_of_client(self, client: int) -> float:
-        """What a simulated client prunes."""
+        """Return the pruning ratio of a simulated client; the last of ``shares`` repeats."""
         given = [float(part) for part in self.shares.split(",")] if self.shares else [self.share]
         return given[min(client, len(given) - 1)]
 
     def contradictions(
         self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
     ) -> list[str]:
-        """What does not fit each other in these tables."""
+        """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
         if lora.merge:
             lines.append(

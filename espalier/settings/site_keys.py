@@ -1,10 +1,11 @@
-"""A site's key pair in files: the private one at the site, and at the server a directory with a public one per site.
+"""Key pairs of sites in files: the private key at the site, the public keys at the server.
 
-``server/sites/hospital-a.key.pub`` says that whoever has the private part of this key is ``hospital-a``. The formats are those
-that Flower's SuperNode authentication takes: OpenSSH, on a curve of NIST's.
-Covers: a private key that others of the machine can read is refused, as ssh does; so is a directory in which two sites have one
-key, or a file is none.
-Does not cover: who else has a private key, or may write to the directory.
+The file ``server/sites/hospital-a.key.pub`` states that the holder of the matching private key is
+``hospital-a``. The formats are those of Flower's SuperNode authentication: OpenSSH, on a NIST
+curve.
+Covers: a private key that other users of the machine can read is refused, as ssh does. A directory
+is refused if two sites have the same key or if a file is no public key.
+Does not cover: copies of a private key in other hands, or who may write to the directory.
 """
 
 import os
@@ -29,14 +30,14 @@ from espalier.settings.node import is_site_name
 
 PRIVATE = ".key"
 PUBLIC = ".key.pub"
-"""Endings of the names of a site's files; in front of them is the site's name."""
+"""Suffixes of a site's key files, after the site's name."""
 CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 MOST_BYTES = 16_384
-"""Of a file of a key."""
+"""Maximum number of bytes that are read of a key file."""
 MAKE_ONE = "make one with espalier keys DIRECTORY --site NAME"
 
 PublicKeys = Mapping[str, ec.EllipticCurvePublicKey]
-"""By site."""
+"""Public keys by site name."""
 
 
 def private_key(path: str) -> ec.EllipticCurvePrivateKey:
@@ -45,7 +46,8 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
     Raises
     ------
     Mistake
-        It cannot be read, others can read it, or it is no key that a SuperNode takes; nothing of it is quoted.
+        The file cannot be read, other users can read it, or it is no key that a SuperNode accepts.
+        Nothing of its content is quoted.
     """
     try:
         with open(at_home(path), "rb") as file:
@@ -55,6 +57,7 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
         raise Mistake(
             f"site-key = {path!r}: cannot be read ({error.strerror}); name the site's private key"
         ) from None
+    # A file of another user, for instance root in a container, is not for this user to change.
     if status.st_uid == os.getuid() and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise Mistake(f"site-key = {path!r}: others of this machine can read it; chmod 600 it")
     try:
@@ -76,12 +79,12 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
 
 
 def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
-    """Read the public keys of all sites, a file ``NAME.key.pub`` each.
+    """Read the public keys of all sites, one file ``NAME.key.pub`` each.
 
     Raises
     ------
     Mistake
-        With one line per file that is none, all of them at once; or there is no file at all.
+        The message has one line per invalid file; or the directory holds no key or cannot be read.
     """
     try:
         files = sorted(
@@ -122,7 +125,7 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
     Raises
     ------
     Mistake
-        Its name is not that of a site's key, or it holds something else.
+        The file is not named like a site's key, or holds something else.
     """
     if not _site(file):
         raise Mistake(
@@ -146,13 +149,13 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """Of a public key, as ``ssh-keygen -l`` shows it."""
+    """Return the fingerprint of a public key in the format of ``ssh-keygen -l``."""
     _, blob, *_ = _bytes_of(key).split()
     return f"SHA256:{b64encode(sha256(b64decode(blob)).digest()).decode().rstrip('=')}"
 
 
 def _site(file: Path) -> str:
-    """The site that a file is named after; empty if it is none."""
+    """Return the site after which a file is named; empty if it is named otherwise."""
     name = file.name.removesuffix(PUBLIC)
     return (
         name

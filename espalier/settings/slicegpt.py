@@ -1,4 +1,4 @@
-"""Settings of SliceGPT: the residual stream is rotated onto its principal components, and the minor ones go."""
+"""Settings of SliceGPT: principal components of the residual stream, without the minor ones."""
 
 import math
 from collections.abc import Mapping
@@ -33,24 +33,26 @@ class SliceGptSettings(MethodSettings):
         ge=0,
         lt=1,
         description=(
-            "Share of the residual stream's width that goes. Parameters fall by less, as each block"
-            " gets two matrices that lead from one basis to the next: in a model of LLaMA-2-7B's"
-            " shape by 10% with 0.2, 16% with 0.25, 22% with 0.3; a model whose head is its"
-            " embedding gets one of its own. 0 rotates and cuts nothing."
+            "Fraction of the residual stream's width that is removed. The number of parameters"
+            " decreases by less, because each block gets two matrices that map one basis to the"
+            " next: in a model with the shape of LLaMA-2-7B by 10% with 0.2, 16% with 0.25 and 22%"
+            " with 0.3. A model whose head shares the embedding's weights gets a head of its own. 0"
+            " rotates and removes nothing."
         ),
     )
     multiple: int = Field(
         8,
         ge=1,
         description=(
-            "The width that stays is a multiple of it, so a little more goes. With 64 the sliced"
-            " model can be held in NF4, for instance to be tuned with `training.base=nf4`."
+            "The width that stays is a multiple of this number, so slightly more is removed. With"
+            " 64 the sliced model can be loaded in NF4, for instance to tune it with"
+            " `training.base=nf4`."
         ),
     )
     covariances: Literal["clients", "public"] = Field(
         "clients",
         description=(
-            "Whose signals say which components are minor: the clients', pooled, or those of a"
+            "Signals that determine the minor components: the clients', pooled, or those of a"
             " public text at the server, for which clients send nothing."
         ),
     )
@@ -58,28 +60,33 @@ class SliceGptSettings(MethodSettings):
         "code",
         min_length=1,
         description=(
-            "The public text: `documentation` or `code` (the tenth that no client holds), or the"
-            " path of a text file. It must be none of `evaluation.texts`."
+            "Public text: `documentation` or `code` (the 10% that no client has), or the path of a"
+            " text file. It must not be one of `evaluation.texts`."
         ),
     )
-    public_windows: int = Field(64, ge=1, description="Windows of it.")
+    public_windows: int = Field(64, ge=1, description="Number of samples of the public text.")
     public_window_tokens: int = Field(
-        256, ge=2, description="Tokens of a window, at most as many as the model has positions."
+        256,
+        ge=2,
+        description=(
+            "Tokens per sample of the public text; at most the model's number of positions."
+        ),
     )
 
     @property
     def makes_alone(self) -> bool:
-        """From public text the round leaves nothing of a client's own."""
+        """True if moments come from public text: the round then leaves no local baseline."""
         return self.covariances == "public"
 
     def width(self, dense: int) -> int:
-        """What stays of a residual stream's width.
+        """Return the width of the residual stream after slicing.
 
         Raises
         ------
         Mistake
-            Nothing would.
+            No dimension would be left.
         """
+        # The small constant absorbs rounding errors of the product.
         kept = math.floor((1 - self.slicing) * dense + 1e-9)
         kept -= kept % self.multiple
         if kept < 1:

@@ -1,4 +1,4 @@
-"""What every method says that makes a smaller model: in which form it is written, and how much of it goes."""
+"""Settings shared by methods that produce a smaller model: output format and pruning ratio."""
 
 from typing import Literal
 
@@ -9,56 +9,59 @@ from espalier.settings.table import Table
 
 
 class SmallerSettings(MethodSettings):
-    """In which form a smaller model is written."""
+    """Settings of the format in which a smaller model is written."""
 
     form: Literal["auto", "compact", "plain", "zero-filled"] = Field(
         "auto",
         description=(
-            "How the smaller model is written: `compact` with `structure.json` and code for"
-            " `trust_remote_code=True`; `plain` for transformers alone, if all blocks are alike;"
-            " `zero-filled` for transformers alone, as large as before; `auto`: plain if possible,"
-            " else compact."
+            "Format of the smaller model. `compact`: with `structure.json` and code for"
+            " `trust_remote_code=True`. `plain`: for transformers without such code, if all blocks"
+            " have the same shape. `zero-filled`: for transformers without such code, as large as"
+            " before. `auto`: plain if possible, otherwise compact."
         ),
     )
 
 
 class CutSettings(Table):
-    """How much is cut of attention groups and feed-forward channels, and which of them compete."""
+    """Settings of the pruning ratio and of the prunable groups that compete."""
 
     share: float = Field(
         0.2,
         gt=0,
         lt=1,
         description=(
-            "Share of the parameters that is cut, at least, and less than one unit beyond it; with"
-            " `selection` of `block` or `kind` less than one in each block, or of each kind in each"
-            " block. A unit is a key-value group of attention (a head, where each has its own keys"
-            " and values) or a feed-forward channel."
+            "Minimum pruning ratio: the fraction of the parameters that is removed. It is exceeded"
+            " by less than one prunable group; with `selection` of `block` or `kind` by less than"
+            " one in each block, or of each kind in each block. A prunable group is a key-value"
+            " group of attention (a head, if each has its own keys and values) or a feed-forward"
+            " channel."
         ),
     )
     share_of: Literal["blocks", "model"] = Field(
         "blocks",
         description=(
-            "What `share` is a share of: what can be cut in the blocks, or the whole model with its"
-            " embeddings."
+            "Parameters to which `share` refers: those of the blocks that can be removed, or those"
+            " of the whole model with its embeddings."
         ),
     )
     channel_multiple: int = Field(
         1,
         ge=1,
         description=(
-            "Channels that stay in a block are a multiple of it, so a few more go. With 64 the"
-            " smaller model can be held in NF4, for instance to be tuned with `training.base=nf4`."
+            "The number of channels that stay in a block is a multiple of this number, so slightly"
+            " more are removed. With 64 the smaller model can be loaded in NF4, for instance to"
+            " tune it with `training.base=nf4`."
         ),
     )
     selection: Literal["global", "block", "kind"] = Field(
         "global",
         description=(
-            "Units that compete: all of the model, those of a block, or groups and channels of each"
-            " block by themselves, so that all blocks stay alike."
+            "Prunable groups that compete: those of the whole model, those of a block, or"
+            " attention groups and channels of each block separately, so that all blocks keep the"
+            " same shape."
         ),
     )
 
 
 class StructuredSettings(CutSettings, SmallerSettings):
-    """How much is cut, and in which form the smaller model is written."""
+    """Settings of structured pruning: pruning ratio and format of the smaller model."""

@@ -1,4 +1,4 @@
-"""What all settings tables share: hyphenated keys, no unknown keys, no silent conversion."""
+"""Base class of all settings tables: hyphenated keys, no unknown keys, no silent conversion."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 ReadWith = Mapping[str, Mapping[str, tuple[Any, ...]]]
-"""Key -> other key -> the values with which the first is read."""
+"""Mapping: key -> other key -> values of the other key with which the key is read."""
 
 
 def _hyphenated(name: str) -> str:
@@ -15,7 +15,7 @@ def _hyphenated(name: str) -> str:
 
 
 class Table(BaseModel):
-    """A table of settings; its keys are written with hyphens, as in ``pyproject.toml``."""
+    """Settings table whose keys are written with hyphens, as in ``pyproject.toml``."""
 
     model_config = ConfigDict(
         alias_generator=_hyphenated,
@@ -27,16 +27,19 @@ class Table(BaseModel):
     )
 
     READ_WITH: ClassVar[ReadWith] = {}
-    """Keys that are read only where others of the table, each of them named, have one of some values."""
+    """Keys that are read only if other keys have given values; all conditions must hold.
+
+    A name with a dot refers to a key of another table.
+    """
 
 
 def mistake_lines(error: ValidationError, known: Sequence[str], name: str = "") -> list[str]:
-    """One line per mistake: the key, what was given, what is allowed.
+    """Return one line per invalid value: the key, the given value and what is allowed.
 
     Parameters
     ----------
-    known : dotted keys that there are
-    name : the table that was validated; empty for one whose keys have no table
+    known : all valid dotted keys
+    name : name of the validated table; empty for the top-level keys
     """
     return [_line(detail, known, f"{name}." if name else "") for detail in error.errors()]
 
@@ -47,6 +50,7 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
         return unknown_key(
             key,
             [name for name in known if name.startswith(prefix)]
+            # Keys of the same table come first, so that the list of known keys begins with them.
             + [name for name in known if "." in name],
         )
     if detail["type"] == "missing":
@@ -56,7 +60,11 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """What is said of a key that is none: a key of this name in another table, one of a like name, or all that there are."""
+    """Return the error line for an unknown key, with a suggestion.
+
+    The suggestion is a key of the same name in another table, else a key with a similar name, else
+    the list of all known keys.
+    """
     namesakes = [
         name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2] != name
     ]

@@ -7,15 +7,15 @@ from pydantic import Field
 from espalier.settings.table import Table
 
 TEXT = "text"
-"""Name of the task to go on writing text as a client has it."""
+"""Name of the language-modeling task on the clients' own text."""
 
 
 NUM_CLASSES = {"sst2": 2, "mnli": 3, "boolq": 2}
-"""Classes of the tasks that an encoder can do."""
+"""Number of classes of the tasks that an encoder can do."""
 
 
 WRITTEN = ("gsm8k",)
-"""Tasks whose test items are answered in writing."""
+"""Tasks whose test items are answered with generated text."""
 
 
 class TaskSettings(Table):
@@ -39,53 +39,55 @@ class TaskSettings(Table):
     ] = Field(
         "text",
         description=(
-            "`text`: windows of the clients' text; else a task, whose records are in `data.path` or"
-            " on the hub. Prompts and answers are those of lm-evaluation-harness, which has neither"
-            " dolly nor alpaca."
+            "`text`: samples of the clients' text; otherwise a task whose records are in"
+            " `data.path` or on the hub. Prompts and answers are those of lm-evaluation-harness,"
+            " which has neither dolly nor alpaca."
         ),
     )
     test_path: str = Field(
         "",
         description=(
-            "JSON Lines of public test items; empty: the hub's test split, or no test. Each score"
-            " stands beside its level of chance. Answers in writing (gsm8k) are not asked of"
-            " clients."
+            "JSON Lines file with public test items; empty: the hub's test split, or no test. Each"
+            " score is reported with its chance level. Clients do not evaluate generated answers"
+            " (gsm8k)."
         ),
     )
-    max_test_items: int = Field(200, ge=0, description="Test items that are scored; 0 takes all.")
+    max_test_items: int = Field(
+        200, ge=0, description="Maximum number of test items that are scored; 0: all."
+    )
     max_tokens: int = Field(
         256,
         ge=8,
         description=(
-            "Longest training sequence in tokens, at most as many as the model has positions;"
-            " prompts lose their beginning, written answers their end."
+            "Maximum length of a training sequence in tokens, at most the model's number of"
+            " positions. Prompts are cut at their beginning, written answers at their end."
         ),
     )
     max_test_tokens: int = Field(
         0,
         ge=0,
         description=(
-            "Longest test item in tokens; 0: as many as the model takes. `summary.json`"
-            " (`test_items`) says how many were cut."
+            "Maximum length of a test item in tokens; 0: as many as the model takes."
+            " `summary.json` (`test_items`) states how many items were cut."
         ),
     )
     answer_tokens: int = Field(
         256,
         ge=1,
         description=(
-            "Tokens that a model may write in answer to a test item of gsm8k; it needs positions"
-            " for them behind the longest prompt (the demo model has 256 in all)."
+            "Maximum number of tokens that a model generates for a test item of gsm8k. The model"
+            " needs positions for them after the longest prompt (the demo model has 256 in total)."
         ),
     )
     loss_on: Literal["answer", "all"] = Field(
         "answer",
         description=(
-            "Tokens over which the training loss is taken: those of the answer, or the prompt's"
-            " too."
+            "Tokens that count in the training loss: those of the answer, or also those of the"
+            " prompt."
         ),
     )
 
     @property
     def num_classes(self) -> int:
-        """Classes of the task, for an encoder; 0 where it is none of classification."""
+        """Number of classes for an encoder; 0 if encoders cannot do the task."""
         return NUM_CLASSES.get(self.name, 0)

@@ -1,4 +1,4 @@
-"""What methods say whose rounds a simulation can time by the clock of a fleet that it pretends to have."""
+"""Settings of methods whose rounds a simulation can time with the clock of a virtual fleet."""
 
 from pydantic import Field
 
@@ -8,23 +8,22 @@ NONE = "none"
 
 
 class TimedSettings(MethodSettings):
-    """Which devices the run pretends to have."""
+    """Settings that name the virtual devices of a run."""
 
     fleet: str = Field(
         NONE,
         min_length=1,
         description=(
-            "Devices that the run pretends to have, for `virtual_seconds` in summary and ledger:"
-            " `full`, `low`, `medium` or `high` of `conf/devices`, or a file; `none`: nothing is"
-            " told."
+            "Virtual devices that determine `virtual_seconds` in summary and ledger: `full`,"
+            " `low`, `medium` or `high` of `conf/devices`, or a file. `none`: no virtual times."
         ),
     )
 
     def fleet_name(self, *, simulation: bool) -> str:
-        """The fleet of a run; empty where there is none."""
+        """Return the name of the run's fleet; empty without a fleet."""
         return "" if self.fleet == NONE else self.fleet
 
     @property
     def fleet_is_named(self) -> bool:
-        """Whether the fleet is one of the settings', in a simulation and in a deployment."""
+        """True if the settings name a fleet that applies in a simulation and in a deployment."""
         return self.fleet_name(simulation=False) != ""

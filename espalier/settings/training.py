@@ -1,4 +1,4 @@
-"""Settings of the local training loop, which all tuning methods share."""
+"""Settings of the local training loop that all tuning methods share."""
 
 from typing import Literal
 
@@ -7,15 +7,28 @@ from pydantic import Field, field_validator, model_validator
 from espalier.settings.table import Table
 
 LEAST_GRADIENT_NORM = 1e-3
-"""AdamW divides by a gradient's own size, but for 1e-8 that it adds: a gradient far below that would be sent as it is."""
+"""Minimum of ``max-gradient-norm``.
+
+AdamW divides a gradient by its own magnitude plus an epsilon of 1e-8. A gradient far below that
+value would not be normalised, so the update would reveal its magnitude.
+"""
 
 MOST_LEARNING_RATE = 0.1
-"""AdamW moves a number by about the learning rate in a step, whatever the gradient; beyond this the first step ruins any
-adapter, and nothing is learnt from the sequences of the others."""
+"""Maximum learning rate.
+
+An AdamW step changes a parameter by about the learning rate, independent of the gradient. Above
+this value the first step destroys any adapter, and the other sequences of the round have no effect.
+"""
 MOST_DECAYED = 1.0
-"""Learning rate times weight decay, times the steps of a round: what the first of them led to keeps a third of its weight."""
+"""Maximum of learning rate times weight decay times steps of a round.
+
+At this value the effect of the first step is decayed to a third (1/e).
+"""
 MOST_PULL = 1.0
-"""Of FedProx, and of other terms in the loss that know nothing of the data: beside a larger one the text counts no more."""
+"""Maximum weight of FedProx and of other loss terms that do not depend on the data.
+
+With a larger weight the loss on the text would hardly matter.
+"""
 
 
 class TrainingSettings(Table):
@@ -24,37 +37,40 @@ class TrainingSettings(Table):
     base: Literal["float32", "bfloat16", "nf4"] = Field(
         "float32",
         description=(
-            "What the frozen base model is held in. `nf4` quantises the blocks' linears to 4 bits"
-            " (needs the extra `nf4`), once per node; they are then read from"
+            "Number format of the frozen base model. `nf4` quantises the blocks' linear layers to"
+            " 4 bits (needs the extra `nf4`), once per node; later they are read from"
             " `<state-dir>/quantised`."
         ),
     )
     double_quantisation: bool = Field(
-        True, description="The constants of the NF4 quantisation are quantised too."
+        True, description="Also quantise the constants of the NF4 quantisation."
     )
-    steps: int = Field(10, ge=1, description="Optimiser steps of a client in a round.")
-    batch_size: int = Field(4, ge=1, description="Sequences of a forward pass.")
-    accumulation: int = Field(1, ge=1, description="Forward passes of an optimiser step.")
+    steps: int = Field(10, ge=1, description="Number of optimiser steps of a client in a round.")
+    batch_size: int = Field(4, ge=1, description="Number of sequences in a forward pass.")
+    accumulation: int = Field(1, ge=1, description="Number of forward passes in an optimiser step.")
     learning_rate: float = Field(
-        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest."
+        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Maximum learning rate of AdamW."
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How the learning rate falls over all rounds together."
+        "constant", description="Schedule of the learning rate over all rounds together."
     )
     warmup_steps: int = Field(
-        0, ge=0, description="Steps over which the learning rate rises at the start of the run."
+        0,
+        ge=0,
+        description="Number of steps at the start of the run in which the learning rate increases.",
     )
     weight_decay: float = Field(
         0.0,
         ge=0,
         description=(
-            "Weight decay of AdamW; times learning rate and steps of a round it is at most 1."
+            "Weight decay of AdamW; its product with the learning rate and the steps of a round is"
+            " at most 1."
         ),
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="First beta of AdamW.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Second beta of AdamW.")
     max_gradient_norm: float = Field(
-        1.0, ge=0, description="Gradients are clipped to this norm, 0.001 or more; 0 leaves them."
+        1.0, ge=0, description="Norm to which gradients are clipped, 0.001 or more; 0: no clipping."
     )
     proximal: float = Field(
         0.0,
@@ -63,7 +79,10 @@ class TrainingSettings(Table):
         description="FedProx: strength of the pull towards the round's global adapters.",
     )
     gradient_checkpointing: bool = Field(
-        False, description="Compute activations again in the backward pass: less memory, more time."
+        False,
+        description=(
+            "Recompute activations in the backward pass, which takes less memory and more time."
+        ),
     )
 
     @field_validator("max_gradient_norm")

@@ -1,4 +1,4 @@
-"""Keys of the shared tables that a run does not read, because of what it chose elsewhere: a method, a task, a source."""
+"""Keys of the shared tables that a run does not read, given its method, task and data source."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,21 +6,27 @@ from typing import Any
 from espalier.settings.task import TEXT, WRITTEN
 
 OF_ITEMS = ("test-path", "max-test-items", "max-tokens", "max-test-tokens", "loss-on")
-"""Keys of ``[task]`` that text has no use for."""
+"""Keys of ``[task]`` that apply only to tasks with items, not to text."""
 
 
 def not_read(
     flat: Mapping[str, Any], tuning: tuple[str, ...], pruning: tuple[str, ...]
 ) -> dict[str, tuple[str, str]]:
-    """Keys that are not read, by the key whose value is the reason, and what would have them read, in words.
+    """Return the keys that are not read, each with the reason and a remedy.
 
     Parameters
     ----------
-    flat : all settings, dotted keys; a value may be wrong in itself
-    tuning, pruning : the methods that train, and those that draw calibration windows
+    flat : all settings with dotted keys; a value may itself be invalid
+    tuning, pruning : methods that train, and methods that draw calibration samples
+
+    Returns
+    -------
+    Mapping from an unread key to the key whose value is the reason, and to the values, in words,
+    with which it would be read.
     """
     found: dict[str, tuple[str, str]] = {}
 
+    # The first reason that is noted for a key is the one that is reported.
     def note(choice: str, remedy: str, *keys: str) -> None:
         for key in keys:
             found.setdefault(key, (choice, remedy))
@@ -68,5 +74,5 @@ def not_read(
 
 
 def one_of(key: str, values: tuple[Any, ...]) -> str:
-    """A choice in words."""
+    """Return a choice between values in words, such as ``method = 'a' or 'b'``."""
     return f"{key} = {' or '.join(map(repr, values))}"

@@ -132,11 +132,11 @@ def test_ranges_are_in_words(name: str, allowed: str) -> None:
 
 
 def test_a_key_that_others_make_moot_says_so() -> None:
-    assert KEYS["fedprllm.sparsity"].description.endswith(" Read only where `pattern` is empty.")
+    assert KEYS["fedprllm.sparsity"].description.endswith(" Read only if `pattern` is empty.")
     assert KEYS["fedspallm.local-comparison-group"].description.endswith(
-        " Read only where `pattern` is empty and `local-method` is `wanda`, `ria` or `magnitude`."
+        " Read only if `pattern` is empty and `local-method` is `wanda`, `ria` or `magnitude`."
     )
-    assert KEYS["hetlora.gamma"].description.endswith(" Read only where `self-pruning` is `true`.")
+    assert KEYS["hetlora.gamma"].description.endswith(" Read only if `self-pruning` is `true`.")
 
 
 def by_method(key: str) -> dict[str, str]:
@@ -184,8 +184,8 @@ def test_what_rounds_and_weights_stand_for_is_said_by_the_methods(
     (told,) = (
         key.description for key in keys_of_a_run() if key.dotted == "federation.client-weights"
     )
-    assert " `importance` is for fedspine and hetlora alone." in told
-    assert "`norms` is for" not in told
+    assert " Only fedspine and hetlora can have `importance`." in told
+    assert "can have `norms`" not in told
 
 
 # ----- presets --------------------------------------------------------------------------------------------------------
