@@ -129,7 +129,7 @@ def _begins_with_windows(
 
 
 def _beginnings(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Yield growing lists of the first texts, each with at least twice the characters of the last."""
+    """Yield growing lists of the first texts, each with at least twice as many characters."""
     taken: list[str] = []
     size = 0
     for text in texts:

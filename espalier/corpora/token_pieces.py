@@ -263,7 +263,7 @@ class _Open:
 
 
 def special_ending(encode: Encode) -> tuple[int, ...] | None:
-    """Return the tokens that a tokenizer adds after every text; None if they cannot be determined."""
+    """Return the tokens that a tokenizer adds after every text; None if they are uncertain."""
     nothing = list(encode(""))
     something = list(encode("a"))
     ahead = next(

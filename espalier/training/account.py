@@ -43,8 +43,7 @@ class Account:
 
     @property
     def frozen(self) -> int:
-        """Number of frozen parameters of the base model, without an encoder's classification head.
-        """
+        """Number of the base model's frozen parameters, without an encoder's new head."""
         return self.footprint.parameters - self._trained_head
 
     @property
@@ -90,8 +89,7 @@ class Account:
 
     @property
     def optimizer_bytes(self) -> int:
-        """Bytes of AdamW's two moments in float32, without its step counts of 4 bytes per tensor.
-        """
+        """Bytes of AdamW's two moments in float32, without 4 bytes per tensor of step counts."""
         return MOMENTS * FLOAT32 * self.trained
 
     def activation_bytes(self, batch_size: int, tokens: int, dtype: torch.dtype) -> int:

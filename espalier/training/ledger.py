@@ -51,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def trained_table(accounts: Sequence[Account]) -> list[str]:
-    """Return the table of frozen parameters, trained parameters and the fraction that is trained.
-    """
+    """Return the table of frozen and trained parameters and the fraction that is trained."""
     rows = []
     for one in accounts:
         ranks = sorted({adapter.rank for _, adapter in one.adapters})

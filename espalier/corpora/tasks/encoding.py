@@ -9,7 +9,7 @@ from espalier.settings.mistakes import Mistake
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a context and its continuation; the continuation has ``answer_tokens`` tokens."""
+    """Token ids of a context and its continuation, which has ``answer_tokens`` tokens."""
 
     token_ids: tuple[int, ...]
     answer_tokens: int
