@@ -43,6 +43,7 @@ def planes_for(num_planes: int, words: int) -> NDArray[np.uint64]:
     """
     words = -(-words // LINE_WORDS) * LINE_WORDS
     room = np.zeros(num_planes * words + LINE_WORDS, np.uint64)
+    # Number of words up to the next cache line.
     first = -room.ctypes.data // 8 % LINE_WORDS
     return room[first : first + num_planes * words].reshape(num_planes, words)
 

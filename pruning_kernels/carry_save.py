@@ -3,8 +3,8 @@
 Plane ``p`` has bit ``i`` set if the number of votes for weight ``i`` has bit ``p`` set. Masks are
 not unpacked. A tree of adders turns one cache line of each of 64 masks into seven lines of planes,
 in registers. More voters are added 64 at a time. Each mask is read once, and each plane is written
-once with non-temporal stores. Counting thus takes little more time than reading the masks and
-writing the planes.
+once with non-temporal stores. Counting takes little more time than reading the masks and writing
+the planes.
 """
 
 from functools import partial
@@ -179,6 +179,7 @@ def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
     )
     _count(masks[:, :whole], planes[:, :whole], in_lines)
     if whole < words:
+        # The kernel counts whole lines, so the last words are padded to one.
         tail = stack_of_masks(voters, LINE_WORDS)
         tail[:, : words - whole], tail[:, words - whole :] = masks[:, whole:], 0
         counted = stack_of_masks(len(planes), LINE_WORDS)

@@ -64,6 +64,7 @@ def distances_from_others(gram: Tensor) -> list[float]:
     own = gram.diagonal()
     with_all = gram.sum(dim=1)
     of_others = gram.sum() - 2 * with_all + own
+    # The squared distance |a - b|^2, expanded to inner products, with b the mean of the others.
     squares = own - 2 * (with_all - own) / others + of_others / others**2
     return squares.clamp(min=0).sqrt().tolist()
 

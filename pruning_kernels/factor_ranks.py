@@ -107,6 +107,7 @@ def kept_rank(rank: int, gamma: float) -> int:
         raise ValueError(f"rank has to be at least 1, got {rank}")
     if not 0 < gamma <= 1:
         raise ValueError(f"gamma has to lie above 0 and not above 1, got {gamma}")
+    # The small number corrects products such as 0.58 * 50, which is slightly below 29.
     return max(1, math.floor(gamma * rank + 1e-9))
 
 

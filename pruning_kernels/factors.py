@@ -170,6 +170,7 @@ def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Facto
     u = u[:, :own_rank]
     values = values[:own_rank]
     v = v[:, :own_rank]
+    # Singular vectors are unique up to sign; fix it by the largest entry.
     signs = u.gather(0, u.abs().argmax(dim=0, keepdim=True)).sign()
     roots = (values / scaling).sqrt() * signs
     b = u.new_zeros(sides[0], rank)

@@ -96,6 +96,7 @@ def limited_by_median(
     means = torch.stack([part.mean for part in parts])
     centre = means.median(dim=0).values
     spread = variances.median(dim=0).values.sqrt()
+    # A channel that is constant in the median party would otherwise give infinite distances.
     spread = spread.clamp(min=float(spread.mean()) * 1e-6)
     distances = (
         ((means - centre) / spread.where(spread > 0, torch.ones(()).double()))

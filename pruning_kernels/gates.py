@@ -1,6 +1,6 @@
 """Binary gates with a gradient, and their budget (SFT-P, section 3.2 and equations 12 to 14).
 
-A gate is 1 with probability sigmoid(z) and drawn anew in every step. An estimator defines the
+A gate is 1 with probability sigmoid(z) and drawn again in every step. An estimator defines the
 gradient of its logit. For inference gates are chosen deterministically, within a budget.
 """
 
@@ -26,6 +26,8 @@ class _ReinMaxBinary(torch.autograd.Function):
         logits, drawn = ctx.saved_tensors
         first = torch.sigmoid(logits)
         second = (torch.sigmoid(logits / ctx.tau) + drawn) / 2
+        # ReinMax: 2 p1 (1 - p1) - p0 (1 - p0) / 2, with p1 the mean of tempered probability and
+        # draw.
         return gradients[0] * (2 * second * (1 - second) - first * (1 - first) / 2), None, None
 
 

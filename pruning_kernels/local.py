@@ -45,7 +45,7 @@ class LocalPruning:
 
     @property
     def needs_grams(self) -> bool:
-        """Whether Gram matrices of the inputs are needed instead of square sums."""
+        """True if Gram matrices of the inputs are needed instead of square sums."""
         return self.metric == "sparsegpt"
 
     def prune_mask(self, weight: Tensor, inputs: InputStatistics) -> Tensor:

@@ -123,6 +123,7 @@ class _Step:
         They are ``<P_m, (M Q^T)_m>`` with ``M Q^T = W Q^T + s B (A Q^T)``.
         """
         found = self.p.new_zeros(self.p.shape[0], dtype=torch.float64)
+        # A small matrix, (rank, 2 rank), that all blocks of rows use.
         shared = self.scaling * (self.a @ self.q.T)
         for rows, block in blocks:
             product = torch.addmm(self.b[rows] @ shared, block, self.q.T)

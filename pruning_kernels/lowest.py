@@ -66,6 +66,8 @@ def _ordered(score: np.float32) -> np.uint32:
     bits = _bits_of(score)
     if bits == np.uint32(0x80000000):
         return bits
+    # Of negative floats those with larger bits are lower, so the bits are inverted. The sign bit of
+    # positive floats is set, so that they follow.
     return ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
 
 
@@ -86,6 +88,8 @@ def _keys_of(
     There are separate loops, because a loop without branches can be vectorised.
     """
     made = len(factors) > 0
+    # With factors infinities are refused too, so the range of valid keys is one smaller at either
+    # end.
     lowest = np.uint32(LOWEST_KEY + made)
     highest = np.uint32(HIGHEST_KEY - made)
     if len(column_sums):

@@ -79,6 +79,7 @@ def _guess(planes: Planes, share: float) -> int:
     votes = 0
     tied = np.full(sample.shape[1:], ALL)
     quota = share * sample[0].size * 64
+    # Determine the threshold bit by bit, from the highest plane down.
     for plane in range(len(planes) - 1, -1, -1):
         found = tied & sample[plane]
         number = int(np.bitwise_count(found).sum())
@@ -120,6 +121,7 @@ def _compare_tile(
     for word in range(len(equal)):
         more[word] = 0
         equal[word] = _weights_of(first + word, num_weights)
+    # Compare the counts with ``votes`` bit by bit, from the highest plane down.
     for plane in range(len(planes) - 1, -1, -1):
         bits = planes[plane, first : first + len(equal)]
         if votes >> plane & 1:

@@ -31,7 +31,7 @@ LEVELS = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )
 # fmt: on
-"""The 16 levels in the order of their codes, each exact in float32 (QLoRA, appendix E)."""
+"""Levels in the order of their codes, each exact in float32 (QLoRA, appendix E)."""
 ZERO = LEVELS.index(0.0)
 """Code of zero, which fills the last byte if the number of values is odd."""
 SMALLEST_DIVISOR = 1e-38
@@ -86,6 +86,7 @@ def encode(values: Tensor) -> Nf4:
     absmax = blocks.abs().amax(dim=1)
     scaled = blocks * absmax.clamp(min=SMALLEST_DIVISOR).reciprocal()[:, None]
     levels = torch.tensor(LEVELS, device=flat.device)
+    # Codes are the number of midpoints below the value, so that a midpoint gets the lower level.
     codes = torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2, out_int32=True).to(torch.uint8)
     pairs = codes.reshape(-1, 2)[: -(-len(flat) // 2)]
     return Nf4(pairs[:, 0] << 4 | pairs[:, 1], absmax)

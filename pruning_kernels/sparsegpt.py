@@ -167,11 +167,13 @@ def prune(
             prune_mask[:, start:end],
         )
         if pattern is None:
+            # A difference of totals, so that rounding does not accumulate over the blocks.
             quota = int(rows * end * sparsity) - int(rows * start * sparsity)
             block.prune_mask.copy_(
                 select_number(block.weight, quota, "layer", block.reciprocals, compiled)
             )
         (_solve_compiled if compiled else _solve_plain)(block, pattern, errors[:, start:end])
+        # ``number & -number`` is the largest power of two that divides the number of blocks.
         _propagate(updated, errors, factor.upper, end, (number & -number) * block_size)
     _require_finite(
         updated, "the updated weights contain NaN or infinity; raise the damping or check the model"

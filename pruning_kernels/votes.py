@@ -43,8 +43,8 @@ class VoteCounter:
 
     Plane ``p`` has bit ``i`` set if the number of votes for weight ``i`` has bit ``p`` set. Masks
     are added as whole words, without unpacking. The planes need ``log2(voters) + 1`` bits per
-    weight, for any number of voters. Inputs and results are NumPy arrays, on whatever device the
-    planes are.
+    weight, for any number of voters. Inputs and results are NumPy arrays, and the planes can be on
+    any device.
     """
 
     def __init__(self, shape: tuple[int, int], num_voters: int, device: torch.device = CPU) -> None:

@@ -203,6 +203,7 @@ class CorpusIndex:
             digests = []
             place = 0
             for rows in self.chosen(numbers):
+                # Equal hashes fall into the same part.
                 here = np.flatnonzero(rows["digest"][:, 3] % parts == part)
                 places.append(place + here)
                 digests.append(rows["digest"][here].astype("u8"))

@@ -128,4 +128,5 @@ def point_of(record_digest: bytes) -> int:
 
 def _owner(record: Labelled, ends: NDArray[np.float64]) -> int:
     point = point_of(digest(record.text)) / 2**64
+    # A point close to 1 can be rounded to 1, which lies beyond the last end.
     return min(int(np.searchsorted(ends, point, side="right")), len(ends) - 1)

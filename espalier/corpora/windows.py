@@ -48,6 +48,7 @@ def calibration_windows(
             f" tokens; {ONCE}; {remedy}",
         )
     generator = torch.Generator().manual_seed(seed)
+    # A random offset below one window, so that different seeds can have different boundaries.
     offset = int(
         torch.randint(len(tokens) - available * window_tokens + 1, (1,), generator=generator)
     )

@@ -78,6 +78,7 @@ def generate(
     encoded = [encode(prompt)[-room:] for prompt in prompts]
     stop = (*how.stop, tokenizer.eos_token)
     written = [""] * len(prompts)
+    # Longest prompts first, so that a batch has little padding and memory is highest at the start.
     order = sorted(range(len(prompts)), key=lambda place: -len(encoded[place]))
     for start in beats(range(0, len(order), batch_size), "writing batch"):
         places = order[start : start + batch_size]

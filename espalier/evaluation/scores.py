@@ -78,6 +78,7 @@ def _share_right(values: list[list[float]], items: ScoredItems) -> float:
 def _score_classes(
     model: Any, items: ScoredItems, batch_size: int, device: torch.device, loss_limit: float | None
 ) -> dict[str, float]:
+    # Texts of similar length form a batch, which has little padding.
     order = sorted(range(len(items)), key=lambda place: len(items.requests[place].token_ids))
     right = 0
     losses = []

@@ -143,7 +143,8 @@ def _plan(skeleton: nn.Module, family: Family) -> ModelPlan:
         rows, columns = skeleton.get_parameter(parameter).shape
         return LinearPlan(name, parameter, (rows, columns))
 
-    num_blocks = len(skeleton.get_submodule(family.blocks))  # type: ignore[arg-type]  # a module list
+    # The submodule is a module list, which has a length.
+    num_blocks = len(skeleton.get_submodule(family.blocks))  # type: ignore[arg-type]
     blocks = tuple(
         BlockPlan(index, tuple(linear(index, name, path) for name, path in family.linears.items()))
         for index in range(num_blocks)

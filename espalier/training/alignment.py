@@ -86,7 +86,7 @@ def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
 
 @dataclass
 class Alignment:
-    """One alignment of a sub-model with the full model.
+    """Alignment of a sub-model with the full model.
 
     Parameters
     ----------
@@ -183,6 +183,7 @@ class Alignment:
         pairs = [*self.places.between.items(), self.places.final]
         total = torch.zeros((), device=device)
         if self.representation:
+            # The first hidden state is the embedding's, so the output of block i has index i + 1.
             for of_student, of_teacher in pairs:
                 target = teacher.outputs[of_teacher].of_windows(wanted).to(device, torch.float32)
                 total = (

@@ -5,7 +5,7 @@ adapters. To load the weights, quantise them and insert the adapters can take lo
 round. Each thread caches at most one model. It is reused while the model's files, its adapters and
 the settings of its computation stay the same, and else replaced.
 
-Covers: a reused model has its initial values, whatever it was trained to.
+Covers: a reused model has its initial values, independent of earlier training.
 Does not cover: hooks and modules that a method adds to ``whole``; the method has to remove them.
 """
 
@@ -69,6 +69,7 @@ def kept_model(
         forget_model()
         adapted = AdaptedModel.load(model, computing, settings, adapters, cache_folder)
         kept = _SHELF.kept = _Kept(made_for, adapted, adapted.values())
+    # A new object with new dictionaries, so that tensors that a method adds are not in the cache.
     adapted = AdaptedModel(
         kept.adapted.whole, {key: dict(block) for key, block in kept.adapted.parameters.items()}
     )

@@ -62,7 +62,7 @@ class MaskedTraining(AdapterTraining):
     embedding: Tensor = field(default_factory=lambda: torch.zeros(32))
     """(embedding,), float32: the initial embedding, replaced by the trained one."""
     conditioned: bool = True
-    """Whether the embedding is trained."""
+    """True if the embedding is trained."""
     target: int = 0
     """Budget: number of the blocks' weights that may be active."""
     spent: list[float] = field(default_factory=list)

@@ -42,6 +42,7 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
             " to predict one from another; take a tokenizer with a token for the beginning of a"
             " text, or remove items that are that short"
         )
+    # At least one token on either side.
     start = min(max(1, len(encode(stem))), len(token_ids) - 1)
     return Encoded(token_ids, len(token_ids) - start)
 
