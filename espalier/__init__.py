@@ -1,4 +1,4 @@
-"""What server and clients of Espalier share."""
+"""Package shared by the server and the clients of Espalier."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,8 @@ __version__ = "0.1.0"
 
 _APP = Path(__file__).parent.parent / "espalier_assets" / "app"
 if _APP.is_dir() and str(_APP) not in sys.path:
-    # Installed from a wheel, where pruning_kernels, strategies and the other rooms lie in the app's folder (docs/packaging.md).
-    # Last, so that no package of somebody else's is hidden. In a checkout and in a Flower bundle there is no such folder.
+    # In a wheel, the app's other packages (``pruning_kernels``, ``strategies`` ...) are in this
+    # folder; see docs/packaging.md.
+    # It is appended, so that it hides no installed package of the same name.
+    # A checkout and a Flower bundle have no such folder.
     sys.path.append(str(_APP))

@@ -1,30 +1,35 @@
-"""Numbers of things, times and sizes as a person reads them: ``1 round``, ``1 h 30 min``, ``15.3 MB``."""
+"""Readable formats for counts, durations and sizes: ``1 round``, ``1 h 30 min``, ``15.3 MB``."""
 
 MINUTE = 60
 HOUR = 3600
 DAY = 86_400
 TENTHS_BELOW = 10.0
-"""Shorter times may have a tenth of a second."""
+"""Duration in seconds below which tenths of a second can be shown."""
 MINUTES_FROM = 2 * MINUTE
 HOURS_FROM = HOUR
 DAYS_FROM = 2 * DAY
-"""From so many seconds on, a time is told in this unit and the next smaller one."""
+"""Durations in seconds from which ``duration`` uses a larger unit and the next smaller one."""
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 LARGE = 100
-"""From here on a size has no digits behind the point."""
+"""Value from which a size is shown without decimal places."""
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: ``1 round``, ``1,200 rounds``, ``2 entries``; ``plural`` where an s does not make it."""
+    """Return a number with its noun: ``1 round``, ``1,200 rounds``, ``2 entries``.
+
+    Parameters
+    ----------
+    plural : plural of the noun; empty: the noun and an s
+    """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def duration(seconds: float, *, tenths: bool = False) -> str:
-    """Return a time in at most two units: ``4 s``, ``112 s``, ``5 min 12 s``, ``3 h 5 min``, ``2 d 3 h``.
+    """Format a duration in one or two units: ``4 s``, ``112 s``, ``5 min 12 s``, ``3 h 5 min``.
 
     Parameters
     ----------
-    tenths : below ten seconds a tenth of a second is told too, ``0.4 s``
+    tenths : whether to show tenths of a second below ten seconds, ``0.4 s``
     """
     if tenths and round(seconds, 1) < TENTHS_BELOW:
         return f"{seconds:.1f} s"
@@ -41,7 +46,7 @@ def duration(seconds: float, *, tenths: bool = False) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes with three digits, in powers of 1000: ``999 B``, ``15.3 MB``, ``1,200 GB``."""
+    """Format a number of bytes with three digits, in powers of 1000: ``999 B``, ``15.3 MB``."""
     for unit, scale in SIZES:
         if num_bytes >= scale:
             value = num_bytes / scale

@@ -1,5 +1,6 @@
-"""Pruning mathematics on arrays: no Flower, no Hugging Face, no files.
+"""Pruning mathematics on arrays, without Flower, Hugging Face or files.
 
-Weights are ``(out_features, in_features)`` as in ``torch.nn.Linear``. A *prune mask* is True where a weight is removed;
-packed, it is one bit per weight in row-major order, little-endian in 64-bit words (``bitmask``).
+Weights are ``(out_features, in_features)`` as in ``torch.nn.Linear``. A *prune mask* is True for
+removed weights. A packed mask has one bit per weight in row-major order, little-endian in 64-bit
+words (``bitmask``).
 """

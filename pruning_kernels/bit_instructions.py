@@ -1,4 +1,4 @@
-"""Instructions on 64-bit words that numba has no name for."""
+"""Instructions on 64-bit words that numba does not provide."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from pruning_kernels.compiled import instruction
 
 @instruction
 def popcount(typing: Any, word: Any) -> Any:
-    """Number of set bits of a uint64."""
+    """Return the number of set bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -20,7 +20,7 @@ def popcount(typing: Any, word: Any) -> Any:
 
 @instruction
 def lowest_bit(typing: Any, word: Any) -> Any:
-    """Place of the lowest set bit of a uint64 that is not zero."""
+    """Return the index of the lowest set bit of a uint64 that is not zero."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))

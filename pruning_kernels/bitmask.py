@@ -1,7 +1,7 @@
 """Packed masks: one bit per weight, row-major, little-endian in 64-bit words.
 
-Bit ``i % 64`` of word ``i // 64`` belongs to weight ``i``; rows follow each other without padding, and the unused bits of
-the last word are zero.
+Bit ``i % 64`` of word ``i // 64`` belongs to weight ``i``. Rows follow each other without padding,
+and the unused bits of the last word are zero.
 """
 
 import numpy as np
@@ -11,21 +11,25 @@ Words = NDArray[np.uint64]
 
 
 LINE_WORDS = 8
-"""Words of a line of the processor's caches."""
+"""Number of words of a cache line."""
 LINES_APART = (64, 9)
-"""Rows are a multiple of 64 cache lines apart, and nine more: as many as a row has in the cache while it is read."""
+"""Distance of rows: a multiple of 64 cache lines, plus nine.
+
+Nine lines are as many as a row has in the cache while it is read.
+"""
 
 
 def num_words(num_weights: int) -> int:
-    """Number of 64-bit words that hold ``num_weights`` bits."""
+    """Return the number of 64-bit words that hold ``num_weights`` bits."""
     return -(-num_weights // 64)
 
 
 def stack_of_masks(num_masks: int, words: int) -> NDArray[np.uint64]:
-    """Room for packed masks that are read side by side: (num_masks, words) uint64, not initialised.
+    """Return uninitialised memory for masks that are read together: (num_masks, words) uint64.
 
-    The sizes of matrices are powers of two or nearly so. Rows of an ordinary array then begin at the same place of the cache,
-    where a few lines fit, and drive each other out while their words are added up; here they begin at different places.
+    The sizes of matrices are often powers of two or nearly so. The rows of an ordinary array then
+    map to the same cache sets, which hold a few lines, and evict each other while their words are
+    added up. Here they map to different sets.
     """
     multiple, more = LINES_APART
     lines = -(-words // (multiple * LINE_WORDS)) * multiple + more
@@ -33,9 +37,13 @@ def stack_of_masks(num_masks: int, words: int) -> NDArray[np.uint64]:
 
 
 def planes_for(num_planes: int, words: int) -> NDArray[np.uint64]:
-    """Planes of no votes, (num_planes, words) in whole lines, uint64; every row begins with a line of the cache."""
+    """Return zeroed planes, (num_planes, words rounded up to whole lines), uint64.
+
+    Every row is aligned to a cache line.
+    """
     words = -(-words // LINE_WORDS) * LINE_WORDS
     room = np.zeros(num_planes * words + LINE_WORDS, np.uint64)
+    # Number of words up to the next cache line.
     first = -room.ctypes.data // 8 % LINE_WORDS
     return room[first : first + num_planes * words].reshape(num_planes, words)
 
@@ -49,12 +57,12 @@ def pack(mask: NDArray[np.bool_]) -> Words:
 
 
 def unpack(words: Words, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Invert ``pack``: a boolean array of the given shape.
+    """Invert ``pack``: return a boolean array of the given shape.
 
     Raises
     ------
     ValueError
-        The number of words does not fit the shape.
+        The number of words does not match the shape.
     """
     size = int(np.prod(shape, dtype=np.int64))
     if words.shape != (num_words(size),):
@@ -64,12 +72,12 @@ def unpack(words: Words, shape: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def count(words: Words) -> int:
-    """Number of set bits."""
+    """Return the number of set bits."""
     return int(np.bitwise_count(words).sum(dtype=np.int64))
 
 
 def count_rows(words: Words, shape: tuple[int, int]) -> NDArray[np.int64]:
-    """Number of set bits in each row of a packed matrix, ``(rows,)``."""
+    """Return the number of set bits in each row of a packed matrix, ``(rows,)``."""
     rows, columns = shape
     if columns % 64 == 0:
         return np.bitwise_count(words.reshape(rows, columns // 64)).sum(axis=1, dtype=np.int64)
@@ -77,6 +85,6 @@ def count_rows(words: Words, shape: tuple[int, int]) -> NDArray[np.int64]:
 
 
 def has_clean_padding(words: Words, num_weights: int) -> bool:
-    """Whether the bits after the last weight are zero, as ``pack`` leaves them."""
+    """Return whether the bits after the last weight are zero, as ``pack`` leaves them."""
     used = num_weights % 64
     return used == 0 or int(words[-1]) >> used == 0

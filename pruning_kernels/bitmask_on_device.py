@@ -1,4 +1,4 @@
-"""Packed masks from and to tensors on a device: what ``bitmask`` does on the CPU, so that an eighth of the bytes travels."""
+"""Packing and unpacking of masks on a CUDA device, to transfer an eighth of the bytes."""
 
 import numpy as np
 import torch
@@ -8,12 +8,12 @@ from pruning_kernels.bitmask import Words, num_words, pack
 
 
 def pack_tensor(mask: Tensor) -> Words:
-    """``bitmask.pack`` of a bool tensor of any shape, wherever it is: flat words on the host."""
+    """Pack a bool tensor of any shape and device into flat words on the host."""
     return pack(mask.numpy()) if mask.device.type == "cpu" else pack_on_device(mask)
 
 
 def pack_on_device(mask: Tensor) -> Words:
-    """The same in torch."""
+    """Pack a bool tensor with torch operations on its device."""
     weights = mask.numel()
     bits = torch.zeros(num_words(weights) * 64, dtype=torch.uint8, device=mask.device)
     bits[:weights] = mask.reshape(-1)
@@ -23,7 +23,7 @@ def pack_on_device(mask: Tensor) -> Words:
 
 
 def unpack_on_device(words: Words, weights: int, device: torch.device) -> Tensor:
-    """``bitmask.unpack`` onto a device: (weights,) bool."""
+    """Unpack words with ``bitmask.unpack`` on a device: (weights,) bool."""
     in_bytes = torch.from_numpy(words.view(np.uint8)).to(device)
     places = torch.arange(8, dtype=torch.uint8, device=device)
     return (in_bytes[:, None] >> places & 1).reshape(-1)[:weights].bool()

@@ -1,9 +1,10 @@
-"""Votes counted by carry-save addition, in numba: packed masks into bit planes, none of them unpacked.
+"""Vote counting by carry-save addition, in numba: packed masks to bit planes.
 
-Plane ``p`` has bit ``i`` set if the votes for weight ``i`` have ``2**p`` in them. A line of each of 64 masks becomes seven
-lines of planes by a tree of adders, in registers from the first mask to the last plane; more voters are added 64 at a time.
-Each mask is read once and each plane written once, past the cache: beyond reading the masks, counting costs writing the
-planes.
+Plane ``p`` has bit ``i`` set if the number of votes for weight ``i`` has bit ``p`` set. Masks are
+not unpacked. A tree of adders turns one cache line of each of 64 masks into seven lines of planes,
+in registers. More voters are added 64 at a time. Each mask is read once, and each plane is written
+once with non-temporal stores. Counting takes little more time than reading the masks and writing
+the planes.
 """
 
 from functools import partial
@@ -19,26 +20,30 @@ from pruning_kernels.bitmask import LINE_WORDS, Words, stack_of_masks
 from pruning_kernels.compiled import compiled, instruction
 
 GROUP = 64
-"""Masks that are added together."""
+"""Number of masks that are added together."""
 GROUP_BITS = 7
-"""Bits of their sum."""
+"""Number of bits of their sum."""
 TILE = 1024
-"""Words that a thread counts before it takes others."""
+"""Number of words that a thread counts at a time."""
 AHEAD = 64
-"""How many words before they are needed masks are asked from memory."""
+"""Prefetch distance in words."""
 PREFETCH = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
 READ_INTO_SECOND_CACHE = (0, 2, 1)
-"""What the prefetch is for; ``AHEAD`` words of 64 masks would fill most of the first cache."""
+"""Arguments of the prefetch: a read into the second-level cache.
+
+``AHEAD`` words of 64 masks would fill most of the first-level cache.
+"""
 
 Planes = NDArray[np.uint64]
 number_of = partial(ir.Constant, ir.IntType(64))
 
 
 def _adder(group: int) -> Any:
-    """An intrinsic that adds a line of ``group`` masks, a power of two; sums are (at least ``log2(group) + 1``, line).
+    """Return an intrinsic that adds a line of ``group`` masks, a power of two.
 
-    Masks beyond the last voter are zero, so any smaller number can be added too. It is written as vector instructions,
-    because a compiler that must assume that arrays overlap does not find them.
+    The sums are (at least ``log2(group) + 1``, line). Masks after the last voter count as zero, so
+    any smaller number of masks can be added too. The function emits vector instructions itself,
+    because the compiler must assume that the arrays overlap and would not vectorise a loop.
     """
     levels = group.bit_length() - 1
     line = ir.VectorType(ir.IntType(64), LINE_WORDS)
@@ -80,7 +85,7 @@ def _adder(group: int) -> Any:
                 return builder.load(builder.bitcast(row, to_line), align=8)
 
             def carried(first: int, level: int) -> Any:
-                """Add ``2 ** (level + 1)`` masks to the sums up to ``level``; their carry."""
+                """Add ``2 ** (level + 1)`` masks to the sums up to ``level``; return the carry."""
                 a, b = (
                     carried(at, level - 1) if level else mask(at)
                     for at in (first, first + (1 << level))
@@ -109,7 +114,10 @@ _add_64 = _adder(GROUP)
 
 
 def _writer(past_cache: bool) -> Any:
-    """An intrinsic that copies a line of a plane to its place; past the cache to one at a multiple of its size."""
+    """Return an intrinsic that copies a line of a plane to its place.
+
+    With ``past_cache`` it uses a non-temporal store, and the place must be aligned to a line.
+    """
 
     @instruction
     def write(typing: Any, planes: Any, plane: Any, word: Any, sums: Any) -> Any:
@@ -147,7 +155,7 @@ _write_past_cache = _writer(True)
 
 @instruction
 def _finish_writing(typing: Any) -> Any:
-    """Let every thread see what was written past the cache before anything that comes after."""
+    """Fence that makes non-temporal stores visible to all threads before later operations."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -157,10 +165,12 @@ def _finish_writing(typing: Any) -> Any:
 
 
 def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
-    """Add up masks, (voters, words); ``planes``, (bits of the number of voters, words), is overwritten.
+    """Count the votes of masks, (voters, words), into ``planes``.
 
-    The words of a row lie side by side, in both; rows may be any distance apart. It is fastest where every row of the planes
-    begins at a multiple of 64 bytes (``bitmask.planes_for``), and rows of masks are spread (``bitmask.stack_of_masks``).
+    ``planes``, (bits of the number of voters, words), is overwritten. In both arrays the words of a
+    row are contiguous, and rows can have any distance. Counting is fastest if every row of the
+    planes is aligned to 64 bytes (``bitmask.planes_for``) and the rows of masks are spread over the
+    cache (``bitmask.stack_of_masks``).
     """
     voters, words = masks.shape
     whole = words // LINE_WORDS * LINE_WORDS
@@ -169,6 +179,7 @@ def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
     )
     _count(masks[:, :whole], planes[:, :whole], in_lines)
     if whole < words:
+        # The kernel counts whole lines, so the last words are padded to one.
         tail = stack_of_masks(voters, LINE_WORDS)
         tail[:, : words - whole], tail[:, words - whole :] = masks[:, whole:], 0
         counted = stack_of_masks(len(planes), LINE_WORDS)
@@ -178,7 +189,7 @@ def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
 
 @compiled(parallel=True)
 def _count(masks: NDArray[np.uint64], planes: Planes, in_lines: bool) -> None:
-    """Count whole lines."""
+    """Count the votes of whole lines."""
     words = masks.shape[1]
     for tile in prange(-(-words // TILE)):
         _count_tile(masks, planes, in_lines, tile * TILE, min((tile + 1) * TILE, words))
@@ -210,7 +221,7 @@ def _count_tile(
 
 @compiled(inline="always")
 def _add_group(masks: NDArray[np.uint64], voter: int, word: int, group: Planes) -> int:
-    """Add up the masks from a voter on, 64 at most; how many bits their sum has."""
+    """Add up to 64 masks, starting with ``voter``; return the number of bits of their sum."""
     if len(masks) - voter <= 16:
         _add_16(masks, voter, word, group)
         bits = 5
@@ -222,7 +233,7 @@ def _add_group(masks: NDArray[np.uint64], voter: int, word: int, group: Planes) 
 
 @compiled(inline="always")
 def _add_number(sums: Planes, group: Planes, bits: int, carry: Words) -> None:
-    """Add the sum of a group, of so many bits, to the sums before it."""
+    """Add the sum of a group, which has ``bits`` bits, to the previous sums."""
     for lane in range(LINE_WORDS):
         carry[lane] = 0
     for plane in range(len(sums)):

@@ -1,7 +1,8 @@
-"""Limits of what one client sends, relative to what the median client sends.
+"""Limits of a client's contribution, relative to that of the median client.
 
-A mean has no defence of its own: one term can move it anywhere. Here a client's change, or each number of a statistic, is held
-within a multiple of the median client's. What lies within stays as it is, bit by bit.
+A mean has no protection of its own: a single term can move it anywhere. Here a client's change, or
+each number of a statistic, is limited to a multiple of the median client's. Values within the limit
+stay as they are, bit by bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,35 +12,40 @@ import torch
 from torch import Tensor
 
 LEAST_CLIENTS = 3
-"""Minimum number of clients for clipping: of one or two, no median tells which is unusual."""
+"""Minimum number of clients for clipping; with one or two the median shows no outlier."""
 
 SINGLE_NUMBERS = 2.0
-"""Factor on a ratio for single numbers or rows, which differ about twice as much between honest
-clients as whole tensors do."""
+"""Factor on a ratio for single numbers or rows.
+
+They differ about twice as much between honest clients as whole tensors do.
+"""
 
 FLOOR = 0.1
-"""Fraction of what is usual that one client may always have: of the median channel's energy, in each direction, or of the
-median row's change, in each row."""
+"""Fraction of a typical value that a client may always contribute.
+
+In each direction it is the energy of the median channel, in each row the change of the median row.
+"""
 
 
 def root_mean_square(change: Tensor) -> float:
-    """Return the root mean square of all numbers of a tensor, worked out in float64; 0 of an empty one."""
+    """Return the root mean square of a tensor's values, computed in float64; 0 if it is empty."""
     return float(change.to(torch.float64).square().mean().sqrt()) if change.numel() else 0.0
 
 
 def clip_factors(sizes: Mapping[int, float], most_ratio: float) -> dict[int, float]:
-    """Return by what each client's change is multiplied so that it is at most ``most_ratio`` times the median one.
+    """Return each client's factor that limits its change to ``most_ratio`` times the median one.
 
     Parameters
     ----------
     sizes : norm of each client's change, at least 0
-    most_ratio : 1 or more
+    most_ratio : at least 1
 
     Returns
     -------
     dict
-        1.0 where nothing is above; 0.0 where the median client, of an even number the lower of the two in the middle, changed
-        nothing.
+        1.0 for changes within the limit. If the median client changed nothing, the limit is 0, and
+        the factor of all other changes is 0.0. The median of an even number of clients is the lower
+        of the two in the middle.
     """
     if len(sizes) < LEAST_CLIENTS:
         return dict.fromkeys(sizes, 1.0)
@@ -48,44 +54,50 @@ def clip_factors(sizes: Mapping[int, float], most_ratio: float) -> dict[int, flo
 
 
 def distances_from_others(gram: Tensor) -> list[float]:
-    """Return how far each client's change is from the mean of the other clients' changes.
+    """Return the distance of each client's change from the mean of the other clients' changes.
 
     Parameters
     ----------
-    gram : (clients, clients), float64: the inner product of each two clients' changes; at least two clients
+    gram : (clients, clients), float64: inner products of the clients' changes; at least two clients
     """
     others = len(gram) - 1
     own = gram.diagonal()
     with_all = gram.sum(dim=1)
     of_others = gram.sum() - 2 * with_all + own
+    # The squared distance |a - b|^2, expanded to inner products, with b the mean of the others.
     squares = own - 2 * (with_all - own) / others + of_others / others**2
     return squares.clamp(min=0).sqrt().tolist()
 
 
 def clip_rows(changes: Sequence[Tensor], most_ratio: float) -> list[Tensor]:
-    """Return by what each row of each client's change is multiplied: ``clip_factors``, row by row.
+    """Return the factors of each row of each client's change: ``clip_factors``, row by row.
 
-    A row that the median client hardly changed may still change by ``FLOOR`` times what its median row does: with few
-    calibration tokens, or rows of which hardly anything is pruned, honest clients differ in which rows change at all.
+    A row that the median client hardly changed can still change by ``FLOOR`` times the change of
+    the median row. With few calibration tokens, or with rows of which hardly anything is pruned,
+    honest clients differ in the rows that change at all.
 
     Parameters
     ----------
-    changes : of each client the norm of its change of every row, (rows,)
+    changes : norm of each row's change for each client, (rows,)
 
     Returns
     -------
-    list of (rows,) float64
+    list of Tensor
+        (rows,), float64, for each client
     """
     sizes = torch.stack([change.to(torch.float64) for change in changes])
     if len(changes) < LEAST_CLIENTS:
         return list(torch.ones_like(sizes))
-    typical = sizes.median(dim=0).values  # of an even number torch takes the lower one
+    # Of an even number of clients, torch takes the lower of the two in the middle.
+    typical = sizes.median(dim=0).values
     most = most_ratio * typical.clamp(min=FLOOR * float(typical.median()))
     return list(torch.where(sizes > most, most / sizes, 1.0))
 
 
 def within_ratio(numbers: Tensor, most_ratio: float) -> Tensor:
-    """Hold every number of a statistic between 1 / ``most_ratio`` and ``most_ratio`` times the median client's.
+    """Limit the numbers of a statistic to within a ratio of the median client's.
+
+    They are clamped to the range from 1 / ``most_ratio`` to ``most_ratio`` times the median.
 
     Parameters
     ----------
@@ -93,7 +105,8 @@ def within_ratio(numbers: Tensor, most_ratio: float) -> Tensor:
 
     Returns
     -------
-    The same shape and dtype
+    Tensor
+        same shape and dtype
     """
     if len(numbers) < LEAST_CLIENTS:
         return numbers
@@ -102,12 +115,15 @@ def within_ratio(numbers: Tensor, most_ratio: float) -> Tensor:
 
 
 def within_band(numbers: Tensor, most_ratio: float) -> Tensor:
-    """Hold numbers of either sign near the median client's: no further than ``most_ratio - 1`` times its magnitude, or 1.
+    """Limit numbers of either sign to a band around the median client's.
+
+    The half-width is ``most_ratio - 1`` times the median's magnitude, or ``most_ratio - 1`` if the
+    magnitude is below 1.
 
     Parameters
     ----------
     numbers : (clients, ...), of the order of 1
-    most_ratio : 1 or more
+    most_ratio : at least 1
     """
     if len(numbers) < LEAST_CLIENTS:
         return numbers
@@ -117,26 +133,29 @@ def within_band(numbers: Tensor, most_ratio: float) -> Tensor:
 
 
 def limited_moments(own: Tensor, others: Tensor, most_ratio: float) -> tuple[Tensor, float]:
-    """Limit the energy of one client's signals in every direction to a multiple of that of the others'.
+    """Limit a client's energy in every direction to a multiple of that of the others.
 
-    For every direction u, ``u^T own u <= most_ratio u^T others u + floor``, where the floor is a share of the median lane's
-    energy. Whoever exceeds it in some direction could keep that one and displace another, however small the whole is: the
-    strongest directions have most of the energy, and those that are cut hardly any.
+    For every direction u, ``u^T own u <= most_ratio u^T others u + floor``, with a floor that is a
+    fraction of the median dimension's energy. A client that exceeds it in some direction could keep
+    this direction and displace another one, even if its total energy is small: the strongest
+    directions have most of the energy, and those that are cut hardly any.
 
     Parameters
     ----------
-    own, others : (width, width), float64, second moments of one client, and the mean of the other clients'
-    most_ratio : 1 or more
+    own, others : (width, width), float64: second moments of one client, and the mean of the other
+        clients'
+    most_ratio : at least 1
 
     Returns
     -------
-    limited : ``own`` itself where no direction is above the bound
-    largest : how many times the bound the worst direction is; 1 where none is above
+    limited : ``own`` itself if no direction exceeds the bound
+    largest : factor by which the worst direction exceeds the bound; 1 if none does
 
     Notes
     -----
-    Whether a direction is above says one Cholesky factorisation. Only then are directions sought, by the eigenvalues of ``own``
-    in the coordinates in which the bound is the identity; those above 1 become 1.
+    One Cholesky factorisation decides whether a direction exceeds the bound. Only then the
+    directions are computed, as eigenvectors of ``own`` in coordinates in which the bound is the
+    identity; eigenvalues above 1 become 1.
     """
     energies = others.diagonal()
     floor = max(FLOOR * float(energies.median()), 1e-9 * float(energies.mean()), 1e-30)
@@ -145,7 +164,7 @@ def limited_moments(own: Tensor, others: Tensor, most_ratio: float) -> tuple[Ten
     if int(torch.linalg.cholesky_ex(bound - own).info) == 0:
         return own, 1.0
     root, failed = torch.linalg.cholesky_ex(bound)
-    # The others' moments are none, by more than rounding: nothing is to be learned from them.
+    # The others' matrix is not positive semidefinite, so it cannot serve as a bound.
     if int(failed):
         return own, 1.0
     half = torch.linalg.solve_triangular(root, own, upper=False)

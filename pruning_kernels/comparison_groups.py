@@ -1,4 +1,7 @@
-"""Weights that compete with each other, and how many of them go: arithmetic of shapes, without torch."""
+"""Comparison groups: weights that compete with each other, and their quotas.
+
+The module has only arithmetic of shapes and does not import torch.
+"""
 
 import re
 from typing import Literal
@@ -7,14 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 ComparisonGroup = Literal["layer", "row", "column"] | str
-"""Weights that compete with each other (FedPrLLM 3.2.1): the whole matrix (``layer``), one output row, one input column, or
-``n:m``, each m consecutive weights of a row, of which n are kept."""
+"""Weights that compete with each other (FedPrLLM 3.2.1).
+
+- ``layer``: the whole matrix
+- ``row``: one output row
+- ``column``: one input column
+- ``n:m``: m consecutive weights of a row, of which n are kept
+"""
 
 _PATTERN = re.compile(r"([1-9][0-9]*):([1-9][0-9]*)")
 
 
 def parse_pattern(group: ComparisonGroup) -> tuple[int, int] | None:
-    """(n, m) of an n:m pattern that keeps n of m weights, 0 < n < m; None if the text is no such pattern."""
+    """Return (n, m) of an n:m pattern with 0 < n < m, which keeps n of m weights; else None."""
     match = _PATTERN.fullmatch(group)
     if match is None:
         return None
@@ -24,7 +32,7 @@ def parse_pattern(group: ComparisonGroup) -> tuple[int, int] | None:
 
 
 def group_size(shape: tuple[int, int], group: ComparisonGroup) -> int:
-    """Number of weights in every comparison group of a matrix.
+    """Return the number of weights in every comparison group of a matrix.
 
     Raises
     ------
@@ -43,20 +51,28 @@ def group_size(shape: tuple[int, int], group: ComparisonGroup) -> int:
 
 
 def pruned_per_group(shape: tuple[int, int], sparsity: float, group: ComparisonGroup) -> int:
-    """Number of weights that every comparison group loses: ``int(group size * sparsity)``, or m - n of a pattern n:m."""
+    """Return the number of weights that every comparison group loses.
+
+    It is ``int(group size * sparsity)``, or m - n of a pattern n:m.
+    """
     size = group_size(shape, group)
     pattern = parse_pattern(group)
     return int(size * sparsity) if pattern is None else pattern[1] - pattern[0]
 
 
 def pruned_in_matrix(shape: tuple[int, int], sparsity: float, group: ComparisonGroup) -> int:
-    """Number of weights that a matrix loses when every comparison group loses its exact share."""
+    """Return the number of weights that a matrix loses over all comparison groups."""
     rows, columns = shape
     return rows * columns // group_size(shape, group) * pruned_per_group(shape, sparsity, group)
 
 
 def pruned_by_group(prune_mask: NDArray[np.bool_], group: ComparisonGroup) -> NDArray[np.int64]:
-    """How many weights each comparison group of a prune mask, shape (rows, columns), loses: (number of groups,)."""
+    """Return the number of weights that each comparison group loses: (number of groups,).
+
+    Parameters
+    ----------
+    prune_mask : (rows, columns)
+    """
     rows, columns = prune_mask.shape
     lines = (prune_mask.T if group == "column" else prune_mask).reshape(
         -1, group_size((rows, columns), group)

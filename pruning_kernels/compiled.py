@@ -1,6 +1,6 @@
-"""Numba's compiler, with machine code kept on disk where a directory for it can be written.
+"""Numba's compiler, with a cache of machine code on disk if a directory for it is writable.
 
-Numba itself is imported when the first kernel is: small models do without it, and start sooner.
+Numba is imported with the first kernel. Runs with small models do not need it and start faster.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 WORTH_COMPILING = 1 << 20
-"""Weights of a matrix from which on compiling a kernel takes less time than it saves."""
+"""Number of weights of a matrix from which compilation of a kernel pays off."""
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a kernel at its first call; a later process finds it in the cache, unless there is no place for one."""
+    """Compile a kernel at its first call; later processes load it from the cache."""
     import numba
 
     _keep_code_of_these_sources()
@@ -25,7 +25,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         try:
             return numba.njit(cache=True, **options)(kernel)
         except RuntimeError:
-            # Neither beside the source nor in the user's cache directory can a file be written.
+            # Neither the source's directory nor the user's cache directory is writable.
             return numba.njit(**options)(kernel)
 
     return decorate
@@ -33,9 +33,9 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 @cache
 def _keep_code_of_these_sources() -> None:
-    """Keep machine code in a directory named by a hash of all kernels' sources.
+    """Set a cache directory that is named by a hash of all kernels' sources.
 
-    Numba alone looks at the file of a kernel, not at those of the kernels that are compiled into it.
+    Numba checks only the file of a kernel, and not the files of kernels that are inlined into it.
     """
     import numba
 
@@ -48,14 +48,14 @@ def _keep_code_of_these_sources() -> None:
 
 
 def instruction(rule: Callable[..., Any]) -> Any:
-    """Make a function for kernels that is written as LLVM instructions."""
+    """Make a function for kernels whose body is written as LLVM instructions."""
     from numba.extending import intrinsic
 
     return intrinsic(rule)
 
 
 def use_threads_of_torch() -> int:
-    """Let parallel kernels use as many threads as torch does, and return how many; results do not depend on it."""
+    """Set numba's number of threads to torch's, and return it; results do not depend on it."""
     import numba
 
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)

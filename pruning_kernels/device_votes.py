@@ -1,7 +1,8 @@
-"""Votes for one matrix on a device of torch: counted by ``vote_planes_cuda``, selected by ``lowest_on_device``.
+"""Votes for one matrix on a CUDA device.
 
-The bits are those of ``votes``. Everything but the counting is plain torch, and the counting has a plain form too, for
-tensors on the CPU; it is never taken on another device.
+``vote_planes_cuda`` counts them and ``lowest_on_device`` selects the weights. The results have the
+bits of ``votes``. All but the counting is plain torch. The counting also has a plain form for
+tensors on the CPU, which is not used on other devices.
 """
 
 import numpy as np
@@ -16,7 +17,7 @@ from pruning_kernels.lowest_on_device import prune_lowest
 
 
 class DeviceVotes:
-    """Bit planes as in ``votes.VoteCounter``, int64 words on a device."""
+    """Bit planes as in ``votes.VoteCounter``, in int64 words on a device."""
 
     def __init__(self, shape: tuple[int, int], num_voters: int, device: torch.device) -> None:
         self.shape = shape
@@ -26,7 +27,7 @@ class DeviceVotes:
         self.planes = torch.zeros(planes, dtype=torch.int64, device=device)
 
     def count(self, masks: NDArray[np.uint64], first: int) -> None:
-        """Count the votes of all voters in a stretch of words, (num_voters, words)."""
+        """Count the votes of all voters in a range of words, (num_voters, words)."""
         on_device = torch.from_numpy(np.ascontiguousarray(masks).view(np.int64)).to(
             self.planes.device
         )
@@ -39,11 +40,11 @@ class DeviceVotes:
             count_votes(on_device, stretch)
 
     def counts(self) -> NDArray[np.int32]:
-        """Votes per weight, shaped like the matrix."""
+        """Return the votes per weight, shaped like the matrix."""
         return self._counts().cpu().numpy()
 
     def unanimous(self) -> Words:
-        """Packed mask of the weights that every voter would prune."""
+        """Return the packed mask of the weights that every voter would prune."""
         all_of_them = torch.full_like(self.planes[0], -1)
         for bit, plane in enumerate(self.planes):
             all_of_them &= plane if self.num_voters >> bit & 1 else ~plane
@@ -55,7 +56,10 @@ class DeviceVotes:
     def most_voted(
         self, sparsity: float, group: ComparisonGroup, sizes: NDArray[np.unsignedinteger] | None
     ) -> Words:
-        """Packed mask of the most voted weights of each comparison group; see ``votes.select_most_voted``."""
+        """Return the packed mask of the most voted weights of each comparison group.
+
+        See ``votes.select_most_voted``.
+        """
         rows, columns = self.shape
         quota = pruned_per_group(self.shape, sparsity, group)
         keys, bits = self._keys(sizes)
@@ -66,20 +70,22 @@ class DeviceVotes:
         )
 
     def _counts(self) -> Tensor:
-        """Votes per weight, shaped like the matrix, int32."""
+        """Return the votes per weight, shaped like the matrix, int32."""
         counts = torch.zeros(
             self.planes.shape[1] * 64, dtype=torch.int32, device=self.planes.device
         )
         places = torch.arange(8, dtype=torch.uint8, device=self.planes.device)
         for bit, plane in enumerate(self.planes):
-            bits = plane.view(torch.uint8)[:, None] >> places & 1  # (bytes, 8)
+            # Shape (bytes, 8).
+            bits = plane.view(torch.uint8)[:, None] >> places & 1
             counts.add_(bits.reshape(-1), alpha=1 << bit)
         return counts[: self.num_weights].reshape(self.shape)
 
     def _keys(self, sizes: NDArray[np.unsignedinteger] | None) -> tuple[Tensor, int]:
-        """(rows, columns), the lowest goes first: missed votes, then the size without its upper bit; and the bits of a key.
+        """Return keys, (rows, columns), of which the lowest are pruned, and their number of bits.
 
-        int32 where they suffice, as they do with the sizes of 16-bit weights and fewer than 65,536 voters.
+        A key consists of the missing votes, followed by the size without its upper bit. Keys are
+        int32 if they fit, as with the sizes of 16-bit weights and fewer than 65,536 voters.
         """
         missed = self._counts().neg_().add_(self.num_voters)
         bits = self.num_voters.bit_length()
@@ -98,7 +104,7 @@ class DeviceVotes:
 
 
 def _count_one_by_one(masks: Tensor, planes: Tensor) -> None:
-    """What the kernel does, one mask after the other: add it to the lowest plane, and its carry to the next."""
+    """Count as the kernel does: add each mask to the lowest plane, and its carry to the next."""
     planes.zero_()
     for mask in masks:
         carry = mask

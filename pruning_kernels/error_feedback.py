@@ -1,8 +1,10 @@
-"""Error feedback: what a coarse code loses in one round is added to the values of the next (Seide et al. 2014).
+"""Error feedback: the quantisation error of a round is added to the next values.
 
-Without it the error of a value that changes little is the same in every round and adds up; with it the sum of all that was
-decoded differs from the sum of all values by the last residual alone (Karimireddy et al. 2019, algorithm 1). The residual
-belongs to whoever encodes: it is as private as the values, and each receiver of its own code has one of its own.
+Source: Seide et al. 2014. Without feedback the error of a value that changes little is the same in
+every round and accumulates. With it the sum of all decoded values differs from the sum of all
+values only by the last residual (Karimireddy et al. 2019, algorithm 1). The residual stays with the
+sender. It is as private as the values, and a sender keeps one residual per receiver that gets its
+own codes.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,28 +23,28 @@ Code = TypeVar("Code")
 
 @dataclass(frozen=True)
 class Codec(Generic[Code]):
-    """How values become a code that takes less room, and values again."""
+    """Pair of functions that encode values in fewer bytes and decode them."""
 
     encode: Callable[[Tensor], Code]
     decode: Callable[[Code, Sequence[int]], Tensor]
-    """Of a code and the shape of the values; float32."""
+    """Function of a code and the shape of the values; returns float32."""
 
 
 def encode_with_feedback(
     values: Tensor, residual: Tensor, codec: Codec[Code]
 ) -> tuple[Code, Tensor]:
-    """Code of ``values + residual``, and what it loses.
+    """Return the code of ``values + residual`` and the new residual.
 
     Parameters
     ----------
     values : any float dtype
-    residual : float32, shaped like ``values``: what the call before returned, zeros at first
+    residual : float32, shaped like ``values``: residual of the previous call, at first zeros
     codec : ``NF4`` or ``BFLOAT16``
 
     Returns
     -------
     code
-        Of the sum, in float32.
+        Code of the sum, which is computed in float32.
     residual : Tensor
         float32, ``values + residual - decode(code)``.
 
@@ -64,7 +66,7 @@ def encode_with_feedback(
 
 
 def _to_bfloat16(values: Tensor) -> Tensor:
-    """Round to nearest, ties to even."""
+    """Round to the nearest bfloat16, ties to even."""
     rounded = values.to(torch.bfloat16)
     if not bool(torch.isfinite(rounded).all()):
         raise NotFiniteError(

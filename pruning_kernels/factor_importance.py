@@ -1,8 +1,10 @@
-"""What a device's LoRA modules are worth beside those of other devices: I(B_total) (FedSpine section 4.3, equations 13 and 14).
+"""Importance of a device's LoRA modules relative to other devices, I(B_total).
 
-Equation 14 adds two terms, of which the first is about 1e-10 and the second about 1, so that the first one never counts. Here
-each is divided by its mean over the devices of the round before they are added. The paper's footnote says that A leads to the
-same first term as B; that holds for the signed sum, ``tr(B^T gB) = tr(A gA^T)``, and not for the squares.
+Source: FedSpine section 4.3, equations 13 and 14. Equation 14 adds two terms. The first is about
+1e-10 and the second about 1, so the first one would have no effect. Here each is divided by its
+mean over the devices of the round before the sum. According to the paper's footnote A leads to the
+same first term as B. This holds for the signed sum, ``tr(B^T gB) = tr(A gA^T)``, and not for the
+squares.
 """
 
 import math
@@ -17,18 +19,18 @@ from pruning_kernels.factors import Factors, as_float64, singular_values
 
 @dataclass(frozen=True)
 class Terms:
-    """The two terms of one device.
+    """Both terms of one device.
 
     Raises
     ------
     ValueError
-        One is not a finite number of at least 0.
+        A term is not a finite number of at least 0.
     """
 
     taylor: float
     """Sum of ``(B gB)^2`` over the entries of B of all modules (equations 9 and 13)."""
     spectral: float
-    """Mean over modules of the sum of singular values of the update ``s B A``; the paper takes those of a module."""
+    """Mean over modules of the sum of singular values of ``s B A``; the paper uses one module."""
 
     def __post_init__(self) -> None:
         for name, value in (("taylor", self.taylor), ("spectral", self.spectral)):
@@ -40,17 +42,17 @@ class Terms:
 
 
 def taylor_term(b: Tensor, gradient: Tensor) -> float:
-    """Sum of ``(B gB)^2`` of one module in one step, float64.
+    """Return the sum of ``(B gB)^2`` of one module in one step, computed in float64.
 
     Parameters
     ----------
     b : (out_features, rank), any float dtype
-    gradient : of the loss by it, before anything clips it
+    gradient : gradient of the loss with respect to ``b``, before clipping
 
     Raises
     ------
     NotFiniteError
-        One of them holds NaN or infinity.
+        One of them has NaN or infinity.
     ValueError
         Their shapes differ.
     """
@@ -62,14 +64,16 @@ def taylor_term(b: Tensor, gradient: Tensor) -> float:
 
 
 def spectral_term(modules: Sequence[Factors]) -> float:
-    """Mean over modules of the sum of singular values of their updates, without a dense matrix.
+    """Return the mean over modules of the sum of their updates' singular values.
+
+    No dense matrix is formed.
 
     Raises
     ------
     ValueError
         There is no module.
     NotFiniteError
-        A factor holds NaN or infinity.
+        A factor has NaN or infinity.
     """
     if not modules:
         raise ValueError("a device without LoRA modules has no spectral term")
@@ -77,15 +81,18 @@ def spectral_term(modules: Sequence[Factors]) -> float:
 
 
 def comparable(terms: Mapping[int, Terms]) -> dict[int, float]:
-    """I(B_total) of each device of a round: the sum of both terms, each over its mean over the devices, so that 2 is the mean.
+    """Return I(B_total) of each device of a round.
 
-    A term that is 0 at all devices, as both are before B is first trained, tells none from another, and counts as 1 at each.
+    Each term is divided by its mean over the devices, and both are added, so that the mean is 2. A
+    term that is 0 at all devices, as both are before B is first trained, distinguishes no devices
+    and counts as 1 at each.
     """
     totals = dict.fromkeys(terms, 0.0)
     for values in (
         {key: own.taylor for key, own in terms.items()},
         {key: own.spectral for key, own in terms.items()},
     ):
+        # The sum of sorted values does not depend on the order of the devices.
         mean = sum(sorted(value / len(values) for value in values.values()))
         for device, value in values.items():
             totals[device] += value / mean if mean > 0 else 1.0

@@ -1,8 +1,9 @@
-"""Means of clients' LoRA updates: of the updates themselves, or of their factors as HETLoRA and FedAvg take them.
+"""Means of clients' LoRA updates: of the updates, or of their factors as in HETLoRA and FedAvg.
 
-The mean of products ``sum_i w_i s_i B_i A_i`` has a rank of at most the sum of the clients' ranks: it is the product of the
-factors side by side, and ``factors.refactorise`` cuts it to the rank that is wanted without the dense matrix. The mean of the
-factors is cheaper and another matrix: ``mean(B) mean(A)`` mixes each client's B with the others' A.
+The mean of products ``sum_i w_i s_i B_i A_i`` has at most the sum of the clients' ranks. It is the
+product of the concatenated factors, and ``factors.refactorise`` reduces it to the wanted rank
+without the dense matrix. The mean of the factors is cheaper but another matrix: ``mean(B) mean(A)``
+mixes each client's B with the A of the others.
 """
 
 import math
@@ -16,37 +17,46 @@ from torch import Tensor
 from pruning_kernels.factors import Factors, as_float32, as_float64, refactorise
 
 PrunedSide = Literal["rows", "columns"]
-"""What devices removed of a matrix: output features, rows of B; or input features, columns of A."""
+"""Pruned side of a matrix.
+
+``rows`` are output features, rows of B. ``columns`` are input features, columns of A.
+"""
 
 Divisor = Literal["keepers", "all"]
-"""``keepers``: a row counts with the devices that kept it; ``all``: where a device lacks it, it counts as zero."""
+"""Divisor of the mean.
+
+- ``keepers``: a row is averaged over the devices that kept it
+- ``all``: a row is averaged over all devices, and counts as zero at devices without it
+"""
 
 
 def weighted_mean(
     clients: Sequence[Factors], weights: Sequence[float], rank: int, scaling: float
 ) -> Factors:
-    """Best approximation of ``sum_i w_i s_i B_i A_i / sum_i w_i`` with this rank (FedSpine equations 15 and 16).
+    """Return the best approximation of a given rank of the weighted mean of updates.
 
-    Equation 16 divides by the number of devices although its weights sum to 1, which would shrink every update by that
-    number; the sum of the weights is divided by here.
+    The mean is ``sum_i w_i s_i B_i A_i / sum_i w_i`` (FedSpine equations 15 and 16). Equation 16
+    divides by the number of devices although its weights sum to 1, which would shrink every update
+    by that number. Here the sum of the weights is the divisor.
 
     Parameters
     ----------
-    clients : of one shape; ranks and scalings may differ
+    clients : updates of one shape; ranks and scalings can differ
     weights : one number per client, at least 0, not all of them 0
-    rank, scaling : of the result
+    rank, scaling : rank and scaling of the result
 
     Returns
     -------
     Factors
-        float32, ordered and balanced as ``factors.refactorise`` says. N equal clients give the update of each of them.
+        float32, ordered and balanced as in ``factors.refactorise``. The mean of N equal updates is
+        the same update.
 
     Raises
     ------
     ValueError
-        There is no client, or the shapes, weights, rank or scaling are not as said.
+        There is no client, or shapes, weights, rank or scaling are invalid.
     NotFiniteError
-        A factor holds NaN or infinity.
+        A factor has NaN or infinity.
     """
     shares = _shares(clients, weights)
     _require_one_shape(clients)
@@ -64,7 +74,7 @@ def weighted_mean(
 
 @dataclass(frozen=True, eq=False)
 class KeptFactors:
-    """The update of a device that keeps some rows, or some columns, of a matrix.
+    """Update of a device that keeps only some rows, or some columns, of a matrix.
 
     Raises
     ------
@@ -73,9 +83,9 @@ class KeptFactors:
     """
 
     factors: Factors
-    """Of the kept sub-matrix: B has the kept rows alone, or A the kept columns."""
+    """Factors of the kept sub-matrix: B has only the kept rows, or A only the kept columns."""
     keep: Tensor
-    """bool, one per row, or per column, of the whole matrix: True where it is kept."""
+    """Map with one bool per row, or per column, of the whole matrix: True if it is kept."""
 
     def __post_init__(self) -> None:
         if self.keep.ndim != 1 or self.keep.dtype != torch.bool:
@@ -94,35 +104,39 @@ def coverage_mean(
     divisor: Divisor = "keepers",
     last: KeptFactors | None = None,
 ) -> Factors:
-    """Best approximation with this rank of the mean in which each row counts with the devices that kept it.
+    """Return the best approximation of a given rank of a mean over the devices that kept a row.
 
-    Row m of device i weighs ``c_i keep_i[m] / sum_j c_j keep_j[m]``; for columns the same. A matrix is pruned on one side only,
-    so the weights scale rows of B, or columns of A, and the mean is still a product of the factors side by side. FedSpine
-    (section 4.4) does not say what an absent row counts; with ``divisor = "all"`` it counts as zero, which shrinks rows by
-    the share of devices that lack them.
+    Row m of device i has the weight ``c_i keep_i[m] / sum_j c_j keep_j[m]``; the same holds for
+    columns. A matrix is pruned on one side only, so the weights scale rows of B, or columns of A,
+    and the mean is still a product of concatenated factors. FedSpine (section 4.4) does not define
+    the value of an absent row. With ``divisor = "all"`` it counts as zero, which shrinks rows that
+    some devices lack.
 
     Parameters
     ----------
-    clients : devices; their maps are of one length, and the other side of their factors too
+    clients : updates of the devices; their maps have one length, and the other sides of their
+        factors too
     weights : c_i, one number per device, at least 0, not all of them 0
-    side : which one was pruned
-    rank, scaling : of the result
+    side : pruned side
+    rank, scaling : rank and scaling of the result
     divisor : see ``Divisor``
-    last : the last global update, of rows that devices without a part in this mean still have. What nobody else kept stays as
-        it is there, as far as the rank goes. Rows that no device has at all are better left out: they take singular values.
+    last : last global update, with the rows of devices that do not take part in this mean. Rows
+        that no participant kept stay as they are in it, as far as the rank permits. Rows that no
+        device has should be left out, because they use up singular values.
 
     Returns
     -------
     Factors
-        float32, of the whole matrix, ordered and balanced by ``factors.refactorise``. Rows that nobody of a weight above 0
-        kept, and that are not in ``last``, are exactly zero.
+        float32, of the whole matrix, ordered and balanced as in ``factors.refactorise``. Rows that
+        no device with a weight above 0 kept, and that are not in ``last``, are exactly zero.
 
     Raises
     ------
     ValueError
-        There is no device, a map does not fit its factors, or the shapes, weights, rank or scaling are not as said.
+        There is no device, a map does not match its factors, or shapes, weights, rank or scaling
+        are invalid.
     NotFiniteError
-        A factor holds NaN or infinity.
+        A factor has NaN or infinity.
     """
     factors = [client.factors for client in clients]
     shares = _shares(factors, weights)
@@ -150,7 +164,7 @@ def coverage_mean(
 
 
 def _coverage(devices: Sequence[KeptFactors], shares: Sequence[float]) -> Tensor:
-    """Sum of the shares of the devices that kept each row, float64."""
+    """Return the sum of the weights of the devices that kept each row, float64."""
     found = torch.zeros(devices[0].keep.shape, dtype=torch.float64, device=devices[0].keep.device)
     for device, share in zip(devices, shares, strict=True):
         found += share * device.keep
@@ -158,7 +172,10 @@ def _coverage(devices: Sequence[KeptFactors], shares: Sequence[float]) -> Tensor
 
 
 def _wide(device: KeptFactors, side: PrunedSide, factors: Tensor) -> Tensor:
-    """The factor of the pruned side, (all rows, rank), float64: kept rows times a number each, zero elsewhere."""
+    """Return the factor of the pruned side for all rows: (all rows, rank), float64.
+
+    Kept rows are multiplied by one number each; all others are zero.
+    """
     kept = device.factors.b if side == "rows" else device.factors.a.T
     wide = kept.new_zeros((len(device.keep), device.factors.rank), dtype=torch.float64)
     wide[device.keep] = as_float64(kept) * factors[:, None]
@@ -166,28 +183,32 @@ def _wide(device: KeptFactors, side: PrunedSide, factors: Tensor) -> Tensor:
 
 
 def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank: int) -> Factors:
-    """Mean of A and mean of B, each padded with zeros to this rank: HETLoRA's aggregation (Cho et al. 2024), and FedAvg's.
+    """Return the mean of A and the mean of B, each padded with zeros to a given rank.
 
-    HETLoRA weighs a client with the norm of its update, ``factors.norm``; FedAvg has clients of one rank and weighs them with
-    their number of samples. What a client of a low rank lacks counts as zero.
+    This is the aggregation of HETLoRA (Cho et al. 2024) and FedAvg. HETLoRA weights a client by the
+    norm of its update, ``factors.norm``. FedAvg has clients of one rank and weights them by their
+    number of samples. Missing ranks of a client count as zero.
 
     Parameters
     ----------
-    clients : of one shape and one scaling, of this rank or lower ones
-    weights : one number per client, at least 0, not all of them 0; norms are all 0 as long as no B has been trained
-    rank : of the result
+    clients : updates of one shape and one scaling, of at most this rank
+    weights : one number per client, at least 0, not all of them 0; norms are all 0 until a B was
+        trained
+    rank : rank of the result
 
     Returns
     -------
     Factors
-        float32, with the clients' scaling: sums in the order of the clients, not ordered by singular values.
+        float32, with the clients' scaling, summed in the order of the clients and not ordered by
+        singular values.
 
     Raises
     ------
     ValueError
-        There is no client, or the shapes, weights or scalings are not as said, or a client's rank is higher.
+        There is no client, shapes, weights or scalings are invalid, or a client's rank is higher
+        than ``rank``.
     NotFiniteError
-        A factor holds NaN or infinity.
+        A factor has NaN or infinity.
     """
     shares = _shares(clients, weights)
     out_features, in_features = _require_one_shape(clients)
@@ -211,7 +232,7 @@ def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank:
 
 
 def _shares(clients: Sequence[Factors], weights: Sequence[float]) -> list[float]:
-    """Weights over their sum; ``ValueError`` where they are no weights of these clients."""
+    """Return the weights divided by their sum; raise ``ValueError`` if they are invalid."""
     if not clients or len(clients) != len(weights):
         raise ValueError(
             f"a mean needs clients and as many weights, got {len(clients)} and {len(weights)}"
@@ -225,7 +246,7 @@ def _shares(clients: Sequence[Factors], weights: Sequence[float]) -> list[float]
     largest = max(weights)
     if largest == 0:
         raise ValueError("the weights of a mean are all 0; give equal ones")
-    # Their sum is a number also where that of the weights is too large.
+    # Dividing by the largest weight first prevents an overflow of the sum.
     relative = [weight / largest for weight in weights]
     total = math.fsum(relative)
     return [weight / total for weight in relative]
@@ -239,7 +260,7 @@ def _require_one_shape(clients: Sequence[Factors]) -> tuple[int, int]:
 
 
 def _require_maps(clients: Sequence[KeptFactors], side: PrunedSide) -> None:
-    """Refuse maps that do not fit their factors, or each other."""
+    """Raise ``ValueError`` if the maps do not match their factors or each other."""
     pruned, whole = (0, 1) if side == "rows" else (1, 0)
     for client in clients:
         if int(client.keep.sum()) != client.factors.shape[pruned]:
@@ -253,7 +274,7 @@ def _require_maps(clients: Sequence[KeptFactors], side: PrunedSide) -> None:
 
 
 def _spread(kept: Tensor, covered: Tensor) -> Tensor:
-    """Rows where ``covered`` is True, and rows of zeros elsewhere."""
+    """Return a matrix with the given rows where ``covered`` is True, and zeros elsewhere."""
     whole = kept.new_zeros((len(covered), kept.shape[1]))
     whole[covered] = kept
     return whole

@@ -1,6 +1,6 @@
-"""Other ranks for a LoRA adapter: cut, widened without a change of the update, and pruned by the client itself.
+"""Changes of a LoRA adapter's rank: truncation, growth and self-pruning.
 
-The scaling stays as it is, ``alpha / rank`` is constant: an adapter of rank r has ``alpha = scaling * r``.
+The scaling ``alpha / rank`` is constant: an adapter of rank r has ``alpha = scaling * r``.
 """
 
 import math
@@ -13,10 +13,11 @@ from pruning_kernels.scores import NotFiniteError
 
 
 def shrink(factors: Factors, rank: int) -> Factors:
-    """The first columns of B and rows of A (FedSpine section 4.3; HETLoRA's truncation), in memory of their own.
+    """Return the first ``rank`` columns of B and rows of A, as copies.
 
-    Of factors ordered by singular value, as ``factors.refactorise`` makes them, this is the best approximation of that rank.
-    dtype and scaling stay.
+    Sources: FedSpine section 4.3; HETLoRA's truncation. If the factors are ordered by singular
+    value, as from ``factors.refactorise``, this is the best approximation of that rank. dtype and
+    scaling do not change.
 
     Raises
     ------
@@ -34,10 +35,11 @@ def shrink(factors: Factors, rank: int) -> Factors:
 
 
 def grow(factors: Factors, rank: int, generator: Generator, std: float) -> Factors:
-    """Zero columns for B and rows from N(0, std^2) for A (FedSpine section 4.3): a higher rank, and the same update.
+    """Return factors of a higher rank with the same update (FedSpine section 4.3).
 
-    dtype and scaling stay, and ``shrink`` to the former rank gives the former bits. The rows are drawn on the generator's
-    device, in float32.
+    B gets zero columns and A rows from N(0, std^2). dtype and scaling do not change, and ``shrink``
+    to the former rank returns the former bits. The rows are drawn on the generator's device, in
+    float32.
 
     Raises
     ------
@@ -62,15 +64,17 @@ def grow(factors: Factors, rank: int, generator: Generator, std: float) -> Facto
 
 
 def tail_norm(factors: Factors, first: int) -> Tensor:
-    """``||B[:, first:]|| * ||A[first:, :]||``, Frobenius norms: what HETLoRA's rank self-pruning adds to the loss.
+    """Return ``||B[:, first:]|| * ||A[first:, :]||``, the penalty of HETLoRA's rank self-pruning.
 
-    Cho et al. 2024, rank self-pruning, with ``first = gamma * rank`` and before their factor lambda. The scaling has no part
-    in it. It is 0, and no smaller value can follow, where B's tail is zero, as it is before an adapter is first trained.
+    Source: Cho et al. 2024, with ``first = gamma * rank`` and without their factor lambda. The
+    norms are Frobenius norms, and the scaling is not included. The value is 0 if B's tail is zero,
+    as it is before an adapter is first trained. A later value cannot be smaller.
 
     Returns
     -------
     Tensor
-        float32, one number, with a gradient for factors that have one; where a tail is zero its own gradient is zero.
+        float32, one number, with a gradient for factors that have one; the gradient of a tail that
+        is zero is zero.
 
     Raises
     ------
@@ -89,43 +93,48 @@ def tail_norm(factors: Factors, first: int) -> Tensor:
 
 
 def kept_rank(rank: int, gamma: float) -> int:
-    """Rank that self-pruning leaves, ``floor(gamma * rank)`` but at least 1; the tail starts there.
+    """Return the rank that self-pruning leaves, ``floor(gamma * rank)`` but at least 1.
 
-    The paper does not say how to round. ``0.58 * 50`` counts as 29, although in binary it is a little less.
+    The tail starts at this rank. The paper does not define the rounding. ``0.58 * 50`` counts as
+    29, although its float value is slightly lower.
 
     Raises
     ------
     ValueError
-        The rank is below 1, or gamma does not lie between 0 and 1, 0 excluded.
+        The rank is below 1, or gamma is not above 0 and at most 1.
     """
     if rank < 1:
         raise ValueError(f"rank has to be at least 1, got {rank}")
     if not 0 < gamma <= 1:
         raise ValueError(f"gamma has to lie above 0 and not above 1, got {gamma}")
+    # The small number corrects products such as 0.58 * 50, which is slightly below 29.
     return max(1, math.floor(gamma * rank + 1e-9))
 
 
 def self_prune_rank(rank: int, gamma: float, before: float, after: float) -> int:
-    """Rank that a client goes on with after its local training: HETLoRA's rank self-pruning (Cho et al. 2024).
+    """Return a client's rank after local training, by HETLoRA's rank self-pruning.
+
+    Source: Cho et al. 2024.
 
     Parameters
     ----------
-    rank : of the factors that were trained
-    gamma : share of the ranks that pruning leaves, see ``kept_rank``
-    before, after : ``tail_norm`` of the factors from ``kept_rank`` on, or its sum over several matrices, before and after local
-        training
+    rank : rank of the trained factors
+    gamma : fraction of the ranks that pruning leaves, see ``kept_rank``
+    before, after : ``tail_norm`` of the factors from ``kept_rank`` on, or its sum over several
+        matrices, before and after local training
 
     Returns
     -------
     int
-        ``kept_rank`` where the tail's norm has shrunk, otherwise the rank of the factors; ``shrink`` applies it.
+        ``kept_rank`` if the tail's norm has shrunk, otherwise the rank of the factors; ``shrink``
+        applies it.
 
     Raises
     ------
     ValueError
         gamma is out of range, or a norm is negative.
     NotFiniteError
-        A norm is NaN or infinite, as where the tail holds such a number.
+        A norm is NaN or infinite, for instance because the tail has such a number.
     """
     if not (math.isfinite(before) and math.isfinite(after)):
         raise NotFiniteError(

@@ -1,9 +1,10 @@
-"""The update that a LoRA adapter adds to one matrix, kept as its two factors (Hu et al. 2021).
+"""Update that a LoRA adapter adds to a matrix, represented by its factors (Hu et al. 2021).
 
-In peft's convention A is ``(rank, in_features)``, B ``(out_features, rank)``, and the update ``scaling * B @ A``. Whatever is
-asked about the update here is answered from QR decompositions of the factors, which are thin; the dense matrix, which is not,
-is formed where there is no other way. Everything is computed in float64 and rounded once, to float32. The same inputs in the
-same order give the same bits for one CPU type, number of threads and torch.
+As in peft, A is ``(rank, in_features)``, B ``(out_features, rank)``, and the update ``scaling * B @
+A``. Functions of the update are computed from QR decompositions of the thin factors. The dense
+matrix is formed only if there is no other way. Computations use float64 and are rounded once, to
+float32. The same inputs in the same order give the same bits for one CPU type, number of threads
+and version of torch.
 """
 
 import math
@@ -17,12 +18,13 @@ from pruning_kernels.scores import NotFiniteError
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """A LoRA adapter of one matrix.
+    """LoRA adapter of one matrix.
 
     Raises
     ------
     ValueError
-        The factors are not matrices of float numbers that fit each other, or the scaling is not a finite number above 0.
+        The factors are not floating-point matrices with matching shapes, or the scaling is not a
+        finite number above 0.
     """
 
     b: Tensor
@@ -52,7 +54,7 @@ class Factors:
 
     @property
     def rank(self) -> int:
-        """Columns of B and rows of A; the update's own rank may be lower."""
+        """Number of columns of B and rows of A; the rank of the update can be lower."""
         return self.a.shape[0]
 
     @property
@@ -62,25 +64,28 @@ class Factors:
 
 
 def product(factors: Factors) -> Tensor:
-    """The update as a dense matrix, ``scaling * B @ A``: (out_features, in_features), float32.
+    """Return the update as a dense matrix, ``scaling * B @ A``.
+
+    The result is (out_features, in_features), float32.
 
     Raises
     ------
     NotFiniteError
-        A factor or the update holds NaN or infinity.
+        A factor or the update has NaN or infinity.
     """
     return as_float32(as_float64(factors.b) @ as_float64(factors.a) * factors.scaling)
 
 
 def norm(factors: Factors) -> float:
-    """Frobenius norm of the update, ``scaling * sqrt(trace(B^T B A A^T))``: HetLoRA's weight of a client (Cho et al. 2024).
+    """Return the Frobenius norm of the update, HetLoRA's weight of a client (Cho et al. 2024).
 
-    Where the columns of B cancel each other the trace does so too, and what is below 1e-8 of ``||B|| ||A||`` is rounding.
+    It is ``scaling * sqrt(trace(B^T B A A^T))``. If the columns of B cancel each other, the trace
+    suffers from cancellation, and results below 1e-8 of ``||B|| ||A||`` are rounding errors.
 
     Raises
     ------
     NotFiniteError
-        A factor holds NaN or infinity, or numbers whose squares are beyond float64.
+        A factor has NaN or infinity, or numbers whose squares exceed float64.
     """
     b = as_float64(factors.b)
     a = as_float64(factors.a)
@@ -89,10 +94,11 @@ def norm(factors: Factors) -> float:
 
 
 def singular_values(factors: Factors) -> Tensor:
-    """Singular values of the update, largest first: (rank,), float32 (FedSpine section 4.3, its lambda).
+    """Return the singular values of the update in descending order: (rank,), float32.
 
-    ``B = Q_b R_b`` and ``A^T = Q_a R_a`` leave those of ``R_b R_a^T``, a matrix of at most rank by rank. A rank above the
-    number of rows or columns of the update ends in zeros.
+    They are lambda in FedSpine section 4.3. With ``B = Q_b R_b`` and ``A^T = Q_a R_a`` they are
+    those of ``R_b R_a^T``, a matrix of at most rank by rank. If the rank exceeds the number of rows
+    or columns of the update, the last values are zero.
 
     Raises
     ------
@@ -106,36 +112,42 @@ def singular_values(factors: Factors) -> Tensor:
 
 
 def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Factors:
-    """Factors of the best approximation of ``left @ right`` with this rank (Eckart & Young 1936), for every lower rank too.
+    """Return factors of the best approximation of ``left @ right`` of a given rank.
+
+    Source: Eckart & Young 1936. The first columns and rows of the factors are the best
+    approximation of every lower rank too.
 
     Parameters
     ----------
     left : (out_features, k), any float dtype
     right : (k, in_features), on the device of ``left``
-    rank : of the result
-    scaling : of the result; the product of the result does not depend on it
+    rank : rank of the result
+    scaling : scaling of the result; the product of the result does not depend on it
 
     Returns
     -------
     Factors
-        float32. With ``left = Q_p R_p``, ``right^T = Q_q R_q`` and ``R_p R_q^T = U S V^T``, a matrix of k by k,
-        ``B = Q_p U sqrt(S / scaling)`` and ``A = sqrt(S / scaling) V^T Q_q^T``. Singular values fall, so the first r columns of
-        B and rows of A are the best approximation with rank r. In each column of B the entry with the largest magnitude, the
-        first of them, is positive: the factors are unique where all singular values differ. Where the product's own rank is
-        lower, columns of B and rows of A are zero from there on; singular values count as zero up to
-        ``||left|| ||right|| max(out_features, in_features) eps``, float64's rounding, below what float32 tells apart.
+        float32. With ``left = Q_p R_p``, ``right^T = Q_q R_q`` and ``R_p R_q^T = U S V^T``, a
+        matrix of k by k, ``B = Q_p U sqrt(S / scaling)`` and ``A = sqrt(S / scaling) V^T Q_q^T``.
+        Singular values are in descending order, so the first r columns of B and rows of A are the
+        best approximation of rank r. In each column of B the first entry with the largest magnitude
+        is positive, so the factors are unique if all singular values differ. If the product has a
+        lower rank, the last columns of B and rows of A are zero. Singular values up to ``||left||
+        ||right|| max(out_features, in_features) eps`` count as zero, with the eps of float64; this
+        is below the resolution of float32.
 
     Notes
     -----
-    Q_p and Q_q are never formed; the reflections that make them are applied to the columns of U and V that are wanted. From
-    ``k = min(out_features, in_features)`` on, the dense product is formed and decomposed.
+    Q_p and Q_q are not formed. Their Householder reflections are applied to the wanted columns of U
+    and V. If ``k`` is at least ``min(out_features, in_features)``, the dense product is formed and
+    decomposed.
 
     Raises
     ------
     NotFiniteError
-        An input, or a factor in float32, holds NaN or infinity.
+        An input, or a factor in float32, has NaN or infinity.
     ValueError
-        The shapes do not fit, or the rank or the scaling is not above 0.
+        The shapes do not match, or the rank or the scaling is not above 0.
     """
     if (
         left.ndim != 2
@@ -158,6 +170,7 @@ def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Facto
     u = u[:, :own_rank]
     values = values[:own_rank]
     v = v[:, :own_rank]
+    # Singular vectors are unique up to sign; fix it by the largest entry.
     signs = u.gather(0, u.abs().argmax(dim=0, keepdim=True)).sign()
     roots = (values / scaling).sqrt() * signs
     b = u.new_zeros(sides[0], rank)
@@ -168,12 +181,12 @@ def refactorise(left: Tensor, right: Tensor, rank: int, scaling: float) -> Facto
 
 
 def as_float64(numbers: Tensor) -> Tensor:
-    """The numbers in float64, without a gradient; ``NotFiniteError`` for NaN and infinity."""
+    """Return the numbers in float64 without gradient; raise ``NotFiniteError`` unless finite."""
     return _require_finite(numbers.detach().to(torch.float64))
 
 
 def as_float32(numbers: Tensor) -> Tensor:
-    """The numbers in float32; ``NotFiniteError`` for those beyond its range."""
+    """Return the numbers in float32; raise ``NotFiniteError`` if one exceeds its range."""
     return _require_finite(numbers.to(torch.float32))
 
 
@@ -192,7 +205,10 @@ def _require_scaling(scaling: float) -> None:
 
 
 def _decompose(left: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first singular vectors U (out_features, count) and V (in_features, count) of ``left @ right``, and their values."""
+    """Return the first ``count`` singular vectors and values of ``left @ right``.
+
+    They are U (out_features, count), the values, and V (in_features, count).
+    """
     if left.shape[1] >= min(left.shape[0], right.shape[1]):
         u, values, vh = torch.linalg.svd(left @ right, full_matrices=False)
         return u[:, :count], values[:count], vh[:count].T
@@ -208,6 +224,11 @@ def _decompose(left: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor,
 
 
 def _rotate(reflections: tuple[Tensor, Tensor], vectors: Tensor) -> Tensor:
-    """Q times the vectors, without Q: ``reflections`` as ``torch.geqrf`` returns them."""
+    """Return Q times the vectors without forming Q.
+
+    Parameters
+    ----------
+    reflections : result of ``torch.geqrf``
+    """
     below = vectors.new_zeros(reflections[0].shape[0] - vectors.shape[0], vectors.shape[1])
     return torch.ormqr(*reflections, torch.cat([vectors, below]))

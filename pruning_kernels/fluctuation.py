@@ -1,7 +1,9 @@
-"""How much the inputs of a matrix fluctuate, and what that makes its channels worth (FLAP: An et al. 2024, section 3.2).
+"""Fluctuation of a matrix's inputs, and importance of its channels.
 
-Moments of several parties' inputs are pooled exactly (Chan, Golub and LeVeque 1979), so that parties which keep their texts to
-themselves find what one party finds that has all of them, but for rounding.
+Source: FLAP, An et al. 2024, section 3.2.
+
+Moments of several parties' inputs are pooled exactly (Chan, Golub and LeVeque 1979). Parties that
+keep their texts private get the result of one party that has all texts, except for rounding.
 """
 
 from collections.abc import Sequence
@@ -14,18 +16,23 @@ from torch import Tensor
 from pruning_kernels.clipping import LEAST_CLIENTS, clip_factors, within_ratio
 
 Metric = Literal["wifv", "ifv", "wifn"]
-"""Weighted input feature variance, the variance alone, or the weighted input feature norm."""
+"""Metric of a channel.
+
+- ``wifv``: weighted input feature variance
+- ``ifv``: input feature variance
+- ``wifn``: weighted input feature norm
+"""
 
 COLUMNS_AT_ONCE = 512
-"""Channels that are in memory in float64 at a time."""
+"""Number of channels that are in memory in float64 at a time."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What is known of the inputs of a matrix, over tokens."""
+    """Moments of a matrix's inputs over tokens."""
 
     count: int
-    """Tokens."""
+    """Number of tokens."""
     mean: Tensor
     """(channels,), float64."""
     squares: Tensor
@@ -33,21 +40,21 @@ class Moments:
 
     @property
     def variance(self) -> Tensor:
-        """(channels,), float64, the unbiased estimate; zero for one token."""
+        """Unbiased estimate of the variance, (channels,), float64; zero for one token."""
         return self.squares / max(1, self.count - 1)
 
     def counted(self, count: int, factor: float) -> "Moments":
-        """The same as if they were of so many tokens, of inputs that are ``factor`` times as large."""
+        """Return the moments of ``count`` tokens with inputs that are ``factor`` times as large."""
         return Moments(count, self.mean * factor, self.squares * (factor**2 * count / self.count))
 
     @property
     def square_sum(self) -> Tensor:
-        """(channels,), float64: sum over tokens of the squared input."""
+        """Sum over tokens of the squared input, (channels,), float64."""
         return self.squares + self.count * self.mean.square()
 
 
 def moments_of(inputs: Tensor) -> Moments:
-    """Moments of inputs, (tokens, channels), any floating dtype, on the CPU."""
+    """Return the moments of inputs, (tokens, channels), any floating dtype, on the CPU."""
     means = []
     squares = []
     for columns in inputs.split(COLUMNS_AT_ONCE, dim=1):
@@ -58,7 +65,7 @@ def moments_of(inputs: Tensor) -> Moments:
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:
-    """Moments of all parties' inputs together."""
+    """Return the moments of all parties' inputs together."""
     count = sum(part.count for part in parts)
     mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(dim=0)
     squares = torch.stack(
@@ -70,16 +77,17 @@ def pooled(parts: Sequence[Moments]) -> Moments:
 def limited_by_median(
     parts: Sequence[Moments], most_ratio: float
 ) -> tuple[list[Moments], list[float]]:
-    """Hold each party's moments near those of the median party.
+    """Limit each party's moments relative to those of the median party.
 
-    The variance of every channel stays between 1 / ``most_ratio`` and ``most_ratio`` times the median party's. The means go, as
-    one vector in standard deviations of the median party, at most ``most_ratio`` times as far from the median means as those
-    of the median party do.
+    The variance of every channel is limited to the range from 1 / ``most_ratio`` to ``most_ratio``
+    times the median party's. The vector of means is measured in standard deviations of the median
+    party. Its distance from the median means is limited to ``most_ratio`` times the median party's
+    distance.
 
     Returns
     -------
-    parts : of fewer than three parties, and of those that keep within the limits, as they are
-    excesses : of each party, by how much its worst number is beyond its limit; 1 where none is
+    parts : moments of each party; unchanged for fewer than three parties and within the limits
+    excesses : factor by which each party's worst number exceeds its limit; 1 if none does
     """
     if len(parts) < LEAST_CLIENTS:
         return list(parts), [1.0] * len(parts)
@@ -88,6 +96,7 @@ def limited_by_median(
     means = torch.stack([part.mean for part in parts])
     centre = means.median(dim=0).values
     spread = variances.median(dim=0).values.sqrt()
+    # A channel that is constant in the median party would otherwise give infinite distances.
     spread = spread.clamp(min=float(spread.mean()) * 1e-6)
     distances = (
         ((means - centre) / spread.where(spread > 0, torch.ones(()).double()))
@@ -126,10 +135,11 @@ def _largest_factor(found: Tensor, limited: Tensor) -> float:
 
 
 def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:
-    """What each input channel of a matrix is worth.
+    """Return the importance of each input channel of a matrix.
 
-    ``wifv``: variance of the channel times the squared norm of its column (equation 5); ``ifv`` the variance alone; ``wifn``
-    the mean over rows of the column's magnitudes times the channel's root mean square.
+    ``wifv`` is the variance of the channel times the squared norm of its column (equation 5).
+    ``ifv`` is only the variance. ``wifn`` is the mean over rows of the column's magnitudes, times
+    the root mean square of the channel.
 
     Parameters
     ----------
@@ -137,7 +147,8 @@ def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:
 
     Returns
     -------
-    (channels,), float64, on the CPU
+    Tensor
+        (channels,), float64, on the CPU
     """
     if metric == "ifv":
         return moments.variance
@@ -151,6 +162,9 @@ def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:
 
 
 def standardised(scores: Tensor) -> Tensor:
-    """Scores less their mean, over their standard deviation (section 3.3); zeros where all are equal."""
+    """Return the scores with mean 0 and standard deviation 1 (section 3.3).
+
+    If all are equal, they are zeros.
+    """
     deviation = scores.std()
     return (scores - scores.mean()) / deviation if deviation > 0 else torch.zeros_like(scores)

@@ -1,7 +1,7 @@
-"""Binary gates with a gradient, and the budget that they are held to (SFT-P, section 3.2 and equations 12 to 14).
+"""Binary gates with a gradient, and their budget (SFT-P, section 3.2 and equations 12 to 14).
 
-A gate is 1 with probability sigmoid(z), drawn anew in every step; what the gradient of its logit is, an estimator says. For use
-gates are chosen without chance, within a budget.
+A gate is 1 with probability sigmoid(z) and drawn again in every step. An estimator defines the
+gradient of its logit. For inference gates are chosen deterministically, within a budget.
 """
 
 from typing import Any, Literal
@@ -13,7 +13,7 @@ Estimator = Literal["reinmax", "gumbel"]
 
 
 class _ReinMaxBinary(torch.autograd.Function):
-    """Two classes with the logits (z, 0) in closed form: ReinMax needs no one-hot vectors then."""
+    """ReinMax for two classes with the logits (z, 0), in closed form without one-hot vectors."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, drawn: Tensor, tau: float) -> Tensor:
@@ -26,33 +26,39 @@ class _ReinMaxBinary(torch.autograd.Function):
         logits, drawn = ctx.saved_tensors
         first = torch.sigmoid(logits)
         second = (torch.sigmoid(logits / ctx.tau) + drawn) / 2
+        # ReinMax: 2 p1 (1 - p1) - p0 (1 - p0) / 2, with p1 the mean of tempered probability and
+        # draw.
         return gradients[0] * (2 * second * (1 - second) - first * (1 - first) / 2), None, None
 
 
 def reinmax_gates(logits: Tensor, drawn: Tensor, tau: float = 1.0) -> Tensor:
-    """Gates with ReinMax's gradient (Liu et al. 2023), whose expectation is exact for functions of second order.
+    """Return gates with the gradient of ReinMax (Liu et al. 2023).
 
-    With ``tau`` below 1, as SFT-P's table 4 has it, it may have the wrong sign: for z = 3 and (g - 0.3)^2 the true gradient is
-    0.018, that with 0.4 is -0.043.
+    The expectation of the gradient is exact for quadratic functions. With ``tau`` below 1, as in
+    table 4 of SFT-P, it can have the wrong sign: for z = 3 and (g - 0.3)^2 the true gradient is
+    0.018, and that of tau = 0.4 is -0.043.
 
     Parameters
     ----------
     logits : any shape, floating
-    drawn : same shape, bool or 0 and 1: what ``torch.rand_like(logits) < sigmoid(logits)`` gave
+    drawn : same shape, bool or 0 and 1: the result of ``torch.rand_like(logits) < sigmoid(logits)``
 
     Returns
     -------
-    ``drawn`` in the dtype of the logits, with a gradient
+    Tensor
+        ``drawn`` in the dtype of the logits, with a gradient.
     """
     gates: Tensor = _ReinMaxBinary.apply(logits, drawn, tau)
     return gates
 
 
 def gumbel_gates(logits: Tensor, uniform: Tensor, tau: float = 0.4) -> Tensor:
-    """Gates with the straight-through gradient of a sigmoid with the difference of two Gumbel noises (Jang et al. 2017).
+    """Return gates with a straight-through gradient (Jang et al. 2017).
 
-    So a gate is on with probability sigmoid(z), as with ReinMax. DISP-LLM's code adds one Gumbel noise instead of the
-    difference, which is positive on average: there a gate of z = 3 is all but always on, here in 95 of 100 steps.
+    The gradient is that of a sigmoid whose noise is the difference of two Gumbel variables. A gate
+    is therefore 1 with probability sigmoid(z), as with ReinMax: with z = 3 in 95% of the steps. The
+    code of DISP-LLM adds one Gumbel variable instead, whose mean is positive. With it a gate with z
+    = 3 is almost always 1.
 
     Parameters
     ----------
@@ -60,7 +66,8 @@ def gumbel_gates(logits: Tensor, uniform: Tensor, tau: float = 0.4) -> Tensor:
 
     Returns
     -------
-    0 or 1 in the dtype of the logits
+    Tensor
+        0 or 1 in the dtype of the logits.
     """
     soft = torch.sigmoid((logits + uniform.log() - (-uniform).log1p()) / tau)
     hard = (soft > 0.5).to(logits.dtype)
@@ -68,30 +75,36 @@ def gumbel_gates(logits: Tensor, uniform: Tensor, tau: float = 0.4) -> Tensor:
 
 
 def log_ratio(spent: Tensor, target: float) -> Tensor:
-    """How far a positive target is missed: |log(spent / target)| (equation 14); ``spent`` is taken as 1 at least."""
+    """Return |log(spent / target)|, the deviation from a positive target (equation 14).
+
+    Values of ``spent`` below 1 count as 1.
+    """
     return (spent.clamp_min(1.0) / target).log().abs()
 
 
 def within_budget(logits: Tensor, costs: Tensor, pools: Tensor, target: int) -> Tensor:
-    """Choose gates by descending logit, each where its cost still fits: they spend a target, or less than one gate less.
+    """Choose gates in descending order of logit, each one whose cost still fits the budget.
 
-    In each pool the gate of the highest logit is chosen whatever the target. Of equal logits the lower index comes first.
+    In each pool the gate with the highest logit is chosen whatever the target. Of equal logits the
+    lower index comes first. The remaining budget is less than the cost of any gate that is left
+    out.
 
     Parameters
     ----------
     logits : (gates,), floating, not NaN
     costs : (gates,), int64, positive
-    pools : (gates,), int64, from 0 without gaps: of each of which one must stay
-    target : what may be spent
+    pools : (gates,), int64, from 0 without gaps: groups of gates of which at least one is chosen
+    target : budget
 
     Returns
     -------
-    (gates,), bool
+    Tensor
+        (gates,), bool
 
     Raises
     ------
     ValueError
-        A logit is NaN, or one of each pool costs more than the target.
+        A logit is NaN, or one gate of each pool costs more than the target.
     """
     if torch.isnan(logits).any():
         raise ValueError("a logit is NaN")

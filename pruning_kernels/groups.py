@@ -1,27 +1,29 @@
-"""Groups of neighbours that do not overlap, with the smallest sum of costs: dynamic programming."""
+"""Non-overlapping groups of consecutive elements with minimal cost, by dynamic programming."""
 
 from collections.abc import Sequence
 
 
 def cheapest_groups(costs: Sequence[float], span: int, number: int) -> list[int]:
-    """The starts of ``number`` groups of ``span`` neighbours each, of which no two overlap, with the smallest sum of costs.
+    """Return the starts of ``number`` non-overlapping groups with the smallest sum of costs.
 
-    Of several such choices it is the one whose last groups begin earliest.
+    A group has ``span`` consecutive elements. Of several optimal choices the one whose last groups
+    begin earliest is returned.
 
     Parameters
     ----------
-    costs : of the group that begins at 0, 1, ...; a group may end behind the last of them
-    span : neighbours of a group, 1 or more
-    number : 0 or more
+    costs : cost of the group that begins at 0, 1, ...; a group can end after the last of these
+    span : number of elements of a group, at least 1
+    number : number of groups, at least 0
 
     Returns
     -------
-    Starts, ascending.
+    list of int
+        Starts, ascending.
 
     Raises
     ------
     ValueError
-        There is no room for so many groups.
+        There is not enough room for the groups.
     """
     if number and len(costs) < (number - 1) * span + 1:
         raise ValueError(

@@ -1,9 +1,10 @@
-"""The l0 mean of pruned matrices: for each weight, the mean over the clients that kept it (FedSpaLLM equation 5).
+"""l0 mean of pruned matrices: the mean of each weight over the clients that kept it.
 
-As printed, the denominator of equation 5 is the number of weights that anybody kept; what the text and Figure 2 describe, and
-what is computed here, is elementwise: the sum of the kept values over the number of those who kept the weight. One sum and
-one bit-sliced count are held, whatever the number of clients; clients are added one after the other, in an order that the
-caller fixes, so that a float sum repeats bit by bit.
+Source: FedSpaLLM equation 5. As printed, its denominator is the number of weights that any client
+kept. Text and Figure 2 describe an elementwise mean, which is computed here: the sum of the kept
+values, divided by the number of clients that kept the weight. Memory holds a sum and a sum of
+client weights per element, whatever the number of clients. Clients are added one after the other in
+an order that the caller fixes, so that float sums repeat bit by bit.
 """
 
 from typing import Literal, Protocol
@@ -17,16 +18,20 @@ from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 
 CPU = torch.device("cpu")
 Aggregation = Literal["l0", "mean"]
-"""``l0``: over the clients that kept the weight; ``mean``: over all of them, a pruned weight counting as zero."""
+"""Divisor of the mean.
+
+- ``l0``: the clients that kept the weight
+- ``mean``: all clients; a pruned weight counts as zero
+"""
 
 
 class KeptMean:
-    """The mean of one matrix, client by client.
+    """Mean of one matrix, accumulated client by client.
 
     Parameters
     ----------
     shape : (rows, columns)
-    device : where the sums are held and added to; what goes in and comes out is NumPy's
+    device : device of the sums; inputs and results are NumPy arrays
     """
 
     def __init__(self, shape: tuple[int, int], device: torch.device = CPU) -> None:
@@ -41,13 +46,13 @@ class KeptMean:
         Parameters
         ----------
         prune_mask : packed, see ``bitmask``
-        kept : (weights that are kept,), in the order of the matrix
-        weight : of this client in the mean; whole numbers are added without error
+        kept : (number of kept weights,), in the order of the matrix
+        weight : weight of this client in the mean; whole numbers are added without rounding
 
         Raises
         ------
         ValueError
-            There are more or fewer kept weights than the mask says.
+            The number of kept weights does not match the mask.
         """
         num_kept = self._size - int(np.bitwise_count(prune_mask).sum(dtype=np.int64))
         if kept.shape != (num_kept,):
@@ -56,14 +61,17 @@ class KeptMean:
         self._sums.add(prune_mask, kept, np.float32(weight))
 
     def mean(self, aggregation: Aggregation = "l0") -> NDArray[np.float32]:
-        """The mean, float32, shaped like the matrix; zero where nobody kept the weight. The sum is used up."""
+        """Return the mean, float32, shaped like the matrix; the sums cannot be used afterwards.
+
+        Weights that no client kept are zero.
+        """
         return self._sums.mean(np.float32(self._weight) if aggregation == "mean" else None).reshape(
             self.shape
         )
 
 
 class Sums(Protocol):
-    """What a ``KeptMean`` asks of the device that holds its sums."""
+    """Interface of the sums of a ``KeptMean`` on a device."""
 
     def add(self, prune_mask: Words, kept: NDArray[np.float32], scale: np.float32) -> None: ...
 
@@ -71,7 +79,7 @@ class Sums(Protocol):
 
 
 def sums_on(device: torch.device, size: int) -> Sums:
-    """Sums of nothing, on a device."""
+    """Return empty sums on a device."""
     if device.type == "cpu":
         return HostSums(size)
     from pruning_kernels.kept_sum_on_device import DeviceSums
@@ -80,7 +88,7 @@ def sums_on(device: torch.device, size: int) -> Sums:
 
 
 class HostSums:
-    """The sum of kept weights and of their clients' weights, (size,) float32."""
+    """Sums of kept weights and of their clients' weights on the CPU, (size,) float32."""
 
     def __init__(self, size: int) -> None:
         self._total = np.zeros(size, np.float32)
@@ -99,7 +107,10 @@ class HostSums:
         self._weights[keep] += scale
 
     def mean(self, weight: np.float32 | None) -> NDArray[np.float32]:
-        """The sum over a weight, or over the weights of those who kept each; zero where nobody did."""
+        """Return the sum divided by ``weight``, or per element by the weights of its keepers.
+
+        Elements that no client kept are zero.
+        """
         if weight is not None:
             self._total /= weight
         else:

@@ -1,4 +1,4 @@
-"""Adding the kept weights of a pruned matrix to a dense sum, in numba: the mask says where each of them belongs."""
+"""Sum of the kept weights of pruned matrices in a dense matrix, in numba."""
 
 import numpy as np
 from numba import prange
@@ -7,7 +7,7 @@ from pruning_kernels.bit_instructions import popcount
 from pruning_kernels.compiled import compiled
 
 TILE = 4096
-"""Words that a thread goes through at a time."""
+"""Number of words that a thread processes at a time."""
 ONE = np.uint64(1)
 
 
@@ -19,14 +19,21 @@ def add_kept(
     kept: np.ndarray,
     scale: np.float32,
 ) -> None:
-    """Add ``kept * scale`` to ``total`` and ``scale`` to ``weights`` at the weights that are kept.
+    """Add ``kept * scale`` to ``total`` and ``scale`` to ``weights`` for every kept weight.
 
-    ``total`` and ``weights``: (size,) float32; ``prune_mask``: packed words; ``kept``: float32, in order. Every element is
-    touched by one thread, so the result does not depend on their number.
+    One thread changes each element, so the result does not depend on the number of threads.
+
+    Parameters
+    ----------
+    total, weights : (size,), float32
+    prune_mask : packed words
+    kept : float32, the kept weights in order
     """
     size = len(total)
     words = len(prune_mask)
     tiles = (words + TILE - 1) // TILE
+    # First pass: the number of kept weights before each tile, so that tiles can be added in
+    # parallel.
     starts = np.zeros(tiles + 1, np.int64)
     for tile in prange(tiles):
         pruned = np.int64(0)

@@ -1,4 +1,7 @@
-"""The sums of a ``KeptMean`` on a device of torch: clients are added one after the other, so that the bits are the host's."""
+"""Sums of a ``KeptMean`` on a CUDA device.
+
+Clients are added one after the other, so that the bits equal those on the CPU.
+"""
 
 import numpy as np
 import torch
@@ -10,7 +13,7 @@ from pruning_kernels.bitmask_on_device import unpack_on_device
 
 
 class DeviceSums:
-    """The sum of kept weights and of their clients' weights, (size,) float32 on a device."""
+    """Sums of kept weights and of their clients' weights on a device, (size,) float32."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._total = torch.zeros(size, dtype=torch.float32, device=device)
@@ -24,7 +27,10 @@ class DeviceSums:
         self._weights += keep * float(scale)
 
     def mean(self, weight: np.float32 | None) -> NDArray[np.float32]:
-        """The sum over a weight, or over the weights of those who kept each; zero where nobody did."""
+        """Return the sum divided by ``weight``, or per element by the weights of its keepers.
+
+        Elements that no client kept are zero.
+        """
         found: Tensor = (
             self._total / float(weight) if weight is not None else self._total / self._weights
         )

@@ -1,4 +1,7 @@
-"""How one party prunes one matrix: score, then select (FedPrLLM section 3.2, step 1); SparseGPT adjusts what it keeps."""
+"""Local pruning of one matrix by one party: scores, then selection (FedPrLLM section 3.2, step 1).
+
+SparseGPT also updates the kept weights.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,31 +18,40 @@ from pruning_kernels.sparsegpt import PAPER_DAMPING, Factor, sparsegpt_score
 LocalMetric = Literal["wanda", "magnitude", "ria", "sparsegpt"]
 
 DampingMean = Literal["live", "all"]
-"""Channels that fire, or all of them, of which dead ones count as 1, as in SparseGPT's published code (see ``factorise``)."""
+"""Channels over which the mean diagonal for damping is taken.
+
+- ``live``: channels that are not zero for every token
+- ``all``: all channels; dead ones count as 1, as in SparseGPT's published code (see ``factorise``)
+"""
 
 InputStatistics = Tensor | Factor
-"""What pruning knows of a linear's inputs: their square sums per channel, or for SparseGPT the factor of their gram."""
+"""Statistics of a linear's inputs.
+
+They are the square sum of each channel, or for SparseGPT the factor of the Gram matrix.
+"""
 
 
 @dataclass(frozen=True)
 class LocalPruning:
-    """How one party chooses what it would prune."""
+    """Settings of a party's local pruning."""
 
     metric: LocalMetric
     sparsity: float
     group: ComparisonGroup
     damping: float = PAPER_DAMPING
-    """SparseGPT: share of the gram's mean diagonal that is added to it."""
+    """SparseGPT: fraction of the Gram matrix's mean diagonal that is added to the diagonal."""
     damping_mean: DampingMean = "live"
-    """SparseGPT: the channels of that mean."""
+    """SparseGPT: channels of this mean."""
 
     @property
     def needs_grams(self) -> bool:
-        """Whether the inputs' grams are asked for, and not their square sums."""
+        """True if Gram matrices of the inputs are needed instead of square sums."""
         return self.metric == "sparsegpt"
 
     def prune_mask(self, weight: Tensor, inputs: InputStatistics) -> Tensor:
-        """Prune mask of one matrix, bool, shaped like ``weight``; see ``scores`` and ``selection``.
+        """Return the prune mask of one matrix, bool, shaped like ``weight``.
+
+        See ``scores`` and ``selection``.
 
         Raises
         ------
@@ -55,12 +67,15 @@ class LocalPruning:
         factors = torch.ones(weight.shape[1])
         if self.metric == "wanda":
             norms = wanda_factors(weight, inputs)
-            # A column's weights share one norm, which may be zero.
+            # The weights of a column share one norm. It does not change their order unless it is 0,
+            # and then all scores would be equal.
             factors = norms if self.group != "column" else factors
         return select_lowest(weight, self.sparsity, self.group, factors.to(weight.device))
 
     def prune(self, weight: Tensor, inputs: InputStatistics) -> tuple[Tensor, Tensor]:
-        """Prune mask and the pruned weight, both shaped like ``weight``; SparseGPT updates the kept weights as well.
+        """Return the prune mask and the pruned weight, both shaped like ``weight``.
+
+        SparseGPT updates the kept weights as well.
 
         Raises
         ------

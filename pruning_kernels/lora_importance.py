@@ -1,13 +1,14 @@
-"""What units of a frozen matrix are worth, by the gradients of its LoRA factors alone (FedSpine section 4.2, LoRAPrune).
+"""Importance of prunable groups of a frozen matrix, from the gradients of its LoRA factors only.
 
-The gradient of W is estimated by ``G = gB A + B gA - gB gA`` (equation 10), which is a product of thin matrices: ``G = P Q``
-with ``P = [gB | B]`` (out_features, 2 rank) and ``Q = [A - gA; gA]`` (2 rank, in_features). What it is held against is what the
-model computes with, ``M = W + s B A``; the paper leaves out the scaling s, LoRAPrune has it. Neither is formed but for a few
-rows at a time.
+Sources: FedSpine section 4.2, LoRAPrune. The gradient of W is estimated by ``G = gB A + B gA - gB
+gA`` (equation 10), which is a product of thin matrices: ``G = P Q`` with ``P = [gB | B]``
+(out_features, 2 rank) and ``Q = [A - gA; gA]`` (2 rank, in_features). It is multiplied by the
+matrix that the model computes with, ``M = W + s B A``. The paper leaves out the scaling s, and
+LoRAPrune has it. Only a few rows of both matrices are formed at a time.
 
-``exact`` squares each weight's ``G M`` and adds up a unit's, as equations 10 and 11 say. ``group`` adds first and squares
-the sum: what the loss would change without the whole unit, to the first order. Terms of different sign cancel in it, so it
-is another criterion.
+``exact`` squares ``G M`` of each weight and sums over a group, as equations 10 and 11 say.
+``group`` sums first and squares the sum, which is the first-order change of the loss without the
+whole group. Terms of different sign cancel in it, so it is another criterion.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +24,18 @@ from pruning_kernels.units import coupled_sums
 Score = Literal["exact", "group"]
 
 RowReader = Callable[[int, int], Tensor]
-"""From the first row and the one behind the last to these rows, (rows, in_features), any float dtype."""
+"""Function of a first row and an end that returns these rows, (rows, in_features).
+
+They can have any float dtype.
+"""
 
 ROWS_AT_ONCE = 128
-"""Rows of M that are in memory at a time."""
+"""Number of rows of M that are in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Of the loss by the factors: after the backward pass, before anything clips them or adds to them."""
+    """Gradients of the loss with respect to the factors, before clipping and other changes."""
 
     b: Tensor
     """(out_features, rank), any float dtype."""
@@ -49,29 +53,33 @@ def unit_importance(
     rows_at_once: int = ROWS_AT_ONCE,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """What each unit of a matrix is worth in one step.
+    """Return the importance of each prunable group of a matrix in one step.
 
     Parameters
     ----------
-    weight : the frozen W, (out_features, in_features), or what reads rows of it, as of a matrix in NF4
-    factors, gradients : of its adapter, on the device of the weight
-    side : 0 where a unit is rows (query, key, value, gate, up), 1 where it is columns (the attention's output, down)
-    size : rows or columns of one unit, next to each other
-    score : see above
-    rows_at_once : that are read, and made of M. Beside P and Q no tensor has more than ``rows_at_once * in_features`` numbers,
-        and of ``group`` with side 1 none more than the larger of these and ``2 rank * in_features``.
-    dtype : in which it is computed, float64 or float32; in float32 a square below 1e-38 is lost
+    weight : the frozen W, (out_features, in_features), or a function that reads rows of it, as for
+        a matrix in NF4
+    factors, gradients : factors of its adapter and their gradients, on the device of the weight
+    side : 0 if a group consists of rows (query, key, value, gate, up), 1 if of columns (the
+        attention's output, down)
+    size : number of consecutive rows or columns of a group
+    score : see the module's docstring
+    rows_at_once : number of rows of W and M that are in memory at a time. In addition to P and Q no
+        tensor has more than ``rows_at_once * in_features`` numbers, and of ``group`` with side 1
+        none more than the larger of this and ``2 rank * in_features``.
+    dtype : dtype of the computation, float64 or float32; in float32 a square below 1e-38 is lost
 
     Returns
     -------
     Tensor
-        (units,), float64, at least 0, on the device of the factors; NaN or infinite where a gradient is, see
-        ``moving_average``. The same inputs and ``rows_at_once`` give the same bits.
+        (groups,), float64, at least 0, on the device of the factors; NaN or infinite if a gradient
+        is, see ``moving_average``. The same inputs and ``rows_at_once`` give the same bits.
 
     Raises
     ------
     ValueError
-        Shapes do not fit each other or the size of a unit, or ``rows_at_once``, ``side`` or ``dtype`` is none.
+        Shapes do not match each other or the size of a group, or ``rows_at_once``, ``side`` or
+        ``dtype`` is invalid.
     """
     _require(weight, factors, gradients, side, size, rows_at_once, dtype)
     step = _Step(factors, gradients, dtype)
@@ -84,7 +92,7 @@ def unit_importance(
 
 
 class _Step:
-    """Factors of G, and sums over the rows or columns of G and M that need neither."""
+    """Factors of G, and sums over rows or columns of the product of G and M."""
 
     def __init__(self, factors: Factors, gradients: Gradients, dtype: torch.dtype) -> None:
         self.b = factors.b.detach().to(dtype)
@@ -98,7 +106,7 @@ class _Step:
         self.scaling = factors.scaling
 
     def squares(self, blocks: Iterator[tuple[slice, Tensor]], side: int) -> Tensor:
-        """Sums of ``(G M)^2`` over each row, or each column, float64."""
+        """Return the sums of ``(G M)^2`` over each row, or each column, float64."""
         found = self.p.new_zeros((self.p.shape[0], self.q.shape[1])[side], dtype=torch.float64)
         for rows, block in blocks:
             products = torch.addmm(block, self.b[rows], self.a, alpha=self.scaling)
@@ -110,8 +118,12 @@ class _Step:
         return found
 
     def rows(self, blocks: Iterator[tuple[slice, Tensor]]) -> Tensor:
-        """Signed sums of G M over each row, ``<P_m, (M Q^T)_m>`` with ``M Q^T = W Q^T + s B (A Q^T)``, float64."""
+        """Return the signed sums of G M over each row, float64.
+
+        They are ``<P_m, (M Q^T)_m>`` with ``M Q^T = W Q^T + s B (A Q^T)``.
+        """
         found = self.p.new_zeros(self.p.shape[0], dtype=torch.float64)
+        # A small matrix, (rank, 2 rank), that all blocks of rows use.
         shared = self.scaling * (self.a @ self.q.T)
         for rows, block in blocks:
             product = torch.addmm(self.b[rows] @ shared, block, self.q.T)
@@ -119,7 +131,10 @@ class _Step:
         return found
 
     def columns(self, blocks: Iterator[tuple[slice, Tensor]]) -> Tensor:
-        """The same over each column, ``<Q_n, (M^T P)_n>`` with ``M^T P = W^T P + s A^T (B^T P)``, float64."""
+        """Return the signed sums of G M over each column, float64.
+
+        They are ``<Q_n, (M^T P)_n>`` with ``M^T P = W^T P + s A^T (B^T P)``.
+        """
         product = (self.scaling * (self.b.T @ self.p)).T @ self.a
         for rows, block in blocks:
             product.addmm_(self.p[rows].T, block)
@@ -164,23 +179,24 @@ def _require(
 
 
 def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
-    """What units are worth by all matrices that they lie in.
+    """Return the importance of prunable groups over all matrices that have parts of them.
 
     Parameters
     ----------
-    matrices : of each matrix (units,), the same units
-    normalise : divide each matrix's values by their norm before they are added, as LoRAPrune does; without, the sum is that of
-        equation 11, in which a matrix with large gradients outweighs the others
+    matrices : importances by each matrix, (groups,), for the same groups
+    normalise : divide each matrix's values by their norm before the sum, as LoRAPrune does;
+        otherwise the sum is that of equation 11, in which a matrix with large gradients outweighs
+        the others
 
     Returns
     -------
     Tensor
-        (units,), float64; a matrix whose values are all 0 adds nothing
+        (groups,), float64; a matrix whose values are all 0 adds nothing
 
     Raises
     ------
     ValueError
-        There is no matrix, or they have different units.
+        There is no matrix, or they have different groups.
     """
     if not matrices or len({tuple(own.shape) for own in matrices}) != 1 or matrices[0].ndim != 1:
         raise ValueError(
@@ -191,23 +207,25 @@ def combined(matrices: Sequence[Tensor], normalise: bool = True) -> Tensor:
     for own in matrices:
         values = own.to(torch.float64)
         if normalise and bool((largest := values.abs().amax()) > 0):
-            values = values / largest  # so that no square is beyond float64
+            # Squares of the values could exceed float64.
+            values = values / largest
             values = values / values.norm()
         total += values
     return total
 
 
 def moving_average(former: Tensor | None, seen: Tensor, eta: float) -> Tensor | None:
-    """``eta former + (1 - eta) seen`` (equation 12), over the steps of a round.
+    """Return ``eta former + (1 - eta) seen`` (equation 12), an average over the steps of a round.
 
-    The paper does not say where it starts. Here it is the first value; from zero, as LoRAPrune has it, all values of the first
-    steps are small alike, which changes no order of them. A step in which a value is not finite counts as none.
+    The paper does not give the initial value. Here it is the first observed value. From zero, as in
+    LoRAPrune, all values of the first steps are equally too small, which does not change their
+    order. A step with a value that is not finite is skipped.
 
     Parameters
     ----------
-    former : (units,), float64, or None before the first step
-    seen : (units,)
-    eta : in [0, 1]; the paper does not name it
+    former : (groups,), float64, or None before the first step
+    seen : (groups,)
+    eta : in [0, 1]; the paper does not give it
 
     Raises
     ------

@@ -1,14 +1,17 @@
-"""Select the lowest scores of each comparison group, in numba: a radix select instead of a sort.
+"""Selection of the lowest scores of each comparison group, in numba, by radix select.
 
-A float32 becomes an unsigned integer of the same order. A histogram of the integers' upper bits says in which bin the
-last pruned score lies; only that bin is looked at again. Of equal scores the lower index goes first, as in a stable sort,
-so the masks have the bits that ``selection.select_lowest`` gives on any device.
+A float32 is mapped to an unsigned integer of the same order. A histogram of the integers' upper
+bits gives the bin of the last pruned score, and only this bin is searched again. Of equal scores
+the lower index goes first, as in a stable sort, so the masks have the bits of
+``selection.select_lowest`` on any device.
 
-Every function takes ``scores``, (rows, columns) float32, and fills a prune mask of that shape; ``quota`` is how many of each
-group are pruned, ``threads`` into how many parts the work is cut. With ``factors``, (columns,) float32, the scores are
-``|scores| * factors``, which are never written down; without, ``factors`` is empty. With ``row_sums``, (rows,), and
-``column_sums``, (columns,), too, they are RIA's, ``(|score| / row sum + |score| / column sum) * factor``; without, both are
-empty. It returns whether a score is NaN, or with ``factors`` infinite; the mask then means nothing.
+All functions take ``scores``, (rows, columns) float32, and fill a prune mask of this shape.
+``quota`` is the number of pruned weights per group, and ``threads`` the number of parts of the
+work. With ``factors``, (columns,) float32, the scores are ``|scores| * factors``, which are not
+stored; otherwise ``factors`` is empty. With ``row_sums``, (rows,), and ``column_sums``, (columns,),
+as well, they are RIA's scores, ``(|score| / row sum + |score| / column sum) * factor``; otherwise
+both are empty. The functions return True if a score is NaN, or with ``factors`` infinite; then the
+mask has no meaning.
 """
 
 from typing import Any
@@ -21,13 +24,13 @@ from numpy.typing import NDArray
 from pruning_kernels.compiled import compiled, instruction
 
 LEVELS = ((21, 11), (10, 11), (0, 10))
-"""Shift and width in bits of the digits of a key, from the upper to the lower."""
+"""Shift and width in bits of a key's digits, from the upper to the lower."""
 DIGITS = 1 << 11
 COLUMNS_AT_ONCE = 16
-"""Columns that are turned into lines together: one cache line of scores."""
+"""Number of columns that are transposed together: one cache line of scores."""
 LOWEST_KEY = 0x007FFFFF
 HIGHEST_KEY = 0xFF800000
-"""Keys of the infinities; what lies beyond them is NaN."""
+"""Keys of the infinities; keys outside their range are NaN."""
 
 Scores = NDArray[np.float32]
 Keys = NDArray[np.uint32]
@@ -36,7 +39,7 @@ Mask = NDArray[np.bool_]
 
 @instruction
 def _bits_of(typing: Any, number: Any) -> Any:
-    """The bits of a float32."""
+    """Return the bits of a float32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(32))
@@ -46,7 +49,10 @@ def _bits_of(typing: Any, number: Any) -> Any:
 
 @instruction
 def _quotient(typing: Any, dividend: Any, divisor: Any) -> Any:
-    """Of two float32, one instruction; Python's division has a branch for a divisor of zero, of which no vectors are made."""
+    """Return the quotient of two float32 with one instruction.
+
+    Python's division checks for a zero divisor, and this branch would prevent vectorisation.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fdiv(*arguments)
@@ -56,10 +62,12 @@ def _quotient(typing: Any, dividend: Any, divisor: Any) -> Any:
 
 @compiled(inline="always")
 def _ordered(score: np.float32) -> np.uint32:
-    """An unsigned integer that is ordered as the scores are; both zeros have the same."""
+    """Return an unsigned integer with the order of the scores; both zeros have the same."""
     bits = _bits_of(score)
     if bits == np.uint32(0x80000000):
         return bits
+    # Of negative floats those with larger bits are lower, so the bits are inverted. The sign bit of
+    # positive floats is set, so that they follow.
     return ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
 
 
@@ -67,7 +75,7 @@ def _ordered(score: np.float32) -> np.uint32:
 def _share(
     score: np.float32, row_sum: np.float32, column_sum: np.float32, factor: np.float32
 ) -> np.float32:
-    """RIA's score."""
+    """Return the RIA score of a weight."""
     return (_quotient(abs(score), row_sum) + _quotient(abs(score), column_sum)) * factor
 
 
@@ -75,8 +83,13 @@ def _share(
 def _keys_of(
     scores: Scores, factors: Scores, row_sums: Scores, row: int, column_sums: Scores, keys: Keys
 ) -> bool:
-    """The keys of a stretch of a row, and whether one of them cannot be compared; three loops, as none of them has a branch."""
+    """Compute the keys of a range of a row; return whether one of them cannot be compared.
+
+    There are separate loops, because a loop without branches can be vectorised.
+    """
     made = len(factors) > 0
+    # With factors infinities are refused too, so the range of valid keys is one smaller at either
+    # end.
     lowest = np.uint32(LOWEST_KEY + made)
     highest = np.uint32(HIGHEST_KEY - made)
     if len(column_sums):
@@ -99,7 +112,7 @@ def _keys_of(
 
 @compiled(inline="always")
 def _digit_of(histogram: NDArray[np.int64], before: int, quota: int) -> tuple[int, int]:
-    """The digit within which the ``quota``-th key lies, and how many keys lie below that digit."""
+    """Return the digit of the ``quota``-th key, and the number of keys below that digit."""
     digit = 0
     while before + histogram[digit] < quota:
         before += histogram[digit]
@@ -109,7 +122,10 @@ def _digit_of(histogram: NDArray[np.int64], before: int, quota: int) -> tuple[in
 
 @compiled()
 def threshold_of(keys: Keys, quota: int, scratch: Keys) -> tuple[int, int]:
-    """The ``quota``-th lowest key, and how many of its equals are among the ``quota`` lowest; ``scratch`` holds all keys."""
+    """Return the ``quota``-th lowest key, and how many equal keys are among the ``quota`` lowest.
+
+    ``scratch`` has room for all keys.
+    """
     histogram = np.zeros(DIGITS, np.int64)
     for key in keys:
         histogram[key >> np.uint32(LEVELS[0][0])] += 1
@@ -145,7 +161,7 @@ def prune_rows(
     threads: int,
     prune_mask: Mask,
 ) -> np.bool_:
-    """Every row is a group; ``quota`` is at least 1."""
+    """Prune with every row as a group; ``quota`` is at least 1."""
     rows, columns = scores.shape
     failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
@@ -173,7 +189,7 @@ def prune_columns(
     threads: int,
     prune_mask: Mask,
 ) -> np.bool_:
-    """Every column is a group; ``quota`` is at least 1."""
+    """Prune with every column as a group; ``quota`` is at least 1."""
     rows, columns = scores.shape
     strips = -(-columns // COLUMNS_AT_ONCE)
     failed = np.zeros(threads, np.bool_)
@@ -217,7 +233,10 @@ def prune_pattern(
     threads: int,
     prune_mask: Mask,
 ) -> np.bool_:
-    """Each ``size`` consecutive weights of a row are a group: a weight goes if fewer than ``quota`` go before it."""
+    """Prune with each ``size`` consecutive weights of a row as a group.
+
+    A weight is pruned if fewer than ``quota`` weights of its group precede it.
+    """
     rows = len(scores)
     failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
@@ -226,7 +245,7 @@ def prune_pattern(
         line = np.empty(scores.shape[1], np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, line)
-            # So that places are compared for many groups at once.
+            # Transposed, so that the inner loops compare many groups at once.
             for group in range(keys.shape[1]):
                 for place in range(size):
                     keys[place, group] = line[group * size + place]
@@ -239,7 +258,10 @@ def prune_pattern(
 
 @compiled()
 def _count_before(keys: Keys, place: int, before: Keys) -> None:
-    """How many of each group go before the one at a place: the lower keys, and of equal ones those at lower places."""
+    """Count the weights of each group that precede the one at index ``place``.
+
+    They have lower keys, or equal keys and lower indices.
+    """
     before[:] = 0
     for other in range(len(keys)):
         if other < place:
@@ -260,10 +282,10 @@ def prune_layer(
     threads: int,
     prune_mask: Mask,
 ) -> np.bool_:
-    """The whole matrix is one group; ``quota`` is at least 1.
+    """Prune with the whole matrix as one group; ``quota`` is at least 1.
 
-    Two passes: one counts the keys' upper halves, the other prunes all below the bin of the last one and sets the keys of
-    that bin aside; what remains is done among those.
+    The first pass counts the keys' upper halves. The second prunes all keys below the bin of the
+    last pruned one and copies the keys of that bin, among which the rest is selected.
     """
     rows, columns = scores.shape
     counts = np.zeros((threads, 1 << 16), np.int64)

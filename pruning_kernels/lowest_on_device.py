@@ -1,22 +1,27 @@
-"""Select the lowest keys of each line, in torch: what ``lowest`` does on the CPU, for tensors on another device.
+"""Selection of the lowest keys of each line, in torch, for tensors on a CUDA device.
 
-Keys are integers, so that no device orders them in a way of its own; among equal keys the lower index goes first. Nothing is
-sorted: the key of the last pruned one is found bit by bit, with a pass over all keys for each, which holds a byte per key where
-a sort holds each key twice and its index.
+It is the counterpart of ``lowest`` on the CPU. Keys are integers, so that the order is the same on
+all devices; of equal keys the lower index goes first. Nothing is sorted. The key of the last pruned
+weight is found bit by bit, with one pass over all keys per bit. This needs one byte per key,
+whereas a sort holds each key twice and its index.
 """
 
 import torch
 from torch import Tensor
 
 SHORT_LINE = 16
-"""Keys of a line up to which each is compared with each, as in an n:m pattern."""
+"""Maximum length of a line whose keys are all compared with each other, as in an n:m pattern."""
 
 
 def ordered_keys(scores: Tensor) -> Tensor:
-    """int32 keys in the order of float32 scores, same shape; both zeros have the same, and NaN has no meaning."""
+    """Return int32 keys, same shape, with the order of float32 scores.
+
+    Both zeros have the same key. Keys of NaN have no meaning.
+    """
     bits = scores.contiguous().view(torch.int32)
-    bits = bits.masked_fill(bits == torch.iinfo(torch.int32).min, 0)  # -0.0
-    # The larger the magnitude of a negative score, the lower it is.
+    # The bit pattern of -0.0.
+    bits = bits.masked_fill(bits == torch.iinfo(torch.int32).min, 0)
+    # The order of the magnitude bits is reversed for negative scores.
     return bits ^ (bits >> 31 & 0x7FFFFFFF)
 
 
@@ -27,7 +32,7 @@ def prune_lowest(keys: Tensor, quota: int, bits: int | None = None) -> Tensor:
     ----------
     keys : (lines, size), int32 or int64
     quota : at most ``size``
-    bits : how many of its lowest ones a key has, where none is negative; None: all
+    bits : number of bits of a key if none is negative; None: all bits of the dtype
 
     Returns
     -------
@@ -45,7 +50,7 @@ def prune_lowest(keys: Tensor, quota: int, bits: int | None = None) -> Tensor:
 
 
 def _ranks(keys: Tensor) -> Tensor:
-    """How many keys of its line go before each key, uint8."""
+    """Return the number of keys in the line that precede each key, uint8."""
     ranks = torch.zeros(keys.shape, dtype=torch.uint8, device=keys.device)
     for place in range(keys.shape[1]):
         rival = keys[:, place : place + 1]
@@ -55,14 +60,18 @@ def _ranks(keys: Tensor) -> Tensor:
 
 
 def _last_pruned(keys: Tensor, quota: int, bits: int | None) -> Tensor:
-    """The highest number that fewer than ``quota`` keys of a line are below, (lines, 1): the key of the last one."""
+    """Return the key of the last pruned weight of each line, (lines, 1).
+
+    It is the highest number such that fewer than ``quota`` keys of the line are lower.
+    """
     lowest, sign = (
         (torch.iinfo(keys.dtype).min, [torch.iinfo(keys.dtype).min]) if bits is None else (0, [])
     )
     below_sign = torch.iinfo(keys.dtype).bits - 1 if bits is None else bits
     last = torch.full((len(keys), 1), lowest, dtype=keys.dtype, device=keys.device)
     for bit in sign + [1 << place for place in reversed(range(below_sign))]:
-        # The sign's bit is set in negative numbers, so taking it away makes one higher, too.
+        # For the sign bit, ``^`` clears it, because it is set in the lowest number; this too is a
+        # higher number.
         higher = last ^ bit
         last = torch.where((keys < higher).sum(dim=1, keepdim=True) < quota, higher, last)
     return last

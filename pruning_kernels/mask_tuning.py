@@ -1,32 +1,39 @@
-"""Mask Tuning's second and third stage (Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers").
+"""Rearrangement and rescaling, stages 2 and 3 of Mask Tuning.
 
-Rearrangement chooses again which units of a kind go in a block, as many as before, under the Fisher information of all pairs of
-masks. Rescaling finds, by least squares, the factors with which the units that stay do best what all of them did. Units are an
-attention group or a feed-forward channel each; what they are is the caller's.
+Source: Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers". Rearrangement
+selects again which prunable groups of a kind a block loses, with the same number of groups, by the
+Fisher information of all pairs of masks. Rescaling finds, by least squares, the factors with which
+the remaining groups best reproduce the output of all groups. A unit is a prunable group, an
+attention group or an FFN channel; the caller defines it.
 """
 
 import torch
 from torch import Tensor
 
 UNITS_AT_ONCE = 1024
-"""Of which products with all units are made in float64."""
+"""Number of groups whose products with all groups are computed at a time in float64."""
 
 
-# ----- rearrangement ------------------------------------------------------------------------------------------------------
+# Rearrangement
 
 
 def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
-    """A factor of the Fisher information of masks: as many numbers as the information has, and not those of single windows.
+    """Return a factor of the Fisher information of masks.
+
+    It describes the information as a whole and not the gradients of single samples.
 
     Parameters
     ----------
-    gradients : (windows, units), floating: of the loss of each window by each unit's mask
-    rows : of the factor, at most ``units``; fewer windows leave rows of zeros
+    gradients : (samples, groups), floating: gradient of each sample's loss with respect to each
+        group's mask
+    rows : number of rows of the factor, at most the number of groups; if there are fewer samples,
+        the last rows are zero
 
     Returns
     -------
-    (rows, units), float64, on the CPU: zero below the diagonal; its ``F^T F`` is ``gradients^T gradients``, or where more
-    windows than rows say more than a factor of so few rows can, the nearest that one can be (its strongest directions)
+    Tensor
+        (rows, groups), float64, on the CPU, zero below the diagonal. ``F^T F`` is ``gradients^T
+        gradients``, or its best approximation of rank ``rows`` (its strongest directions).
     """
     exact = gradients.to("cpu", torch.float64)
     windows, units = exact.shape
@@ -38,12 +45,15 @@ def fisher_factor(gradients: Tensor, rows: int) -> Tensor:
 
 
 def packed_factor(factor: Tensor) -> Tensor:
-    """What of a factor (rows, units) is not zero by its form, row after row: (rows * units - rows * (rows - 1) / 2,)."""
+    """Return the entries of a factor on and above the diagonal, row by row.
+
+    The result is (rows * groups - rows * (rows - 1) / 2,).
+    """
     return torch.cat([row[place:] for place, row in enumerate(factor)])
 
 
 def unpacked_factor(flat: Tensor, rows: int, units: int) -> Tensor:
-    """The factor (rows, units) of what ``packed_factor`` gave."""
+    """Invert ``packed_factor``: return the factor (rows, groups)."""
     full = flat.new_zeros(rows, units)
     for place, row in enumerate(flat.split(list(range(units, units - rows, -1)))):
         full[place, place:] = row
@@ -51,20 +61,24 @@ def unpacked_factor(flat: Tensor, rows: int, units: int) -> Tensor:
 
 
 def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
-    """Choose again which units go, as many as before, so that the loss rises less: the paper's greedy search, one pass.
+    """Select again which groups are cut, as many as before, so that the loss rises less.
 
-    By second order the loss rises with ``c^T I c``, where c is 1 for units that are cut and ``I = F^T F``. The units that stay
-    are gone through, those of the least own information first: each is cut, and of all that are cut then the one comes back
-    without which the sum is lowest. Of equal ones the unit comes back that was just cut, so nothing changes without need.
+    This is the paper's greedy search in one pass. To second order the loss rises by ``c^T I c``,
+    with c = 1 for cut groups and ``I = F^T F``. The remaining groups are visited in ascending order
+    of their own information. Each is cut, and then the cut group whose return lowers the sum most
+    is restored. Of equal ones the group that was just cut is restored, so nothing changes without
+    need.
 
     Parameters
     ----------
-    factor : (rows, units), floating, finite: those of several parties stand below each other
-    cut : (units,), bool: where the search begins
+    factor : (rows, groups), floating, finite; factors of several parties are stacked
+    cut : (groups,), bool: initial choice
 
     Returns
     -------
-    (units,), bool: as many are True; the sum is not above that of ``cut``
+    Tensor
+        (groups,), bool, with as many True entries as ``cut``; its sum is not higher than that of
+        ``cut``.
     """
     exact = factor.to("cpu", torch.float64)
     now = cut.cpu().clone()
@@ -76,7 +90,7 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
     for unit in staying[torch.sort(own[staying], stable=True).indices].tolist():
         now[unit] = True
         total = total + exact[:, unit]
-        # By which the sum falls if a unit comes back.
+        # Decrease of the sum for the return of each group.
         saved = (2 * (total @ exact) - own).masked_fill(~now, -torch.inf)
         back = int(saved.argmax())
         back = back if saved[back] > saved[unit] else unit
@@ -85,22 +99,24 @@ def rearranged(factor: Tensor, cut: Tensor) -> Tensor:
     return now
 
 
-# ----- rescaling ----------------------------------------------------------------------------------------------------------
+# Rescaling
 
 
 def joint_outputs(moments: Tensor, weight: Tensor, size: int) -> Tensor:
-    """How what the units add to a layer's output goes together: for each two the sum over tokens of their inner product.
+    """Return the inner products of the groups' contributions to a layer's output.
 
     Parameters
     ----------
-    moments : (features, features), float64: second moments of the matrix's input, summed over tokens
-    weight : (rows, features), floating: the matrix that reads the units
-    size : features of one unit, next to each other
+    moments : (features, features), float64: second moments of the matrix's input, summed over
+        tokens
+    weight : (rows, features), floating: the matrix that reads the groups
+    size : number of consecutive features of a group
 
     Returns
     -------
-    (units, units), float64, symmetric; ``A^T A`` of the paper's least squares, its row sums are ``A^T b`` where b is what all
-    units give together
+    Tensor
+        (groups, groups), float64, symmetric, summed over tokens: ``A^T A`` of the paper's least
+        squares problem. Its row sums are ``A^T b``, with b the output of all groups.
     """
     pieces = []
     for start in range(0, weight.shape[1], step := UNITS_AT_ONCE * size):
@@ -112,17 +128,21 @@ def joint_outputs(moments: Tensor, weight: Tensor, size: int) -> Tensor:
 
 
 def best_scales(joint: Tensor, aims: Tensor, damping: float) -> Tensor:
-    """Factors of the units that stay, with which their sum comes nearest to what all units gave: damped least squares about 1.
+    """Return the factors with which the remaining groups best reproduce all groups' output.
+
+    They solve a least squares problem with damping towards 1.
 
     Parameters
     ----------
-    joint : (units, units), floating, symmetric: ``A^T A`` of the units that stay
-    aims : (units,), floating: ``A^T b``
-    damping : in parts of the mean of the diagonal; it draws factors to 1
+    joint : (groups, groups), floating, symmetric: ``A^T A`` of the remaining groups
+    aims : (groups,), floating: ``A^T b``
+    damping : damping relative to the mean of the diagonal
 
     Returns
     -------
-    (units,), float64, on the CPU: the s of least ``|A s - b|^2 + d |s - 1|^2``; NaN where ``joint`` is no such matrix
+    Tensor
+        (groups,), float64, on the CPU: the minimiser s of ``|A s - b|^2 + d |s - 1|^2``; NaN if the
+        damped ``joint`` is not positive definite.
     """
     exact = joint.to("cpu", torch.float64)
     missing = aims.to("cpu", torch.float64) - exact.sum(dim=1)
@@ -135,13 +155,16 @@ def best_scales(joint: Tensor, aims: Tensor, damping: float) -> Tensor:
 
 
 def is_positive(joint: Tensor, damping: float) -> bool:
-    """Whether a symmetric matrix (units, units) has a least squares solution with this damping, as every real one has."""
+    """Return whether the least squares problem of a symmetric matrix has a solution.
+
+    Every matrix of real inputs has one with this damping.
+    """
     exact = joint.to("cpu", torch.float64)
     return not exact.any() or _damped_cholesky(exact, damping) is not None
 
 
 def _damped_cholesky(matrix: Tensor, damping: float) -> Tensor | None:
-    """The Cholesky factor of a matrix to whose diagonal some parts of its mean are added; None where there is none."""
+    """Return the Cholesky factor of a matrix with damped diagonal; None if there is none."""
     added = damping * matrix.diagonal().mean()
     factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag(added.expand(len(matrix))))
     return None if failed else factor

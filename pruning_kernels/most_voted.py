@@ -1,8 +1,10 @@
-"""The most voted weights, found on the bit planes of their votes, in numba; columns have a file of their own.
+"""Selection of the most voted weights on the bit planes of their votes, in numba.
 
-``planes`` are (number of planes, words) uint64, as ``carry_save`` leaves them, with zeros beyond the last weight; masks and
-results are flat words as in ``bitmask``. ``sizes`` decide among equally voted weights: unsigned integers, (weights,), whose
-upper bit is not looked at, so that the bits of a float are its magnitude; an empty array leaves the index to decide.
+``most_voted_columns`` has the selection by column. ``planes`` are (number of planes, words) uint64
+from ``carry_save``, with zeros after the last weight. Masks and results are flat words as in
+``bitmask``. ``sizes`` breaks ties between equally voted weights: unsigned integers, (weights,),
+whose upper bit is ignored, so that the bits of a float count as its magnitude. If it is empty, the
+lower index goes first.
 """
 
 import math
@@ -19,11 +21,14 @@ from pruning_kernels.lowest import threshold_of
 ONE = np.uint64(1)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 TILE = 512
-"""Words that are compared together: what is known of them stays in the first cache from plane to plane."""
+"""Number of words that are compared together; their results stay in the first-level cache."""
 SAMPLE = 61
-"""One line of so many is looked at to guess how many votes are enough; no divisor of a row, so that all columns are seen."""
+"""Sampling interval, in lines, of the guess of the vote threshold.
+
+It does not divide the length of a row, so that all columns are sampled.
+"""
 FEW = 16
-"""If at most one weight of so many is tied, the ties are set aside at once, without a histogram of their sizes."""
+"""Inverse fraction of tied weights up to which ties are sorted out without a histogram."""
 
 Planes = NDArray[np.uint64]
 Sizes = NDArray[np.unsignedinteger]
@@ -34,8 +39,9 @@ Keys = NDArray[np.uint32]
 def most_voted_in_layer(planes: Planes, num_weights: int, quota: int, sizes: Sizes) -> Words:
     """Prune the ``quota`` most voted of all weights.
 
-    How many votes are enough is guessed from a sample, and the guess is verified on all planes. Where it is wrong, others are
-    tried at growing distances, and once there is one on either side the middle.
+    The vote threshold is guessed from a sample, and the guess is verified on all planes. If it is
+    wrong, other thresholds are tried at growing distances. Once the threshold is bracketed, the
+    search continues by bisection.
     """
     pruned = np.empty(planes.shape[1], np.uint64)
     tied = np.empty(planes.shape[1], np.uint64)
@@ -65,7 +71,7 @@ def most_voted_in_layer(planes: Planes, num_weights: int, quota: int, sizes: Siz
 
 
 def _guess(planes: Planes, share: float) -> int:
-    """The votes that a share of the weights has or exceeds, of a sample of the weights."""
+    """Return the highest vote count that the given fraction of a sample of weights reaches."""
     lines = planes[:, : planes.shape[1] // LINE_WORDS * LINE_WORDS].reshape(
         len(planes), -1, LINE_WORDS
     )
@@ -73,6 +79,7 @@ def _guess(planes: Planes, share: float) -> int:
     votes = 0
     tied = np.full(sample.shape[1:], ALL)
     quota = share * sample[0].size * 64
+    # Determine the threshold bit by bit, from the highest plane down.
     for plane in range(len(planes) - 1, -1, -1):
         found = tied & sample[plane]
         number = int(np.bitwise_count(found).sum())
@@ -89,7 +96,11 @@ def _guess(planes: Planes, share: float) -> int:
 def _compare(
     planes: Planes, votes: int, num_weights: int, pruned: Words, tied: Words, parts: Places
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which weights have more votes (``pruned``), and which as many (``tied``); their numbers, for each part of the words."""
+    """Compare all weights with a vote threshold.
+
+    ``pruned`` gets the weights with more votes, ``tied`` those with exactly as many. The numbers of
+    both are returned for each part of the words.
+    """
     above = np.zeros(len(parts) - 1, np.int64)
     as_many = np.zeros(len(parts) - 1, np.int64)
     for part in prange(len(above)):
@@ -110,6 +121,7 @@ def _compare_tile(
     for word in range(len(equal)):
         more[word] = 0
         equal[word] = _weights_of(first + word, num_weights)
+    # Compare the counts with ``votes`` bit by bit, from the highest plane down.
     for plane in range(len(planes) - 1, -1, -1):
         bits = planes[plane, first : first + len(equal)]
         if votes >> plane & 1:
@@ -129,13 +141,13 @@ def _compare_tile(
 
 @compiled(inline="always")
 def lower_bits(sizes: Sizes) -> np.int64:
-    """The bits of a size that count."""
+    """Return the mask of a size's bits without the upper one."""
     return np.int64(0x7FFFFFFF) if sizes.itemsize == 4 else np.int64(0x7FFF)
 
 
 @compiled(inline="always")
 def _weights_of(word: int, num_weights: int) -> np.uint64:
-    """A word with the bits set that belong to weights."""
+    """Return a word in which the bits that belong to weights are set."""
     beyond = (word + 1) * 64 - num_weights
     if beyond <= 0:
         return ALL
@@ -150,9 +162,11 @@ def _prune_smallest(
     as_many: NDArray[np.int64],
     parts: NDArray[np.int64],
 ) -> None:
-    """Prune the smallest of the tied weights: at once all below the bin of the last one, then some of that bin.
+    """Prune the ``quota`` smallest of the tied weights.
 
-    Where few are tied all of them are one bin, so that their sizes, which lie far apart in memory, are read once.
+    A histogram of the sizes finds the bin of the last pruned weight. All weights of lower bins are
+    pruned, and only those of this bin are compared. If there are few ties, they are treated as one
+    bin, so that their sizes, which are scattered in memory, are read once.
     """
     if as_many.sum() * FEW <= len(sizes):
         places = np.empty(as_many.sum(), np.int64)
@@ -160,7 +174,8 @@ def _prune_smallest(
         _set_aside(tied, sizes, np.concatenate(([0], np.cumsum(as_many))), places, keys, parts)
         _prune_rest(pruned, places, keys, quota)
         return
-    shift = 8 * sizes.itemsize - 16  # the upper 15 of the bits that count
+    # The upper 15 of the bits that count.
+    shift = 8 * sizes.itemsize - 16
     counts = _count_sizes(tied, sizes, shift, parts)
     below = np.cumsum(counts.sum(axis=0))
     digit = int(np.searchsorted(below, quota))
@@ -175,7 +190,10 @@ def _prune_smallest(
 def _set_aside(
     tied: Words, sizes: Sizes, starts: Places, places: Places, keys: Keys, parts: Places
 ) -> None:
-    """The places of the tied weights, in order, and their sizes; in two loops, so that many reads are under way at once."""
+    """Write the indices of the tied weights, in order, and their sizes.
+
+    There are two loops, so that many memory reads are in flight at the same time.
+    """
     low = lower_bits(sizes)
     up = 32 - 8 * sizes.itemsize
     for part in prange(len(parts) - 1):
@@ -194,7 +212,10 @@ def _set_aside(
 def _count_sizes(
     tied: Words, sizes: Sizes, shift: int, parts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Histogram of the tied weights' sizes without their lower bits, ``shift`` of them, for each part of the words."""
+    """Return a histogram of the tied weights' sizes for each part of the words.
+
+    The lower ``shift`` bits of the sizes are dropped.
+    """
     low = lower_bits(sizes)
     counts = np.zeros((len(parts) - 1, 1 << 15), np.int64)
     for part in prange(len(counts)):
@@ -219,7 +240,7 @@ def _prune_below(
     keys: Keys,
     parts: Places,
 ) -> None:
-    """Prune the tied weights whose sizes lie below a bin, and set those of the bin aside, in order."""
+    """Prune the tied weights with sizes below a bin, and copy those in the bin, in order."""
     low = lower_bits(sizes)
     below = (1 << shift) - 1
     for part in prange(len(parts) - 1):
@@ -243,7 +264,7 @@ def _prune_rest(pruned: Words, places: Places, keys: Keys, quota: int) -> None:
     """Prune the ``quota`` smallest of some weights."""
     threshold, ties = threshold_of(keys, quota, np.empty_like(keys))
     for found in range(len(keys)):
-        # A number and no branch, which would go either way half of the time.
+        # Arithmetic instead of a branch, which would be mispredicted half of the time.
         chosen = np.uint64(keys[found] < threshold)
         if keys[found] == threshold and ties > 0:
             chosen = ONE
@@ -269,14 +290,17 @@ def _prune_first(tied: Words, pruned: Words, quota: int) -> None:
 
 
 def most_voted_in_rows(planes: Planes, shape: tuple[int, int], quota: int, sizes: Sizes) -> Words:
-    """Prune the ``quota`` most voted of every row."""
+    """Prune the ``quota`` most voted weights of every row."""
     pruned = np.zeros(planes.shape[1], np.uint64)
     _prune_rows(planes, parts_of_rows(shape), shape[1], quota, sizes, pruned)
     return pruned
 
 
 def parts_of_rows(shape: tuple[int, int]) -> Places:
-    """Where each thread's rows begin, and the end: where a word does, so that no two threads write to the same one."""
+    """Return the first row of each thread's part, and the end.
+
+    A part begins at the start of a word, so that no two threads write to the same word.
+    """
     rows, columns = shape
     aligned = 64 // math.gcd(columns, 64)
     return np.minimum(
@@ -308,7 +332,10 @@ def _prune_rows(
 
 @compiled()
 def _descend(planes: Planes, first: int, tied: Words, pruned: Words, quota: int) -> int:
-    """Go down the planes: prune what must go, leave ``tied`` what may; returns how many of that must go too."""
+    """Go down the planes: prune what must be pruned, and leave in ``tied`` what may be.
+
+    Returns the number of tied weights that must be pruned too.
+    """
     for plane in range(len(planes) - 1, -1, -1):
         above = 0
         for word in range(len(tied)):
@@ -328,7 +355,10 @@ def _descend(planes: Planes, first: int, tied: Words, pruned: Words, quota: int)
 
 @compiled()
 def nth_lowest(keys: Words, place: int) -> np.uint64:
-    """The key at a place of all in order, no two of them equal, by Hoare's selection; it moves the keys."""
+    """Return the key at an index of the sorted keys, by Hoare's selection.
+
+    All keys are different; they are reordered.
+    """
     first = 0
     last = len(keys) - 1
     while first < last:
@@ -357,7 +387,7 @@ def nth_lowest(keys: Words, place: int) -> np.uint64:
 def _prune_smallest_in_row(
     tied: Words, pruned: Words, first: int, quota: int, sizes: Sizes, keys: Words
 ) -> None:
-    """Prune the smallest of the tied weights, which begin at the word ``first``."""
+    """Prune the smallest of the tied weights of a row; its bits begin at word ``first``."""
     low = lower_bits(sizes)
     found = 0
     for word in range(len(tied)):
@@ -376,7 +406,7 @@ def _prune_smallest_in_row(
 
 @compiled(inline="always")
 def _votes_at(planes: Planes, place: int) -> int:
-    """Votes for one weight."""
+    """Return the number of votes for one weight."""
     votes = 0
     word = place >> 6
     bit = np.uint64(place & 63)

@@ -1,7 +1,8 @@
-"""The most voted weights of each column, found on the bit planes of their votes, in numba.
+"""Selection of the most voted weights of each column, on the bit planes of their votes, in numba.
 
-A row's words hold 64 columns each. Eight words of every row, 512 columns, are looked at together: what is done to one column
-is done to all of them by the instructions for vectors. Arguments are those of ``most_voted``.
+A word of a row holds the bits of 64 columns. Eight words of every row, 512 columns, are processed
+together: vector instructions do the same for all columns at once. Arguments are those of
+``most_voted``.
 """
 
 import numpy as np
@@ -23,18 +24,18 @@ from pruning_kernels.most_voted import (
 )
 
 WIDTH = 64 * LINE_WORDS
-"""Columns that are looked at together."""
+"""Number of columns that are processed together."""
 ROWS = 8
-"""Rows whose bits are added up in registers."""
+"""Number of rows whose bits are added up in registers."""
 
 Lines = NDArray[np.uint64]
-"""(rows, 8): bit ``c % 64`` of word ``c // 64`` of a line belongs to the column ``c`` of 512."""
+"""(rows, 8): bit ``c % 64`` of word ``c // 64`` of a row belongs to column ``c`` of 512."""
 
 
 def most_voted_in_columns(
     planes: Planes, shape: tuple[int, int], quota: int, sizes: Sizes
 ) -> Words:
-    """Prune the ``quota`` most voted of every column."""
+    """Prune the ``quota`` most voted weights of every column."""
     rows, columns = shape
     pruned = np.zeros(planes.shape[1], np.uint64)
     lines = np.zeros((-(-columns // WIDTH), -(-rows // ROWS) * ROWS, LINE_WORDS), np.uint64)
@@ -55,7 +56,7 @@ def _prune_columns(
 def _prune_strip(
     planes: Planes, rows: int, columns: int, first: int, quota: int, sizes: Sizes, pruned: Lines
 ) -> None:
-    """Prune the columns from ``first`` on."""
+    """Prune up to 512 columns, starting at column ``first``."""
     missing = np.full(WIDTH, quota)
     tied = np.zeros_like(pruned)
     bits = np.zeros_like(pruned)
@@ -78,23 +79,28 @@ def _prune_strip(
 
 @compiled(inline="always")
 def _read_line(plane: Words, place: int, among: Words, line: Words) -> None:
-    """Eight words from a place on, of the bits that are set in ``among``."""
+    """Read eight words, starting at any bit, and keep only the bits that are set in ``among``."""
     word = place >> 6
     shift = np.uint64(place & 63)
     if word + LINE_WORDS < len(plane):
-        for lane in range(LINE_WORDS):  # a shift by 64 bits is not defined
+        # Two shifts, because a shift by 64 bits is undefined.
+        for lane in range(LINE_WORDS):
             upper = plane[word + lane + 1] << ONE << np.uint64(63) - shift
             line[lane] = (plane[word + lane] >> shift | upper) & among[lane]
     else:
         end = len(plane) - 1
-        for lane in range(LINE_WORDS):  # what lies beyond the plane belongs to no column
+        # Words after the end of the plane belong to no column.
+        for lane in range(LINE_WORDS):
             upper = plane[min(word + lane + 1, end)] << ONE << np.uint64(63) - shift
             line[lane] = (plane[min(word + lane, end)] >> shift | upper) & among[lane]
 
 
 @compiled()
 def _columns_to_take(bits: Lines, missing: Places) -> Words:
-    """The columns in which no more bits are set than are ``missing``; what is set in them is subtracted from it."""
+    """Return the columns whose set bits are all pruned, and reduce ``missing`` by their numbers.
+
+    They are the columns with at most ``missing`` set bits.
+    """
     numbers = _count_in_columns(bits)
     take = np.zeros(LINE_WORDS, np.uint64)
     for column in range(WIDTH):
@@ -106,7 +112,10 @@ def _columns_to_take(bits: Lines, missing: Places) -> Words:
 
 @compiled()
 def _count_in_columns(bits: Lines) -> Places:
-    """Number of bits set in each column: by carry-save addition of eight rows, and of the carries of those."""
+    """Return the number of set bits in each column.
+
+    Eight rows, and then their carries, are added by carry-save addition.
+    """
     levels = 3
     while len(bits) >> levels:
         levels += 1
@@ -142,7 +151,7 @@ def _count_in_columns(bits: Lines) -> Places:
 
 @compiled(inline="always")
 def _full_adder(a: np.uint64, b: np.uint64, c: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Sum and carry of three words, bit by bit."""
+    """Return sum and carry of three words, bit by bit."""
     differ = a ^ b
     return differ ^ c, a & b | differ & c
 
@@ -151,7 +160,10 @@ def _full_adder(a: np.uint64, b: np.uint64, c: np.uint64) -> tuple[np.uint64, np
 def _prune_tied(
     tied: Lines, missing: Places, columns: int, first: int, sizes: Sizes, pruned: Lines
 ) -> None:
-    """Prune the smallest of the tied weights of each column, as many as are missing; without sizes the first."""
+    """Prune the smallest of the tied weights of each column, as many as are missing.
+
+    Without sizes the first ones are pruned.
+    """
     low = lower_bits(sizes)
     starts = np.zeros(WIDTH + 1, np.int64)
     numbers = _count_in_columns(tied)
@@ -182,7 +194,7 @@ def _prune_tied(
 
 @compiled(parallel=True)
 def _join(lines: Planes, parts: Places, columns: int, pruned: Words) -> None:
-    """Write the columns' strips into the rows of a flat mask."""
+    """Write the strips of columns into the rows of a flat mask."""
     for part in prange(len(parts) - 1):
         for row in range(parts[part], parts[part + 1]):
             for word in range(-(-columns // 64)):

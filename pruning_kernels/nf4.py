@@ -1,13 +1,16 @@
-"""NF4 for the wire: 4 bits per value and one float32 per 64 of them (QLoRA, Dettmers et al. 2023, section 3 and appendix E).
+"""NF4 codes for the wire: 4 bits per value and a float32 per 64 values.
 
-Values are taken in row-major order, in blocks of 64, of which the last may be short. A block is divided by its largest
-magnitude, and each value becomes the number of the nearest of 16 levels, which cut a normal distribution into equal shares.
-FedSODA counts half a byte per value (Table 4); with the magnitudes it is 0.5625. Its equation 1 is another quantiser, by the
-normal distribution function; what it names, and what is meant here, is NF4.
+Source: QLoRA (Dettmers et al. 2023), section 3 and appendix E. Values are taken in row-major order,
+in blocks of 64; the last block can be shorter. A block is divided by its largest magnitude, and
+each value becomes the index of the nearest of 16 levels, which divide a normal distribution into
+parts of equal probability. FedSODA counts half a byte per value (Table 4); with the magnitudes it
+is 0.5625. Its equation 1 is another quantiser, by the normal distribution function. It calls the
+quantiser NF4, and NF4 is used here.
 
-Codes and magnitudes are those of bitsandbytes on a CPU (``quantize_4bit`` with ``blocksize=64``), but for two things in a short
-last block: it divides there where it multiplies by the reciprocal elsewhere, so that a value within rounding of the middle
-between two levels may fall on the other side, and stores 1e-38 for a block of zeros.
+Codes and magnitudes equal those of bitsandbytes on a CPU (``quantize_4bit`` with ``blocksize=64``),
+except in a short last block. There bitsandbytes divides instead of multiplying by the reciprocal,
+so that a value close to the midpoint of two levels can get the other code. It also stores 1e-38 as
+magnitude of a block of zeros.
 """
 
 import math
@@ -20,7 +23,7 @@ from torch import Tensor
 from pruning_kernels.scores import NotFiniteError
 
 BLOCK = 64
-"""Values that share a magnitude."""
+"""Number of values that share a magnitude."""
 # fmt: off
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -28,46 +31,49 @@ LEVELS = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )
 # fmt: on
-"""The 16 levels in order of their codes, each exact in float32 (QLoRA, appendix E)."""
+"""Levels in the order of their codes, each exact in float32 (QLoRA, appendix E)."""
 ZERO = LEVELS.index(0.0)
-"""The code of zero, which fills the last byte of an odd number of values."""
+"""Code of zero, which fills the last byte if the number of values is odd."""
 SMALLEST_DIVISOR = 1e-38
-"""Smaller magnitudes have a reciprocal beyond float32; they are divided by this one, as in bitsandbytes."""
+"""Smallest magnitude that is used as divisor, as in bitsandbytes.
+
+The reciprocal of smaller magnitudes is not finite in float32.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Nf4:
-    """Values in NF4; ``decode`` says what it has to look like."""
+    """Values in NF4; ``decode`` checks the format."""
 
     packed: Tensor
-    """(ceil(n / 2),), uint8: the code of value 2 i in the upper four bits of byte i, that of value 2 i + 1 in the lower."""
+    """(ceil(n / 2),), uint8: codes; value 2 i is in the upper four bits of byte i."""
     absmax: Tensor
-    """(ceil(n / 64),), float32: the largest magnitude in each block."""
+    """(ceil(n / 64),), float32: largest magnitude of each block."""
 
 
 def num_bytes(num_values: int) -> int:
-    """Bytes of so many values in NF4, ``ceil(n / 2) + 4 ceil(n / 64)``: 0.5625 per value."""
+    """Return ``ceil(n / 2) + 4 ceil(n / 64)``, the bytes of n values: 0.5625 per value."""
     return -(-num_values // 2) + 4 * -(-num_values // BLOCK)
 
 
 def encode(values: Tensor) -> Nf4:
-    """NF4 codes of a float tensor of any shape.
+    """Return the NF4 codes of a float tensor of any shape.
 
     Parameters
     ----------
-    values : any float dtype; taken in float32
+    values : any float dtype; converted to float32
 
     Returns
     -------
     Nf4
-        A value in the very middle between two levels, in float32, takes the lower one.
+        A value exactly at the midpoint of two levels, in float32, gets the lower one.
 
     Raises
     ------
     NotFiniteError
         A value is NaN, or infinite in float32.
     ValueError
-        The values are no float numbers.
+        The values are not floating-point numbers.
     """
     if not values.is_floating_point():
         raise ValueError(f"NF4 is for float numbers, got {values.dtype}")
@@ -80,19 +86,21 @@ def encode(values: Tensor) -> Nf4:
     absmax = blocks.abs().amax(dim=1)
     scaled = blocks * absmax.clamp(min=SMALLEST_DIVISOR).reciprocal()[:, None]
     levels = torch.tensor(LEVELS, device=flat.device)
+    # Codes are the number of midpoints below the value, so that a midpoint gets the lower level.
     codes = torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2, out_int32=True).to(torch.uint8)
     pairs = codes.reshape(-1, 2)[: -(-len(flat) // 2)]
     return Nf4(pairs[:, 0] << 4 | pairs[:, 1], absmax)
 
 
 def decode(nf4: Nf4, shape: Sequence[int]) -> Tensor:
-    """Values of NF4 codes: each level times its block's magnitude, float32, of the given shape.
+    """Return the values of NF4 codes: level times magnitude, float32, of the given shape.
 
     Raises
     ------
     ValueError
-        The codes or the magnitudes are not of the dtype and number that the shape needs, a magnitude is negative, NaN or
-        infinite, or the unused bits of the last byte are not those that ``encode`` leaves.
+        Codes or magnitudes have another dtype or number than the shape needs, a magnitude is
+        negative, NaN or infinite, or the unused bits of the last byte differ from those of
+        ``encode``.
     """
     size = math.prod(shape)
     _require_whole(nf4, size)
@@ -109,7 +117,7 @@ def decode(nf4: Nf4, shape: Sequence[int]) -> Tensor:
 
 
 def _require_whole(nf4: Nf4, size: int) -> None:
-    """Refuse what is not NF4 of so many values."""
+    """Raise ``ValueError`` if the codes are not NF4 codes of ``size`` values."""
     for name, found, dtype, length in (
         ("codes", nf4.packed, torch.uint8, -(-size // 2)),
         ("magnitudes", nf4.absmax, torch.float32, -(-size // BLOCK)),

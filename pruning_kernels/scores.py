@@ -1,4 +1,4 @@
-"""How much a weight matters to one client: the score by which local pruning ranks weights."""
+"""Scores of weights, by which local pruning ranks them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 ROWS_AT_ONCE = 64
-"""Rows whose RIA scores are made together: what is known of them stays in the second cache."""
+"""Number of rows whose RIA scores are computed together, to stay in the second-level cache."""
 
 
 class NotFiniteError(ValueError):
-    """NaN or infinity where numbers are to be compared; the text holds no number of them."""
+    """NaN or infinity among numbers to compare; the text does not contain the numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class RiaSums:
-    """Sums of the magnitudes of a matrix, float32; infinity in place of 0, of which no weight has a share."""
+    """Sums of the magnitudes of a matrix, float32.
+
+    A sum of 0 is replaced by infinity, so that a weight's fraction of it is 0.
+    """
 
     rows: Tensor
     """(out_features,)"""
@@ -26,28 +29,30 @@ class RiaSums:
 
 
 def magnitude_score(weight: Tensor) -> Tensor:
-    """Absolute value of each weight, float32, same shape as ``weight``."""
+    """Return the absolute value of each weight, float32, same shape as ``weight``."""
     return weight.to(torch.float32).abs()
 
 
 def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
-    """Wanda score ``|W_ij| * ||X_j||_2`` (Sun et al. 2023, eq. 1; FedPrLLM section 2.1).
+    """Return the Wanda score ``|W_ij| * ||X_j||_2`` (Sun et al. 2023, eq. 1; FedPrLLM section 2.1).
 
     Parameters
     ----------
     weight : (out_features, in_features), any float dtype
-    input_square_sum : (in_features,), sum over calibration tokens of the squared input of each channel
+    input_square_sum : (in_features,), sum over calibration tokens of the squared input of each
+        channel
 
     Returns
     -------
     Tensor
-        float32, same shape as ``weight``. The papers divide the squared norm by the number of sequences; a constant
-        factor changes no comparison between weights of one matrix, so it is left out.
+        float32, same shape as ``weight``. The papers divide the squared norm by the number of
+        sequences. A constant factor does not change the order of one matrix's weights, so it is
+        left out.
 
     Raises
     ------
     ValueError
-        The shapes do not fit.
+        The shapes do not match.
     NotFiniteError
         An activation is not finite.
     """
@@ -55,18 +60,22 @@ def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
 
 
 def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -> Tensor:
-    """RIA score ``(|W_ij| / sum_i |W_ij| + |W_ij| / sum_j |W_ij|) * ||X_j||_2 ** exponent`` (Zhang et al. 2024, eq. 4).
+    """Return the RIA score of each weight (Zhang et al. 2024, eq. 4).
+
+    It is ``(|W_ij| / sum_i |W_ij| + |W_ij| / sum_j |W_ij|) * ||X_j||_2 ** exponent``.
 
     Parameters
     ----------
     weight : (out_features, in_features), any float dtype
-    input_square_sum : (in_features,), see ``wanda_score``; its constant factor changes no comparison here either
+    input_square_sum : (in_features,), see ``wanda_score``; its constant factor does not change the
+        order here either
     exponent : strength of the activations, 0.5 in the paper
 
     Returns
     -------
     Tensor
-        float32, same shape as ``weight``; a weight in a row or column of zeros has no share of it (0).
+        float32, same shape as ``weight``; in a row or column of zeros a weight's fraction of the
+        sum is 0.
 
     Raises
     ------
@@ -77,9 +86,12 @@ def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -
 
 
 def relative_score(weight: Tensor, sums: RiaSums, factors: Tensor) -> Tensor:
-    """``(|W_ij| / rows_i + |W_ij| / columns_j) * factors_j``, float32, each operation rounded: see ``ria_score``."""
+    """Return ``(|W_ij| / rows_i + |W_ij| / columns_j) * factors_j``, float32; see ``ria_score``.
+
+    Each operation is rounded, so that all implementations have the same bits.
+    """
     size = magnitude_score(weight)
-    # In place, so that no second matrix is written and read.
+    # In place, because a second matrix would cost time to write and read.
     for first in range(0, len(size), ROWS_AT_ONCE):
         score = size[first : first + ROWS_AT_ONCE]
         share_of_column = score / sums.columns
@@ -90,11 +102,12 @@ def relative_score(weight: Tensor, sums: RiaSums, factors: Tensor) -> Tensor:
 
 
 def ria_sums(weight: Tensor) -> RiaSums:
-    """What RIA divides the magnitudes of a matrix by; one pass over the matrix.
+    """Return the row and column sums of a matrix's magnitudes for RIA, in one pass.
 
-    A row is summed by torch in float32, a column by torch within ``ROWS_AT_ONCE`` rows, and these sums in float64, one after
-    the other; so the sums do not depend on how the scores are made of them. On a CPU one thread does it, at the speed of its
-    cache: several would wait for each other after every stretch of rows, and on a busy machine for long.
+    torch sums a row in float32, and a column within ``ROWS_AT_ONCE`` rows. These partial sums are
+    added in float64, one after the other, so the result does not depend on how the scores are
+    computed later. On a CPU one thread computes them at the speed of its cache. Several threads
+    would wait for each other after every batch of rows, for long on a busy machine.
     """
     rows = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
     columns = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
@@ -115,7 +128,7 @@ def ria_sums(weight: Tensor) -> RiaSums:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch compute with one thread."""
+    """Limit torch to one thread within the block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -125,12 +138,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def ria_factors(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -> Tensor:
-    """``||X_j||_2 ** exponent`` of RIA's score for each input channel j of ``weight``, float32: see ``ria_score``."""
+    """Return RIA's ``||X_j||_2 ** exponent`` of each input channel, float32; see ``ria_score``."""
     return wanda_factors(weight, input_square_sum) ** exponent
 
 
 def wanda_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:
-    """``||X_j||_2`` of Wanda's score for each input channel j of ``weight``, float32: see ``wanda_score``."""
+    """Return Wanda's ``||X_j||_2`` for each input channel j, float32; see ``wanda_score``."""
     if input_square_sum.shape != weight.shape[1:]:
         raise ValueError(
             f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got"

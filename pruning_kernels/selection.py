@@ -1,4 +1,4 @@
-"""Which weights one client prunes: the lowest scores of each comparison group, in exact number."""
+"""Local selection of pruned weights: an exact number of lowest scores per comparison group."""
 
 import numpy as np
 import torch
@@ -21,29 +21,30 @@ def select_lowest(
     factors: Tensor | None = None,
     sums: RiaSums | None = None,
 ) -> Tensor:
-    """Prune the lowest scores of each comparison group (Wanda's selection; the paper's local step 1).
+    """Prune the lowest scores of each comparison group (Wanda; FedPrLLM's local step 1).
 
     Parameters
     ----------
     scores : (out_features, in_features), float; compared as float32
-    sparsity : share of each group to prune, in [0, 1); an n:m pattern says it by itself
+    sparsity : fraction of each group to prune, in [0, 1); an n:m pattern implies its own
     group : see ``ComparisonGroup``
     factors : (in_features,), float32, or None
-        The scores are ``|scores| * factors``; large matrices are then selected from without writing them down.
-    sums : of ``scores``, or None; needs ``factors``
-        The scores are those of ``relative_score``, likewise.
+        If given, the scores are ``|scores| * factors``. For large matrices they are not stored.
+    sums : sums of ``scores``, or None; needs ``factors``
+        If given, the scores are those of ``relative_score``. For large matrices they are not
+        stored.
 
     Returns
     -------
     Tensor
-        bool, True where the weight is pruned. Each group loses exactly ``pruned_per_group`` weights; among equal scores
-        the lower index goes first (row-major index in a layer).
+        bool, True for pruned weights. Each group loses exactly ``pruned_per_group`` weights. Of
+        equal scores the lower index goes first (row-major index in a layer).
 
     Raises
     ------
     NotFiniteError
-        A score is NaN, so that there is no order. Of scores that are made here, with ``factors``, none may be infinite either:
-        that is what an infinite weight gives.
+        A score is NaN, so that there is no order. Scores that are computed here, with ``factors``,
+        must not be infinite either; infinite weights lead to them.
     ValueError
         See ``group_size``.
     """
@@ -60,7 +61,10 @@ def select_number(
     compiled: bool,
     sums: RiaSums | None = None,
 ) -> Tensor:
-    """Prune the ``quota`` lowest scores of each comparison group, by compiled kernels or by a sort: see ``select_lowest``."""
+    """Prune the ``quota`` lowest scores of each comparison group.
+
+    ``compiled`` selects the numba kernels; the other arguments are those of ``select_lowest``.
+    """
     if compiled and quota:
         prune_mask, unordered = _select_compiled(
             scores.to(torch.float32), quota, group, factors, sums
@@ -83,12 +87,12 @@ def select_number(
 
 
 def _unordered(scores: Tensor, finite: bool) -> bool:
-    """Whether a score is NaN, or where all have to be finite, infinite."""
+    """Return whether a score is NaN, or with ``finite`` NaN or infinite."""
     return not bool(torch.isfinite(scores).all()) if finite else bool(torch.isnan(scores).any())
 
 
 def _select_sorted(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
-    """The selection by a stable sort."""
+    """Select by a stable sort."""
     rows, columns = scores.shape
     lines = (scores.T if group == "column" else scores).reshape(-1, size)
     lowest = torch.sort(lines, dim=1, stable=True).indices[:, :quota]
@@ -101,7 +105,7 @@ def _select_sorted(scores: Tensor, size: int, quota: int, group: ComparisonGroup
 
 
 def _select_on_device(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
-    """The same selection by ``lowest_on_device``."""
+    """Select with ``lowest_on_device``, with the result of ``_select_sorted``."""
     from pruning_kernels.lowest_on_device import ordered_keys, prune_lowest
 
     rows, columns = scores.shape
@@ -117,7 +121,7 @@ def _select_on_device(scores: Tensor, size: int, quota: int, group: ComparisonGr
 def _select_compiled(
     scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None, sums: RiaSums | None
 ) -> tuple[Tensor, bool]:
-    """The same selection by the kernels of ``lowest``, and whether scores cannot be compared."""
+    """Select with the kernels of ``lowest``; return whether scores cannot be compared, too."""
     from pruning_kernels import lowest
 
     prune_mask = np.empty(tuple(scores.shape), np.bool_)

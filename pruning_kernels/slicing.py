@@ -1,34 +1,36 @@
-"""Rotating a residual stream onto its principal components, and deleting the minor ones (SliceGPT: Ashkboos et al. 2024).
+"""Rotation of a residual stream to its principal components, and removal of the minor ones.
 
-Signals are rows. A basis is (width, kept): its columns are orthonormal directions of the residual stream, the strongest first.
-All products are float64; whoever writes the result rounds it once.
+Source: SliceGPT, Ashkboos et al. 2024. Signals are rows. A basis is (width, kept): its columns are
+orthonormal directions of the residual stream, the strongest first. All products are computed in
+float64; the caller rounds the result once.
 """
 
 import torch
 from torch import Tensor
 
 ROWS_AT_ONCE = 4096
-"""Of a matrix or of signals that are in memory in float64."""
+"""Number of rows of a matrix or of signals that are in memory in float64."""
 
 
 def normalised(signals: Tensor, epsilon: float) -> Tensor:
-    """Each row over its root mean square, as RMSNorm divides but for its scale.
+    """Return each row divided by its root mean square, as in RMSNorm without its scale.
 
     Parameters
     ----------
     signals : (..., width), any floating dtype
-    epsilon : is added to the mean square
+    epsilon : number that is added to the mean square
 
     Returns
     -------
-    (..., width), float64
+    Tensor
+        (..., width), float64
     """
     rows = signals.to(torch.float64)
     return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + epsilon)
 
 
 def second_moments(signals: Tensor) -> Tensor:
-    """The sum over rows of the outer product of a row with itself, X^T X (section 3.3).
+    """Return X^T X, the sum over rows of the outer product of a row with itself (section 3.3).
 
     Parameters
     ----------
@@ -36,7 +38,8 @@ def second_moments(signals: Tensor) -> Tensor:
 
     Returns
     -------
-    (width, width), float64, symmetric, where the signals are
+    Tensor
+        (width, width), float64, symmetric, on the device of the signals
     """
     total = torch.zeros(
         signals.shape[1], signals.shape[1], dtype=torch.float64, device=signals.device
@@ -48,12 +51,12 @@ def second_moments(signals: Tensor) -> Tensor:
 
 
 def packed(moments: Tensor) -> Tensor:
-    """The upper triangle of a symmetric matrix (width, width), row after row: (width * (width + 1) / 2,)."""
+    """Return the upper triangle of a symmetric matrix, row by row: (width * (width + 1) / 2,)."""
     return torch.cat([row[place:] for place, row in enumerate(moments)])
 
 
 def unpacked(triangle: Tensor, width: int) -> Tensor:
-    """The symmetric matrix (width, width) of an upper triangle."""
+    """Invert ``packed``: return the symmetric matrix (width, width)."""
     full = triangle.new_empty(width, width)
     for place, row in enumerate(triangle.split(list(range(width, 0, -1)))):
         full[place, place:] = full[place:, place] = row
@@ -61,19 +64,20 @@ def unpacked(triangle: Tensor, width: int) -> Tensor:
 
 
 def principal_basis(moments: Tensor, kept: int) -> Tensor:
-    """The directions in which signals are strongest: eigenvectors of their second moments, by falling eigenvalue.
+    """Return the strongest directions of signals: eigenvectors of their second moments.
 
-    The entry of a direction that is largest in magnitude, of several the first, is positive: so signs do not hang on the
-    library that found them.
+    They are in descending order of eigenvalue. In each direction the first entry with the largest
+    magnitude is positive, so that signs do not depend on the library.
 
     Parameters
     ----------
     moments : (width, width), symmetric; their scale does not matter
-    kept : how many directions, at most ``width``
+    kept : number of directions, at most ``width``
 
     Returns
     -------
-    (width, kept), float64, orthonormal columns, on the CPU
+    Tensor
+        (width, kept), float64, orthonormal columns, on the CPU
     """
     _, vectors = torch.linalg.eigh(moments.to("cpu", torch.float64))
     strongest = vectors.flip(1)[:, :kept]
@@ -82,24 +86,30 @@ def principal_basis(moments: Tensor, kept: int) -> Tensor:
 
 
 def kept_share(moments: Tensor, basis: Tensor) -> float:
-    """Which share of the signals' squared length lies in a basis; 1 where there is no signal at all."""
+    """Return the fraction of the signals' energy within a basis; 1 if there are no signals.
+
+    The energy is the sum of squared lengths.
+    """
     exact = moments.to("cpu", torch.float64)
     whole = exact.trace()
     return min(1.0, float(((exact @ basis) * basis).sum() / whole)) if whole > 0 else 1.0
 
 
 def sliced_reader(weight: Tensor, basis: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """A matrix that reads the residual stream, behind a norm whose scale goes into it: W diag(scale) Q (figure 4).
+    """Return a sliced matrix that reads the residual stream: W diag(scale) Q (figure 4).
+
+    The scale of the norm before the matrix is merged into it.
 
     Parameters
     ----------
-    weight : (rows, width), any floating dtype; an embedding is one too, whose rows are signals
+    weight : (rows, width), any floating dtype; also an embedding, whose rows are signals
     basis : (width, kept), float64
     scale : (width,) or one number
 
     Returns
     -------
-    (rows, kept), float64
+    Tensor
+        (rows, kept), float64
     """
     side = scale.to(torch.float64) if isinstance(scale, Tensor) else scale
     return torch.cat(
@@ -108,7 +118,7 @@ def sliced_reader(weight: Tensor, basis: Tensor, scale: Tensor | float = 1.0) ->
 
 
 def sliced_writer(weight: Tensor, basis: Tensor) -> Tensor:
-    """A matrix or a bias that is added to the residual stream: Q^T W.
+    """Return a sliced matrix or bias that is added to the residual stream: Q^T W.
 
     Parameters
     ----------
@@ -117,13 +127,14 @@ def sliced_writer(weight: Tensor, basis: Tensor) -> Tensor:
 
     Returns
     -------
-    (kept, columns) or (kept,), float64
+    Tensor
+        (kept, columns) or (kept,), float64
     """
     return basis.T @ weight.to(torch.float64)
 
 
 def shortcut(before: Tensor, behind: Tensor) -> Tensor:
-    """What leads the residual stream from one basis to the next, as the weight of a linear: (Q_before^T Q_behind)^T.
+    """Return the weight of the linear from one basis to the next: (Q_before^T Q_behind)^T.
 
     Parameters
     ----------
@@ -131,6 +142,7 @@ def shortcut(before: Tensor, behind: Tensor) -> Tensor:
 
     Returns
     -------
-    (kept of behind, kept of before), float64
+    Tensor
+        (kept of behind, kept of before), float64
     """
     return behind.T @ before

@@ -1,9 +1,10 @@
-"""SparseGPT: prune the weights that cost least, and let the weights to their right make up for them.
+"""SparseGPT: prune the weights with the lowest cost, and update the weights to their right.
 
-Frantar & Alistarh 2023, https://arxiv.org/abs/2301.00774, algorithm 1. Columns are decided from left to right. H is the
-damped gram of a layer's inputs, and U the upper Cholesky factor of its inverse, ``H^-1 = U^T U``. Row j of U, divided by U_jj,
-is the first row of the inverse of what is left of H when the columns before j are decided, ``(H_j:,j:)^-1``, divided by the
-root of its first entry: all that the optimal brain surgeon needs to know about column j.
+Source: Frantar & Alistarh 2023, https://arxiv.org/abs/2301.00774, algorithm 1. Columns are decided
+from left to right. H is the damped Gram matrix of a layer's inputs, and U the upper Cholesky factor
+of its inverse, ``H^-1 = U^T U``. When the columns before j are decided, the optimal brain surgeon
+needs the first row of the inverse of the remaining part of H, ``(H_j:,j:)^-1``. Row j of U is this
+row divided by the root of its first entry.
 """
 
 from dataclasses import dataclass
@@ -17,21 +18,24 @@ from pruning_kernels.selection import select_number
 
 PAPER_DAMPING = 0.01
 LEAF = 256
-"""Channels of a diagonal block of H that is factorised at once."""
+"""Maximum size of a diagonal block of H that LAPACK factorises directly."""
 
 
 class NoFactorError(ValueError):
-    """A gram has no Cholesky factor, however much it is damped."""
+    """Gram matrix without a Cholesky factor at any damping."""
 
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """What SparseGPT knows of a layer's inputs; layers that share their inputs share it."""
+    """Information on a layer's inputs for SparseGPT; layers with the same inputs share it."""
 
     upper: Tensor
-    """(in_features, in_features), float32: U, zero below its diagonal, ``U^T U`` the inverse of the damped gram."""
+    """(in_features, in_features), float32: U, zero below the diagonal.
+
+    ``U^T U`` is the inverse of the damped Gram matrix.
+    """
     damping: float
-    """Share of the mean diagonal that was added to the diagonal."""
+    """Fraction of the mean diagonal that was added to the diagonal."""
     dead: Tensor
     """(in_features,), bool: channels that were zero for every token."""
 
@@ -39,32 +43,38 @@ class Factor:
 def factorise(
     gram: Tensor, damping: float = PAPER_DAMPING, dead_diagonal: float | None = None
 ) -> Factor:
-    """Cholesky factor of the inverse of a damped gram matrix (SparseGPT section 3.4).
+    """Return the Cholesky factor of the inverse of a damped Gram matrix (SparseGPT section 3.4).
 
     Parameters
     ----------
-    gram : (in_features, in_features), float32, sum over calibration tokens of x x^T, times any positive number
-        It is left as it is. Beside it, this function holds one float32 matrix of that size, the result, and a third of one.
-    damping : share of the mean diagonal, in [0, 1], to add to the diagonal
-        Where the damped gram has no Cholesky factor, ten times as much is added, up to 1; the result says how much.
-    dead_diagonal : what a dead channel counts as in the mean diagonal, in the gram's scale; None: it is left out
+    gram : (in_features, in_features), float32, sum over calibration tokens of x x^T, times any
+        positive number
+        It is not changed. In addition to it, memory holds the result, a float32 matrix of the same
+        size, and a third of one.
+    damping : fraction of the mean diagonal, in [0, 1], that is added to the diagonal
+        If the damped matrix has no Cholesky factor, ten times as much is added, up to 1. The result
+        has the final value.
+    dead_diagonal : value of a dead channel in the mean diagonal, in the scale of ``gram``; None:
+        dead channels are left out of the mean
 
     Returns
     -------
     Factor
-        The published code takes three steps: the factor of H, the inverse of H, the factor of the inverse. Here H = R R^T
-        with R upper triangular, so that U is R^-1: the same matrix, since a Cholesky factor is unique, and made by matrix
-        products. A dead channel's diagonal is set to 1, and so that code counts it in the mean, as 1 of H = 2 / n x x^T summed
-        over n windows: with a ``dead_diagonal`` of n / 2. Its damping then depends on the scale of the inputs.
+        The published code takes three steps: the factor of H, the inverse of H, and the factor of
+        the inverse. Here H = R R^T with R upper triangular, so that U is R^-1. It is the same
+        matrix, because a Cholesky factor is unique, and is computed by matrix products. The
+        published code sets a dead channel's diagonal to 1 and counts it in the mean as 1 of H = 2 /
+        n x x^T, summed over n samples. This corresponds to ``dead_diagonal = n / 2``. Its damping
+        then depends on the scale of the inputs.
 
     Raises
     ------
     NotFiniteError
-        The gram contains NaN or infinity.
+        ``gram`` has NaN or infinity.
     NoFactorError
-        The gram has no factor with the highest damping either.
+        ``gram`` has no factor with the highest damping either.
     ValueError
-        The gram is not square, or the damping is out of range.
+        ``gram`` is not square, or the damping is out of range.
     """
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
         raise ValueError(
@@ -102,39 +112,44 @@ def prune(
     pattern: tuple[int, int] | None = None,
     block_size: int = 128,
 ) -> tuple[Tensor, Tensor]:
-    """Prune a matrix and update the weights that stay (SparseGPT, algorithm 1).
+    """Prune a matrix and update the remaining weights (SparseGPT, algorithm 1).
 
     Parameters
     ----------
-    weight : (out_features, in_features), any float dtype, on the device of ``factor``; left as it is
-    factor : of the gram of the layer's inputs
-    sparsity : share of the weights to prune, in [0, 1); a pattern says it by itself
+    weight : (out_features, in_features), any float dtype, on the device of ``factor``; not changed
+    factor : factor of the Gram matrix of the layer's inputs
+    sparsity : fraction of the weights to prune, in [0, 1); a pattern implies its own
     pattern : (n, m), keep n of each m consecutive weights of a row; or None
-    block_size : columns whose weights compete with each other, in all rows
+    block_size : number of columns whose weights compete with each other, in all rows
 
     Returns
     -------
     prune_mask : Tensor
-        bool, shaped like ``weight``, True where the weight is pruned. The scores are ``W_ij^2 / U_jj^2`` of weights that
-        earlier blocks have updated; they are compared as ``|W_ij| * (1 / U_jj)``, in float32. After each block, of the
-        weights so far, exactly ``int(number * sparsity)`` are pruned; among equal scores the lower row-major index within the
-        block goes first. (The published code prunes all scores up to a threshold, one more in each block.) In a pattern, m
-        weights are compared when their column is reached, so updates within the block count as well.
+        bool, shaped like ``weight``, True for pruned weights. The scores are ``W_ij^2 / U_jj^2`` of
+        weights that earlier blocks have updated. They are compared as ``|W_ij| * (1 / U_jj)``, in
+        float32. After each block exactly ``int(number * sparsity)`` of the weights so far are
+        pruned; of equal scores the lower row-major index within the block goes first. (The
+        published code prunes all scores up to a threshold, one more in each block.) In a pattern, m
+        weights are compared when their column is reached, so updates within the block count as
+        well.
     weight : Tensor
-        float32, the updated weights; exactly 0 where pruned. Weights of dead channels are 0 whether pruned or not.
+        float32, the updated weights; exactly 0 if pruned. Weights of dead channels are 0 in any
+        case.
 
     Raises
     ------
     ValueError
-        The shapes do not fit, the sparsity is out of range, or m divides not both the columns and the block size.
+        The shapes do not match, the sparsity is out of range, or m does not divide both the columns
+        and the block size.
     NotFiniteError
         A weight is NaN or infinite, or became so.
 
     Notes
     -----
-    Beside the result this holds one matrix of its size in float32. Large matrices on a CPU take the compiled way. It differs
-    from the plain one in the last bits of the weights, by the order of rounding; each is deterministic for a number of
-    threads, which torch's matrix product alone depends on.
+    In addition to the result, memory holds one float32 matrix of its size. Large matrices on a CPU
+    use the compiled kernel. Its weights differ from those of the plain form in the last bits, by
+    the order of rounding. Both are deterministic for a given number of threads, on which only
+    torch's matrix product depends.
     """
     _require_fit(weight, factor, sparsity, pattern, block_size)
     updated = weight.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -152,11 +167,13 @@ def prune(
             prune_mask[:, start:end],
         )
         if pattern is None:
+            # A difference of totals, so that rounding does not accumulate over the blocks.
             quota = int(rows * end * sparsity) - int(rows * start * sparsity)
             block.prune_mask.copy_(
                 select_number(block.weight, quota, "layer", block.reciprocals, compiled)
             )
         (_solve_compiled if compiled else _solve_plain)(block, pattern, errors[:, start:end])
+        # ``number & -number`` is the largest power of two that divides the number of blocks.
         _propagate(updated, errors, factor.upper, end, (number & -number) * block_size)
     _require_finite(
         updated, "the updated weights contain NaN or infinity; raise the damping or check the model"
@@ -165,12 +182,15 @@ def prune(
 
 
 def sparsegpt_score(weight: Tensor, factor: Factor) -> Tensor:
-    """SparseGPT's score ``W_ij^2 / (H^-1)_jj`` without updates (as in Wanda, Sun et al. 2023, table 1).
+    """Return SparseGPT's score ``W_ij^2 / (H^-1)_jj`` without updates.
+
+    Source: Wanda, Sun et al. 2023, table 1.
 
     Parameters
     ----------
     weight : (out_features, in_features), any float dtype, on the device of ``factor``
-    factor : of the gram of the layer's inputs; ``(H^-1)_jj`` is the squared norm of column j of U
+    factor : factor of the Gram matrix of the layer's inputs; ``(H^-1)_jj`` is the squared norm of
+        column j of U
 
     Returns
     -------
@@ -180,7 +200,7 @@ def sparsegpt_score(weight: Tensor, factor: Factor) -> Tensor:
     Raises
     ------
     ValueError
-        The shapes do not fit.
+        The shapes do not match.
     NotFiniteError
         A weight is NaN or infinite.
     """
@@ -192,7 +212,7 @@ def sparsegpt_score(weight: Tensor, factor: Factor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Columns that are decided together; ``weight`` and ``prune_mask`` are views into the matrices."""
+    """Columns that are decided together; ``weight`` and ``prune_mask`` are views."""
 
     upper: Tensor
     weight: Tensor
@@ -200,14 +220,15 @@ class _Block:
 
     @property
     def reciprocals(self) -> Tensor:
-        """1 / U_jj."""
+        """1 / U_jj of each column."""
         return self.upper.diagonal().reciprocal()
 
 
 def _solve_plain(block: _Block, pattern: tuple[int, int] | None, errors: Tensor) -> None:
-    """Set pruned weights to 0 column by column, update those to their right within the block, and fill ``errors``.
+    """Set pruned weights to 0, column by column, and update the block's weights to their right.
 
-    ``errors``, (rows, width), is what a column lacks, divided by U_jj: the part of it that later blocks have to make up for.
+    ``errors``, (rows, width), is filled with the change of each pruned weight divided by U_jj,
+    which later blocks compensate.
     """
     weight = block.weight
     upper = block.upper
@@ -227,7 +248,7 @@ def _solve_plain(block: _Block, pattern: tuple[int, int] | None, errors: Tensor)
 
 
 def _solve_compiled(block: _Block, pattern: tuple[int, int] | None, errors: Tensor) -> None:
-    """The same by the kernel of ``sparsegpt_columns``."""
+    """Do the same as ``_solve_plain`` with the kernel of ``sparsegpt_columns``."""
     from pruning_kernels import sparsegpt_columns
 
     width = block.weight.shape[1]
@@ -247,12 +268,12 @@ def _solve_compiled(block: _Block, pattern: tuple[int, int] | None, errors: Tens
 
 
 def _propagate(updated: Tensor, errors: Tensor, upper: Tensor, end: int, width: int) -> None:
-    """Bring the errors of the ``width`` columns before ``end`` to the ``width`` columns from there on.
+    """Apply the errors of the ``width`` columns before ``end`` to the next ``width`` columns.
 
-    The published code brings each block's errors to all columns on the right, which reads and writes all of them for every
-    block. Let ``width`` be the blocks' size times the largest power of two that divides the number of blocks so far. Then,
-    too, each block has all errors before it when its turn comes, each pair of blocks meets once, and few and large matrix
-    products do it.
+    The published code applies each block's errors to all columns on the right, and so reads and
+    writes all of them for every block. Here ``width`` is the block size times the largest power of
+    two that divides the number of blocks so far. Each block still has all earlier errors when it is
+    decided, and each pair of blocks meets once, but the matrix products are fewer and larger.
     """
     right = slice(end, min(end + width, updated.shape[1]))
     updated[:, right].addmm_(
@@ -261,10 +282,11 @@ def _propagate(updated: Tensor, errors: Tensor, upper: Tensor, end: int, width: 
 
 
 def _inverse_root(square: Tensor) -> bool:
-    """Overwrite positive definite H = R R^T, R upper triangular, by R^-1; False if H is not positive definite.
+    """Replace a positive definite matrix H = R R^T, R upper triangular, by R^-1.
 
-    By halves, for which matrix products do nearly all of the work: ``H = [[A, B], [B^T, C]]`` has ``R_22 R_22^T = C``,
-    ``R_12 = B R_22^-T`` and ``R_11 R_11^T = A - R_12 R_12^T``.
+    Returns False if H is not positive definite. The recursion by halves leaves nearly all work to
+    matrix products: ``H = [[A, B], [B^T, C]]`` has ``R_22 R_22^T = C``, ``R_12 = B R_22^-T`` and
+    ``R_11 R_11^T = A - R_12 R_12^T``.
     """
     half = square.shape[0] // 2
     if square.shape[0] <= LEAF:
@@ -285,7 +307,10 @@ def _inverse_root(square: Tensor) -> bool:
 
 
 def _inverse_root_of_leaf(square: Tensor) -> bool:
-    """The same by LAPACK, which knows lower factors: of H with its rows and columns in reverse order."""
+    """Do the same as ``_inverse_root`` with LAPACK.
+
+    LAPACK computes lower factors, so the rows and columns of H are reversed.
+    """
     lower, failed = torch.linalg.cholesky_ex(square.flip(0, 1))
     if bool(failed):
         return False
@@ -301,7 +326,7 @@ def _require_fit(
     pattern: tuple[int, int] | None,
     block_size: int,
 ) -> None:
-    """Refuse arguments of ``prune`` that do not fit each other."""
+    """Raise ``ValueError`` if arguments of ``prune`` do not match each other."""
     _require_shape(weight, factor)
     if not 0 <= sparsity < 1:
         raise ValueError(f"sparsity has to be at least 0 and below 1, got {sparsity}")
@@ -328,6 +353,6 @@ def _require_shape(weight: Tensor, factor: Factor) -> None:
 
 
 def _require_finite(numbers: Tensor, text: str) -> None:
-    """Raise ``NotFiniteError`` with this text for NaN and infinity, without another matrix in memory."""
+    """Raise ``NotFiniteError`` with this text for NaN or infinity, without a matrix of flags."""
     if numbers.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(numbers))).all()):
         raise NotFiniteError(text)

@@ -1,6 +1,7 @@
-"""The column loop of SparseGPT in numba: rows do not know of each other, so each runs through all columns of a block at once.
+"""Column loop of SparseGPT in numba.
 
-A row's weights and the block's part of U stay in the nearest cache, and only pruned weights cause an update.
+Rows are independent, so each thread takes one row through all columns of a block. A row's weights
+and the block's part of U stay in the first-level cache, and only pruned weights cause an update.
 """
 
 import numpy as np
@@ -10,7 +11,10 @@ from numpy.typing import NDArray
 from pruning_kernels.compiled import compiled
 
 STRIP = 128
-"""Columns that are updated together, in a loop of fixed length and so without a branch; U is zero before its diagonal."""
+"""Number of columns that are updated together in a loop of fixed length, without a branch.
+
+U is zero before its diagonal, so that a strip can begin before the pruned column.
+"""
 
 Matrix = NDArray[np.float32]
 
@@ -19,7 +23,7 @@ Matrix = NDArray[np.float32]
 def _choose(
     line: Matrix, reciprocals: Matrix, first: int, end: int, quota: int, pruned: NDArray[np.bool_]
 ) -> None:
-    """Of the weights from ``first`` to ``end`` prune ``quota``: those before which fewer than ``quota`` go."""
+    """Mark the ``quota`` lowest-scored weights from ``first`` to ``end`` as pruned."""
     for place in range(first, end):
         score = abs(line[place]) * reciprocals[place]
         before = 0
@@ -31,7 +35,10 @@ def _choose(
 
 @compiled(inline="always")
 def _subtract(line: Matrix, upper: Matrix, lacking: np.float32, column: int) -> None:
-    """Take ``lacking`` times row ``column`` of U from a line, by strips, from the one in which the column lies."""
+    """Subtract ``lacking`` times row ``column`` of U from a line.
+
+    The update begins at the strip that contains ``column``.
+    """
     for start in range(column - column % STRIP, len(line), STRIP):
         strip = line[start : start + STRIP]
         update = upper[column, start : start + STRIP]
@@ -55,12 +62,15 @@ def solve_rows(
     Parameters
     ----------
     weight : (rows, width), float32, replaced by the updated weights
-    upper : (width, strips), float32: the block's part of U, with zeros on its right up to a multiple of ``STRIP``
+    upper : (width, strips), float32: the block's part of U, padded on the right with zeros to a
+        multiple of ``STRIP``
     reciprocals : (width,), float32: 1 / U_jj
-    size, quota : of each ``size`` consecutive weights of a row ``quota`` are pruned; if that is 0, ``prune_mask`` says which
-    threads : into how many parts the rows are cut
+    size, quota : of each ``size`` consecutive weights of a row ``quota`` are pruned; if ``quota``
+        is 0, ``prune_mask`` has the pruned weights
+    threads : number of parts of the rows
     prune_mask : (rows, width), bool, read or filled
-    errors : (rows, width), float32: weights when they were pruned, divided by U_jj; 0 where they were not
+    errors : (rows, width), float32: value of each pruned weight at its pruning, divided by U_jj; 0
+        for other weights
     """
     rows, width = weight.shape
     for thread in prange(threads):

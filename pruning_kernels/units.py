@@ -1,7 +1,8 @@
-"""Units that are cut whole: what they are worth, and which of them go so that a model loses a share of its parameters.
+"""Scores of prunable groups, and the choice of groups that a structured cut removes.
 
-A unit is an attention group or a feed-forward channel; its weights lie in rows of some matrices and columns of others. Here are
-sums over them, and the choice. What a unit is worth and costs, and which units compete, is the caller's.
+A unit is a prunable group, an attention group or an FFN channel. Its weights are rows of some
+matrices and columns of others. This module sums scores over them and chooses. The caller defines
+scores, costs and which groups compete.
 """
 
 import math
@@ -12,17 +13,18 @@ from torch import Tensor
 
 
 def coupled_sums(scores: Tensor, side: int, size: int) -> Tensor:
-    """Sum of a matrix's scores over the weights of each unit.
+    """Return the sum of a matrix's scores over the weights of each group.
 
     Parameters
     ----------
     scores : (rows, columns), any floating dtype
-    side : 0 where a unit is rows, 1 where it is columns
-    size : rows or columns of one unit, next to each other
+    side : 0 if a group consists of rows, 1 if it consists of columns
+    size : number of consecutive rows or columns of a group
 
     Returns
     -------
-    (units,), float64
+    Tensor
+        (groups,), float64
     """
     lines = scores.sum(dim=1 - side, dtype=torch.float64)
     return lines.view(-1, size).sum(dim=1)
@@ -31,27 +33,30 @@ def coupled_sums(scores: Tensor, side: int, size: int) -> Tensor:
 def lowest_units(
     scores: Tensor, costs: Tensor, pools: Tensor, target: int, gone: Tensor | None = None
 ) -> Tensor:
-    """Choose units to cut, those of low score first, until what they cost reaches a target: less than one unit beyond it.
+    """Choose the groups with the lowest scores until their costs reach a target.
 
-    Of equal scores the lower index goes first. In each pool the unit of the highest score stays, whatever the target; of equal
-    ones that of the highest index. What is gone already stays gone and counts, so that choices of a growing target grow.
+    The costs exceed the target by less than one group. Of equal scores the lower index is cut
+    first. In each pool the group with the highest score stays, whatever the target; of equal ones
+    that with the highest index. Groups that were cut before stay cut and count, so choices for a
+    growing target grow.
 
     Parameters
     ----------
-    scores : (units,), floating, not NaN
-    costs : (units,), int64, positive: parameters of each unit
-    pools : (units,), int64: units of one pool are those of one kind in one block
-    target : parameters to cut
-    gone : (units,), bool: units that were cut before; None: none
+    scores : (groups,), floating, not NaN
+    costs : (groups,), int64, positive: number of parameters of each group
+    pools : (groups,), int64: a pool has the groups of one kind in one block
+    target : number of parameters to cut
+    gone : (groups,), bool: groups that were cut before; None: none
 
     Returns
     -------
-    (units,), bool: True for units that are cut
+    Tensor
+        (groups,), bool: True for groups that are cut
 
     Raises
     ------
     ValueError
-        A score is NaN, or all units but one of each pool cost less than the target.
+        A score is NaN, or all groups but one of each pool cost less than the target.
     """
     if torch.isnan(scores).any():
         raise ValueError("a score is NaN")
@@ -72,7 +77,10 @@ def lowest_units(
 
 
 def _best_of_each_pool(scores: Tensor, pools: Tensor) -> Tensor:
-    """(units,), bool: in each pool the unit of the highest score, of equal ones that of the highest index."""
+    """Return the mask, (groups,), of the group with the highest score in each pool.
+
+    Of equal scores it is the group with the highest index.
+    """
     order = torch.sort(scores, stable=True).indices
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=scores.device)
@@ -81,7 +89,10 @@ def _best_of_each_pool(scores: Tensor, pools: Tensor) -> Tensor:
 
 
 def share_of(total: int, share: float) -> int:
-    """Parameters that a share of a total is, rounded up; what a float adds to a whole number is none of it."""
+    """Return the number of parameters that a pruning ratio of a total means, rounded up.
+
+    Float rounding above a whole number is ignored.
+    """
     return math.ceil(total * share * (1 - 1e-12))
 
 
@@ -89,12 +100,14 @@ def within_each(
     scores: Tensor, costs: Tensor, pools: Tensor, competing: Tensor, totals: Sequence[int], share: float,
     gone: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """``lowest_units`` among those that compete with each other, each time for a share of what they belong to.
+    """Apply ``lowest_units`` to each set of competing groups, with the same pruning ratio.
 
     Parameters
     ----------
-    competing : (units,), int64: 0 for all, or the number of a block, or of a kind of unit in a block
-    totals : by that number, the parameters of which a share is to be cut
+    competing : (groups,), int64: 0 for all, or the number of a block, or of a kind of group in a
+        block
+    totals : for each of these numbers, the number of parameters to which the ratio refers
+    share : pruning ratio
     """
     cut = torch.zeros_like(scores, dtype=torch.bool)
     for number, total in enumerate(totals):
@@ -105,27 +118,29 @@ def within_each(
 
 
 def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target: int) -> Tensor:
-    """Choose units of two kinds so that what they cost reaches a target and their scores together are lowest.
+    """Choose groups of two kinds with the lowest sum of scores whose costs reach a target.
 
-    Mask Tuning's search by Fisher information (Kwon et al. 2022), among choices that take the lowest of each kind, which are
-    the best where units of a kind cost alike: for every number of the one, the fewest of the other. In each pool the unit of
-    the highest score stays.
+    This is Mask Tuning's search by Fisher information (Kwon et al. 2022). It considers choices that
+    take the lowest scores of each kind, which are optimal if groups of a kind cost the same: for
+    every number of groups of one kind, the fewest of the other. In each pool the group with the
+    highest score stays.
 
     Parameters
     ----------
-    scores : (units,), floating, not negative
-    costs, pools : (units,), int64, see ``lowest_units``
-    kinds : (units,), int64: 0 or 1
-    target : parameters to cut
+    scores : (groups,), floating, not negative
+    costs, pools : (groups,), int64, see ``lowest_units``
+    kinds : (groups,), int64: 0 or 1
+    target : number of parameters to cut
 
     Returns
     -------
-    (units,), bool: True for units that are cut
+    Tensor
+        (groups,), bool: True for groups that are cut
 
     Raises
     ------
     ValueError
-        A score is NaN or negative, or all units but one of each pool cost less than the target.
+        A score is NaN or negative, or all groups but one of each pool cost less than the target.
     """
     if not (scores >= 0).all():
         raise ValueError("a score is NaN or negative")
@@ -141,7 +156,7 @@ def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target
         lost.append(
             torch.cat([scores.new_zeros(1, dtype=torch.float64), scores[order].double().cumsum(0)])
         )
-    # The fewest of the second kind for each number of the first.
+    # Smallest number of groups of the second kind for each number of the first.
     rest = torch.searchsorted(spent[1], target - spent[0])
     possible = rest < len(spent[1])
     if not possible.any():

@@ -1,11 +1,13 @@
-"""Votes counted on a CUDA device: packed masks into bit planes by carry-save addition, in Triton.
+"""Vote counting on a CUDA device by carry-save addition, in Triton.
 
-One program adds a tile of words of all voters. The planes of the tile stay in registers until the last voter, so that the
-device's memory reads every mask once and writes every plane once, which is the least that counting can take. As on the
-CPU (``carry_save``) seven full adders turn eight masks into four planes, and no mask is unpacked.
+One program adds a tile of words of all voters. The planes of the tile stay in registers until the
+last voter, so that every mask is read once from device memory and every plane is written once,
+which is the minimum. As on the CPU (``carry_save``), seven full adders turn eight masks into four
+planes, and masks are not unpacked.
 
-Triton comes with torch's builds for CUDA; ``device_votes`` imports this module on such a device and nowhere else. The upper
-planes are a tuple of tensors that a loop carries, which takes Triton 3.3 (torch 2.7).
+Triton is part of torch's builds for CUDA. ``device_votes`` imports this module only on such a
+device. The upper planes are a tuple of tensors that is carried through a loop, which needs Triton
+3.3 (torch 2.7).
 """
 
 import triton
@@ -13,18 +15,18 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 256
-"""Words that one program adds: two for each of its threads, a load of 16 bytes per mask."""
+"""Number of words per program: two per thread, with loads of 16 bytes per mask."""
 WARPS = 4
 
 
 def count_votes(masks: Tensor, planes: Tensor) -> None:
-    """Add up masks.
+    """Count the votes of masks into planes.
 
     Parameters
     ----------
-    masks : (voters, words), int64 on a CUDA device, whose rows follow each other
-    planes : (number of planes, words), int64 on the same device, as many as the number of voters has bits; overwritten.
-        Rows may be apart, as in a stretch of all planes.
+    masks : (voters, words), int64 on a CUDA device, with contiguous rows
+    planes : (bits of the number of voters, words), int64 on the same device; overwritten. Rows can
+        have any distance, as in a slice of all planes.
     """
     voters, words = masks.shape
     programs = (triton.cdiv(words, TILE),)
@@ -43,7 +45,11 @@ def _count_tile(
     num_planes: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """Add up one tile. The lowest three planes have names; beyond seven voters there are others, ``upper``."""
+    """Add up one tile.
+
+    The lowest three planes are named variables; further planes, for more than seven voters, are in
+    ``upper``.
+    """
     place = tl.cast(tl.program_id(0), tl.int64) * tile + tl.arange(0, tile)
     end = tl.cast(voters, tl.int64) * words
     ones = tl.zeros([tile], tl.int64)
@@ -51,7 +57,8 @@ def _count_tile(
     fours = ones
     upper = (ones,)
     for _ in tl.static_range(num_planes - 4):
-        upper = upper + (ones,)  # type: ignore[assignment]  # noqa: RUF005 (no unpacking, and before 3.6 no product)
+        # Tuples of Triton have no unpacking, and before Triton 3.6 no product.
+        upper = upper + (ones,)  # type: ignore[assignment]  # noqa: RUF005
     for voter in range(0, voters, 8):
         ones, twos_a = _add_two(ones, masks, voter, end, words, place)
         ones, twos_b = _add_two(ones, masks, voter + 2, end, words, place)
@@ -62,7 +69,7 @@ def _count_tile(
         fours, carry = _full_add(fours, fours_a, fours_b)
         added = upper[:0]
         for plane in tl.static_range(len(upper)):
-            added = added + (upper[plane] ^ carry,)  # type: ignore[assignment]  # noqa: RUF005 (no unpacking)
+            added = added + (upper[plane] ^ carry,)  # type: ignore[assignment]  # noqa: RUF005
             carry = upper[plane] & carry
         upper = added  # type: ignore[assignment]
     lowest = (ones, twos, fours)
@@ -83,7 +90,10 @@ def _add_two(
     words: tl.tensor,
     place: tl.tensor,
 ) -> tl.tensor:
-    """Add the masks of two voters to a plane; there are no votes beyond the last mask, which ends at ``end``."""
+    """Add the masks of two voters to a plane.
+
+    Masks after the last one, which ends at ``end``, count as zero.
+    """
     at = tl.cast(voter, tl.int64) * words + place
     first = tl.load(masks + at, mask=(place < words) & (at < end), other=0)
     second = tl.load(masks + at + words, mask=(place < words) & (at + words < end), other=0)
@@ -92,6 +102,6 @@ def _add_two(
 
 @triton.jit
 def _full_add(a: tl.tensor, b: tl.tensor, c: tl.tensor) -> tl.tensor:
-    """Sum and carry of three bits, in each place of a word."""
+    """Return sum and carry of three words, bit by bit."""
     differ = a ^ b
     return differ ^ c, (a & b) | (differ & c)

@@ -1,7 +1,8 @@
-"""What the clients prune together: count their votes and select the weights with most of them (FedPrLLM steps 3 and 4).
+"""Votes of the clients, and selection of the most voted weights (FedPrLLM steps 3 and 4).
 
-There are three ways to the same bits: plain NumPy; for matrices that are worth the time to compile them, the kernels of
-``carry_save``, ``most_voted`` and ``most_voted_columns``; and on a CUDA device ``device_votes``.
+There are three implementations with the same bits: plain NumPy; for large matrices the compiled
+kernels of ``carry_save``, ``most_voted`` and ``most_voted_columns``; and on a CUDA device
+``device_votes``.
 """
 
 from typing import Protocol
@@ -16,12 +17,14 @@ from pruning_kernels.comparison_groups import ComparisonGroup, group_size, prune
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 
 Sizes = NDArray[np.unsignedinteger]
-"""What decides among equally voted weights, the smaller going first: uint16 or uint32, whose upper bit does not count, so
-that the bits of a float are its magnitude."""
+"""Tie-breakers among equally voted weights: uint16 or uint32, the smaller goes first.
+
+The upper bit is ignored, so that the bits of a float count as its magnitude.
+"""
 
 
 def magnitudes(weight: Tensor) -> Sizes:
-    """The weights' bits as sizes, same shape; no copy of 16 or 32-bit floats."""
+    """Return the weights' bits as sizes, same shape; 16- and 32-bit floats are not copied."""
     if weight.element_size() not in (2, 4):
         weight = weight.to(torch.float32)
     integers = (
@@ -32,14 +35,16 @@ def magnitudes(weight: Tensor) -> Sizes:
 
 CPU = torch.device("cpu")
 MOST_PLANES = 16
-"""With more planes than that, the kernels' votes per weight no longer fit their type."""
+"""Maximum number of planes for which the kernels' vote counts fit their type."""
 
 
 class VoteCounter:
-    """Votes for one matrix, held as bit planes: plane ``p`` has bit ``i`` set if weight ``i``'s count has ``2**p`` in it.
+    """Votes for one matrix, as bit planes.
 
-    Masks are added as whole words, without being unpacked; the planes need ``log2(voters) + 1`` bits per weight, and any
-    number of voters fits. What goes in and comes out is NumPy's, wherever the planes are.
+    Plane ``p`` has bit ``i`` set if the number of votes for weight ``i`` has bit ``p`` set. Masks
+    are added as whole words, without unpacking. The planes need ``log2(voters) + 1`` bits per
+    weight, for any number of voters. Inputs and results are NumPy arrays, and the planes can be on
+    any device.
     """
 
     def __init__(self, shape: tuple[int, int], num_voters: int, device: torch.device = CPU) -> None:
@@ -49,12 +54,12 @@ class VoteCounter:
         self._votes = votes_on(device, shape, num_voters)
 
     def count(self, masks: NDArray[np.uint64], first: int = 0) -> None:
-        """Count the votes of all voters in a stretch of words.
+        """Count the votes of all voters in a range of words.
 
         Parameters
         ----------
-        masks : (num_voters, words), packed prune masks from word ``first`` on; counted fastest in a
-            ``bitmask.stack_of_masks``
+        masks : (num_voters, words), packed prune masks, starting at word ``first``; counting is
+            fastest in a ``bitmask.stack_of_masks``
 
         Raises
         ------
@@ -70,22 +75,25 @@ class VoteCounter:
         self._votes.count(masks, first)
 
     def counts(self) -> NDArray[np.int32]:
-        """Votes per weight, shaped like the matrix: the aggregated mask matrix of FedPrLLM."""
+        """Return the votes per weight, shaped like the matrix (FedPrLLM's summed masks)."""
         return self._votes.counts()
 
     def unanimous(self) -> Words:
-        """Packed mask of the weights that every voter would prune."""
+        """Return the packed mask of the weights that every voter would prune."""
         return self._votes.unanimous()
 
     def most_voted(
         self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
     ) -> Words:
-        """Packed mask of the most voted weights of each comparison group; see ``select_most_voted``."""
+        """Return the packed mask of the most voted weights of each comparison group.
+
+        See ``select_most_voted``.
+        """
         return self._votes.most_voted(sparsity, group, sizes)
 
 
 class Votes(Protocol):
-    """What a ``VoteCounter`` asks of the device that holds its planes; its own methods say what each does."""
+    """Interface of a ``VoteCounter``'s planes on a device, with the same methods."""
 
     def count(self, masks: NDArray[np.uint64], first: int) -> None: ...
 
@@ -97,7 +105,7 @@ class Votes(Protocol):
 
 
 def votes_on(device: torch.device, shape: tuple[int, int], num_voters: int) -> Votes:
-    """Bit planes without votes, on a device."""
+    """Return bit planes without votes on a device."""
     if device.type == "cpu":
         return HostVotes(shape, num_voters)
     from pruning_kernels.device_votes import DeviceVotes
@@ -106,7 +114,7 @@ def votes_on(device: torch.device, shape: tuple[int, int], num_voters: int) -> V
 
 
 class HostVotes:
-    """Bit planes in the memory of the CPU, (number of planes, words) uint64."""
+    """Bit planes in CPU memory, (number of planes, words) uint64."""
 
     def __init__(self, shape: tuple[int, int], num_voters: int) -> None:
         self.shape = shape
@@ -116,7 +124,7 @@ class HostVotes:
         self.planes = self._room[:, : num_words(self.num_weights)]
 
     def count(self, masks: NDArray[np.uint64], first: int) -> None:
-        """Count the votes of all voters in a stretch of words."""
+        """Count the votes of all voters in a range of words."""
         planes = self.planes[:, first : first + masks.shape[1]]
         if self._large:
             from pruning_kernels.carry_save import count_votes
@@ -133,14 +141,14 @@ class HostVotes:
                     plane[:], carry = plane ^ carry, plane & carry
 
     def counts(self) -> NDArray[np.int32]:
-        """Votes per weight, shaped like the matrix."""
+        """Return the votes per weight, shaped like the matrix."""
         counts = np.zeros(self.shape, dtype=np.int32)
         for bit, plane in enumerate(self.planes):
             counts += unpack(plane, self.shape).astype(np.int32) << bit
         return counts
 
     def unanimous(self) -> Words:
-        """Packed mask of the weights that every voter would prune."""
+        """Return the packed mask of the weights that every voter would prune."""
         all_of_them = np.full(self.planes.shape[1], np.uint64(0xFFFFFFFFFFFFFFFF))
         for bit, plane in enumerate(self.planes):
             all_of_them &= plane if self.num_voters >> bit & 1 else ~plane
@@ -149,7 +157,10 @@ class HostVotes:
         return all_of_them
 
     def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None) -> Words:
-        """Packed mask of the most voted weights of each comparison group; see ``select_most_voted``."""
+        """Return the packed mask of the most voted weights of each comparison group.
+
+        See ``select_most_voted``.
+        """
         if not self._large or len(self.planes) > MOST_PLANES:
             return pack(select_most_voted(self.counts(), sparsity, group, sizes))
         from pruning_kernels import most_voted
@@ -178,21 +189,25 @@ class HostVotes:
 def select_most_voted(
     counts: NDArray[np.int32], sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
 ) -> NDArray[np.bool_]:
-    """Prune the weights with most votes in each comparison group (FedPrLLM section 3.2, top-k of the summed masks).
+    """Prune the weights with most votes in each comparison group.
+
+    This is the top-k of the summed masks in FedPrLLM section 3.2.
 
     Parameters
     ----------
     counts : (rows, columns), votes per weight, not negative
-    sparsity : share of each group to prune, in [0, 1)
+    sparsity : fraction of each group to prune, in [0, 1)
     group : see ``comparison_groups.ComparisonGroup``
     sizes : (rows, columns) or None
-        Among weights with equally many votes the smaller size is pruned first, then the lower index; None leaves the index
-        alone. The reference code draws a random permutation instead; its seeded form are random sizes.
+        Of weights with equally many votes the one with the smaller size is pruned first, then the
+        one with the lower index. With None only the index decides. The reference code uses a random
+        permutation, which random sizes reproduce with a seed.
 
     Returns
     -------
     NDArray[np.bool_]
-        Prune mask, same shape; each group loses exactly ``comparison_groups.pruned_per_group`` weights.
+        Prune mask, same shape; each group loses exactly ``comparison_groups.pruned_per_group``
+        weights.
     """
     rows, columns = counts.shape
     quota = pruned_per_group((rows, columns), sparsity, group)
@@ -208,20 +223,24 @@ def select_most_voted(
 
 
 def _select_in_lines(counts: NDArray[np.int32], quota: int, key: Sizes | None) -> NDArray[np.bool_]:
-    """Prune ``quota`` weights in each line: all above the line's vote threshold, then the best of those on it."""
+    """Prune ``quota`` weights in each line.
+
+    They are all weights above the line's vote threshold, and the first of those on it.
+    """
     lines, _ = counts.shape
     levels = int(counts.max(initial=0)) + 1
     line_index = np.arange(lines)[:, None]
     histogram = np.bincount(
         (line_index * levels + counts).reshape(-1), minlength=lines * levels
     ).reshape(lines, levels)
-    # (lines, levels): weights with that many votes or more.
+    # (lines, levels): number of weights with at least so many votes.
     at_least = histogram[:, ::-1].cumsum(axis=1)[:, ::-1]
-    threshold = (at_least >= quota).sum(axis=1) - 1  # the highest level that still fills the quota
+    # The highest level that still fills the quota.
+    threshold = (at_least >= quota).sum(axis=1) - 1
     prune_mask = counts > threshold[:, None]
     missing = quota - prune_mask.sum(axis=1)
 
-    # row-major: by line, then by index.
+    # Row-major: by line, then by index.
     tie_line, tie_column = np.nonzero(counts == threshold[:, None])
     if key is not None:
         order = np.lexsort((tie_column, key[tie_line, tie_column], tie_line))

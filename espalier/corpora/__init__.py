@@ -1,1 +1,4 @@
-"""Text of one client: where it comes from, how it is split and cut into windows. Takes a tokenizer, opens no model."""
+"""Text of one client: sources, partitions, splits and token windows.
+
+The modules take a tokenizer and open no model.
+"""

@@ -1,4 +1,4 @@
-"""The texts that need no file, because every Python installation has them: who holds what of them, and what is public."""
+"""Built-in texts, which every Python installation has: each client's source and the public part."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -10,20 +10,23 @@ from espalier.corpora.records import Record
 
 
 class BuiltIn(Protocol):
-    """A module with a text of several sources."""
+    """Module with texts of several sources."""
 
     SOURCES: tuple[str, ...]
 
     def texts(self, source: str) -> Iterator[str]:
-        """Texts of one source."""
+        """Yield the texts of one source."""
 
 
 BUILT_IN: Mapping[str, BuiltIn] = {"documentation": documentation, "code": source_code}
-"""By their names in ``data.source`` and ``evaluation.texts``."""
+"""Built-in texts by their names in ``data.source`` and ``evaluation.texts``."""
 
 
 def own_records(name: str, client: int, num_clients: int) -> list[Record]:
-    """A client's source of a built-in text, by passages; clients that share a source share its passages out."""
+    """Return the passages of a client's source of a built-in text as records.
+
+    Clients with the same source divide its passages among them.
+    """
     text = BUILT_IN[name]
     place = client % len(text.SOURCES)
     sharers = -(-(num_clients - place) // len(text.SOURCES))
@@ -34,7 +37,7 @@ def own_records(name: str, client: int, num_clients: int) -> list[Record]:
 
 
 def public_part(name: str) -> str:
-    """The held-out passages of all sources of a built-in text, which no client trains or calibrates on."""
+    """Return the held-out passages of all sources, which no client calibrates or trains on."""
     text = BUILT_IN[name]
     _, held_out = split(one for source in text.SOURCES for one in text.texts(source))
     return "\n\n".join(held_out)

@@ -1,4 +1,4 @@
-"""Which items of a task are one client's own, and which of them it trains on."""
+"""Items of one client: training items and held-out items of a task."""
 
 import re
 from collections.abc import Iterable
@@ -22,19 +22,22 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 
 UNLIMITED = 1 << 30
-"""Tokens of an item for a model without a limit."""
+"""Maximum number of tokens of an item if the model has no limit."""
 LEAST_ITEMS = 100
-"""Over how many of a client's own items a loss must be a mean, beside the predictions: a few long answers are few people's."""
+"""Minimum number of a client's items over which a loss must be averaged.
+
+It holds in addition to ``LEAST_PREDICTIONS``, because a few long answers come from few people.
+"""
 
 
 @told_at_the_site
 def client_items(
     settings: RunSettings, node: NodeSettings, client: int
 ) -> tuple[list[Item], list[Item]]:
-    """A client's items, to train on and held out; they have no question in common.
+    """Return a client's training items and held-out items, which have no question in common.
 
-    As with text, the node's ``data-path`` is the site's own and taken whole; otherwise, in a simulation, ``[data]`` says what
-    the client holds.
+    As with text, the node's ``data-path`` is the site's own data and used whole. Without one, in a
+    simulation, the run's ``[data]`` determines the client's items.
 
     Raises
     ------
@@ -66,7 +69,7 @@ def client_items(
 
 
 def _dealt(settings: RunSettings, task: Task, deal: Partition) -> list[list[Item]]:
-    """The one body of items that simulated clients share, by client."""
+    """Return the items of a shared dataset by client, for simulated clients."""
     if settings.data.source == "hub":
         items = read_hub_items(
             task, _training_split(settings, task), settings.data.path, settings.data.hub_config
@@ -74,7 +77,8 @@ def _dealt(settings: RunSettings, task: Task, deal: Partition) -> list[list[Item
         return shares_of_items(deal, items)
     try:
         found = Path(settings.data.path).stat()
-    except OSError:  # reading says what is wrong
+    # Reading the file raises the error that says what is wrong.
+    except OSError:
         return shares_of_items(deal, read_items(task, settings.data.path))
     version = found.st_ino, found.st_size, found.st_mtime_ns
     return _dealt_file(deal, task.name, settings.data.path, version)
@@ -84,7 +88,10 @@ def _dealt(settings: RunSettings, task: Task, deal: Partition) -> list[list[Item
 def _dealt_file(
     deal: Partition, task: str, path: str, version: tuple[int, ...]
 ) -> list[list[Item]]:
-    """A file's items by client; the simulated clients of a process read it once, as long as it stays the same ``version``."""
+    """Return a file's items by client.
+
+    The simulated clients of a process read the file once, until its ``version`` changes.
+    """
     return shares_of_items(deal, read_items(task_named(task), path))
 
 
@@ -101,12 +108,18 @@ def held_out_items(
     classes: bool,
     positions: int | None,
 ) -> ScoredItems:
-    """A client's held-out items, at most ``task.max-test-items``, for a model that has ``positions``; None: it has no limit.
+    """Return a client's held-out items, at most ``task.max-test-items``, encoded for a model.
+
+    Parameters
+    ----------
+    classes : whether the model is an encoder with a classification head
+    positions : maximum number of positions of the model; None: no limit
 
     Raises
     ------
     Mistake
-        The site does not allow it, the source or file is wrong, or a mean over them would say too much about single ones.
+        The site does not permit it, the source or file is wrong, or there are so few items that a
+        mean would reveal single ones.
     """
     if not node.allows_own_text():
         raise not_allowed()
@@ -132,21 +145,29 @@ def held_out_items(
 def as_tests(
     settings: RunSettings, items: list[Item], tokenizer: Any, classes: bool, positions: int | None
 ) -> ScoredItems:
-    """Items as token ids, for a language model or for an encoder with classes, whole as far as the model takes them.
+    """Encode items for a language model, or for an encoder with classes.
 
-    A language model is not asked what follows the last token, so that one more can be scored than it has ``positions``; None:
-    it has no limit.
+    Items are not cut unless the model or ``task.max-test-tokens`` requires it.
+
+    Parameters
+    ----------
+    classes : whether the model is an encoder with a classification head
+    positions : maximum number of positions of the model; None: no limit
     """
     chosen = settings.task
     limit = UNLIMITED if positions is None else positions
     if classes:
         return class_items(items, tokenizer, chosen.max_test_tokens or limit)
     encode = prompt_encoder(tokenizer)
+    # The model does not predict the token after the last one, so one more token can be scored than
+    # the model has positions.
     return scored_items(task_named(chosen.name), items, encode, chosen.max_test_tokens or limit + 1)
 
 
 def public_items(settings: RunSettings) -> list[Item]:
-    """The test items, at even distances if there are more than ``task.max-test-items``; empty if the run names none.
+    """Return the public test items of the run's task; empty if the run names none.
+
+    If there are more than ``task.max-test-items``, evenly spaced ones are taken.
 
     Raises
     ------
@@ -171,7 +192,10 @@ def public_items(settings: RunSettings) -> list[Item]:
 
 
 def _require_other_split(settings: RunSettings, task: Task) -> None:
-    """Refuse to test on a split that clients train on, whole or in part; ``all`` is every split of a dataset."""
+    """Refuse a test split that clients train on, whole or in part.
+
+    The name ``all`` stands for every split of a dataset.
+    """
     split = _training_split(settings, task)
     names = {re.split(r"[\[(]", part)[0].strip() for part in split.split("+")}
     if names & {task.hub.test, "all"}:

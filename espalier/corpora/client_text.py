@@ -1,4 +1,4 @@
-"""Which passages are one client's own, and the calibration windows that it draws from them."""
+"""Text of one client: its passages, calibration samples and training windows."""
 
 from collections.abc import Iterator, Sequence
 
@@ -33,19 +33,27 @@ from espalier.settings.seeds import derive_seed
 from espalier.storage.private import private_folder
 
 LEAST_PREDICTIONS = 1000
-"""Over how many predicted tokens of a client's own text a loss must be a mean, to leave the client."""
+"""Minimum number of predicted tokens over which a loss on a client's own text is averaged.
+
+A mean over fewer predictions does not leave the client.
+"""
 
 
 @told_at_the_site
 def split_passages(
     data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """The client's passages, for calibration and held out; those of a file are read when they are needed.
+    """Return the client's passages, for calibration and held out.
 
-    The node's ``data-path`` is the site's own and taken whole. Otherwise, in a simulation, the run's ``[data]`` says what the
-    client holds, and elsewhere it may be a built-in text alone: one source of a built-in text per client (shared out when there
-    are more clients than sources), a file per client (the path contains ``{client}``, or ``by-file`` and a directory), or else
-    its share of one file (``partition``).
+    The node's ``data-path`` is the site's own data and used whole. Without one, the run's
+    ``[data]`` determines the client's text in a simulation; elsewhere only a built-in text is
+    allowed. The alternatives are:
+
+    - one source of a built-in text per client; clients with the same source divide it
+    - one file per client: a path with ``{client}``, or ``by-file`` with a directory
+    - the client's part of one file or dataset (``partition``)
+
+    Passages of a file are read on access.
 
     Raises
     ------
@@ -74,19 +82,19 @@ def split_passages(
 
 
 def _own_field(data: DataSettings, node: NodeSettings) -> str:
-    """The field of the site's own records that holds the text; a run names it in a simulation alone."""
+    """Return the text field of the site's own records; only in a simulation the run can name it."""
     return node.data_field or (data.field if node.simulated else "text")
 
 
 def _own_file(
     path: str, file_format: str, field: str, node: NodeSettings
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Passages of a file that is a client's own."""
+    """Return the passages of a file that belongs to one client."""
     return open_corpus(_source(path, file_format, field), node.state_root()).share()
 
 
 def _source(path: str, file_format: str, field: str, label_field: str = "") -> Source:
-    """A file of records; a text file has one per passage, without fields."""
+    """Return a file of records; a text file has one record per passage and no fields."""
     return (
         Source(path, "jsonl", field, label_field)
         if file_format == "jsonl"
@@ -95,13 +103,13 @@ def _source(path: str, file_format: str, field: str, label_field: str = "") -> S
 
 
 def site_records(data: DataSettings, node: NodeSettings) -> Iterator[Record]:
-    """Records of the site's own file, ``data-path``, read as they are asked for."""
+    """Yield the records of the site's own file, ``data-path``."""
     source = _source(node.data_path, node.file_format(), _own_field(data, node))
     return (located.record for located in source.located())
 
 
 def own_file(directory: str, client: int, num_clients: int) -> str:
-    """The client's file of a directory: files in order of their names, dealt out in turn."""
+    """Return the client's file in a directory; client i gets the i-th file in order of names."""
     folder = at_home(directory)
     files = sorted(
         str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith(".")
@@ -118,14 +126,16 @@ def own_file(directory: str, client: int, num_clients: int) -> str:
 def client_windows(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
-    """Calibration windows of one client, drawn with a seed of its own: (windows, data.window-tokens), int64.
+    """Return the calibration samples of one client: (num_windows, data.window-tokens), int64.
 
-    There are as many as the node's ``windows`` says, else ``data.windows``.
+    They are drawn with a seed of this client. Their number is the node's ``windows`` or else
+    ``data.windows``.
 
     Raises
     ------
     Mistake
-        The source or file is wrong, there is too little text, or the windows have fewer tokens than ``least-tokens``.
+        The source or file is wrong, there is too little text, or the samples have fewer tokens than
+        ``least-tokens``.
     """
     data = settings.data
     number = node.windows or settings.data.windows
@@ -143,12 +153,17 @@ def client_windows(
 def training_windows(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
-    """All windows of one client's text, held-out passages excluded: (windows, data.window-tokens), int64.
+    """Return all windows of one client's text without the held-out passages.
+
+    Returns
+    -------
+    Tensor
+        (windows, data.window-tokens), int64
 
     Raises
     ------
     Mistake
-        The source or file is wrong, or there is not one window of text.
+        The source or file is wrong, or the text is shorter than one window.
     """
     data = settings.data
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
@@ -165,7 +180,9 @@ def training_windows(
 def held_out_windows(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int
 ) -> Tensor:
-    """Windows of the client's own held-out passages, of which no calibration window has a token.
+    """Return windows of the client's own held-out passages for evaluation.
+
+    No calibration sample or training window has a token of these passages.
 
     Returns
     -------
@@ -175,8 +192,8 @@ def held_out_windows(
     Raises
     ------
     Mistake
-        The site does not allow it, the source or file is wrong, or the held-out passages have too few tokens; the least number
-        is named, the text is not.
+        The site does not permit it, the source or file is wrong, or the held-out passages have too
+        few tokens. The error has the required number but not the text.
     """
     if not node.allows_own_text():
         raise not_allowed()
@@ -197,12 +214,14 @@ def held_out_windows(
 def validation_windows(
     settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int
 ) -> Tensor:
-    """At most so many windows of the client's own held-out passages, for figures that stay with it: int64.
+    """Return up to ``most`` windows of the client's held-out passages, int64.
+
+    They are for figures that do not leave the client, so no minimum number of predictions holds.
 
     Raises
     ------
     Mistake
-        The source or file is wrong, or the held-out passages have not one window.
+        The source or file is wrong, or the held-out passages are shorter than one window.
     """
     return _held_out(
         settings,

@@ -1,14 +1,16 @@
-"""Where each passage of a client's file stands, so that a client reads its own passages and no others.
+"""Index of the passages in a client's file, so that a client reads only its own passages.
 
-A file is read once, in blocks, and of every passage a row is kept: hashes, where its record stands, and the record's label.
-From the rows alone follow the partition and the held-out part. Of a large file they are kept in ``<state-dir>/corpora``, for
-all clients of this machine and all later runs, until the file changes.
+A file is read once, in blocks. The index has one row per passage: hashes, the position of its
+record in the file, and the record's label. The rows are enough to compute the partition and the
+held-out split. For a large file they are stored in ``<state-dir>/corpora`` and used by all clients
+of this machine and all later runs, until the file changes.
 
-Covers: other users of the machine cannot read what is kept (owner-only permissions); two processes do not write at once (a
-lock); a file that was changed, and rows that were damaged, are noticed, and the file is read again. What is kept are hashes and
-places of passages, numbers of tokens, and labels of records, but no text; who guesses a passage can confirm the guess. It is
-removed like private state that nobody touched for ``keep-days``.
-Does not cover: a file that is changed while it is read, beyond saying so.
+Covers: other users of the machine cannot read the index (owner-only permissions); two processes do
+not write at the same time (a lock); changes of the file and damage of the rows are detected, and
+the file is read again. The index holds hashes and positions of passages, numbers of tokens and
+labels of records, but no text. A person who guesses a passage can confirm the guess with its hash.
+An index that was not used for ``keep-days`` is removed, as private state is.
+Does not cover: a file that changes while it is read. The change is reported as an error.
 """
 
 import fcntl
@@ -43,11 +45,13 @@ from espalier.storage.private import (
 )
 
 LARGE_BYTES = 1 << 24
-"""Rows of a file of this size are kept on disk; those of a smaller one are made whenever they are needed."""
+"""File size from which rows are stored on disk; rows of smaller files are computed on demand."""
 INDEX_VERSION = 2
-"""Of the files in which rows are kept."""
+"""Version of the on-disk format of the index."""
 ROWS_AT_ONCE = 1 << 14
+"""Maximum number of rows that are read at a time."""
 SORTED_AT_ONCE = 1 << 19
+"""Approximate number of hashes that are sorted at a time when duplicates are removed."""
 
 ROW = np.dtype(
     [
@@ -59,40 +63,44 @@ ROW = np.dtype(
         ("label", "<u4"),
     ]
 )
-"""A passage: its hash; of its record the point by which it is dealt out, the bytes of the file, and the place of its label; and
-which passage of the record it is."""
+"""Format of a row.
+
+``digest`` is the SHA-256 of the passage. ``point`` is the partition point of its record. ``start``
+and ``length`` are the record's bytes in the file. ``place`` is the passage's number within the
+record, and ``label`` the index of the record's label.
+"""
 _PACKED = struct.Struct("<32s8sQQII")
 
 Rows = NDArray[Any]
-"""Of ``ROW``."""
+"""Array of ``ROW``."""
 Numbers = NDArray[np.int64]
-"""Numbers of rows."""
+"""Row numbers."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of records."""
+    """File of records."""
 
     path: str
     file_format: str
-    """``text`` or ``jsonl``."""
+    """Format of the file, ``text`` or ``jsonl``."""
     field: str = ""
     label_field: str = ""
 
     def located(self) -> Iterator[Located]:
-        """All records."""
+        """Yield all records with their positions in the file."""
         if self.file_format == "jsonl":
             return json_records(self.path, self.field, self.label_field)
         return text_records(self.path)
 
     def passages_in(self, data: bytes) -> list[str]:
-        """The passages of one record, by its bytes."""
+        """Return the passages of one record, given its bytes."""
         if self.file_format == "jsonl":
             return list(passages(json_record(data, self.field, self.label_field, self.path).text))
         return list(passages(text_record(data).text))
 
     def state(self) -> dict[str, int]:
-        """By what a change of the file is noticed."""
+        """Return size, inode and times of the file, which reveal a change."""
         found = at_home(self.path).stat()
         return {
             "size": found.st_size,
@@ -102,7 +110,7 @@ class Source:
         }
 
     def changed(self) -> Mistake:
-        """The error of a file that is not what it was when it was read first."""
+        """Return the error for a file that changed after it was first read."""
         return Mistake(
             f"{self.path}: the file was changed while it was read; start the run again when it is"
             " complete"
@@ -110,14 +118,14 @@ class Source:
 
 
 class CorpusIndex:
-    """The rows of one file.
+    """Index rows of one file.
 
     Parameters
     ----------
     source : the file
-    labels : of its records, each once
-    rows : in the order of the file: in memory, or a file of them
-    folder : where what is learnt of the file is kept; None: nowhere
+    labels : distinct labels of the records
+    rows : rows in file order, in memory or as an open file
+    folder : folder for results that are stored with the index; None: nothing is stored
     """
 
     def __init__(
@@ -140,7 +148,7 @@ class CorpusIndex:
         return os.fstat(self._rows.fileno()).st_size // ROW.itemsize
 
     def rows(self, first: int, number: int) -> Rows:
-        """At most ``number`` rows from ``first`` on."""
+        """Return up to ``number`` rows, starting at row ``first``."""
         if isinstance(self._rows, np.ndarray):
             return self._rows[first : first + number]
         data = os.pread(self._rows.fileno(), number * ROW.itemsize, first * ROW.itemsize)
@@ -149,11 +157,13 @@ class CorpusIndex:
     def share(
         self, deal: Partition | None = None, client: int = 0
     ) -> tuple["IndexedPassages", "IndexedPassages"]:
-        """Passages of one client, to calibrate on and held out: each once, in order of first occurrence, as ``passages.split``.
+        """Return the passages of one client, for calibration and held out.
+
+        Each passage appears once, in order of its first occurrence, as in ``passages.split``.
 
         Parameters
         ----------
-        deal : how records are dealt out; None: all are the client's
+        deal : partition of the records among clients; None: all records belong to the client
         """
         is_mine = deal.chooser(client, self.labels) if deal else None
         found: list[Numbers] = []
@@ -173,7 +183,7 @@ class CorpusIndex:
         return IndexedPassages(self, own[~held_out]), IndexedPassages(self, own[held_out])
 
     def chosen(self, numbers: Numbers) -> Iterator[Rows]:
-        """Some rows, a few at a time; their numbers ascend."""
+        """Yield the rows with the given ascending numbers, in batches."""
         place = 0
         while place < len(numbers):
             first = int(numbers[place])
@@ -182,7 +192,10 @@ class CorpusIndex:
             place = end
 
     def _each_once(self, numbers: Numbers) -> Numbers:
-        """The first of all rows with the same hash; a part of the hashes is sorted at a time."""
+        """Drop every row whose hash occurred in an earlier row.
+
+        The hashes are sorted in parts, so that memory stays bounded.
+        """
         parts = 1 + len(numbers) // SORTED_AT_ONCE
         repeated = np.zeros(len(numbers), dtype=bool)
         for part in range(parts):
@@ -190,6 +203,7 @@ class CorpusIndex:
             digests = []
             place = 0
             for rows in self.chosen(numbers):
+                # Equal hashes fall into the same part.
                 here = np.flatnonzero(rows["digest"][:, 3] % parts == part)
                 places.append(place + here)
                 digests.append(rows["digest"][here].astype("u8"))
@@ -198,14 +212,15 @@ class CorpusIndex:
                 continue
             where = np.concatenate(places)
             all_digests = np.concatenate(digests)
-            order = np.lexsort(all_digests.T)  # stable: of equal ones the first stays first
+            # ``lexsort`` is stable: the first of equal hashes stays first and is kept.
+            order = np.lexsort(all_digests.T)
             same = (all_digests[order[1:]] == all_digests[order[:-1]]).all(axis=1)
             repeated[where[order[1:][same]]] = True
         return numbers[~repeated]
 
 
 class IndexedPassages(Sequence[str]):
-    """Passages by their rows; each is read from the file when it is needed."""
+    """Passages given by their rows; each passage is read from the file on access."""
 
     def __init__(self, corpus: CorpusIndex, numbers: Numbers) -> None:
         self.corpus = corpus
@@ -215,7 +230,7 @@ class IndexedPassages(Sequence[str]):
         return len(self.numbers)
 
     def __getitem__(self, place: Any) -> Any:
-        """One passage, or some that follow one another."""
+        """Return one passage, or the passages of a slice."""
         if isinstance(place, slice):
             return IndexedPassages(self.corpus, self.numbers[place])
         (passage,) = IndexedPassages(self.corpus, self.numbers[[place]])
@@ -239,11 +254,11 @@ class IndexedPassages(Sequence[str]):
 
     @cached_property
     def sha256(self) -> str:
-        """Names these passages of this file."""
+        """SHA-256 of the row numbers, which identifies these passages within the file."""
         return hashlib.sha256(self.numbers.tobytes()).hexdigest()
 
     def load(self, name: str) -> Any:
-        """What was kept of these passages by ``keep``; None where nothing was."""
+        """Return the value that ``keep`` stored under this name, or None if there is none."""
         if (folder := self.corpus.folder) is None:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -253,7 +268,7 @@ class IndexedPassages(Sequence[str]):
         return None
 
     def keep(self, name: str, value: Any) -> None:
-        """Keep what is known of these passages as long as the index, if it is kept."""
+        """Store a value for these passages together with the index, if the index is on disk."""
         if (folder := self.corpus.folder) is not None:
             document = {"sha256": _sha256_of(value), "value": value}
             write_json(folder / f"{name}-{self.sha256[:32]}.json", document, OWNER_ONLY_FILE)
@@ -267,12 +282,12 @@ def _passages_at(source: Source, file: BinaryIO, start: int, length: int) -> lis
     try:
         return source.passages_in(os.pread(file.fileno(), length, start))
     except (Mistake, ValueError):
-        # Another file is there now; what it holds is none of the index's business.
+        # The file was replaced. The error must not describe content that the index does not know.
         raise source.changed() from None
 
 
 def open_corpus(source: Source, root: Path) -> CorpusIndex:
-    """The index of a file; made anew if there is none, or the file is not what it was.
+    """Return the index of a file; build it if there is none or the file has changed.
 
     Parameters
     ----------
@@ -281,12 +296,14 @@ def open_corpus(source: Source, root: Path) -> CorpusIndex:
     Raises
     ------
     Mistake
-        The file is missing, empty or malformed, or changes meanwhile; or nothing can be written below ``root``.
+        The file is missing, empty or malformed, or changes while it is read; or nothing can be
+        written below ``root``.
     """
     try:
         state = source.state()
     except OSError:
-        state = {"size": 0}  # reading it tells why
+        # The file cannot be opened; the read below raises the error that says why.
+        state = {"size": 0}
     if state["size"] < LARGE_BYTES:
         labels: dict[str, int] = {}
         rows = np.frombuffer(b"".join(_packed(source.located(), labels)), dtype=ROW)
@@ -302,7 +319,7 @@ def open_corpus(source: Source, root: Path) -> CorpusIndex:
 
 
 def _packed(records: Iterable[Located], labels: dict[str, int]) -> Iterator[bytes]:
-    """The rows of all passages; ``labels`` takes what the records are labelled with."""
+    """Yield the packed rows of all passages, and collect the records' labels in ``labels``."""
     for located in records:
         text = located.record.text
         label = labels.setdefault(located.record.label, len(labels))
@@ -315,7 +332,7 @@ def _packed(records: Iterable[Located], labels: dict[str, int]) -> Iterator[byte
 
 @contextmanager
 def _locked(source: Source, root: Path) -> Iterator[Path]:
-    """The folder for what is known of a file, held by this process alone."""
+    """Hold the lock of a file's index folder, and yield the folder."""
     path = os.path.realpath(at_home(source.path))
     name = hashlib.sha256(
         json.dumps([path, source.file_format, source.field, source.label_field]).encode()
@@ -325,12 +342,13 @@ def _locked(source: Source, root: Path) -> Iterator[Path]:
         os.utime(file.fileno())
         fcntl.flock(file, fcntl.LOCK_EX)
         if not is_ours(folder):
-            mark_as_ours(folder)  # refuses what holds another program's files
+            # Raises an error if the folder holds files of another program.
+            mark_as_ours(folder)
         yield folder
 
 
 def _kept(source: Source, folder: Path, state: dict[str, int]) -> CorpusIndex | None:
-    """The index that was kept of a file in this state; None if there is none, or it is damaged."""
+    """Return the stored index of a file in this state, or None if it is missing or damaged."""
     try:
         document = read_json((folder / "index.json").read_text())
         labels = document["labels"]
@@ -346,7 +364,10 @@ def _kept(source: Source, folder: Path, state: dict[str, int]) -> CorpusIndex | 
 
 
 def _make(source: Source, folder: Path, state: dict[str, int]) -> None:
-    """Read a file, and keep its rows, then what names them, so that rows without a name are not taken for whole ones."""
+    """Read a file and store its rows, then the document that names them.
+
+    The order matters: after an interruption, incomplete rows have no document and are not used.
+    """
     for old in (path for path in folder.iterdir() if path.name not in ("lock", VERSION_FILE)):
         old.unlink()
     labels = dict[str, int]()

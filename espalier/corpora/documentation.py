@@ -1,7 +1,7 @@
-"""Documentation text that every Python installation has: language topics and docstrings of the standard library.
+"""Documentation text of Python itself: language topics and docstrings of the standard library.
 
-It is the private data of a default run: sixteen sources of different matter, one per client. The text differs a little
-between Python versions, so results that depend on it repeat per Python version.
+It is the default private data of a run: sixteen sources with different topics, one per client. The
+text differs slightly between Python versions, so results repeat only for the same version.
 """
 
 import ast
@@ -29,7 +29,8 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "in", "integers", "floating", "imaginary", "lists", "yield", "conversions", "attribute-references", "await",
     ),
 }  # fmt: skip
-"""Topics of ``pydoc_data.topics`` by source; a topic that a Python version lacks is passed over."""
+"""Topics of ``pydoc_data.topics`` of each source; topics that a Python version lacks are skipped.
+"""
 
 MODULES: dict[str, tuple[str, ...]] = {
     "asyncio": ("asyncio", "concurrent", "selectors", "queue", "sched"),
@@ -137,13 +138,13 @@ MODULES: dict[str, tuple[str, ...]] = {
         "wave",
     ),
 }
-"""Standard-library modules and packages by source; a module that a Python version lacks is passed over."""
+"""Standard-library modules and packages of each source; missing modules are skipped."""
 
 SOURCES: tuple[str, ...] = (*TOPICS, *MODULES)
 """Names of the sixteen sources, in the order in which clients receive them."""
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-"""What has a docstring."""
+"""Nodes of a syntax tree that can have a docstring."""
 
 
 def texts(source: str) -> Iterator[str]:
@@ -152,7 +153,8 @@ def texts(source: str) -> Iterator[str]:
     Raises
     ------
     Mistake
-        The source is unknown, or this Python installation has neither the topics nor the module files of it.
+        The source is unknown, or this Python installation has neither its topics nor its module
+        files.
     """
     if source in TOPICS:
         yield from _topics(TOPICS[source])

@@ -1,8 +1,9 @@
-"""Whether a site's own file holds enough for a run, found out before the site takes part.
+"""Check of a site's own file before the site takes part in a run.
 
-Covers: a file that cannot be read, or holds too little, is told when the site first hears of a run, not in its first round. Of
-a large file only the beginning is read, so that it costs the same however much a site has.
-Does not cover: what is wrong further on in a large file.
+Covers: a file that cannot be read, or has too little data, is reported when the site first hears of
+a run and not in the first round. Only the beginning of a large file is read, so the cost does not
+depend on the size of the file.
+Does not cover: errors further on in a large file.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,24 +25,28 @@ from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 from espalier.settings.task import TEXT
 
 LARGE = 4 * 1024 * 1024
-"""Bytes from which on only the beginning of a file is read."""
+"""File size in bytes above which only the beginning is read."""
 
 FIRST_ITEMS = 1000
-"""As many items of a large file are looked at."""
+"""Number of items of a large file that are read."""
 
 ANY_CLIENT = 0
-"""A site takes its own file whole, whatever its number, which is not known yet."""
+"""Placeholder for the client's number, which is not known yet.
+
+A site's own file does not depend on it.
+"""
 
 
 def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) -> None:
-    """Refuse a run that the site's ``data-path`` cannot serve, in the words of the round that would.
+    """Refuse a run that the site's ``data-path`` cannot serve, with the error of the first round.
 
-    What a site without one holds depends on its number, and is passed over here, if the run names anything.
+    A site without its own file is not checked if the run names data or a built-in text, because
+    that data depends on the client's number.
 
     Raises
     ------
     Mistake
-        Neither site nor run names a file, it cannot be read, or there is not enough in it.
+        Neither site nor run names a file, the file cannot be read, or it has too little data.
     """
     tunes = settings.tunes
     data = settings.data
@@ -50,7 +55,8 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
     if not node.data_path and (of_the_run or (data.source in BUILT_IN_TEXTS and not on_items)):
         return
     if _size(node.data_path) > LARGE:
-        with suppress(Mistake):  # it is told below
+        # The full read below raises the error again.
+        with suppress(Mistake):
             if (
                 _begins_with_items(settings, node)
                 if on_items
@@ -67,12 +73,12 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
 
 @told_at_the_site
 def require_readable(settings: RunSettings, node: NodeSettings) -> None:
-    """Refuse a run that the site's ``data-path`` cannot serve whatever the tokenizer, where there is none as yet.
+    """Refuse a run that the site's ``data-path`` cannot serve, before a tokenizer is available.
 
     Raises
     ------
     Mistake
-        The file cannot be read, or holds nothing to train on.
+        The file cannot be read, or has nothing to train on.
     """
     on_items = settings.tunes and settings.task.name != TEXT
     require_own_data(node, settings.data, settings.task.name if on_items else TEXT)
@@ -82,7 +88,7 @@ def require_readable(settings: RunSettings, node: NodeSettings) -> None:
         if _size(node.data_path) <= LARGE or not _begins_with_items(settings, node):
             client_items(settings, node, ANY_CLIENT)
     else:
-        # A file that is empty, or none, is told when it is read.
+        # Reading the first record reports a missing or empty file.
         next(site_records(settings.data, node), None)
 
 
@@ -90,7 +96,8 @@ def _size(path: str) -> int:
     try:
         return at_home(path).stat().st_size
     except OSError:
-        return 0  # it is told when the file is read
+        # Reading the file raises the error.
+        return 0
 
 
 def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
@@ -104,7 +111,10 @@ def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
 def _begins_with_windows(
     settings: RunSettings, node: NodeSettings, encode: Encode, tunes: bool
 ) -> bool:
-    """Whether the windows that the run asks for are in the file's beginning; a token has a character or more."""
+    """Return whether the file's beginning has as many windows as the run needs.
+
+    A token has at least one character, so the search starts with as many characters as tokens.
+    """
     require_own_data(node, settings.data)
     wanted = settings.data.window_tokens * (1 if tunes else node.windows or settings.data.windows)
     if not tunes:
@@ -119,7 +129,7 @@ def _begins_with_windows(
 
 
 def _beginnings(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """The first texts, each time with twice as many characters as before, until there are no more."""
+    """Yield growing lists of the first texts, each with at least twice as many characters."""
     taken: list[str] = []
     size = 0
     for text in texts:

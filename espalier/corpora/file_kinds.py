@@ -1,10 +1,10 @@
-"""Kinds of files that are no UTF-8 text, known by their first bytes, for errors."""
+"""Detection of files that are not UTF-8 text, by their first bytes, for errors."""
 
 import codecs
 from collections.abc import Callable
 
 HEAD_BYTES = 512
-"""First bytes of a file by which its kind is told."""
+"""Number of bytes at the beginning of a file that are examined."""
 
 UNPACK = "is compressed ({}); unpack it, and name the unpacked file"
 CONVERT = "is {}, not UTF-8; convert it, for instance with: iconv -f {} -t UTF-8"
@@ -45,12 +45,21 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
 _NEVER_IN_TEXT = frozenset(
     {b"BZh", b"ORC", b"PAR1", b"ARROW1", b"Obj\x01", b"PK\x03\x04", b"PK\x05\x06"}
 )
-"""Beginnings that are letters: they count only where bytes that no text has follow."""
+"""Signatures that consist of letters and could begin a text.
+
+They count only if bytes follow that do not occur in text.
+"""
 TAR_AT = 257
+"""Offset of the signature ``ustar`` in a tar archive."""
 
 
 def kind_refused(head: bytes) -> str:
-    """Say what a file is, and what to do, by its first ``HEAD_BYTES`` bytes; empty if it may be UTF-8 text."""
+    """Return the kind of a file and the remedy, for an error; empty if it may be UTF-8 text.
+
+    Parameters
+    ----------
+    head : the first ``HEAD_BYTES`` bytes of the file
+    """
     for beginning, told in _BEGINNINGS:
         if head.startswith(beginning) and (beginning not in _NEVER_IN_TEXT or _is_binary(head)):
             return told
@@ -71,7 +80,10 @@ def _is_binary(head: bytes) -> bool:
 
 
 def _nul_at(places: tuple[int, ...], width: int) -> Callable[[bytes], bool]:
-    """Return a test for text whose characters have ``width`` bytes, of which those at ``places`` are mostly zero."""
+    """Return a test for text with ``width`` bytes per character.
+
+    The test is passed if in most characters exactly the bytes at ``places`` are zero.
+    """
 
     def is_encoded(head: bytes) -> bool:
         whole = len(head) // width * width

@@ -1,7 +1,7 @@
-"""The text of a file as it is, of which a stretch is in memory at a time.
+"""Text of a file, read in parts so that memory stays bounded.
 
-Covers: a file of any size; one that is empty or not UTF-8 is told when it is opened, one that is changed afterwards when it is
-read again.
+Covers: files of any size. An empty file or one that is not UTF-8 is reported when it is opened. A
+later change of the file is reported when it is read again.
 """
 
 import os
@@ -14,19 +14,20 @@ from espalier.settings.mistakes import Mistake
 
 
 class FileText(Sequence[str]):
-    """Stretches of a UTF-8 file, which joined are its text without a mark of the byte order.
+    """Consecutive parts of a UTF-8 file; joined, they are its text without a byte order mark.
 
-    They end where a very long passage would be cut, the newline or blank included, so that a tokenizer can be stopped there.
+    A part ends where a very long passage would be cut (see ``long_passages``) and includes the
+    newline or blank at that place, so that a tokenizer can stop there.
 
     Parameters
     ----------
     path : the file
-    keys : the settings to blame if it cannot be read
+    keys : settings that name the file, for errors
 
     Raises
     ------
     Mistake
-        The file is missing, is not a file, is empty, or is not UTF-8.
+        The file is missing, is not a regular file, is empty, or is not UTF-8.
     """
 
     def __init__(self, path: str, keys: str) -> None:
@@ -40,7 +41,7 @@ class FileText(Sequence[str]):
         return len(self._places) - 1
 
     def __getitem__(self, place: Any) -> Any:
-        """One stretch, or a list of some that follow one another."""
+        """Return one part, or a list of the parts of a slice."""
         if isinstance(place, slice):
             first, end, _ = place.indices(len(self))
             return list(self._read(first, end))
@@ -63,7 +64,7 @@ class FileText(Sequence[str]):
                 yield data.decode()
 
     def _checked(self, file: BinaryIO) -> Iterator[int]:
-        """Yield where each stretch begins, and where the last one ends."""
+        """Yield the start of each part, and finally the end of the last one."""
         start = behind_mark(file)
         waiting = bytearray()
         empty = True
@@ -91,6 +92,6 @@ class FileText(Sequence[str]):
 
 
 def _state(file: BinaryIO) -> tuple[int, ...]:
-    """By what a change of the file is noticed."""
+    """Return size, inode and times of the file, which reveal a change."""
     found = os.fstat(file.fileno())
     return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns

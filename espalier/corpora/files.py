@@ -1,4 +1,7 @@
-"""Text and JSON Lines files, read in blocks; errors name the file, the line and the field, and never quote the text."""
+"""Readers of text and JSON Lines files, block by block.
+
+Errors name the file, the line and the field, and never quote the text.
+"""
 
 import codecs
 import os
@@ -20,17 +23,17 @@ from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 
 CLIENT_KEYS = "data.path or the node's data-path"
-"""The settings that name a client's file."""
+"""Settings that name a client's file."""
 
 BLOCK_BYTES = 1 << 22
-"""So much of a file is read at a time; more is in memory only of a line of JSON Lines that is longer."""
+"""Number of bytes that are read at a time; only a longer line of JSON Lines needs more memory."""
 
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 
 
 @dataclass(frozen=True)
 class Located:
-    """A record, and the bytes of the file from which ``text_record`` or ``json_record`` makes it."""
+    """Record with the bytes of the file from which ``text_record`` or ``json_record`` makes it."""
 
     start: int
     length: int
@@ -38,12 +41,12 @@ class Located:
 
 
 def text_records(path: str) -> Iterator[Located]:
-    """Yield the passages of a UTF-8 file in their order.
+    """Yield the passages of a UTF-8 file in file order.
 
     Raises
     ------
     Mistake
-        The file is missing, is not a file, is empty, or is not UTF-8 text.
+        The file is missing, is not a regular file, is empty, or is not UTF-8 text.
     """
     found = False
     with opened(path, CLIENT_KEYS) as file:
@@ -60,32 +63,47 @@ def text_records(path: str) -> Iterator[Located]:
 
 
 def text_record(data: bytes) -> Record:
-    """What stands between two blank lines of a text file, or a part of it; UnicodeDecodeError if it is not UTF-8."""
+    """Return the record of a passage of a text file.
+
+    Raises
+    ------
+    UnicodeDecodeError
+        The bytes are not UTF-8.
+    """
     return Record(data.decode().replace("\r\n", "\n").strip("\n").rstrip())
 
 
 def json_records(path: str, field: str, label_field: str) -> Iterator[Located]:
-    """Yield a text field and a label field of every record of a JSON Lines file; blank lines are passed over.
+    """Yield a text field and a label field of every record of a JSON Lines file.
 
-    Labels may be strings, numbers or truth values; without a ``label_field`` every label is empty.
+    Blank lines are skipped. Labels can be strings, numbers or truth values. Without a
+    ``label_field`` every label is empty.
 
     Raises
     ------
     Mistake
-        The file is missing, empty or no UTF-8 text, a line is not a JSON object, the field is missing or not a string, or the
-        label is missing.
+        The file is missing, empty or not UTF-8 text, a line is not a JSON object, the field is
+        missing or not a string, or the label is missing.
     """
     for where, start, line in json_lines(path):
         yield Located(start, len(line), json_record(line, field, label_field, where))
 
 
 def json_lines(path: str, keys: str = CLIENT_KEYS) -> Iterator[tuple[str, int, bytes]]:
-    """Yield the lines of a JSON Lines file that are not blank: where each stands in words, its first byte, and its bytes.
+    """Yield the lines of a JSON Lines file that are not blank.
+
+    Parameters
+    ----------
+    keys : settings that name the file, for errors
+
+    Yields
+    ------
+    (where, start, line) : position for errors, offset of the first byte, and bytes of the line
 
     Raises
     ------
     Mistake
-        The file is missing, is not a file, holds no records, or is no text. ``keys`` are the settings to blame.
+        The file is missing, is not a regular file, has no records, or is not text.
     """
     found = False
     with opened(path, keys) as file:
@@ -98,7 +116,10 @@ def json_lines(path: str, keys: str = CLIENT_KEYS) -> Iterator[tuple[str, int, b
 
 
 def json_record(line: bytes, field: str, label_field: str, where: str) -> Record:
-    """The record of one line; raises as ``json_records`` does, and says ``where`` it stands."""
+    """Return the record of one line.
+
+    The errors are those of ``json_records`` and begin with ``where``.
+    """
     record = json_object(line, where)
     remedy = "set data.field or the node's data-field"
     if field not in record:
@@ -141,25 +162,29 @@ def _is_unicode(text: str) -> bool:
 
 
 def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield what stands between blank lines of a file, and at which byte; a mark of the byte order is left out.
+    """Yield the passages of a file with the offset of each.
 
-    What is very long is cut, also while its end is not read yet (``long_passages.py``). A blank line has nothing but spaces and
-    tabs. Lines end in a newline, with a carriage return before it or not.
+    A byte order mark is left out. A very long passage is cut even before its end is read
+    (``long_passages.py``). A blank line has only spaces and tabs. Lines end with a newline, which
+    may follow a carriage return.
     """
-    # As if the first line stood behind another.
+    # A newline in front lets the pattern find blank lines at the beginning of the file.
     waiting = bytearray(b"\n")
     start = behind_mark(file) - 1
-    seen = 0  # before here no blank lines begin that were not found
+    # Blank lines that begin before this place were found already.
+    seen = 0
     for block in blocks(file):
         waiting += block
-        place = 0  # of the byte before what was not yielded yet
+        # Index of the newline before the text that was not yielded yet.
+        place = 0
         for blank in _BLANK_LINES.finditer(waiting, seen):
             if blank.start() > place:
                 yield from (
                     (start + first, bytes(waiting[first:end]))
                     for first, end in parts(waiting, place + 1, blank.start())
                 )
-            place = blank.end() - 1  # its last newline stands before what follows
+            # The last newline of a blank line precedes the next passage.
+            place = blank.end() - 1
         if filled := len(block.rstrip(BLANK)):
             seen = len(waiting) - len(block) + filled
         for first, end, following in full_parts(waiting, place + 1, seen):
@@ -174,13 +199,19 @@ def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def behind_mark(file: BinaryIO) -> int:
-    """Pass over a mark of the byte order at the beginning of a file; returns where the text begins."""
+    """Skip a byte order mark at the beginning of a file; return the offset of the text."""
     start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
     return file.seek(start)
 
 
 def blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Read a file on, and say how far that is; Mistake if there is a byte that text does not have."""
+    """Yield the rest of a file in blocks and report progress.
+
+    Raises
+    ------
+    Mistake
+        A byte is NUL, which does not occur in text.
+    """
     share = Share(f"reading {Path(file.name).name}", os.fstat(file.fileno()).st_size)
     while block := file.read(BLOCK_BYTES):
         if (place := block.find(0)) >= 0:
@@ -193,12 +224,12 @@ def blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with what ends them, and at which byte each begins."""
+    """Yield the lines of a file, with their line ends, and the offset of each."""
     start = 0
     waiting = b""
     for block in blocks(file):
         lines = (waiting + block).splitlines(keepends=True)
-        # A carriage return may be half of what ends a line.
+        # A line that ends with a carriage return may go on: its newline can be in the next block.
         waiting = b"" if lines[-1].endswith(b"\n") else lines.pop()
         for line in lines:
             yield start, line
@@ -209,7 +240,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def not_utf8(path: str, start: int, error: UnicodeDecodeError) -> Mistake:
-    """Return the error of a file whose bytes from ``start`` on could not be decoded."""
+    """Return the error for bytes from offset ``start`` on that could not be decoded."""
     place = start + error.start
     if error.reason == "unexpected end of data":
         return Mistake(
@@ -221,12 +252,16 @@ def not_utf8(path: str, start: int, error: UnicodeDecodeError) -> Mistake:
 
 @contextmanager
 def opened(path: str, keys: str) -> Iterator[BinaryIO]:
-    """A file of UTF-8 text, to be read; ``keys`` are the settings to blame if it cannot be.
+    """Open a file of UTF-8 text for reading.
+
+    Parameters
+    ----------
+    keys : settings that name the file, for errors
 
     Raises
     ------
     Mistake
-        It is missing, is no file, or begins as a file of another kind does.
+        The file is missing, is not a regular file, or begins like a file of another kind.
     """
     file = at_home(path)
     try:

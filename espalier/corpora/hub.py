@@ -1,4 +1,8 @@
-"""Hugging Face datasets by name; the library is optional (``pip install -e '.[hub]'``) and fetches or finds the data itself."""
+"""Hugging Face datasets by name.
+
+The library is optional (``pip install -e '.[hub]'``). It downloads the data or finds it in its
+cache.
+"""
 
 import re
 from collections.abc import Iterator
@@ -9,28 +13,31 @@ from espalier.corpora.records import Record
 from espalier.settings.mistakes import Mistake
 
 TRAINING_SPLIT = ("data.hub-split", "set it to one of these, or to several joined by +")
-"""The key and the remedy where a dataset lacks a split that clients train on."""
+"""Key and remedy for a dataset without the split that clients train on."""
 
 CANNOT_BE_LOADED = "cannot be loaded"
-"""What is said of a dataset that is not there, or not to be reached."""
+"""Text in the error for a dataset that does not exist or cannot be reached."""
 
 TEST_SPLIT = (
     "task.test-path = ''",
     "the task's test items are in that split; name a JSON Lines file of public test items",
 )
-"""The same where it lacks the split that holds a task's public test items."""
+"""Key and remedy for a dataset without the split of a task's public test items."""
 
 
 def read_dataset(
     name: str, config: str, split: str, field: str, label_field: str
 ) -> Iterator[Record]:
-    """Yield a text field and a label field of every record of a dataset; without a ``label_field`` labels are empty.
+    """Yield a text field and a label field of every record of a dataset.
+
+    Without a ``label_field`` every label is empty. Values of other types are refused, not converted
+    to text.
 
     Raises
     ------
     Mistake
-        The library is not installed, the dataset cannot be loaded, it has no such split or field, or a row holds no text or
-        label there; nothing is made text that is none.
+        The library is not installed, the dataset cannot be loaded, it has no such split or field,
+        or a row has no text or label there.
     """
     dataset = load_split(name, config, split, f"data.path = {name!r}: the dataset")
     for key, column in (("data.field", field), ("data.partition-field", label_field)):
@@ -67,7 +74,12 @@ def read_dataset(
 def load_split(
     name: str, config: str, split: str, called: str, missing: tuple[str, str] = TRAINING_SPLIT
 ) -> Any:
-    """Load a split of a dataset that errors call ``called``; ``missing`` is what they say if it has no such split.
+    """Load a split of a dataset.
+
+    Parameters
+    ----------
+    called : description of the dataset, for errors
+    missing : key and remedy for the error if the dataset has no such split
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A line of JSON Lines as an object, or the reason why it is none; errors never quote the line."""
+"""Parser for one line of JSON Lines; its errors never quote the line."""
 
 import json
 from typing import Any
@@ -15,12 +15,12 @@ TO_UTF8 = (
 
 
 def json_object(line: bytes, where: str) -> dict[str, Any]:
-    """Return the object of one line, with a byte order mark before it or not.
+    """Return the object of one line, which may begin with a byte order mark.
 
     Raises
     ------
     Mistake
-        It is not UTF-8, not JSON or no object; ``where`` names its file and number.
+        The line is not UTF-8, not JSON or not an object; ``where`` names its file and number.
     """
     try:
         text = line.decode("utf-8-sig").rstrip()
@@ -48,7 +48,7 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _why(text: str, error: json.JSONDecodeError) -> str:
-    """Say what is wrong with a line: the commonest ways to write another format, or else the parser's word and its column."""
+    """Describe why a line is not JSON, by the most common mistakes or the parser's message."""
     body = text.strip()
     if not body.startswith(("{", "[")):
         return "it does not begin with {, as plain text and the rows of a CSV table do not"

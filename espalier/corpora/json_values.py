@@ -1,4 +1,4 @@
-"""Words for errors about a record: kinds of values and names of fields, never a value."""
+"""Descriptions of record values and fields for errors; they never quote a value."""
 
 import math
 import re
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
-"""Names of fields that are shown; what does not look like a name might be a person's words."""
+"""Pattern of field names that errors can show; other names might be private text."""
 MOST_NAMES = 12
+"""Maximum number of field names in an error."""
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of a value as JSON calls it."""
+    """Return the kind of a value in JSON's terms."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -29,13 +30,13 @@ def kind_of(value: Any) -> str:
 def is_label(value: Any) -> bool:
     """Return whether a value can label a record: a string, a finite number or a truth value.
 
-    Null and NaN are what tables hold where a label is missing.
+    Tables hold null or NaN for a missing label.
     """
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def fields_there(record: Mapping[str, Any]) -> str:
-    """Name the fields of a record and the kind of each; names that do not look like names are counted."""
+    """List the fields of a record with their kinds; fields with unusual names are only counted."""
     shown = [name for name in record if _NAME.fullmatch(name)][:MOST_NAMES]
     named = [f"{name} ({kind_of(record[name])})" for name in shown]
     if others := len(record) - len(shown):

@@ -1,29 +1,31 @@
-"""Where a passage is cut that is too long to be handled whole, as in a text that has no blank lines.
+"""Cuts within passages that are too long to be processed whole, as in text without blank lines.
 
-At the last newline that leaves the part no longer than ``LONGEST_PASSAGE``; where a line is longer, at its last blank; where
-there is none, between two characters. The newline or blank itself belongs to neither part. A part depends on what stands before
-it in its passage alone, so a file that is read in blocks is cut as one in memory, however large the blocks are.
+A passage is cut at the last newline that leaves a part of at most ``LONGEST_PASSAGE`` bytes, else
+at the last blank, else between two characters. The newline or blank belongs to neither part. A part
+depends only on the text before it in the same passage. A file that is read in blocks is therefore
+cut like a text in memory, for any size of the blocks.
 """
 
 from collections.abc import Iterator
 
 LONGEST_PASSAGE = 1 << 16
-"""Bytes of a passage, in UTF-8; some ten thousand words."""
+"""Maximum size of a passage in bytes of UTF-8, about ten thousand words."""
 BLANK = b" \t\r\n"
 MOST_BYTES = 4
-"""Of a character in UTF-8."""
+"""Maximum number of bytes of a character in UTF-8."""
 
 
 def full_parts(data: bytes | bytearray, first: int, filled: int) -> Iterator[tuple[int, int, int]]:
-    """Cut off parts as long as what is left is too long.
+    """Cut parts off the beginning of a passage while the rest is too long.
 
     Parameters
     ----------
-    first, filled : where a passage begins in ``data``, and behind which of its bytes nothing but blanks is known to follow
+    first : start of the passage in ``data``
+    filled : end of the passage without the blanks that may follow
 
     Yields
     ------
-    (begin, end, following) : of each part, and where what is left begins
+    (begin, end, following) : start and end of each part, and start of the rest
     """
     while filled - first > LONGEST_PASSAGE:
         end, following = _cut(data, first)
@@ -32,7 +34,7 @@ def full_parts(data: bytes | bytearray, first: int, filled: int) -> Iterator[tup
 
 
 def parts(data: bytes | bytearray, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where each part of a whole passage begins and ends; a passage that is not too long is one part."""
+    """Yield start and end of each part of a whole passage; a short passage is one part."""
     if end - first > LONGEST_PASSAGE:
         filled = first + len(data[first:end].rstrip(BLANK))
         for begin, behind, following in full_parts(data, first, filled):
@@ -42,7 +44,7 @@ def parts(data: bytes | bytearray, first: int, end: int) -> Iterator[tuple[int, 
 
 
 def text_parts(passage: str) -> Iterator[str]:
-    """The same of a passage in memory."""
+    """Yield the parts of a passage in memory."""
     if MOST_BYTES * len(passage) <= LONGEST_PASSAGE:
         yield passage
         return
@@ -52,7 +54,7 @@ def text_parts(passage: str) -> Iterator[str]:
 
 
 def _cut(data: bytes | bytearray, first: int) -> tuple[int, int]:
-    """Where the first part ends of what is too long, and where the rest begins."""
+    """Return the end of the first part of a passage that is too long, and the start of the rest."""
     limit = first + LONGEST_PASSAGE
     end = data.rfind(b"\n", first, limit + 1)
     if end <= first:
@@ -60,7 +62,7 @@ def _cut(data: bytes | bytearray, first: int) -> tuple[int, int]:
     if end > first:
         return end, end + 1
     end = limit
-    # Within a character.
+    # Bytes ``10xxxxxx`` continue a character of UTF-8, so the cut moves before its first byte.
     while end > max(first + 1, limit - MOST_BYTES) and data[end] & 0xC0 == 0x80:
         end -= 1
     return end, end

@@ -1,10 +1,11 @@
-"""A site's own data: what of it may be read, how much of it an answer must rest on, and what leaves the site when it is wrong.
+"""Protection of a site's own data: what may be read, and what errors may reveal.
 
-Covers: outside of a simulation nothing is read but what the site's own configuration names, in the form that it names, and
-Python's own texts, which every installation has; what is wrong with the data is told in full in the site's log, and to others
-without its numbers of lines, bytes, windows and records, and without its path.
-Does not cover: that something can be done with the data at all or cannot, which a failure tells, and which a run that asks
-for much learns about how much there is.
+Covers: outside a simulation only data that the site's own configuration names is read, in the
+format that it names, and Python's own texts, which every installation has. The site's log has the
+full text of errors about the data. Errors that leave the site omit numbers of lines, bytes, windows
+and records, and the path. An answer must be based on a minimum number of tokens.
+Does not cover: a failure reveals that the data cannot be used at all. A run that asks for much data
+learns roughly how much there is.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,10 @@ OUTWARD = "data-path: this site's data cannot be used for this run; the log of i
 
 
 def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
-    """What a function that reads a site's data says is wrong leaves the site only as far as its mistakes say."""
+    """Decorate a function that reads a site's data, so that its errors do not leave the site.
+
+    The server receives the error's ``told`` text, or ``OUTWARD`` if there is none.
+    """
 
     @wraps(read)
     def reading(*args: P.args, **named: P.kwargs) -> R:
@@ -38,7 +42,10 @@ def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
 
 
 def no_data() -> Mistake:
-    """The error of a site that has no data: in a deployment the run's ``[data]`` may name none, since sites have their own."""
+    """Return the error for a site without data.
+
+    In a deployment the run's ``[data]`` can name no file, because sites have their own.
+    """
     text = (
         "data-path: this site names no file of its own, and the run's data.path names none either;"
         " give the site one, with data-path in --node-config"
@@ -47,7 +54,7 @@ def no_data() -> Mistake:
 
 
 def not_allowed() -> Mistake:
-    """The error of a site that is not evaluated on its own data."""
+    """Return the error for a site that does not permit evaluation on its own data."""
     text = (
         "evaluation.own-text: this site does not allow it; its owner can, with own-text=true in"
         " --node-config"
@@ -56,12 +63,14 @@ def not_allowed() -> Mistake:
 
 
 def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -> None:
-    """Refuse to read what a site's own configuration does not name.
+    """Refuse to read data that the site's own configuration does not name.
+
+    A simulated client is not restricted.
 
     Raises
     ------
     Mistake
-        The run names the data, or it wants records of another task than the site has.
+        The run names the data, or it needs records of a task that the site's file does not have.
     """
     if node.simulated:
         return
@@ -80,12 +89,14 @@ def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -
 
 
 def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
-    """Refuse an answer that would rest on fewer tokens than the site allows; how many they are is not told.
+    """Refuse an answer that is based on fewer tokens than the site requires.
+
+    The error does not contain the number of tokens that were found.
 
     Raises
     ------
     Mistake
-        They are fewer than ``least-tokens``.
+        There are fewer tokens than ``least-tokens``.
     """
     if tokens < (least := node.fewest_tokens()):
         _refuse(

@@ -1,8 +1,9 @@
-"""How one body of text is dealt out to simulated clients.
+"""Partition of one dataset among simulated clients.
 
-Which client receives a record depends on the record, its label and the run's seed, never on the order of the file: a hash
-of the text is a point in [0, 1), and each client owns a stretch of that line. The stretches are equal (``iid``), of random
-lengths (``quantity``), or of random lengths for each label (``dirichlet``); ``by-field`` gives whole labels to clients.
+The client of a record depends on the record, its label and the run's seed, not on the order of the
+file. A hash of the text is a point in [0, 1), and each client owns an interval. The intervals have
+equal lengths (``iid``), random lengths (``quantity``), or random lengths per label (``dirichlet``).
+``by-field`` assigns whole labels to clients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,15 +20,15 @@ Kind = Literal["iid", "by-field", "dirichlet", "quantity"]
 
 
 class Labelled(Protocol):
-    """What can be dealt out: a text, whose hash decides, and its label; a ``Record``, or an item of a task."""
+    """Object that can be assigned to a client, such as a ``Record`` or an item of a task."""
 
     @property
     def text(self) -> str:
-        """What is hashed."""
+        """Text that is hashed."""
 
     @property
     def label(self) -> str:
-        """By which ``by-field`` and ``dirichlet`` deal."""
+        """Label that ``by-field`` and ``dirichlet`` use."""
 
 
 L = TypeVar("L", bound=Labelled)
@@ -35,9 +36,10 @@ L = TypeVar("L", bound=Labelled)
 
 @dataclass(frozen=True)
 class Partition:
-    """A rule by which records are dealt out to ``num_clients`` clients.
+    """Rule that assigns records to ``num_clients`` clients.
 
-    ``alpha`` is the concentration of the Dirichlet distributions: small values give uneven shares, large ones even shares.
+    ``alpha`` is the concentration of the Dirichlet distributions: small values give uneven
+    partitions, large values even ones.
     """
 
     kind: Kind
@@ -46,11 +48,14 @@ class Partition:
     seed: int
 
     def share_of(self, client: int, records: Iterable[L]) -> list[L]:
-        """The records of one client, in their order."""
+        """Return the records of one client, in their original order."""
         return self.shares(records)[client]
 
     def shares(self, records: Iterable[L]) -> list[list[L]]:
-        """The records of each client, in their order; the shares of all clients are disjoint and complete."""
+        """Return the records of each client, in their original order.
+
+        The clients' lists are disjoint and contain all records.
+        """
         records = list(records)
         dealt = [list[L]() for _ in range(self.num_clients)]
         if self.kind == "by-field":
@@ -67,16 +72,17 @@ class Partition:
     def chooser(
         self, client: int, labels: Iterable[str]
     ) -> Callable[[NDArray[np.uint64], NDArray[np.uint32]], NDArray[np.bool_]]:
-        """``share_of`` for many records at a time, of which hashes are known.
+        """Return a vectorised ``share_of`` for records whose hashes are known.
 
         Parameters
         ----------
-        labels : all labels that there are
+        labels : all labels that occur
 
         Returns
         -------
         callable
-            says which records are the client's, by the point of each (see ``point_of``) and the place of its label
+            Maps the point of each record (see ``point_of``) and the index of its label to a bool
+            array that is True for the client's records.
         """
         names = list(labels)
         if self.kind == "by-field":
@@ -100,7 +106,7 @@ class Partition:
         return is_mine
 
     def _ends(self, label: str) -> NDArray[np.float64]:
-        """Where each client's stretch of [0, 1) ends, for records of a label: (num_clients,), ascending."""
+        """Return the end of each client's interval for a label: (num_clients,), ascending."""
         if self.kind == "iid":
             shares: Sequence[float] | NDArray[np.float64] = [
                 1 / self.num_clients
@@ -110,15 +116,17 @@ class Partition:
             generator = np.random.default_rng(derive_seed(self.seed, purpose))
             shares = generator.dirichlet([self.alpha] * self.num_clients)
         ends = np.cumsum(shares)
+        # The sum is rounded, and the last interval must reach 1.
         ends[-1] = 1.0
         return ends
 
 
 def point_of(record_digest: bytes) -> int:
-    """The point of a record by its hash, in units of 2**-64."""
+    """Return the partition point of a record, in units of 2**-64, given its hash."""
     return int.from_bytes(record_digest[8:16], "big")
 
 
 def _owner(record: Labelled, ends: NDArray[np.float64]) -> int:
     point = point_of(digest(record.text)) / 2**64
+    # A point close to 1 can be rounded to 1, which lies beyond the last end.
     return min(int(np.searchsorted(ends, point, side="right")), len(ends) - 1)

@@ -1,8 +1,8 @@
-"""Passages: the unit of text that is split into calibration and held-out parts.
+"""Passages: the units of text that are split into calibration and held-out parts.
 
-A passage is a run of lines without a blank line between them, or a part of one that is very long (``long_passages.py``).
-Whether it is held out depends on a hash of its words alone, so the same passage falls on the same side wherever it occurs, on
-every machine and in every order.
+A passage is a run of lines without a blank line, or a part of a very long run
+(``long_passages.py``). A hash of its words decides whether it is held out. The same passage is
+therefore on the same side wherever it occurs, on every machine and in every order.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from espalier.corpora.long_passages import text_parts
 
 HELD_OUT_PERCENT = 10
-"""Share of passages, in percent, that no calibration window and no training token is ever taken from."""
+"""Percentage of passages that are held out from calibration and training."""
 
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
@@ -29,23 +29,25 @@ def passages(text: str) -> Iterator[str]:
 
 
 def digest(passage: str) -> bytes:
-    """SHA-256 of the passage's words; differences in blank space do not count."""
+    """Return the SHA-256 of a passage's words; differences in blank space do not matter."""
     return hashlib.sha256(" ".join(passage.split()).encode()).digest()
 
 
 def is_held_out(passage: str) -> bool:
-    """Whether the passage belongs to the held-out part (see ``HELD_OUT_PERCENT``)."""
+    """Return whether the passage is held out (see ``HELD_OUT_PERCENT``)."""
     return int.from_bytes(digest(passage)[:8], "big") % 100 < HELD_OUT_PERCENT
 
 
 def digests_are_held_out(numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """The same of many passages, by the first 64 bits of each hash."""
+    """Apply ``is_held_out`` to many passages, given the first 64 bits of each hash."""
     held_out: NDArray[np.bool_] = numbers % 100 < HELD_OUT_PERCENT
     return held_out
 
 
 def split(texts: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split texts into calibration and held-out passages, each passage once, in order of first occurrence.
+    """Split texts into calibration and held-out passages.
+
+    Each passage appears once, in order of its first occurrence.
 
     Returns
     -------

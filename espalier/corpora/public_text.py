@@ -1,4 +1,4 @@
-"""Public texts on which models are compared."""
+"""Public evaluation texts, on which models are compared."""
 
 from torch import Tensor
 
@@ -9,7 +9,11 @@ from espalier.settings.run import EvaluationSettings
 
 
 def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | FileText:
-    """A public text, which ``key`` names: a file as it is, or the held-out part of a built-in text.
+    """Return a public text: the text of a file, or the held-out part of a built-in text.
+
+    Parameters
+    ----------
+    key : setting that names the text, for errors
 
     Raises
     ------
@@ -24,12 +28,16 @@ def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | Fi
 def public_windows(
     chosen: EvaluationSettings, encode: Encode, *, built_in: bool = True
 ) -> dict[str, Tensor]:
-    """Windows of all of ``evaluation.texts``, or of the files among them, (windows, tokens), int64, by name.
+    """Return windows of the texts in ``evaluation.texts`` by name: (windows, tokens), int64.
+
+    Parameters
+    ----------
+    built_in : whether to include built-in texts
 
     Raises
     ------
     Mistake
-        A file is missing, empty or not UTF-8, or has not even one window.
+        A file is missing, empty or not UTF-8, or is shorter than one window.
     """
     return {
         name: evaluation_windows(

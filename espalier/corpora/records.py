@@ -1,11 +1,11 @@
-"""A record: a text and its label."""
+"""Record with a text and a label."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Record:
-    """A text and what it is labelled with; an empty label where there is none."""
+    """Text with its label; the label is empty if the source has none."""
 
     text: str
     label: str = ""

@@ -1,7 +1,8 @@
-"""Source code of the standard library, which every Python installation has: text that the demo model has not seen.
+"""Source code of Python's standard library: text that the demo model was not trained on.
 
-Twelve sources of different matter, one per client. Docstrings are left out, because the demo model was trained on them
-(``espalier.corpora.documentation``); comments are code. The text differs a little between Python versions.
+There are twelve sources with different topics, one per client. Docstrings are removed, because the
+demo model was trained on them (``espalier.corpora.documentation``). Comments are kept as part of
+the code. The text differs slightly between Python versions.
 """
 
 import ast
@@ -78,9 +79,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tomllib",
     ),
 }
-"""Standard-library modules and packages by source; a module that a Python version lacks is passed over.
+"""Standard-library modules and packages of each source.
 
-None is a frozen module (``os``, ``runpy`` ...): those have a file only where Python runs with ``-X frozen_modules=off``.
+Modules that a Python version lacks are skipped. Frozen modules (``os``, ``runpy`` ...) are left
+out, because they have a file only if Python runs with ``-X frozen_modules=off``.
 """
 
 SOURCES: tuple[str, ...] = tuple(MODULES)
@@ -93,7 +95,7 @@ def texts(source: str) -> Iterator[str]:
     Raises
     ------
     Mistake
-        The source is unknown, or this Python installation has no files of it.
+        The source is unknown, or this Python installation has no files for it.
     """
     if source not in MODULES:
         raise Mistake(f"code source: {source!r} is unknown; choose one of {', '.join(SOURCES)}")
@@ -102,8 +104,12 @@ def texts(source: str) -> Iterator[str]:
 
 
 def without_docstrings(code: str) -> str:
-    """Python code without the lines that are docstrings of modules, classes and functions, and no other change."""
-    lines = code.encode().splitlines(keepends=True)  # positions in a syntax tree are bytes of UTF-8
+    """Return Python code without the docstrings of modules, classes and functions.
+
+    Lines that hold only a docstring are removed; all other text stays as it is.
+    """
+    # Positions in a syntax tree count bytes of UTF-8, not characters.
+    lines = code.encode().splitlines(keepends=True)
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             _cut(lines, node.body[0])
@@ -111,8 +117,10 @@ def without_docstrings(code: str) -> str:
 
 
 def _cut(lines: list[bytes], statement: ast.stmt) -> None:
-    """Take a statement out of lines, in place and leaving their number; a line of which no more is left goes whole."""
+    """Remove a statement from the lines in place; the list keeps its length."""
     first = statement.lineno - 1
     last = (statement.end_lineno or statement.lineno) - 1
     rest = lines[first][: statement.col_offset] + lines[last][statement.end_col_offset :]
+    # A line that holds only blanks after the removal becomes an empty entry. The number of entries
+    # must not change, because later statements are found by their line numbers.
     lines[first : last + 1] = [rest if rest.strip() else b""] + [b""] * (last - first)

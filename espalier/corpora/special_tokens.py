@@ -1,7 +1,8 @@
-"""Tokens that a tokenizer adds behind every text, and texts that are to be continued, which must not end in them.
+"""Special tokens at the end of a text, which a prompt must not have.
 
-Many tokenizers put a token for the end behind a text (``add_eos_token`` of LLaMA's, ``</s>`` of RoBERTa's). Behind a prompt it
-would say that nothing follows, and the number of tokens of a prompt would not be the place where its answer begins.
+Many tokenizers add an end token to every text (``add_eos_token`` of LLaMA's, ``</s>`` of
+RoBERTa's). After a prompt it would say that nothing follows. The number of tokens of a prompt would
+also not be the position at which its answer begins.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,25 +12,25 @@ from espalier.corpora.token_pieces import Encode
 from espalier.settings.mistakes import Mistake
 
 _PROBES = ("a", "b", "0", ".", "the")
-"""Texts of which most tokenizers make tokens that are not special."""
+"""Texts that most tokenizers encode without special tokens."""
 _MOST_PROBES = 64
-"""Tokens of the vocabulary that are tried behind them."""
+"""Number of tokens of the vocabulary that are tried after ``_PROBES``."""
 
 
 def prompt_encoder(tokenizer: Any, encode: Encode | None = None) -> Encode:
-    """Return a function from a text that is to be continued to its token ids.
+    """Return a function that encodes a text without the tokens that are added at its end.
 
-    They are those of the tokenizer, with what it puts before a text and without what it puts behind it.
+    Tokens that the tokenizer adds before a text are kept.
 
     Parameters
     ----------
-    tokenizer : one of Hugging Face's
-    encode : the same tokenizer's ``encode``, if it remembers texts; None: the tokenizer's own
+    tokenizer : tokenizer of Hugging Face
+    encode : ``encode`` of the same tokenizer with a cache; None: the tokenizer's own
 
     Raises
     ------
     Mistake
-        What the tokenizer adds cannot be told.
+        The added tokens cannot be determined.
     """
     whole = encode or tokenizer.encode
     behind = list(added_behind(tokenizer))
@@ -44,12 +45,12 @@ def prompt_encoder(tokenizer: Any, encode: Encode | None = None) -> Encode:
 
 
 def added_behind(tokenizer: Any) -> tuple[int, ...]:
-    """Return the token ids that a tokenizer adds behind every text; empty if it adds none.
+    """Return the token ids that a tokenizer adds at the end of every text; empty if there are none.
 
     Raises
     ------
     Mistake
-        It encodes every text otherwise with special tokens than without.
+        The tokenizer encodes every text differently with special tokens than without them.
     """
     for text in _probes(tokenizer):
         plain, whole = (

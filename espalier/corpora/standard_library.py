@@ -1,4 +1,7 @@
-"""Where the source files of the standard library's modules lie; nothing is imported, and so nothing runs."""
+"""Source files of the standard library's modules.
+
+No module is imported, so none of their code runs.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -7,12 +10,18 @@ from espalier.settings.mistakes import Mistake
 
 
 def module_files(names: tuple[str, ...], what: str) -> list[Path]:
-    """Source files of modules and of packages without their tests; a module that this Python lacks is passed over.
+    """Return the source files of modules, and of packages without their tests.
+
+    Modules that this Python version lacks are skipped.
+
+    Parameters
+    ----------
+    what : description of the text that needs the files, for errors
 
     Raises
     ------
     Mistake
-        There is no file of any; ``what`` wants them is named.
+        No module has a source file.
     """
     files = [file for name in names for file in _files_of(name)]
     if not files:

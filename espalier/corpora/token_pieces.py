@@ -1,13 +1,15 @@
-"""The tokens of passages joined by blank lines, or of a text in stretches, of which a piece is in memory at a time.
+"""Tokens of long texts, encoded piece by piece so that memory stays bounded.
 
-The pieces must have the tokens of the whole text. It is cut between two passages, where encoding the end of what stands before
-the cut gives the first tokens of encoding that end together with what follows; blanks between them may go to either side. Each
-piece is then encoded behind such an end, whose tokens are left out. So a token that would reach over the cut is noticed, and
-one that a tokenizer sets before every text does no harm. A place that fails is passed over; a text that cannot be cut is
-encoded whole.
+The text consists of passages that are joined by blank lines, or of consecutive parts of a file. The
+pieces must yield the tokens of the whole text. The text is therefore cut between two passages, at
+places where the tokens of the text before the cut are a prefix of the tokens of that text with its
+continuation. Blanks at the cut can belong to either side. Each piece is encoded behind the end of
+the previous piece, its context, and the context's tokens are dropped. In this way a token that
+would cross the cut is detected, and tokens that the tokenizer adds before every text do no harm. A
+place that fails the check is skipped, and a text that cannot be cut is encoded whole.
 
-This rests on tokenizers that look no further than a few words, as those do which split a text into words first, and those
-whose tokens do not join words across lines.
+The method assumes that a tokenizer looks at a few words of context only. This holds for tokenizers
+that first split a text into words, and for those whose tokens do not join words across lines.
 """
 
 import tempfile
@@ -25,34 +27,34 @@ from torch import Tensor
 from espalier.pace.beats import Share, beat, in_shares
 
 Encode = Callable[[str], Sequence[int]]
-"""A tokenizer: text to token ids."""
+"""Tokenizer: a function from text to token ids."""
 
 PIECE_CHARACTERS = 1 << 19
-"""A piece ends with the first passage after which it has so many, and can be cut; a shorter text is one piece."""
+"""Minimum number of characters of a piece; a shorter text is a single piece."""
 CONTEXT_CHARACTERS = 256
-"""Before a piece stand the last passages of the one before it, until they have so many."""
+"""Minimum number of characters of a context, which consists of whole passages."""
 LONGEST_CONTEXT = 4096
-"""Of a context, and of what follows a cut, no more characters are looked at."""
+"""Maximum number of characters that are compared before and after a cut."""
 MOST_FAILURES = 16
-"""A text that cannot be cut at so many places, one after the other, is not cut there or behind."""
+"""Number of consecutive failed cuts after which the rest of the text is one piece."""
 BETWEEN = "\n\n"
 MOST_MOVED = 2
-"""Blanks at the end of what stands before a cut that may go to what follows it."""
+"""Maximum number of blanks before a cut that can move to the text after it."""
 IN_MEMORY = 1 << 24
-"""Of a text with more tokens, all together are kept in a file."""
+"""Number of tokens from which the tokens of a text are stored in a file."""
 
 Tokens = NDArray[np.int64]
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """Passages of which numbers can be kept; see ``IndexedPassages``."""
+    """Passages that can store computed values; see ``IndexedPassages``."""
 
     def load(self, name: str) -> Any:
-        """What was kept, or None."""
+        """Return the stored value, or None."""
 
     def keep(self, name: str, value: Any) -> None:
-        """Keep it."""
+        """Store a value."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +62,24 @@ class Piece:
     """Passages that are encoded together."""
 
     first: int
-    """Its first passage."""
+    """Index of the first passage."""
     context: int
-    """The passage with which its context begins."""
+    """Index of the passage at which the context begins."""
     moved: int
-    """How many characters that stand before its first passage belong to it, and not to the piece before."""
+    """Number of characters before the first passage that belong to this piece."""
     start: int
-    """Its first token, of the whole text."""
+    """Index of the first token within the whole text."""
 
 
 class TokenPieces:
-    """The tokens of passages that are joined.
+    """Tokens of joined passages.
 
     Parameters
     ----------
-    passages : at least one; they are read again for every piece
-    encode : tokenizer; what it adds before and behind a text stands before and behind the whole
-    between : what stands between two passages: a blank line, or nothing where they are stretches of a text
+    passages : at least one passage; they are read again for every piece
+    encode : tokenizer; tokens that it adds before and after a text occur once, around the whole
+        text
+    between : separator of two passages: a blank line, or nothing for consecutive parts of a text
     """
 
     def __init__(self, passages: Sequence[str], encode: Encode, between: str = BETWEEN) -> None:
@@ -97,7 +100,7 @@ class TokenPieces:
         return self._num_tokens
 
     def spans(self, starts: Sequence[int], length: int) -> Tensor:
-        """Tokens from each of some places on: (places, length), int64."""
+        """Return ``length`` tokens from each start: (places, length), int64."""
         found = torch.empty(len(starts), length, dtype=torch.int64)
         firsts = [piece.start for piece in self._pieces]
         for place in in_shares(
@@ -117,7 +120,11 @@ class TokenPieces:
         return found
 
     def all(self, folder: Path | None = None) -> Tensor:
-        """All tokens, int64; many are in a file without a name, which goes with the tensor, in ``folder``."""
+        """Return all tokens, int64.
+
+        From ``IN_MEMORY`` tokens on they are in an unnamed file in ``folder``, which is removed
+        with the tensor.
+        """
         tokens: Tokens = (
             np.empty(len(self), np.int64) if len(self) < IN_MEMORY else _in_file(len(self), folder)
         )
@@ -129,7 +136,7 @@ class TokenPieces:
         return torch.from_numpy(tokens)
 
     def _tokens(self, number: int) -> Tokens:
-        """Of one piece."""
+        """Return the tokens of one piece."""
         if self._last[0] != number:
             piece = self._pieces[number]
             last = number + 1 == len(self._pieces)
@@ -162,7 +169,7 @@ class TokenPieces:
         return special_ending(self.encode)
 
     def _counted(self) -> dict[str, Any]:
-        """Cut the text and count its tokens."""
+        """Cut the text into pieces and count its tokens."""
         open_piece = _Open("", [], "", Piece(0, 0, 0, 0))
         pieces = list[Piece]()
         body = list[str]()
@@ -183,7 +190,8 @@ class TokenPieces:
             size += len(passage) + len(self.between)
         pieces.append(open_piece.piece)
         tokens = self._behind(open_piece, self._text(open_piece.moved, body, None), ())
-        if tokens is None:  # encode the text whole
+        # The last piece does not fit its context, so the text is encoded whole.
+        if tokens is None:
             beat("tokenising all of a text that cannot be cut")
             pieces = [Piece(0, 0, 0, 0)]
             tokens = list(self.encode(self.between.join(self.passages)))
@@ -196,7 +204,7 @@ class TokenPieces:
     def _cut(
         self, open_piece: "_Open", body: list[str], passage: str, number: int
     ) -> "_Open | None":
-        """End a piece behind ``body`` and begin one with ``passage``; None if the text cannot be cut there."""
+        """End the open piece after ``body`` and begin one with ``passage``; None if that fails."""
         if (ending := self._ending) is None:
             return None
         context = _context_of(body)
@@ -211,6 +219,7 @@ class TokenPieces:
                 continue
             piece = Piece(number, number - context, moved, 0)
             tokens = self._behind(open_piece, self._text(open_piece.moved, body, piece), ending)
+            # The piece must end with the last tokens of the next piece's context, else counts differ.
             end = alone[len(alone) // 2 :]
             if tokens is not None and tokens[-len(end) :] == end:
                 return _Open(
@@ -219,36 +228,43 @@ class TokenPieces:
         return None
 
     def _before(self, passages: Sequence[str]) -> str:
-        """The end of some passages and of what stands behind them; empty if there are none."""
+        """Return the end of some passages with the separator; empty if there are no passages."""
         return (self.between.join(passages)[-LONGEST_CONTEXT:] + self.between) if passages else ""
 
     def _text(self, moved: str, passages: Sequence[str], following: Piece | None) -> str:
-        """Passages of a piece, behind what it has of the characters before them, up to what the ``following`` one has."""
+        """Return the text of a piece, up to the characters that belong to the following piece.
+
+        Parameters
+        ----------
+        moved : characters before the first passage that belong to this piece
+        passages : the passages of the piece
+        following : the next piece, or None for the last piece
+        """
         if following is None:
             return moved + self.between.join(passages)
         text = moved + self.between.join(passages) + self.between
         return text[: len(text) - following.moved]
 
     def _behind(self, piece: "_Open", text: str, ending: tuple[int, ...]) -> list[int] | None:
-        """The tokens of a piece without those of its context; None if the context has others before this text."""
+        """Return a piece's tokens without its context's; None if the context's tokens changed."""
         tokens = _encoded(self.encode, piece.context + text, ending)
         return tokens[len(piece.tokens) :] if tokens[: len(piece.tokens)] == piece.tokens else None
 
 
 @dataclass(frozen=True)
 class _Open:
-    """A piece whose end is not known yet."""
+    """Piece that has no end yet."""
 
     context: str
     tokens: list[int]
-    """Of the context."""
+    """Tokens of the context."""
     moved: str
-    """What stands between the context and the piece's first passage."""
+    """Characters between the context and the piece's first passage."""
     piece: Piece
 
 
 def special_ending(encode: Encode) -> tuple[int, ...] | None:
-    """What a tokenizer adds behind every text; None if that cannot be told."""
+    """Return the tokens that a tokenizer adds after every text; None if they are uncertain."""
     nothing = list(encode(""))
     something = list(encode("a"))
     ahead = next(
@@ -268,18 +284,21 @@ def special_ending(encode: Encode) -> tuple[int, ...] | None:
 
 
 def identity_of(encode: Encode) -> str:
-    """Names the tokenizer of a model by what it does, across processes; empty for other functions."""
+    """Return a hash that identifies a model's tokenizer across processes.
+
+    The hash is empty for other functions.
+    """
     return str(getattr(getattr(encode, "__self__", None), "tokenizer_sha256", ""))
 
 
 def _encoded(encode: Encode, text: str, ending: tuple[int, ...]) -> list[int]:
-    """Tokens of a text, without those that a tokenizer adds behind it."""
+    """Return the tokens of a text without those that the tokenizer adds after it."""
     tokens = list(encode(text))
     return tokens[: len(tokens) - len(ending)]
 
 
 def _context_of(passages: Sequence[str]) -> int:
-    """How many of the last passages are a context."""
+    """Return how many of the last passages form a context."""
     size = 0
     for number, passage in enumerate(reversed(passages), start=1):
         size += len(passage)
@@ -289,6 +308,6 @@ def _context_of(passages: Sequence[str]) -> int:
 
 
 def _in_file(number: int, folder: Path | None) -> Tokens:
-    """So many tokens in a file without a name, of this process alone, that is mapped into memory."""
+    """Return an array of ``number`` tokens that is mapped from an unnamed file of this process."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return np.memmap(file, dtype=np.int64, mode="w+", shape=(number,))

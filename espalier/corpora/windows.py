@@ -1,6 +1,7 @@
-"""Token windows: drawn at random for calibration, in order for evaluation; never overlapping, never padded.
+"""Token windows: random for calibration, consecutive for evaluation and training.
 
-Of passages that are joined by blank lines, and of a file's text, a piece at a time is in memory (``token_pieces.py``).
+Windows do not overlap and have no padding. The text is tokenized in pieces (``token_pieces.py``),
+so that memory stays bounded.
 """
 
 import hashlib
@@ -16,13 +17,15 @@ from espalier.corpora.token_pieces import Encode, TokenPieces
 from espalier.settings.mistakes import Mistake
 
 ONCE = "passages that are equal count once"
-"""Said of a client's text that is too short: its file may be long."""
+"""Hint in errors about a client's text that is too short, because its file may be long."""
 
 
 def calibration_windows(
     passages: Sequence[str], encode: Encode, num_windows: int, window_tokens: int, seed: int
 ) -> Tensor:
-    """Draw windows from a client's passages without replacement.
+    """Draw calibration samples from a client's passages without replacement.
+
+    The samples lie on a grid of ``window_tokens`` tokens with a random offset.
 
     Returns
     -------
@@ -32,7 +35,7 @@ def calibration_windows(
     Raises
     ------
     Mistake
-        There is too little text; the numbers are named, the text is not.
+        The text is too short. The error has the numbers but not the text.
     """
     tokens = TokenPieces(passages, encode) if passages else ()
     available = len(tokens) // window_tokens
@@ -45,6 +48,7 @@ def calibration_windows(
             f" tokens; {ONCE}; {remedy}",
         )
     generator = torch.Generator().manual_seed(seed)
+    # A random offset below one window, so that different seeds can have different boundaries.
     offset = int(
         torch.randint(len(tokens) - available * window_tokens + 1, (1,), generator=generator)
     )
@@ -55,7 +59,9 @@ def calibration_windows(
 def evaluation_windows(
     text: str | Sequence[str], encode: Encode, window_tokens: int, max_windows: int, what: str
 ) -> Tensor:
-    """Cut a text, or passages, into consecutive windows and take at most ``max_windows`` of them at even distances (0: all).
+    """Cut a text into consecutive windows and take up to ``max_windows`` evenly spaced ones.
+
+    With ``max_windows = 0`` all windows are taken.
 
     Returns
     -------
@@ -65,7 +71,7 @@ def evaluation_windows(
     Raises
     ------
     Mistake
-        The text has not even one window.
+        The text is shorter than one window.
     """
     tokens = _tokens(text, encode)
     available = _available(tokens, window_tokens, what, "evaluation.window-tokens")
@@ -82,14 +88,23 @@ def all_windows(
     key: str,
     folder: Path | None = None,
 ) -> Tensor:
-    """Cut a text, or passages, into consecutive windows, without tokens beyond the last whole one: (windows, tokens), int64.
+    """Cut a text into consecutive windows and drop the tokens after the last whole window.
 
-    Very many windows are in a file without a name, in ``folder``.
+    Parameters
+    ----------
+    what : description of the text, for errors
+    key : setting to lower if the text is too short, for errors
+    folder : folder of the unnamed file that holds very many windows
+
+    Returns
+    -------
+    Tensor
+        (windows, window_tokens), int64
 
     Raises
     ------
     Mistake
-        The text has not even one window; ``what`` it is and the ``key`` to lower are named.
+        The text is shorter than one window.
     """
     tokens = _tokens(text, encode)
     available = _available(tokens, window_tokens, what, key)
@@ -113,5 +128,5 @@ def _available(tokens: TokenPieces, window_tokens: int, what: str, key: str) -> 
 
 
 def windows_sha256(windows: Tensor) -> str:
-    """SHA-256 of the token ids, as int64, little-endian, row-major."""
+    """Return the SHA-256 of the token ids as int64, little-endian, row-major."""
     return hashlib.sha256(windows.contiguous().numpy().astype("<i8").tobytes()).hexdigest()

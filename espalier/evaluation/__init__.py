@@ -1,1 +1,1 @@
-"""How good a model is: perplexity on public text."""
+"""Evaluation of models: perplexity on text and scores on tasks."""

@@ -1,4 +1,4 @@
-"""What a model reaches that has learnt nothing: the level beside which a score is to be read."""
+"""Chance levels: scores of a model that has learned nothing, for comparison."""
 
 import math
 from collections import Counter
@@ -8,15 +8,15 @@ from espalier.corpora.tasks.item import Item
 
 
 def chance_of_options(items: Sequence[Item]) -> float:
-    """Accuracy of guessing among each item's options: the mean of 1 / their number."""
+    """Return the accuracy of random choice: the mean of 1 / number of options."""
     return math.fsum(1 / len(item.options) for item in items) / len(items)
 
 
 def majority_share(items: Sequence[Item]) -> float:
-    """Accuracy of always naming the commonest class."""
+    """Return the accuracy of always predicting the most common class."""
     return max(Counter(item.answer for item in items).values()) / len(items)
 
 
 def uniform_loss(vocabulary: int) -> float:
-    """Loss in nats per token of a model to which all tokens are equally likely."""
+    """Return the loss in nats per token of a model that gives all tokens equal probability."""
     return math.log(vocabulary)

@@ -1,6 +1,7 @@
-"""Exact match: is the answer that a language model writes the right one?
+"""Exact match: the fraction of written answers that are correct.
 
-As lm-evaluation-harness 0.4.13 computes ``exact_match`` for gsm8k without examples in the prompt.
+It is computed as ``exact_match`` of lm-evaluation-harness 0.4.13 for gsm8k without examples in the
+prompt.
 """
 
 from collections.abc import Sequence
@@ -16,17 +17,17 @@ from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 
 NOT_FOUND = "[invalid]"
-"""What stands for an answer in which a pattern matches nothing."""
+"""Placeholder for an answer in which a pattern has no match."""
 
 
 class _Stopped:
-    """Which texts of a batch have just come to a stop string; their last tokens alone are looked at."""
+    """Stopping criterion: texts whose last tokens contain a stop string."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], prompt_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
         self._prompt_tokens = prompt_tokens
-        # Two tokens more than the longest stop string has: it may have been written with other tokens.
+        # Two tokens more than the longest stop string: the model may write it with other tokens.
         self._look_back = 2 + max(
             len(tokenizer.encode(word, add_special_tokens=False)) for word in stop
         )
@@ -50,28 +51,34 @@ def generate(
     batch_size: int = 8,
     device: torch.device | str = "cpu",
 ) -> list[str]:
-    """What a model writes after each prompt, taking the likeliest token every time, up to the first stop string.
+    """Generate text for each prompt with greedy decoding, up to the first stop string.
 
-    Prompts of about one length go through the model together, padded on the left, without the tokens that the tokenizer adds
-    behind a text: the answer is to follow. A prompt that leaves no room for
+    Prompts of similar length form a batch, padded on the left. Tokens that the tokenizer adds after
+    a text are left out, because the answer follows. A prompt that leaves no room for
     ``how.max_new_tokens`` loses tokens at its beginning.
 
     Parameters
     ----------
-    model : one of Hugging Face's with ``generate``, in evaluation mode
-    tokenizer : its tokenizer, with a token for the end of a text
-    max_tokens : how many tokens the model takes
+    model : model of Hugging Face with ``generate``, in evaluation mode
+    tokenizer : its tokenizer, with an end-of-text token
+    max_tokens : maximum number of tokens of the model
+
+    Returns
+    -------
+    list of str
+        Generated texts, in the order of the prompts.
 
     Raises
     ------
     Mistake
-        The model takes no more tokens than it is to write.
+        ``max_tokens`` is not larger than ``how.max_new_tokens``.
     """
     room = _room(how, max_tokens)
     encode = prompt_encoder(tokenizer)
     encoded = [encode(prompt)[-room:] for prompt in prompts]
     stop = (*how.stop, tokenizer.eos_token)
     written = [""] * len(prompts)
+    # Longest prompts first, so that a batch has little padding and memory is highest at the start.
     order = sorted(range(len(prompts)), key=lambda place: -len(encoded[place]))
     for start in beats(range(0, len(order), batch_size), "writing batch"):
         places = order[start : start + batch_size]
@@ -92,14 +99,14 @@ def generate(
 
 
 def shortened(tokenizer: Any, prompts: Sequence[str], how: Generation, max_tokens: int) -> set[int]:
-    """Which prompts lose tokens in ``generate``; it raises as that does."""
+    """Return the indices of prompts that lose tokens in ``generate``, with its errors."""
     room = _room(how, max_tokens)
     encode = prompt_encoder(tokenizer)
     return {place for place, prompt in enumerate(prompts) if len(encode(prompt)) > room}
 
 
 def _room(how: Generation, max_tokens: int) -> int:
-    """Tokens that a prompt may have."""
+    """Return the maximum number of tokens of a prompt."""
     if (room := max_tokens - how.max_new_tokens) < 1:
         raise Mistake(
             f"the model takes {max_tokens} tokens, and an answer may have {how.max_new_tokens},"
@@ -110,7 +117,7 @@ def _room(how: Generation, max_tokens: int) -> int:
 
 
 def _padded_on_the_left(rows: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, both (B, T), int64."""
+    """Return token ids and attention mask, both (B, T), int64, padded on the left."""
     length = max(map(len, rows))
     input_ids = torch.tensor([[pad_token] * (length - len(row)) + list(row) for row in rows])
     attention_mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
@@ -124,7 +131,7 @@ def _up_to(stop: Sequence[str], text: str) -> str:
 
 
 def found_answers(texts: Sequence[str], how: Generation) -> dict[str, list[str]]:
-    """By pattern, the answer that each text gives; ``NOT_FOUND`` where the pattern matches nothing."""
+    """Return each text's answer by pattern; ``NOT_FOUND`` if the pattern has no match."""
     return {
         name: [_found(text, pattern, which) for text in texts]
         for name, pattern, which in how.patterns
@@ -139,9 +146,13 @@ def _found(text: str, pattern: Any, which: int) -> str:
 
 
 def exact_match(texts: Sequence[str], items: Sequence[Item], how: Generation) -> dict[str, float]:
-    """By pattern, the share of the items, of which there is at least one, that a text answers rightly.
+    """Return, by pattern, the fraction of items that are answered correctly.
 
-    Answers are compared without what ``how.ignored`` matches, and without regard to capitals.
+    Answers are compared without the matches of ``how.ignored`` and without regard to case.
+
+    Parameters
+    ----------
+    items : at least one item
     """
     true = [_plain(item.gold, how) for item in items]
     return {

@@ -1,6 +1,6 @@
-"""Log-likelihoods of options: how likely does a language model find each of them behind its context?
+"""Log-likelihoods of options, given their contexts.
 
-As lm-evaluation-harness 0.4.13 computes them without examples in the prompt.
+They are computed as in lm-evaluation-harness 0.4.13 without examples in the prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from espalier.modeling.logits import logits_at
 from espalier.pace.beats import beats
 
 TOKENS_IN_A_PASS = 1 << 14
-"""So many tokens, padding included, go through a model at most, or a single text."""
+"""Maximum number of tokens of a batch, padding included, unless it has a single text."""
 
 
 @torch.no_grad()
@@ -27,14 +27,15 @@ def log_likelihoods(
     device: torch.device | str,
     loss_limit: float | None = None,
 ) -> dict[Encoded, float]:
-    """Log-likelihood in nats of each answer, given its context.
+    """Return the log-likelihood in nats of each answer, given its context.
 
     Parameters
     ----------
-    model : causal, with a language-model head, in evaluation mode; see ``logits_at``
-    encoded : at most one token longer than the model takes: it is not asked what follows the last one
-    batch_size : texts that go through the model together; it changes results by rounding alone
-    loss_limit : no token counts less than its negative, see ``perplexity.bounded``; None: any number
+    model : causal language model with a head, in evaluation mode; see ``logits_at``
+    encoded : requests; they can be one token longer than the model's limit, because the token after
+        the last one is not predicted
+    batch_size : maximum number of texts in a batch; it changes results only by rounding
+    loss_limit : maximum loss of one token, see ``perplexity.bounded``; None: no limit
     """
     found: dict[Encoded, float] = {}
     for rows in beats(list(_batches(set(encoded), batch_size)), "scoring batch"):
@@ -53,10 +54,11 @@ def log_likelihoods(
 def _batches(
     scored: set[Encoded], batch_size: int
 ) -> Iterator[dict[tuple[int, ...], list[Encoded]]]:
-    """What goes through the model together, longest first: its tokens, and what is scored by them.
+    """Yield batches, longest texts first: token ids, with the requests that they answer.
 
-    Of long texts there are fewer, so that memory does not grow with a model's limit times ``batch_size``. Options that differ
-    in their last token alone, as single words do, need the model once.
+    Batches of long texts have fewer texts, so that memory does not grow with the model's limit
+    times ``batch_size``. Options that differ only in their last token, such as single words, share
+    one text.
     """
     rows: dict[tuple[int, ...], list[Encoded]] = {}
     for one in sorted(
@@ -74,7 +76,13 @@ def _batches(
 def _asked(
     rows: dict[tuple[int, ...], list[Encoded]], shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """At which places of a batch a token of an answer is predicted, (B, T), bool; and (number of the place, token) of each."""
+    """Return the positions of a batch at which answer tokens are predicted, and these tokens.
+
+    Returns
+    -------
+    places : (B, T), bool
+    asked : (tokens, 2), int64: index among the True positions, and the token
+    """
     places = torch.zeros(shape, dtype=torch.bool)
     asked = list[tuple[int, int]]()
     before = 0
@@ -89,7 +97,12 @@ def _asked(
 
 
 def _log_probabilities(logits: Iterator[Tensor], asked: Tensor) -> Tensor:
-    """Of the asked tokens, in float32; logits (places, vocabulary) come in pieces."""
+    """Return the log-probabilities of the asked tokens, float32.
+
+    Parameters
+    ----------
+    logits : (places, vocabulary), in pieces
+    """
     found = torch.empty(len(asked))
     start = 0
     for piece in (few for many in logits for few in many.split(TOKENS_AT_ONCE)):

@@ -1,7 +1,8 @@
-"""Perplexity over non-overlapping windows, block by block.
+"""Perplexity over non-overlapping windows, computed block by block.
 
-As in the papers (Wanda, FedPrLLM): the mean next-token loss of each window, averaged over windows, exponentiated. A
-window of n tokens has n - 1 predictions. Logits are made for a few hundred tokens at a time.
+As in the papers (Wanda, FedPrLLM), it is the exponential of the mean next-token loss of each
+window, averaged over windows. A window of n tokens has n - 1 predictions. Logits are computed for a
+few hundred tokens at a time.
 """
 
 import math
@@ -15,7 +16,7 @@ from espalier.modeling.edits import Edits, dense
 from espalier.pace.beats import beat
 
 TOKENS_AT_ONCE = 64
-"""Of which a softmax is made."""
+"""Number of tokens whose softmax is computed at a time."""
 
 
 @torch.no_grad()
@@ -25,13 +26,15 @@ def mean_losses(
     edits: Edits = dense,
     loss_limit: float | None = None,
 ) -> dict[str, float]:
-    """Mean next-token loss in nats of the edited model on several texts, in one walk through the blocks.
+    """Return the mean next-token loss in nats of the edited model on several texts.
+
+    All texts pass through each block before the next block is loaded.
 
     Parameters
     ----------
     texts : name -> windows (windows, tokens), int64, all with the same number of tokens
-    edits : what is done to each block's dense weights
-    loss_limit : nats that one prediction counts at most, see ``bounded``; None leaves losses as they are
+    edits : changes of each block's dense weights
+    loss_limit : maximum loss of one prediction in nats, see ``bounded``; None: no limit
 
     Returns
     -------
@@ -40,7 +43,8 @@ def mean_losses(
     """
     windows = torch.cat(list(texts.values()))
     activations = run_through(stream, windows, edits)
-    # What follows a window's last token is left out.
+    # ``roll`` makes a window's first token the successor of its last one; below, this prediction is
+    # left out.
     following = torch.cat(activations.input_ids).roll(-1, dims=1).flatten()
     found = []
     for logits in stream.logits(activations):
@@ -58,9 +62,10 @@ def mean_losses(
 
 
 def token_losses(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Loss in nats of each wanted token, (tokens,), float32; logits are (tokens, vocabulary).
+    """Return the loss in nats of each wanted token, (tokens,), float32.
 
-    A few tokens at a time, because a softmax is as large as the logits that it is made from.
+    The logits are (tokens, vocabulary). They are processed a few tokens at a time, because a
+    softmax is as large as its logits.
     """
     parts = zip(logits.split(TOKENS_AT_ONCE), wanted.split(TOKENS_AT_ONCE), strict=True)
     return torch.cat(
@@ -72,12 +77,15 @@ def token_losses(logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def bounded(losses: Tensor, limit: float | None) -> Tensor:
-    """Losses of single predictions, none above a limit; one that is no number counts as the limit. None changes nothing."""
+    """Return losses of single predictions, limited from above.
+
+    NaN counts as the limit. With ``limit = None`` nothing is changed.
+    """
     return losses if limit is None else losses.nan_to_num(nan=limit).clamp(max=limit)
 
 
 def perplexity(loss: float) -> float:
-    """Perplexity of a mean loss in nats; infinity where it is too large for a float."""
+    """Return the perplexity of a mean loss in nats; infinity if it is too large for a float."""
     try:
         return math.exp(loss)
     except OverflowError:

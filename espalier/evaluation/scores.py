@@ -1,4 +1,4 @@
-"""Scores of a model on test items as token ids, each by the name of its metric."""
+"""Scores of a model on encoded test items, by the name of the metric."""
 
 import math
 from typing import Any
@@ -21,19 +21,23 @@ def score(
     device: torch.device,
     loss_limit: float | None = None,
 ) -> dict[str, float]:
-    """``loss`` and accuracies of a model on items, of which there is at least one.
+    """Return ``loss`` and accuracies of a model on items.
 
     Parameters
     ----------
     model : in evaluation mode; a language model, or with ``classes`` an encoder with a head
-    loss_limit : nats that one token, or one item with ``classes``, counts at most, see ``perplexity.bounded``; None: any number
+    items : at least one item
+    loss_limit : maximum loss in nats of one token, or with ``classes`` of one item, see
+        ``perplexity.bounded``; None: no limit
 
     Returns
     -------
     dict
-        ``loss``: of the right answers, in nats per token, or per item with ``classes``. ``acc``: share of the items whose right
-        option or class is the likeliest; ``acc_norm``: the same per character of the option (not per byte, and the delimiter
-        is not counted: as in lm-evaluation-harness 0.4.13). Neither where there is no choice.
+        ``loss``: loss of the correct answers, in nats per token, or with ``classes`` per item.
+        ``acc``: fraction of items whose correct option or class is the most likely one.
+        ``acc_norm``: the same, with log-likelihoods per character of the option (not per byte, and
+        without the delimiter, as in lm-evaluation-harness 0.4.13). Items without a choice have no
+        accuracies, and classes no ``acc_norm``.
     """
     scored = _score_classes if classes else _score_options
     return scored(model, items, batch_size, device, loss_limit)
@@ -59,7 +63,10 @@ def _score_options(
 
 
 def _share_right(values: list[list[float]], items: ScoredItems) -> float:
-    """Of equal options the first is chosen; a value that is no number is never right."""
+    """Return the fraction of items whose best option is the correct one.
+
+    Of equal options the first one is chosen; an item with NaN counts as wrong.
+    """
     right = sum(
         not any(math.isnan(value) for value in options) and options.index(max(options)) == answer
         for options, answer in zip(values, items.answers, strict=True)
@@ -71,6 +78,7 @@ def _share_right(values: list[list[float]], items: ScoredItems) -> float:
 def _score_classes(
     model: Any, items: ScoredItems, batch_size: int, device: torch.device, loss_limit: float | None
 ) -> dict[str, float]:
+    # Texts of similar length form a batch, which has little padding.
     order = sorted(range(len(items)), key=lambda place: len(items.requests[place].token_ids))
     right = 0
     losses = []

@@ -1,1 +1,1 @@
-"""The local training loop, the same for every method that tunes, at a client and at the server."""
+"""Local training: one loop for all tuning methods, at a client and at the server."""

@@ -1,4 +1,7 @@
-"""What it costs a client to train a model's adapters: numbers, bytes on the wire, memory. No weight is read, none is made."""
+"""Costs of training a model's adapters at a client: parameters, bytes on the wire and memory.
+
+Everything is computed from shapes. No weight is read or allocated.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +26,12 @@ from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 FLOAT32 = 4
 MOMENTS = 2
-"""Numbers that AdamW keeps of each parameter."""
+"""Number of values that AdamW stores per parameter."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """One client's costs, by counting."""
+    """Costs of one client, computed from shapes."""
 
     model: str
     config: Mapping[str, Any]
@@ -40,17 +43,17 @@ class Account:
 
     @property
     def frozen(self) -> int:
-        """Parameters of the base model that stay as they are; an encoder's classification head is none of them."""
+        """Number of the base model's frozen parameters, without an encoder's new head."""
         return self.footprint.parameters - self._trained_head
 
     @property
     def trained(self) -> int:
-        """Parameters that are trained: adapters, and of an encoder the classification head."""
+        """Number of trained parameters: adapters, and an encoder's classification head."""
         return self.adapters.num_parameters
 
     @property
     def share(self) -> float:
-        """Trained parameters among all, as peft counts them: adapters are among all, too."""
+        """Fraction of all parameters that is trained; as in peft, the adapters count among all."""
         return self.trained / (self.frozen + self.trained)
 
     @property
@@ -58,10 +61,11 @@ class Account:
         return self.footprint.head if self.footprint.trained_head else 0
 
     def blob_bytes(self, payload: Payload) -> dict[str, int]:
-        """Sizes of the blobs with all adapters, as they travel in either direction, by key.
+        """Return the size of each blob with adapters by key, the same in both directions.
 
-        Zeros are packed in their place: sizes depend on names and shapes alone. A message has a header and a report beside
-        its blobs, less than a kilobyte and a hash of 64 bytes for every blob.
+        Zeros are packed instead of values, because sizes depend only on names and shapes. In
+        addition to its blobs, a message has a header and a report of less than 1 kB, and a hash of
+        64 bytes per blob.
         """
         shapes = self.adapters.shapes()
         return {key: _packed_bytes(tuple(block.items()), payload) for key, block in shapes.items()}
@@ -69,7 +73,10 @@ class Account:
     def frozen_bytes(
         self, base: Base, dtype: torch.dtype = torch.bfloat16, double_quantisation: bool = True
     ) -> int:
-        """Bytes of the frozen weights as ``load_whole`` holds them; arguments as those of ``Footprint.weight_bytes``."""
+        """Return the bytes of the frozen weights in ``load_whole``.
+
+        The arguments are those of ``Footprint.weight_bytes``.
+        """
         return (
             self.footprint.weight_bytes(base, dtype, double_quantisation)
             - FLOAT32 * self._trained_head
@@ -77,16 +84,19 @@ class Account:
 
     @property
     def trained_bytes(self) -> int:
-        """Bytes of the trained parameters, float32; their gradients have as many."""
+        """Bytes of the trained parameters in float32; their gradients need as many."""
         return FLOAT32 * self.trained
 
     @property
     def optimizer_bytes(self) -> int:
-        """Bytes of AdamW's two moments, float32; its step counts, 4 bytes for each tensor, are left out."""
+        """Bytes of AdamW's two moments in float32, without 4 bytes per tensor of step counts."""
         return MOMENTS * FLOAT32 * self.trained
 
     def activation_bytes(self, batch_size: int, tokens: int, dtype: torch.dtype) -> int:
-        """Bytes that are kept for the backward pass; see ``activations.saved_bytes``, to which ``dtype`` is the base's."""
+        """Return the bytes of activations that are kept for the backward pass.
+
+        See ``activations.saved_bytes``; ``dtype`` is that of the base.
+        """
         skeleton = _skeleton(self.config, self.family, self.num_labels)
         return saved_bytes(
             skeleton, self.family, self.adapters, len(self.plan.blocks), dtype, batch_size, tokens
@@ -94,18 +104,18 @@ class Account:
 
 
 def account(model: str, lora: LoraSettings, num_labels: int = 2) -> Account:
-    """Count what training a model's adapters costs.
+    """Compute the costs of training a model's adapters.
 
     Parameters
     ----------
-    model : a known shape (``shapes.SHAPES``), or a directory that has a ``config.json``
+    model : a known shape (``shapes.SHAPES``), or a directory with a ``config.json``
     lora : ranks, matrices and blocks
-    num_labels : classes of an encoder's head; decoders have none
+    num_labels : number of classes of an encoder's head; decoders have none
 
     Raises
     ------
     Mistake
-        The model is not known or not supported, or has no such matrix, block or rank.
+        The model is unknown or not supported, or has no such matrix, block or rank.
     """
     config = configuration(model)
     try:
@@ -133,7 +143,8 @@ def _plan(skeleton: nn.Module, family: Family) -> ModelPlan:
         rows, columns = skeleton.get_parameter(parameter).shape
         return LinearPlan(name, parameter, (rows, columns))
 
-    num_blocks = len(skeleton.get_submodule(family.blocks))  # type: ignore[arg-type]  # a module list
+    # The submodule is a module list, which has a length.
+    num_blocks = len(skeleton.get_submodule(family.blocks))  # type: ignore[arg-type]
     blocks = tuple(
         BlockPlan(index, tuple(linear(index, name, path) for name, path in family.linears.items()))
         for index in range(num_blocks)
@@ -146,6 +157,6 @@ def _plan(skeleton: nn.Module, family: Family) -> ModelPlan:
 
 @cache
 def _packed_bytes(shapes: tuple[tuple[str, tuple[int, ...]], ...], payload: Payload) -> int:
-    """Blocks are mostly alike, so few are really packed."""
+    """Return the size of a blob; cached, because most blocks have the same shapes."""
     blob, _ = pack_adapters({name: torch.zeros(shape) for name, shape in shapes}, payload)
     return len(blob)

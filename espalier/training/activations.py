@@ -1,9 +1,13 @@
-"""Bytes that a training step keeps between its forward and its backward pass, without doing either.
+"""Bytes of activations that a training step keeps for its backward pass, without running it.
 
-The model's own code runs on torch's fake tensors, which have shapes and dtypes and no numbers, and autograd says which
-tensors it saves. Covers: what autograd saves on a CPU, each storage once, for the mean loss over all tokens of a full batch.
-Does not cover: what a kernel needs while it runs, such as a matrix that was dequantised, or a gradient on its way; the CUDA
-kernels, whose attention may save a little more or less; and gradient checkpointing, which keeps a block's input alone.
+The model's own code runs on torch's fake tensors, which have shapes and dtypes but no data, and
+autograd reports which tensors it saves.
+
+Covers: tensors that autograd saves on a CPU, each storage once, for the mean loss over all tokens
+of a full batch.
+Does not cover: workspace of kernels, such as a dequantised matrix or an intermediate gradient; CUDA
+kernels, whose attention can save a different amount; and gradient checkpointing, which keeps only a
+block's input.
 """
 
 from typing import Any
@@ -26,14 +30,14 @@ def saved_bytes(
     batch_size: int,
     tokens: int,
 ) -> int:
-    """Bytes of the activations that are kept for the backward pass.
+    """Return the bytes of activations that are kept for the backward pass.
 
     Parameters
     ----------
-    skeleton : the model without weights, as ``skeleton_of`` gives it; it is used up
-    dtype : of the frozen weights, or, where the blocks' linears are in NF4, of the forward pass, which saves as much: a frozen
-        linear keeps no activation in either form
-    batch_size, tokens : of a forward pass; no token is padding
+    skeleton : model without weights from ``skeleton_of``; it cannot be used afterwards
+    dtype : dtype of the frozen weights; for linears in NF4 that of the forward pass, which saves
+        the same tensors, because a frozen linear keeps no activation in either form
+    batch_size, tokens : size of a forward pass; no token is padding
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -43,7 +47,8 @@ def saved_bytes(
         if not any(parameter is one for one in head):
             parameter.data = parameter.data.to(dtype)
     put_in(skeleton, family, adapters, num_blocks, dropout=0.0)
-    for parameter in head:  # peft froze it
+    # peft froze the head.
+    for parameter in head:
         parameter.requires_grad_(True)
     for path in family.head_linears.values():
         skeleton.get_submodule(path).register_forward_pre_hook(_in_own_dtype)
@@ -54,7 +59,7 @@ def saved_bytes(
 
 def _saved_in_forward(model: Any, family: Family, batch_size: int, tokens: int) -> int:
     held = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    # Tensors are kept, so that no storage can take the place of an earlier one.
+    # The tensors stay referenced, so that no new storage reuses the address of an earlier one.
     saved: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -75,5 +80,5 @@ def _saved_in_forward(model: Any, family: Family, batch_size: int, tokens: int) 
 
 
 def _in_own_dtype(linear: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """As in a loaded model, the head computes in float32."""
+    """Cast the head's input: as in a loaded model, the head computes in float32."""
     return (inputs[0].to(linear.weight.dtype), *inputs[1:])

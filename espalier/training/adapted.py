@@ -1,4 +1,8 @@
-"""A whole base model with what a run trains in it: adapters, and tensors that are trained whole, as an encoder's head is."""
+"""Whole base model with its trained parameters.
+
+The trained parameters are adapters, and tensors that are trained whole, such as an encoder's
+classification head.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,15 +25,16 @@ from espalier.wire.adapters import AdapterPlan, Tensors
 
 @dataclass
 class AdaptedModel:
-    """The model in memory; what is trained can be read and set.
+    """Model in memory whose trained parameters can be read and set.
 
-    A method that puts tensors of its own into ``whole``, say a vector in a hook, names them in ``parameters``.
+    A method that adds its own tensors to ``whole``, for instance in a hook, lists them in
+    ``parameters``.
     """
 
     whole: Any
-    """Of Hugging Face, in evaluation mode."""
+    """Model of Hugging Face, in evaluation mode."""
     parameters: dict[str, dict[str, nn.Parameter]]
-    """What is trained: float32, by blob key and canonical name."""
+    """Trained parameters: float32, by blob key and canonical name."""
 
     @staticmethod
     def load(
@@ -39,9 +44,10 @@ class AdaptedModel:
         adapters: AdapterPlan,
         cache_folder: Path | None = None,
     ) -> "AdaptedModel":
-        """Load the base as ``training.base`` says and put the adapters in.
+        """Load the base in the precision of ``training.base`` and insert the adapters.
 
-        A head is made from the run's seed; other tensors that are trained whole have the values of the model's files.
+        A head is made from the run's seed. Other tensors that are trained whole have the values of
+        the model's files.
 
         Raises
         ------
@@ -72,15 +78,15 @@ class AdaptedModel:
         return AdaptedModel(whole, parameters)
 
     def set(self, tensors: Tensors) -> None:
-        """Give what is trained other values; blobs that are not named stay as they are."""
+        """Set trained parameters; blobs that ``tensors`` lacks are not changed."""
         set_values(
             {key: block for key, block in self.parameters.items() if key in tensors}, tensors
         )
 
     def values(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of the values on the CPU."""
+        """Return copies of the trained parameters on the CPU."""
         return values(self.parameters)
 
 
 Loader = Callable[[OpenedModel, Computing, RunSettings, AdapterPlan, Path | None], AdaptedModel]
-"""``AdaptedModel.load``, or what gives a model that is in memory already."""
+"""``AdaptedModel.load``, or a function that returns a model that is already in memory."""

@@ -1,4 +1,4 @@
-"""Train a run's adapters, and what it trains whole beside them, on one party's sequences, over the frozen base model."""
+"""Training of a run's adapters, and of tensors that are trained whole, by one party."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from espalier.wire.adapters import AdapterPlan, Tensors
 
 @dataclass
 class AdapterTraining:
-    """One party's training of the adapters."""
+    """Training of the adapters over the frozen base model, on one party's sequences."""
 
     model: OpenedModel
     computing: Computing
@@ -29,31 +29,34 @@ class AdapterTraining:
     adapters: AdapterPlan
     sequences: Sequences
     seed: int
-    """Of order and dropout."""
+    """Seed of order and dropout."""
     parties: int = 1
-    """How many clients' steps this party takes."""
+    """Number of clients whose steps this party takes; more than 1 for a centralized baseline."""
     cache_folder: Path | None = None
-    """Where quantised weights are kept."""
+    """Folder of quantised weights."""
     frozen: Tensors = field(default_factory=dict)
-    """Of the adapters, those that are there and stay as they are."""
+    """Adapters that are in the model but not trained."""
     penalty: Callable[[Tensors], Tensor] | None = None
-    """Of the adapters, what is added to the loss of every step."""
+    """Function of the adapters whose value is added to the loss of every step."""
     loss: Loss = summed_loss
-    """What is minimised, see ``loss.py``."""
+    """Loss that is minimised, see ``loss.py``."""
     groups: Sequence[Group] = ()
-    """What has a learning rate or weight decay of its own, by ``flat_name``."""
+    """Parameters with their own learning rate or weight decay, by ``flat_name``."""
     observer: Callable[[int, Tensors], None] | None = None
-    """Is shown every step's gradients, see ``Loop``."""
+    """Function that receives every step's gradients, see ``Loop``."""
     load: Loader = AdaptedModel.load
-    """How the model comes into memory."""
+    """Function that loads the model."""
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences the party has."""
+        """Number of the party's sequences."""
         return len(self.sequences)
 
     def rests_on(self, steps: Iterable[int], enough: int) -> int:
-        """Tokens of the sequences to which some steps come, each sequence once; what is beyond ``enough`` is not counted."""
+        """Return the number of tokens of the sequences that some steps use, each sequence once.
+
+        Counting stops at ``enough`` tokens.
+        """
         batch = self.settings.training.batch_size * self.settings.training.accumulation
         seen = set[int]()
         tokens = 0
@@ -68,13 +71,13 @@ class AdapterTraining:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the whole run."""
         steps: int = self.parties * self.settings.federation.rounds * self.settings.training.steps
         return steps
 
     @cached_property
     def adapted(self) -> AdaptedModel:
-        """The model that is trained."""
+        """Model that is trained."""
         return self.load(
             self.model, self.computing, self.settings, self.adapters, self.cache_folder
         )
@@ -82,12 +85,17 @@ class AdapterTraining:
     def run(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
-        """Train from ``start``, beside what is frozen; the trained tensors, float32, and what training did.
+        """Train from ``start``; frozen adapters are in the model too.
+
+        Returns
+        -------
+        (tensors, trained) : the trained tensors, float32, and the result of the loop
 
         Raises
         ------
         Mistake
-            No step was finite, a group goes beyond ``[training]``, or the model cannot be loaded.
+            No step was finite, a group exceeds the bounds of ``[training]``, or the model cannot be
+            loaded.
         """
         adapted = self.adapted
         chosen = self.settings.training
@@ -96,7 +104,7 @@ class AdapterTraining:
             key: block for key, block in adapted.parameters.items() if key not in self.frozen
         }
         for value in (value for key in self.frozen for value in adapted.parameters[key].values()):
-            # So that no backward pass goes below the lowest adapter that is trained.
+            # Otherwise the backward pass would continue below the lowest trained adapter.
             value.requires_grad_(False)
         flat = {
             flat_name(key, name): value
@@ -124,7 +132,7 @@ class AdapterTraining:
         }, trained
 
     def _shown(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Let the observer have the gradients by blob key and canonical name."""
+        """Give the observer the gradients by blob key and canonical name."""
         assert self.observer is not None
         names = {
             flat_name(key, name): (key, name)
@@ -139,5 +147,5 @@ class AdapterTraining:
 
 
 def flat_name(key: str, name: str) -> str:
-    """A trained tensor's own name among all: of its blob's key and its canonical name."""
+    """Return the unique name of a trained tensor, made of blob key and canonical name."""
     return f"{key}/{name}"

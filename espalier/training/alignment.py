@@ -1,8 +1,9 @@
-"""Orchestrated distillation alignment (FedSODA, section 4.3): LoRA in a sub-model's emulator learns what the full model does.
+"""Orchestrated distillation alignment (FedSODA, section 4.3).
 
-The full model is the teacher. It passes the public windows block by block, with the current adapter plugged into it, so that it
-is never in memory whole; what the sub-model is to match is kept, in memory or on disk. The sub-model, with the same adapter, is
-the student, and of it the emulator's LoRA alone is trained.
+The full model is the teacher. The public samples pass through it block by block, with the current
+adapter inserted, so that it is never whole in memory. The outputs that the sub-model has to match
+are kept, in memory or on disk. The sub-model with the same adapter is the student, and only the
+LoRA of its emulator is trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,35 +30,35 @@ from espalier.wire.adapters import Tensors
 
 @dataclass(frozen=True)
 class Places:
-    """What of the sub-model is held against what of the full model: outputs of blocks, by their numbers in the two."""
+    """Pairs of block outputs that are compared, by block index in sub-model and full model."""
 
     between: Mapping[int, int]
     """Sub-model's block s_i -> full model's block t_i + n (L_inter)."""
     final: tuple[int, int]
-    """The emulator's last block in the sub-model and in the full model (L_final)."""
+    """Index of the emulator's last block in the sub-model and in the full model (L_final)."""
 
     def of_full(self) -> set[int]:
-        """Blocks of the full model whose outputs are needed, but for the last one's."""
+        """Return the blocks of the full model whose outputs are needed, without the last block."""
         return {*self.between.values(), self.final[1]}
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """What the full model makes of some windows."""
+    """Outputs of the full model for some samples."""
 
     numbers: Sequence[int]
-    """The windows, by their numbers among all public ones, ascending."""
+    """Numbers of the samples among all public samples, ascending."""
     outputs: Mapping[int, Activations]
-    """By block; the window at a place in ``numbers`` is the window of that place here."""
+    """Outputs by block; their samples are in the order of ``numbers``."""
     last: Activations
-    """Behind the last block, before the final norm."""
+    """Output of the last block, before the final norm."""
 
     @staticmethod
     @torch.no_grad()
     def walked(
         stream: BlockStream, windows: Tensor, numbers: Sequence[int], blocks: set[int], edits: Edits
     ) -> "Teacher":
-        """Pass windows through the full model, edited, one block in memory at a time."""
+        """Pass samples through the edited full model, with one block in memory at a time."""
         activations = stream.start(windows[list(numbers)])
         outputs = dict[int, Activations]()
         for block_plan in beats(stream.model.plan.blocks, "teacher's block"):
@@ -70,7 +71,10 @@ class Teacher:
 
 
 def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
-    """Logits of hidden states behind the last block: final norm and head, as the model's own code has them."""
+    """Return the logits of the last block's hidden states.
+
+    Final norm and head are applied as in the model's own code.
+    """
     if family.final_norm:
         hidden = whole.get_submodule(family.final_norm)(hidden)
     decoder = whole.get_submodule(family.blocks.rpartition(".")[0])
@@ -82,16 +86,16 @@ def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
 
 @dataclass
 class Alignment:
-    """One alignment.
+    """Alignment of a sub-model with the full model.
 
     Parameters
     ----------
     student : the sub-model, with LoRA in emulator and adapter
-    family : of both models
-    windows : public text, (windows, tokens), int64
-    places : which outputs are held against which
-    settings : in the words of ``[training]``; ``batch_size`` counts windows
-    seed : of the windows of each step, and of dropout
+    family : family of both models
+    windows : public samples, (samples, tokens), int64
+    places : block outputs that are compared
+    settings : training settings; ``batch_size`` counts samples
+    seed : seed of each step's samples and of dropout
     representation, divergence : alpha and beta of equation 8
     """
 
@@ -105,7 +109,7 @@ class Alignment:
     divergence: float
 
     def numbers(self) -> list[int]:
-        """The windows to which the steps come."""
+        """Return the numbers of the samples that the steps use, ascending."""
         number = len(self.windows)
         batch = self.settings.batch_size
         return sorted(
@@ -119,7 +123,11 @@ class Alignment:
     def run(
         self, teacher: Teacher, start: Tensors, adapter: Tensors
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
-        """Train the emulator's LoRA from ``start``, beside the current adapter's; the trained tensors, and what training did.
+        """Train the emulator's LoRA from ``start``; the adapter's LoRA is frozen.
+
+        Returns
+        -------
+        (tensors, trained) : the trained tensors, and the result of the loop
 
         Raises
         ------
@@ -162,11 +170,12 @@ class Alignment:
         teacher: Teacher,
         place: Mapping[int, int],
     ) -> Tensor:
-        """The objective of equation 8, summed over the batch's windows: float32, ().
+        """Return the objective of equation 8, summed over the batch's samples: float32, ().
 
-        Distances of hidden states are mean squares, divided by the mean square of the teacher's, as FedBiOT's code has them:
-        in depth some channels are thousands of times as large as others, and raw sums would be theirs alone. The divergence is
-        a mean over tokens, so that it does not outweigh them by the length of a window.
+        Distances of hidden states are mean squares, divided by the mean square of the teacher's
+        states, as in FedBiOT's code. In deep layers some channels are thousands of times larger
+        than others and would dominate raw sums. The divergence is a mean over tokens, so that it
+        does not outweigh the distances by the sequence length.
         """
         numbers = batch.labels.tolist()
         wanted = [place[number] for number in numbers]
@@ -174,6 +183,7 @@ class Alignment:
         pairs = [*self.places.between.items(), self.places.final]
         total = torch.zeros((), device=device)
         if self.representation:
+            # The first hidden state is the embedding's, so the output of block i has index i + 1.
             for of_student, of_teacher in pairs:
                 target = teacher.outputs[of_teacher].of_windows(wanted).to(device, torch.float32)
                 total = (
@@ -187,7 +197,11 @@ class Alignment:
         return total.to(torch.float32)
 
     def _divergences(self, whole: Any, last: Tensor, logits: Tensor) -> Tensor:
-        """KL(full model || sub-model) of each window, a mean over its tokens (equation 7): float32, (windows,)."""
+        """Return KL(full model || sub-model) of each sample, averaged over its tokens (equation 7).
+
+        The result is float32, (samples,). Logits are computed in pieces, so that memory stays
+        bounded.
+        """
         at_once = tokens_at_once(logits.shape[-1])
         windows = list[Tensor]()
         for hidden, own in zip(last, logits, strict=True):
@@ -205,7 +219,10 @@ class Alignment:
 
 
 def _distances(made: Tensor, wanted: Tensor) -> Tensor:
-    """Mean squared distance of each window, relative to the mean square of what is wanted: float32, (windows,)."""
+    """Return the relative mean squared error of each sample: float32, (samples,).
+
+    It is divided by the mean square of ``wanted``.
+    """
     return (made.float() - wanted).square().mean(dim=(1, 2)) / wanted.square().mean(
         dim=(1, 2)
     ).clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""All that a client will read of its own in a run, read beforehand."""
+"""Check of all data that a client will read in a run, before the run."""
 
 from espalier.amounts import count
 from espalier.corpora.client_items import held_out_items
@@ -13,12 +13,14 @@ from espalier.training.sequences import client_sequences
 def read_client_data(
     settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
 ) -> list[str]:
-    """Read a client's data as its rounds will, and say what there is: for the eyes of its owner, not to be sent.
+    """Read a client's data as its rounds will, and describe it.
+
+    The description is for the data's owner and must not be sent.
 
     Raises
     ------
     Mistake
-        What the round would say that cannot use them.
+        The data cannot be used; the error is the one that the round would raise.
     """
     tunes = settings.tunes
     held_out = settings.evaluation.own_text

@@ -1,9 +1,10 @@
-"""Groups of what is trained, each with a learning rate and a weight decay of its own.
+"""Parameter groups, each with its own learning rate and weight decay.
 
     groups = [Group(names=[name for name in names if name.endswith(".lora_b")], rate=4.0)]
 
-Every group has the bounds of the table ``[training]``: no group moves a number by more in a step, or forgets a round's first
-steps sooner, than the table could by itself. A server that bounds what training can have led to takes a group's settings, too.
+The bounds of the table ``[training]`` hold for every group. No group can change a parameter more in
+a step, or decay earlier steps of a round faster, than the table itself could. A server that limits
+the updates of clients considers a group's settings too.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,24 +19,24 @@ from espalier.settings.training import TrainingSettings
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are trained otherwise than ``[training]`` says; what is in no group is trained as it says."""
+    """Parameters whose training differs from ``[training]``; all others follow the table."""
 
     names: Collection[str]
-    """In any order."""
+    """Names of the parameters, in any order."""
     rate: float = 1.0
-    """Times ``training.learning-rate``; the warm-up is the run's."""
+    """Factor on ``training.learning-rate``; the warm-up is the run's."""
     weight_decay: float | None = None
-    """In place of ``training.weight-decay``; None leaves that."""
+    """Weight decay of the group; None: ``training.weight-decay``."""
     schedule: str | None = None
-    """In place of ``training.schedule``; None leaves that."""
+    """Schedule of the group; None: ``training.schedule``."""
 
     def settings(self, training: TrainingSettings) -> TrainingSettings:
-        """The table as it is for this group.
+        """Return the table ``[training]`` with the changes of this group.
 
         Raises
         ------
         Mistake
-            The group's learning rate or weight decay is beyond what the table allows.
+            The group's learning rate or weight decay exceeds the bounds of the table.
         """
         changes: dict[str, float | str] = {"learning-rate": training.learning_rate * self.rate}
         if self.weight_decay is not None:
@@ -57,12 +58,14 @@ class Group:
 def grouped(
     names: Iterable[str], groups: Sequence[Group], training: TrainingSettings
 ) -> list[tuple[list[str], TrainingSettings]]:
-    """Names with the settings that hold for them: each group's, and last those of no group; sorted, none of them empty.
+    """Return (names, settings) of each group, and last those of the names without a group.
+
+    Names are sorted, and empty groups are left out.
 
     Raises
     ------
     ValueError
-        A group names what is not among the names, or two groups name the same.
+        A group has an unknown name, or two groups have the same name.
     Mistake
         See ``Group.settings``.
     """

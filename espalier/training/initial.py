@@ -1,4 +1,7 @@
-"""What a run begins to train with: every party makes the same from the run's seed and the model, so it never travels."""
+"""Initial values of a run's trained parameters.
+
+Every party computes the same values from the run's seed and the model, so they are never sent.
+"""
 
 import math
 
@@ -14,15 +17,15 @@ from espalier.wire.adapters import HEAD_KEY, AdapterPlan
 from espalier.wire.payload import block_key
 
 HEAD_SEED = "head"
-"""What the seed of a new classification head is derived for."""
+"""Purpose from which the seed of a new classification head is derived."""
 
 
 def initial_adapters(adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Tensor]]:
-    """First values of all adapters: float32, by blob key and canonical name.
+    """Return the initial values of all adapters: float32, by blob key and canonical name.
 
-    B is zero, so that the model is unchanged; A is uniform in ``+-1/sqrt(in)`` (peft's default, Kaiming with ``a = sqrt(5)``).
-    The rows of A come one after the other from NumPy's PCG64: an adapter of smaller rank begins with the first rows of
-    one of larger rank.
+    B is zero, so that the model is unchanged. A is uniform in ``+-1/sqrt(in)``, as in peft (Kaiming
+    with ``a = sqrt(5)``). The rows of A are drawn one after the other from NumPy's PCG64, so an
+    adapter begins with the rows that one of smaller rank has.
     """
     tensors: dict[str, dict[str, Tensor]] = {}
     for index, adapter in adapters:
@@ -41,7 +44,10 @@ def initial_adapters(adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Te
 
 
 def initial_head(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[str, Tensor]:
-    """First values of an encoder's classification head: float32, by canonical name; none of a decoder's."""
+    """Return the initial values of an encoder's classification head: float32, by canonical name.
+
+    A decoder has no head; its result is empty.
+    """
     if not adapters.head:
         return {}
     skeleton = model.new_skeleton(adapters.head["head.out.bias"][0])
@@ -51,7 +57,10 @@ def initial_head(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[s
 def initial_values(
     model: OpenedModel, adapters: AdapterPlan, seed: int
 ) -> dict[str, dict[str, Tensor]]:
-    """First values of all that a run trains: adapters, a head that is new, and what else is trained whole as the files hold it.
+    """Return the initial values of all parameters that a run trains, by blob key.
+
+    They are the adapters, a new classification head, and the tensors that are trained whole with
+    their values in the model's files.
 
     Raises
     ------

@@ -1,11 +1,12 @@
-"""The model that was last trained in this process, kept for its next message.
+"""Cache of the model that a process trained last, for its next message.
 
-A node that stays warm, and a simulation's worker, answer round after round with the same base and the same adapters; loading
-the weights, quantising them and putting the adapters in would take longer than a short round. Each thread keeps one model at
-most, as long as the model's files, its adapters and how it is computed stay the same: another one takes its place.
+A warm node and a simulation's worker answer round after round with the same base and the same
+adapters. To load the weights, quantise them and insert the adapters can take longer than a short
+round. Each thread caches at most one model. It is reused while the model's files, its adapters and
+the settings of its computation stay the same, and else replaced.
 
-Covers: a model that is lent again is as it was when it was loaded, whatever it was trained to. Does not cover: hooks and
-modules that a method puts into ``whole``, which it takes out itself.
+Covers: a reused model has its initial values, independent of earlier training.
+Does not cover: hooks and modules that a method adds to ``whole``; the method has to remove them.
 """
 
 import gc
@@ -25,7 +26,7 @@ class _Kept:
     made_for: tuple[object, ...]
     adapted: AdaptedModel
     first: Tensors
-    """What was trained, as it was before."""
+    """Initial values of the trained parameters."""
 
 
 class _Shelf(threading.local):
@@ -42,9 +43,10 @@ def kept_model(
     adapters: AdapterPlan,
     cache_folder: Path | None = None,
 ) -> AdaptedModel:
-    """``AdaptedModel.load``, or the same model again where this thread loaded it last.
+    """Return a model as ``AdaptedModel.load`` does, from the cache of this thread if possible.
 
-    ``model`` is the same if it is the same object: ``open_model`` gives that while the files stay as they are.
+    The cache compares ``model`` by identity: ``open_model`` returns the same object while the files
+    do not change.
 
     Raises
     ------
@@ -63,9 +65,11 @@ def kept_model(
     )
     kept = _SHELF.kept
     if kept is None or kept.made_for != made_for:
-        forget_model()  # before another one takes as much memory
+        # Frees the old model first, because the new one needs as much memory.
+        forget_model()
         adapted = AdaptedModel.load(model, computing, settings, adapters, cache_folder)
         kept = _SHELF.kept = _Kept(made_for, adapted, adapted.values())
+    # A new object with new dictionaries, so that tensors that a method adds are not in the cache.
     adapted = AdaptedModel(
         kept.adapted.whole, {key: dict(block) for key, block in kept.adapted.parameters.items()}
     )
@@ -80,11 +84,12 @@ def kept_model(
 
 
 def forget_model() -> None:
-    """Free the memory of the model that this thread keeps.
+    """Free the memory of the model that this thread caches.
 
-    peft's modules and their hooks refer to each other, so that the collector alone frees them; else a client whose model
-    changes, as FedSpine's does, would hold the one before beside it. What is there besides, libraries above all, is looked
-    through once, and then left out of the collector's rounds, which it would make a third of a second long.
+    The modules and hooks of peft form reference cycles, so only the garbage collector frees them.
+    Without a collection a client whose model changes, as in FedSpine, would hold two models. The
+    objects that remain, mostly those of libraries, are excluded from later collections, which would
+    otherwise take a third of a second each.
     """
     if _SHELF.kept is not None:
         _SHELF.kept = None

@@ -1,4 +1,4 @@
-"""The learning rate of a step, over all rounds together."""
+"""Learning-rate schedule over the steps of all rounds."""
 
 import math
 
@@ -6,10 +6,10 @@ from espalier.settings.training import TrainingSettings
 
 
 def learning_rate(settings: TrainingSettings, step: int, total_steps: int) -> float:
-    """Learning rate of step 0, 1, ... of ``total_steps``.
+    """Return the learning rate of a step, counted from 0, out of ``total_steps``.
 
-    It rises in ``warmup-steps`` equal stairs to its highest, and from there stays, or falls on a line or on half a cosine, so
-    that the step after the last would have zero, as any later one has.
+    It rises in ``warmup-steps`` equal steps to its maximum. Then it stays constant, or falls
+    linearly or as half a cosine to zero at step ``total_steps`` and after it.
     """
     warmup = settings.warmup_steps
     if step < warmup:

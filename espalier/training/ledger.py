@@ -1,9 +1,12 @@
-"""What tuning costs a client, as Markdown tables: parameters, bytes on the wire, memory. It needs no weights and no network.
+"""Table of a client's costs of tuning, in Markdown: parameters, bytes on the wire and memory.
+
+No weights and no network are needed. Examples:
 
     python -m espalier.training.ledger
-    python -m espalier.training.ledger --model llama3-8b --model DIRECTORY --rank 8 --targets attn.q,attn.k --layers 29-31
+    python -m espalier.training.ledger --model llama3-8b --model DIRECTORY --rank 8
+    python -m espalier.training.ledger --targets attn.q,attn.k --layers 29-31
 
-A model is one of the known shapes (all of them, if none is named) or a directory with a ``config.json``. A MiB has
+A model is a known shape (by default all of them) or a directory with a ``config.json``. A MiB has
 1,048,576 bytes.
 """
 
@@ -29,10 +32,11 @@ MIB = 1 << 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; 2 after a mistake, which is told on stderr."""
+    """Print the tables; return 0, or 2 with a message on stderr after a wrong argument."""
     given = _arguments(arguments)
     with suppress(Mistake):
-        bitsandbytes()  # peft imports it, too, and then it may warn
+        # Imported here first, because peft imports it too and could show its warnings.
+        bitsandbytes()
     try:
         _require(given)
         found = [account(model, _lora(given), given.num_labels) for model in given.model or SHAPES]
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def trained_table(accounts: Sequence[Account]) -> list[str]:
-    """Parameters of the base model, how many numbers are trained, and their share."""
+    """Return the table of frozen and trained parameters and the fraction that is trained."""
     rows = []
     for one in accounts:
         ranks = sorted({adapter.rank for _, adapter in one.adapters})
@@ -69,7 +73,7 @@ def trained_table(accounts: Sequence[Account]) -> list[str]:
 def wire_table(
     accounts: Sequence[Account], payloads: Sequence[Payload], num_clients: int
 ) -> list[str]:
-    """Bytes of the blobs that a client sends and gets in a round, and of those that all clients send."""
+    """Return the table of bytes per round that a client sends and receives, and that all send."""
     rows = []
     for one in accounts:
         for payload in payloads:
@@ -109,9 +113,14 @@ def memory_table(
     batch_size: int,
     tokens: int,
 ) -> list[str]:
-    """MiB of the frozen weights, of what is trained (float32), of AdamW, and of activations, unless ``tokens`` is 0.
+    """Return the table of memory in MiB.
 
-    ``dtype`` is that of the forward pass, and of what is not quantised, over a base in NF4.
+    Its columns are the frozen weights, the trained parameters and gradients (float32), AdamW's
+    moments, and activations unless ``tokens`` is 0.
+
+    Parameters
+    ----------
+    dtype : dtype of the forward pass and of unquantised weights over a base in NF4
     """
     rows = []
     for one in accounts:

@@ -1,9 +1,10 @@
-"""Train what a method trains, on one party's sequences: AdamW on float32 parameters over a frozen model.
+"""Training loop of all tuning methods: AdamW on float32 parameters over a frozen model.
 
-Covers: gradient accumulation that equals the larger batch, clipping, a learning-rate schedule over all rounds, FedProx, steps
-that are left out because they are not finite, and repetition byte for byte on a CPU: what a step does depends on seed and
-step, on the parameters and on the optimiser's state, on nothing else. A method may bring its own loss (``loss.py``), learning
-rates (``groups.py``), a penalty, and an observer of gradients.
+Covers: gradient accumulation that equals the larger batch, gradient clipping, a learning-rate
+schedule over all rounds, FedProx, and skipping of steps that are not finite. On a CPU training
+repeats byte for byte: a step depends only on seed, step number, parameters and optimizer state. A
+method can supply its own loss (``loss.py``), learning rates (``groups.py``), a penalty, and an
+observer of gradients.
 """
 
 import math
@@ -26,49 +27,62 @@ from espalier.training.loss import Loss, num_counted, summed_loss
 from espalier.training.order import sequences_of_step
 
 Parameters = Mapping[str, nn.Parameter]
-"""What is trained, by a name of its own; float32."""
+"""Trained parameters by unique names, float32."""
 Moments = Mapping[str, Mapping[str, Tensor]]
-"""AdamW's running means (``exp_avg``, ``exp_avg_sq``) and number of steps (``step``) of each parameter, by its name."""
+"""AdamW's moments (``exp_avg``, ``exp_avg_sq``) and step count (``step``) of each parameter."""
 Observer = Callable[[int, Mapping[str, Tensor]], None]
-"""Of a step's number and its gradients: float32, shaped like the parameters, on their device, by name; of a step that will
-be left out, none."""
+"""Function of a step's number and its gradients by name.
+
+The gradients are float32, shaped like the parameters and on their device. A step that will be
+skipped has none.
+"""
 
 
 @dataclass
 class Trained:
-    """What training did, beside changing the parameters."""
+    """Result of training, in addition to the changed parameters."""
 
     losses: list[float] = field(default_factory=list)
-    """Mean loss of each step's counted tokens, before the step and without a penalty, those that were left out among them."""
+    """Mean loss of each step's counted tokens, before the step and without penalty.
+
+    Skipped steps are included.
+    """
     weighed: list[int] = field(default_factory=list)
-    """Steps in whose gradient their sequences had a part: neither left out, nor without any gradient."""
+    """Numbers of the steps whose sequences contributed to a gradient.
+
+    Skipped steps and steps without any gradient are left out.
+    """
     skipped_steps: int = 0
-    """Steps that were left out, because their loss or gradient was not finite: parameters and optimiser stayed as they were."""
+    """Number of skipped steps.
+
+    Their loss or gradient was not finite, and parameters and optimizer stayed as they were.
+    """
     moments: Moments = field(default_factory=dict)
-    """For a later call that is to go on."""
+    """AdamW's moments, to continue in a later call."""
 
 
 @dataclass
 class Loop:
-    """One party's training.
+    """Training of one party.
 
     Parameters
     ----------
-    model : as of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns ``logits``
-    parameters : of the model, the ones that are trained
+    model : model of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns
+        ``logits``
+    parameters : the trained parameters of the model
     settings : table ``[training]``
-    num_sequences : how many sequences there are
-    collate : makes a batch of some of them, by their numbers
-    seed : of order and dropout
-    total_steps : of the whole run, for the learning rate
-    penalty : of the parameters, what is added to the loss of every step, whatever the number of its batches; one number
-    loss : what is minimised, see ``loss.py`` for what it has to keep
-    groups : parameters with a learning rate or weight decay of their own, see ``Group``
-    observer : is shown every step's gradients of the mean loss, before the penalty's and FedProx's are added, before they are
-        clipped and before the step is taken. The tensors are its own: it may keep them, and cannot change the step. A parameter
-        that no loss led to has none. Of a step that will be left out, as its loss or gradient is not finite, none are shown.
-        Nothing bounds a gradient here: whoever sends what an observer makes of them sees to it that no step, and no sequence,
-        has most of it
+    num_sequences : number of training sequences
+    collate : function that makes a batch of some sequences, by their numbers
+    seed : seed of order and dropout
+    total_steps : number of steps of the whole run, for the learning rate
+    penalty : function that returns a number, which is added to the loss once per step
+    loss : loss that is minimised, see ``loss.py`` for its contract
+    groups : parameters with their own learning rate or weight decay, see ``Group``
+    observer : function that receives every step's gradients of the mean loss, before those of
+        penalty and FedProx are added and before clipping. The tensors are copies, so an observer
+        can keep them and cannot change the step. A parameter without a gradient is missing, and a
+        step that will be skipped has no gradients. Gradients are not bounded here: code that sends
+        results of an observer must ensure that no step and no sequence dominates them.
     """
 
     model: Any
@@ -84,14 +98,19 @@ class Loop:
     observer: Observer | None = None
 
     def run(self, first_step: int, steps: int, moments: Moments | None = None) -> Trained:
-        """Train ``steps`` steps from ``first_step`` on; the parameters' values at the start are FedProx's anchor.
+        """Train ``steps`` steps, starting with the number ``first_step``.
 
-        ``moments`` are what an earlier call returned; None begins anew.
+        The initial values of the parameters are the anchor of FedProx.
+
+        Parameters
+        ----------
+        moments : ``Trained.moments`` of an earlier call; None: AdamW starts with zeros
 
         Raises
         ------
         Mistake
-            No step was finite, or a group's learning rate or weight decay is beyond what ``[training]`` allows.
+            No step was finite, or a group's learning rate or weight decay exceeds the bounds of
+            ``[training]``.
         """
         optimizer = self._optimizer(moments or {})
         anchor = (
@@ -137,19 +156,24 @@ class Loop:
                 of: value if of == "step" else value.to(parameter.device)
                 for of, value in kept.items()
             }
-            # AdamW writes in them.
+            # AdamW changes the moments in place, and the caller's must not change.
             optimizer.state[parameter] = {of: value.clone() for of, value in here.items()}
         return optimizer
 
     def _backward(self, step: int) -> float:
-        """Add up a step's gradients: of the mean loss over its counted tokens, whatever their batch."""
+        """Accumulate the gradients of a step's mean loss, and return the loss.
+
+        The mean is over all counted tokens of the step. It does not depend on how the step is cut
+        into batches.
+        """
         for parameter in self.parameters.values():
             parameter.grad = None
         chosen = self.settings
         numbers = sequences_of_step(
             self.num_sequences, chosen.batch_size * chosen.accumulation, step, self.seed
         )
-        # What a step does must not depend on the order within it, and near texts have near lengths.
+        # Within a step the order does not matter. Neighbours in the data often have similar
+        # lengths, so sorting saves padding.
         numbers.sort()
         batches = [
             self.collate(numbers[i : i + chosen.batch_size])
@@ -172,13 +196,13 @@ class Loop:
         return total
 
     def _has_gradient(self) -> bool:
-        """Whether anything but zeros came out of a step, before the penalty and what pulls towards the anchor."""
+        """Return whether the step has a nonzero gradient, before those of penalty and FedProx."""
         return any(
             value.grad is not None and bool(value.grad.any()) for value in self.parameters.values()
         )
 
     def _show(self, step: int, loss: float) -> None:
-        """Let the observer have copies of the gradients; none of a step that will be left out."""
+        """Give the observer copies of the gradients, or none if the step will be skipped."""
         if self.observer is None:
             return
         gradients = {
@@ -195,7 +219,7 @@ class Loop:
     def _finish(
         self, optimizer: torch.optim.AdamW, anchor: Mapping[str, Tensor], step: int, loss: float
     ) -> bool:
-        """Take the step; whether it was left out instead."""
+        """Take the step; return True if it was skipped because it is not finite."""
         for name, value in anchor.items():
             parameter = self.parameters[name]
             # + mu (w - w_global), the gradient of mu / 2 ||w - w_global||^2 (FedProx, eq. 2)
@@ -213,9 +237,9 @@ class Loop:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Let dropout draw from a seed, and leave the generators of the CPU and of all devices as they were."""
+    """Seed dropout within the block, and then restore the generators of the CPU and the device."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # torch.manual_seed would reach devices that nobody works on here.
+        # torch.manual_seed would also seed devices that are not used here.
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
@@ -225,9 +249,10 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _training(model: Any, checkpointing: bool) -> Iterator[None]:
-    """Training mode, the base model's own dropout included, and, if asked, activations computed again in the backward pass.
+    """Set training mode within the block, with the base model's own dropout.
 
-    Keys and values are not kept beside what the backward pass needs: nothing is generated here.
+    With ``checkpointing`` activations are recomputed in the backward pass. The cache of keys and
+    values is turned off, because nothing is generated.
     """
     config: Any = getattr(model, "config", None)
     caching = getattr(config, "use_cache", None)
@@ -249,12 +274,13 @@ def _training(model: Any, checkpointing: bool) -> Iterator[None]:
 
 
 def checkpoint_blocks(model: Any) -> None:
-    """Compute the blocks' activations again in the backward pass.
+    """Turn on gradient checkpointing of the blocks.
 
-    transformers lets the embeddings' output ask for a gradient here, which only reentrant checkpointing needs. The backward
-    pass would then go through the blocks below the lowest adapter too, and the hook would stay; so that is undone.
+    transformers then makes the embeddings' output require a gradient, which only reentrant
+    checkpointing needs. The backward pass would reach the blocks below the lowest adapter too, and
+    the hook would stay. So this is undone.
     """
-    # The older name is deprecated since transformers 5.23, the newer one unknown before.
+    # The older name is deprecated since transformers 5.23, which introduced the newer one.
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
     model.disable_input_require_grads()

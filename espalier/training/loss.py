@@ -1,15 +1,17 @@
-"""What a training step minimises: a sum over the predictions of a batch, of which the loop takes the mean over a whole step.
+"""Loss of a training step: a sum over a batch's predictions, which the loop averages over the step.
 
-A method may hand the loop another loss than cross entropy, for instance the distance from a teacher's logits. What such a loss
-keeps, so that what the loop promises still holds:
+A method can replace cross entropy, for instance by the distance from a teacher's logits. Such a
+loss must keep this contract:
 
-- It is a sum over the batch's counted predictions, in nats or of their order, that is, about 0.001 to 1000 for each. The loop
-  divides by how many they are and clips gradients from above, never from below; AdamW adds 1e-8 to a gradient's size before it
-  divides by it, so that the gradients of a far smaller loss would be sent as they are.
-- All of it comes from the batch. A step counts as one that read its sequences (``Trained.weighed``, on which a site's
-  ``least-tokens`` rests) where the loss has any gradient. A term that knows nothing of the batch would have one without them;
-  it belongs into the loop's ``penalty``.
-- No prediction counts for much more than another: what weighs predictions bounds the weights.
+- It is a sum over the batch's counted predictions of about 0.001 to 1000 each, as a loss in nats.
+  The loop divides by their number and clips gradients only from above. AdamW adds 1e-8 to the
+  gradient's size before it divides by it, so the gradients of a much smaller loss would not be
+  normalised and could be read from the update.
+- It depends on nothing but the model and the batch. A step counts as having used its sequences
+  (``Trained.weighed``, on which a site's ``least-tokens`` is based) if the loss has a gradient. A
+  term that does not depend on the batch would have one without them; it belongs in the loop's
+  ``penalty``.
+- No prediction counts much more than another: a loss with weights bounds them.
 """
 
 from collections.abc import Callable
@@ -21,25 +23,31 @@ from torch import Tensor, nn
 from espalier.corpora.tasks.batches import NOT_COUNTED, Batch
 
 Loss = Callable[[Any, Batch, torch.device], Tensor]
-"""Of the model in training mode, a batch on the CPU and the device: the loss summed over ``num_counted`` predictions, float32,
-(), with a gradient. It is called under the random numbers of the step and batch, which dropout draws from."""
+"""Function of model, batch and device that returns the loss of a batch.
+
+The model is in training mode, and the batch on the CPU. The result is summed over ``num_counted``
+predictions: float32, (), with a gradient. Random numbers, as of dropout, are seeded per step and
+batch.
+"""
 
 
 def summed_loss(model: Any, batch: Batch, device: torch.device) -> Tensor:
-    """Cross entropy in nats, summed over the batch's counted tokens, or over its items where labels are classes."""
+    """Return the cross entropy in nats, summed over the batch's counted tokens or its items."""
     return nn.functional.cross_entropy(*counted_predictions(model, batch, device), reduction="sum")
 
 
 def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What a model predicts at the places that count, and what is there.
+    """Return the logits of the counted predictions, and their labels.
 
     Parameters
     ----------
-    model : as of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns ``logits``
+    model : model of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns
+        ``logits``
 
     Returns
     -------
-    logits (counted, vocabulary), float32, and labels (counted,), int64; or (items, classes) and the items' classes
+    logits : (counted, vocabulary), float32; for classes (items, classes)
+    labels : (counted,), int64; for classes (items,)
     """
     logits = model(
         input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)
@@ -53,7 +61,7 @@ def counted_predictions(model: Any, batch: Batch, device: torch.device) -> tuple
 
 
 def num_counted(batch: Batch) -> int:
-    """Predictions over which the loss is taken; the first token of a text is never predicted."""
+    """Return the number of predictions in the loss; a text's first token is never predicted."""
     return (
         len(batch.labels)
         if batch.labels.ndim == 1

@@ -1,4 +1,7 @@
-"""The mask generator of SFT-P (section 3.2): logits of all gates from a client's own embedding, by a network they share."""
+"""Mask generator of SFT-P (section 3.2).
+
+A network that all clients share maps a client's own embedding to the logits of all gates.
+"""
 
 from collections.abc import Mapping
 
@@ -23,15 +26,24 @@ from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import LANES
 
 EMBEDDING_STD = 0.1
-"""Of a client's first embedding; the paper does not say. Codes begin alike, so that neither drowns the other."""
+"""Standard deviation of initial embeddings and codes; the paper does not give it.
+
+Both have the same, so that neither dominates the other.
+"""
 HEAD_STD = 0.02
-"""Of the heads' first values: small, so that at first the constant decides, and nearly all lanes are on."""
+"""Standard deviation of the heads' initial values.
+
+It is small, so that at first the constant decides and nearly all residual dimensions are active.
+"""
 
 
 def first_generator(
     plan: ModelPlan, shape: GeneratorShape, seed: int
 ) -> dict[str, dict[str, Tensor]]:
-    """What all parties begin with, from the run's seed: float32, by blob key and canonical name."""
+    """Return the generator's initial values: float32, by blob key and canonical name.
+
+    Every party computes the same values from the run's seed.
+    """
     tensors: dict[str, dict[str, Tensor]] = {}
     for key, own in shape.shapes(plan).items():
         for name, size in own.items():
@@ -45,7 +57,8 @@ def _first(name: str, size: tuple[int, ...], generator: np.random.Generator) -> 
         return torch.ones(size)
     if name in (NORM_BIAS, TRUNK_BIAS):
         return torch.zeros(size)
-    if name == TRUNK:  # as of torch.nn.Linear
+    # The initialisation of torch.nn.Linear.
+    if name == TRUNK:
         bound = size[1] ** -0.5
         return torch.from_numpy(generator.uniform(-bound, bound, size).astype(np.float32))
     std = EMBEDDING_STD if name == CODES else HEAD_STD
@@ -53,7 +66,11 @@ def _first(name: str, size: tuple[int, ...], generator: np.random.Generator) -> 
 
 
 def first_embedding(shape: GeneratorShape, seed: int, client: int | None) -> Tensor:
-    """A client's first embedding, (embedding,), float32; None: the constant in its place, where clients are not told apart."""
+    """Return a client's initial embedding, (embedding,), float32.
+
+    With ``client = None`` it is the constant that replaces embeddings if clients are not
+    distinguished.
+    """
     name = "embedding" if client is None else f"embedding/{client}"
     generator = np.random.default_rng(derive_seed(seed, name))
     return torch.from_numpy(
@@ -67,11 +84,13 @@ def gate_logits(
     tensors: Tensors | Mapping[str, Mapping[str, nn.Parameter]],
     embedding: Tensor,
 ) -> dict[Gate, Tensor]:
-    """Logits of all gates, (lanes,) each, float32 (equations 10 and 11), without the constant that is added to them.
+    """Return the logits of all gates, without the constant that is added to them.
+
+    Each is (dimensions,), float32 (equations 10 and 11).
 
     Parameters
     ----------
-    tensors : of the generator, by blob key and canonical name
+    tensors : tensors of the generator, by blob key and canonical name
     embedding : (embedding,), on their device
     """
     common = tensors[GENERATOR_KEY]

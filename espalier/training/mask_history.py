@@ -1,7 +1,8 @@
-"""What a client of SFT-P keeps of its rounds for a person to look at: how it met its budget, how good its model was, its masks.
+"""Private history of an SFT-P client: budget, perplexity and masks of its rounds.
 
-Covers: it lies in the client's private state and is in no message; in a simulation the run's figures are made of it.
-Does not cover: a site's owner may show it to whom they like.
+Covers: the history is in the client's private state and in no message. In a simulation the run's
+figures are made from it.
+Does not cover: a site's owner can show it to anybody.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +16,20 @@ from espalier.storage.private import PrivateState
 from espalier.wire.structure import as_ranges, from_ranges
 
 HISTORY = "history"
-"""Document that outlasts rounds."""
+"""Name of the document in the private state; it is kept across rounds."""
 NEAR = 0.02
+"""Maximum relative distance from the budget at which it counts as met."""
 LOOKED_AT = 10
-"""A budget is met where the mean of T(g) over so many draws is so near to the target."""
+"""Number of consecutive draws over which T(g) is averaged."""
 
 
 def note_round(
     state: PrivateState, server_round: int, spent: Sequence[float], perplexity: float | None
 ) -> None:
-    """Keep what a round's draws spent, over the target, and the perplexity of the client's own model after it."""
+    """Store a round's spending relative to the budget and the perplexity after it.
+
+    The perplexity is that of the client's own model.
+    """
     kept = load(state)
     earlier = [entry for entry in kept["rounds"] if entry["round"] < server_round]
     kept["rounds"] = [
@@ -35,12 +40,12 @@ def note_round(
 
 
 def note_fit(state: PrivateState, spent: Sequence[float]) -> None:
-    """Keep what the draws spent while a late client fitted its embedding."""
+    """Store the spending while a client that joined late fitted its embedding."""
     state.save_lasting(HISTORY, load(state) | {"fitted": list(spent)})
 
 
 def note_masks(state: PrivateState, chosen: Mapping[Gate, Tensor]) -> None:
-    """Keep the masks of the client's own model."""
+    """Store the masks of the client's own model."""
     masks = {
         f"{index}/{kind}": as_ranges(mask.nonzero().squeeze(1).tolist())
         for (index, kind), mask in chosen.items()
@@ -49,12 +54,12 @@ def note_masks(state: PrivateState, chosen: Mapping[Gate, Tensor]) -> None:
 
 
 def load(state: PrivateState) -> dict[str, Any]:
-    """All that is kept; empty lists where there is nothing."""
+    """Return the whole history, with empty entries if nothing is stored."""
     return state.load_lasting(HISTORY) or {"rounds": [], "fitted": [], "masks": {}}
 
 
 def masks_of(kept: Mapping[str, Any], gates: LaneGates) -> dict[Gate, Tensor]:
-    """Masks that were kept: (lanes,), bool, of each gate; empty where there are none."""
+    """Return the stored masks of the gates: (dimensions,), bool; empty if there are none."""
     found: dict[Gate, Tensor] = {}
     for (index, kind), width in gates.widths.items():
         if (text := kept["masks"].get(f"{index}/{kind}")) is not None:
@@ -64,7 +69,10 @@ def masks_of(kept: Mapping[str, Any], gates: LaneGates) -> dict[Gate, Tensor]:
 
 
 def steps_to_budget(spent: Sequence[float]) -> int | None:
-    """After how many steps the mean of ``LOOKED_AT`` draws was first within ``NEAR`` of the target; None: never."""
+    """Return the number of steps after which the budget was first met; None if it was not.
+
+    It is met when the mean of ``LOOKED_AT`` draws is within ``NEAR`` of the target.
+    """
     for end in range(LOOKED_AT, len(spent) + 1):
         if abs(sum(spent[end - LOOKED_AT : end]) / LOOKED_AT - 1) <= NEAR:
             return end

@@ -1,6 +1,7 @@
-"""Train masks and adapters together (SFT-P, equations 12 to 14): the frozen model is routed by gates that a generator makes.
+"""Joint training of masks and adapters (SFT-P, equations 12 to 14).
 
-In every step the gates are drawn once, for all batches of it. The budget's term sees the same draw as the model.
+Gates from the mask generator route the residual stream of the frozen model. They are drawn once per
+step, for all its batches, and the budget term uses the same draw as the model.
 """
 
 from collections.abc import Callable, Collection
@@ -31,49 +32,50 @@ from espalier.wire.sft_p import lora_plan, shape_of, trained
 from pruning_kernels.gates import Estimator, gumbel_gates, log_ratio, reinmax_gates
 
 EMBEDDING = "embedding"
-"""Name of the client's own embedding among what is trained; it is in no blob."""
+"""Name of the client's embedding among the trained parameters; it is in no blob."""
 
 
 @dataclass(frozen=True)
 class Gating:
-    """How gates are made and held to a budget."""
+    """Settings of the gates and of the budget term."""
 
     estimator: Estimator = "reinmax"
     tau: float = 1.0
     bias: float = 3.0
-    """Added to all logits (c)."""
+    """Constant that is added to all logits (c)."""
     strength: float = 16.0
-    """Of the budget's term (lambda)."""
+    """Weight of the budget term (lambda)."""
     norm: Norm = "all"
-    """Lanes that norms see."""
+    """Residual dimensions that norms see."""
 
 
 @dataclass
 class MaskedTraining(AdapterTraining):
-    """One client's training of the generator, its own embedding, and LoRA where there is any.
+    """Training of the generator, the client's own embedding, and LoRA if the run has it.
 
-    ``adapters`` are those of LoRA alone, and ``run`` takes and gives LoRA and generator together.
+    ``adapters`` has only the LoRA adapters. ``masked`` takes and returns LoRA and generator
+    together.
     """
 
     shape: GeneratorShape = field(default_factory=lambda: GeneratorShape(32, 32, 32, "per-gate"))
     gating: Gating = field(default_factory=Gating)
     embedding: Tensor = field(default_factory=lambda: torch.zeros(32))
-    """(embedding,), float32: what it begins with, and afterwards what it came to."""
+    """(embedding,), float32: the initial embedding, replaced by the trained one."""
     conditioned: bool = True
-    """Whether the embedding is trained."""
+    """True if the embedding is trained."""
     target: int = 0
-    """Weights of the blocks that may be on."""
+    """Budget: number of the blocks' weights that may be active."""
     spent: list[float] = field(default_factory=list)
-    """T(g) of every step's draw, over the target."""
+    """T(g) of every step's draw, divided by the target."""
 
     @cached_property
     def gates(self) -> LaneGates:
-        """The model's gates."""
+        """Gates of the model."""
         return LaneGates(self.model.plan)
 
     @cached_property
     def adapted(self) -> AdaptedModel:
-        """The model with LoRA, and the generator's tensors beside it."""
+        """Model with LoRA, and the generator's tensors among its parameters."""
         adapted = self.load(
             self.model, self.computing, self.settings, self.adapters, self.cache_folder
         )
@@ -88,12 +90,15 @@ class MaskedTraining(AdapterTraining):
     def masked(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
-        """Train from ``start``, LoRA and generator; the trained tensors likewise. ``embedding`` and ``spent`` change in place.
+        """Train from ``start``; return the trained tensors and the result of the loop.
+
+        Both sets of tensors have LoRA and generator. ``embedding`` and ``spent`` change in place.
 
         Raises
         ------
         Mistake
-            No step was finite, a group goes beyond ``[training]``, or the model cannot be loaded or routed.
+            No step was finite, a group exceeds the bounds of ``[training]``, or the model cannot be
+            loaded or routed.
         """
         outcome = self._run(start, first_step, steps, moments, with_shared=True)
         return self.adapted.values(), outcome
@@ -152,7 +157,9 @@ class MaskedTraining(AdapterTraining):
         return outcome
 
     def fitted(self, shared: Tensors, steps: int) -> Trained:
-        """Train the embedding alone, beside generator and LoRA that stay as they are; ``embedding`` and ``spent`` change.
+        """Train only the embedding; generator and LoRA are frozen.
+
+        ``embedding`` and ``spent`` change in place.
 
         Raises
         ------
@@ -169,13 +176,20 @@ class MaskedTraining(AdapterTraining):
                 value.requires_grad_(True)
 
     def logits(self, tensors: Tensors, embedding: Tensor) -> dict[Gate, Tensor]:
-        """Logits of all gates with the constant, on the CPU."""
+        """Return the logits of all gates, with the constant added, on the CPU."""
         found = gate_logits(self.model.plan, self.shape, tensors, embedding)
         return {gate: own + self.gating.bias for gate, own in found.items()}
 
 
 def of_generator(names: Collection[str], settings: RunSettings) -> Group:
-    """How generator and embedding are trained, which have these names: at a rate of their own, with their own weight decay."""
+    """Return the parameter group of generator and embedding.
+
+    It has its own learning rate, weight decay and schedule.
+
+    Parameters
+    ----------
+    names : names of the generator's and the embedding's parameters
+    """
     job = settings.of(SftPSettings)
     schedule = job.schedule if job.schedule == "constant" else None
     return Group(
@@ -184,7 +198,10 @@ def of_generator(names: Collection[str], settings: RunSettings) -> Group:
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:
-    """What the first round begins with, as every party makes it from the run's seed: generator and LoRA, by blob key."""
+    """Return the initial generator and LoRA by blob key.
+
+    Every party computes the same values from the run's seed.
+    """
     values = first_generator(plan, shape_of(run), run.seed)
     for key, tensors in initial_adapters(lora_plan(plan, run), run.seed).items():
         values.setdefault(key, {}).update(tensors)
@@ -192,7 +209,11 @@ def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tenso
 
 
 class _Draw:
-    """The gates of a step: drawn at its first batch, and made anew of the same numbers at the others and for the budget."""
+    """Random gates of a step.
+
+    The random numbers are drawn at the step's first batch. The other batches and the budget term
+    recompute the gates from the same numbers, each with its own graph.
+    """
 
     def __init__(self, training: MaskedTraining, embedding: nn.Parameter, first_step: int) -> None:
         self._training = training
@@ -202,7 +223,7 @@ class _Draw:
         self._uniform: dict[Gate, Tensor] = {}
 
     def for_batch(self) -> dict[Gate, Tensor]:
-        """Gates for the next batch."""
+        """Return the gates for the next batch."""
         if self._batches % self._training.settings.training.accumulation == 0:
             self._step += 1
             seed = derive_seed(self._training.seed, "gates", server_round=self._step)
@@ -227,7 +248,7 @@ class _Draw:
         return {gate: make(own + gating.bias, self._uniform[gate]) for gate, own in logits.items()}
 
     def penalty(self) -> Tensor:
-        """lambda R(T(g), target) of the step's gates (equations 13 and 14)."""
+        """Return the budget term lambda R(T(g), target) of the step (equations 13 and 14)."""
         spent = self._training.gates.spent(self._gates())
         self._training.spent.append(float(spent.detach()) / self._training.target)
         return self._training.gating.strength * log_ratio(spent, self._training.target)

@@ -1,4 +1,4 @@
-"""Batches that name windows by their numbers, of training that reads hidden states in place of tokens."""
+"""Batches of sample numbers, for training on hidden states instead of tokens."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from espalier.corpora.tasks.batches import Batch
 
 
 def numbered(numbers: Sequence[int]) -> Batch:
-    """A batch that names windows by their numbers; it has as many labels as a loss is summed over."""
+    """Return a batch whose inputs and labels are sample numbers, one label per sample."""
     found = torch.tensor(numbers)
     return Batch(
         input_ids=found[:, None],

@@ -1,4 +1,7 @@
-"""Which sequences a step trains on: a function of seed and step alone, so that training goes on anywhere without a memory."""
+"""Order of the training sequences.
+
+It is a function of seed and step, so training can continue on any machine without stored state.
+"""
 
 import numpy as np
 
@@ -6,10 +9,10 @@ from espalier.settings.seeds import derive_seed
 
 
 def sequences_of_step(num_sequences: int, batch: int, step: int, seed: int) -> list[int]:
-    """The ``batch`` sequences of one step.
+    """Return the ``batch`` sequences of one step.
 
-    Steps go through the sequences epoch after epoch, each in an order of its own; a step may reach into the next epoch, and
-    over several where there are fewer sequences than a batch has.
+    Steps go through the sequences epoch by epoch, each in a random order of its own. A step can
+    reach into the next epoch, or over several epochs if there are fewer sequences than ``batch``.
     """
     places = range(step * batch, (step + 1) * batch)
     orders: dict[int, list[int]] = {}

@@ -1,7 +1,8 @@
-"""LLM-Streamline (Chen et al. 2025, section 2.3): train one layer to do what a stretch of blocks does, on one party's windows.
+"""Training of LLM-Streamline's replacement layer (Chen et al. 2025, section 2.3).
 
-The layer gets the hidden states that go into the stretch, and learns those that come out, by their mean squared distance. No
-other block is in memory while it is trained.
+One layer learns to replace several consecutive blocks, on one party's samples. It receives the
+hidden states before these blocks and is trained to return those after them, by mean squared error.
+No other block is in memory during training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,11 @@ from espalier.training.order import sequences_of_step
 
 @dataclass
 class Stretch:
-    """What goes into a stretch of blocks and what comes out, of one party's windows."""
+    """Hidden states before and after consecutive blocks, for one party's samples."""
 
     stream: BlockStream
     windows: Tensor
-    """(windows, tokens), int64."""
+    """(samples, tokens), int64."""
     start: int
     before: Activations
     behind: Activations
@@ -33,7 +34,13 @@ class Stretch:
     @staticmethod
     @torch.no_grad()
     def walked(stream: BlockStream, windows: Tensor, start: int, span: int) -> "Stretch":
-        """Pass windows through the model up to the end of a stretch."""
+        """Pass samples through the model up to the end of the replaced blocks.
+
+        Parameters
+        ----------
+        start : first replaced block
+        span : number of replaced blocks
+        """
         activations = before = stream.start(windows)
         for index in beats(range(start + span), "passing block"):
             if index == start:
@@ -45,14 +52,14 @@ class Stretch:
 
 @dataclass
 class Replacement:
-    """One party's training of the layer.
+    """Training of the layer by one party.
 
     Parameters
     ----------
-    stretch : what is learnt
-    settings : in the words of ``[training]``; ``batch_size`` counts windows
-    seed : of order and dropout
-    total_steps : of the whole run, for the learning rate
+    stretch : hidden states that are learned
+    settings : training settings; ``batch_size`` counts samples
+    seed : seed of order and dropout
+    total_steps : number of steps of the whole run, for the learning rate
     """
 
     stretch: Stretch
@@ -60,12 +67,17 @@ class Replacement:
     seed: int
     total_steps: int
     _calls: dict[int, Call] = field(default_factory=dict)
-    """What the model passes to the block beside the hidden states, by the number of windows."""
+    """Other arguments that the model passes to the block, in float32, by the number of samples."""
 
     def run(
         self, start: Mapping[str, Tensor], first_step: int, steps: int
     ) -> tuple[dict[str, Tensor], Trained]:
-        """Train from ``start``, float32 by canonical name; the trained tensors likewise, and what training did.
+        """Train from ``start``, float32 by canonical name.
+
+        Returns
+        -------
+        (tensors, trained) : the trained tensors, float32 by canonical name, and the result of the
+            loop
 
         Raises
         ------
@@ -108,7 +120,10 @@ class Replacement:
                     value.requires_grad_(False).grad = None
 
     def _in_passes(self) -> TrainingSettings:
-        """The same steps, in forward passes of equally many windows, no more than pass a block together elsewhere."""
+        """Return settings with the same steps but smaller forward passes of equal size.
+
+        A pass has at most as many samples as ``windows_per_batch`` allows.
+        """
         batch = self.settings.batch_size
         at_once = windows_per_batch(self.stretch.windows.shape[1])
         together = max(
@@ -119,7 +134,7 @@ class Replacement:
         )
 
     def _distance(self, block: nn.Module, batch: Batch, device: torch.device) -> Tensor:
-        """Mean squared distance of each window's hidden states from what is to come out, summed over the windows."""
+        """Return the mean squared error of each sample's hidden states, summed over samples."""
         args, kwargs = self._call(len(batch.labels))
         output = block(self._gathered(self.stretch.before, batch.labels), *args, **kwargs)
         made = output[0] if isinstance(output, tuple) else output
@@ -127,13 +142,13 @@ class Replacement:
         return (made - wanted).square().mean(dim=(1, 2)).sum()
 
     def _gathered(self, activations: Activations, numbers: Tensor) -> Tensor:
-        """Hidden states of some windows, float32: (windows, tokens, width)."""
+        """Return the hidden states of some samples: (samples, tokens, hidden size), float32."""
         return activations.of_windows(numbers.tolist()).to(
             self.stretch.stream.computing.device, torch.float32
         )
 
     def _call(self, windows: int) -> Call:
-        """What the model passes to the block beside so many windows, in float32."""
+        """Return the block's other arguments for this number of samples, in float32."""
         if windows not in self._calls:
             args, kwargs = self.stretch.stream.start(self.stretch.windows[:windows]).call(
                 self.stretch.start
@@ -145,7 +160,7 @@ class Replacement:
         return self._calls[windows]
 
     def rests_on(self, steps: Sequence[int]) -> int:
-        """Tokens of the windows to which some steps come, each window once."""
+        """Return the number of tokens of the samples that some steps use, each sample once."""
         number = len(self.stretch.windows)
         batch = self.settings.batch_size * self.settings.accumulation
         seen = {

@@ -1,4 +1,4 @@
-"""What a client trains on: token sequences, and over which of their tokens the loss is taken."""
+"""Training sequences of a client: token ids, and the tokens that count in the loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,20 +24,20 @@ from espalier.settings.task import TEXT
 
 
 class Sequences(Protocol):
-    """One party's training sequences."""
+    """Training sequences of one party."""
 
     def __len__(self) -> int: ...
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Some of them, padded on the right."""
+        """Return a batch of some sequences, padded on the right."""
 
     def joined(self, other: Any) -> "Sequences":
-        """With another party's, of the same kind, behind them."""
+        """Return these sequences followed by another party's, of the same kind."""
 
 
 @dataclass(frozen=True)
 class TokenSequences:
-    """Of a language model."""
+    """Encoded items for a language model."""
 
     encoded: tuple[Encoded, ...]
     counted: Counted
@@ -46,26 +46,26 @@ class TokenSequences:
         return len(self.encoded)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Some of them, padded on the right."""
+        """Return a batch of some sequences, padded on the right."""
         return collate([self.encoded[number] for number in numbers], 0, self.counted)
 
     def joined(self, other: "TokenSequences") -> "TokenSequences":
-        """With another party's behind them."""
+        """Return these sequences followed by another party's."""
         return TokenSequences(self.encoded + other.encoded, self.counted)
 
 
 @dataclass(frozen=True)
 class WindowSequences:
-    """Windows of text, of a language model; every token counts."""
+    """Windows of text for a language model; every token counts."""
 
     windows: tuple[Tensor, ...]
-    """Of each party (windows, tokens), int64."""
+    """Windows of each party: (windows, tokens), int64."""
 
     def __len__(self) -> int:
         return sum(map(len, self.windows))
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Some of them; all are of one length."""
+        """Return a batch of some windows, which all have one length."""
         return collate([self._encoded(number) for number in numbers], 0, "all")
 
     def _encoded(self, number: int) -> Encoded:
@@ -76,13 +76,13 @@ class WindowSequences:
         raise IndexError("there is no such window")
 
     def joined(self, other: "WindowSequences") -> "WindowSequences":
-        """With another party's behind them."""
+        """Return these windows followed by another party's."""
         return WindowSequences(self.windows + other.windows)
 
 
 @dataclass(frozen=True)
 class ClassSequences:
-    """Of an encoder: texts or pairs of texts, and their classes."""
+    """Texts or pairs of texts for an encoder, with their classes."""
 
     items: tuple[Item, ...]
     tokenizer: Any
@@ -92,13 +92,13 @@ class ClassSequences:
         return len(self.items)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Some of them, padded on the right."""
+        """Return a batch of some items, padded on the right."""
         return collate_texts(
             [self.items[number] for number in numbers], self.tokenizer, self.max_tokens
         )
 
     def joined(self, other: "ClassSequences") -> "ClassSequences":
-        """With another party's behind them."""
+        """Return these items followed by another party's."""
         return ClassSequences(self.items + other.items, self.tokenizer, self.max_tokens)
 
 
@@ -106,7 +106,9 @@ class ClassSequences:
 def client_sequences(
     settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int
 ) -> Sequences:
-    """What a client trains on: all windows of its text, of which every token counts, or its items of the task.
+    """Return a client's training sequences.
+
+    They are all windows of its text, of which every token counts, or its items of the task.
 
     Raises
     ------
@@ -129,10 +131,10 @@ def client_sequences(
 
 
 def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:
-    """Encode prompt and right answer as they are scored, whatever the tokenizer adds behind a text.
+    """Encode an item's prompt and correct answer as they are scored.
 
-    A written answer is followed by ``end``, the token that ends a text, so that generation will stop. One of several options is
-    not: the option is all that is scored.
+    A written answer is followed by ``end``, the end-of-text token, so that the model learns to
+    stop. One of several options is not, because only the option is scored.
     """
     task = task_named(settings.task.name)
     whole = encode_pair(encode, *item.requests[item.answer])

@@ -1,4 +1,4 @@
-"""Shapes of published models as data: what of their ``config.json`` decides about sizes."""
+"""Shapes of published models: those entries of ``config.json`` that determine sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,17 +32,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1,
     },
 }  # fmt: skip
-"""Qwen2 has biases at its queries, keys and values, RoBERTa everywhere, the others nowhere. Mistral is version 0.1; 0.3 has 768
-more words. RoBERTa's words are tied to a language-model head that tuning for classification leaves out."""
+"""Configurations by name.
+
+Qwen2 has biases in the query, key and value projections, RoBERTa in all linears, the others in
+none. Mistral is version 0.1; version 0.3 has 768 more tokens. RoBERTa's embeddings are tied to a
+language-model head, which tuning for classification leaves out.
+"""
 
 
 def configuration(model: str) -> Mapping[str, Any]:
-    """The configuration of a known shape, or of a directory that has a ``config.json``, with or without weights.
+    """Return the configuration of a known shape, or of a directory with a ``config.json``.
+
+    The directory does not need weights.
 
     Raises
     ------
     Mistake
-        It is neither, or the file cannot be read.
+        The model is neither, or the file cannot be read.
     """
     if model in SHAPES:
         return SHAPES[model]

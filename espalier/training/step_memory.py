@@ -1,9 +1,12 @@
-"""How much memory a training step takes at most beside the frozen weights, without weights and without numbers.
+"""Peak memory of a training step in addition to the frozen weights, estimated without weights.
 
-The model's own code and autograd go through a step of a model with few blocks (``modeling/traced_memory.py``); with the
-difference that a block makes, the figure of all blocks follows. Covers: activations that are kept for the backward pass, with
-gradient checkpointing too, the loss over the whole vocabulary, and what comes and goes on the way.
-Does not cover: gradients and moments, which are counted apart, and what kernels hold while they run.
+The model's own code and autograd run a step of a model with few blocks on tensors without data
+(``modeling/traced_memory.py``). The difference that one block makes gives the figure for all
+blocks.
+
+Covers: activations that are kept for the backward pass, with gradient checkpointing too, the loss
+over the whole vocabulary, and temporary tensors.
+Does not cover: gradients and moments, which are counted separately, and workspace of kernels.
 """
 
 from collections.abc import Callable
@@ -23,7 +26,7 @@ from espalier.training.loop import checkpoint_blocks
 from espalier.wire.adapters import AdapterPlan
 
 FEW = 2
-"""Blocks of the smallest model that is gone through; from the second on each adds the same."""
+"""Number of blocks of the smallest traced model; from the second block on each adds the same."""
 
 
 def step_bytes(
@@ -34,13 +37,13 @@ def step_bytes(
     batch_size: int,
     tokens: int,
 ) -> int:
-    """Bytes of a forward and backward pass of adapters at their most, without gradients.
+    """Return the peak bytes of a forward and backward pass of adapters, without gradients.
 
     Parameters
     ----------
-    adapters : what is trained; blocks below the lowest adapter keep nothing
-    dtype : of the frozen weights, or over NF4 of the forward pass
-    batch_size, tokens : of a forward pass; no token is padding
+    adapters : trained adapters; blocks below the lowest adapter keep no activations
+    dtype : dtype of the frozen weights, or over NF4 of the forward pass
+    batch_size, tokens : size of a forward pass; no token is padding
     """
     blocks = len(model.plan.blocks)
     reached = blocks - min(adapters.blocks, default=0)
@@ -60,7 +63,8 @@ def step_bytes(
             if own
             else {}
         )
-        for parameter in head:  # peft froze it
+        # peft froze the head.
+        for parameter in head:
             parameter.requires_grad_(True)
         for path in model.family.head_linears.values():
             skeleton.get_submodule(path).register_forward_pre_hook(_in_own_dtype)
@@ -79,7 +83,10 @@ def step_bytes(
 
 
 def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, tokens: int) -> int:
-    """The same where the blocks' matrices get gradients themselves: until the loss's gradient is there."""
+    """Return the peak bytes of a pass in which the blocks' matrices get gradients themselves.
+
+    The measurement ends when the gradient of the loss is complete.
+    """
 
     def prepare(skeleton: Any, number: int) -> list[nn.Parameter]:
         chosen = []
@@ -101,7 +108,7 @@ def whole_step_bytes(model: OpenedModel, dtype: torch.dtype, batch_size: int, to
 
 
 def _of_many(of_few: Callable[[int], int], least: int, blocks: int) -> int:
-    """What many blocks take, by what few do."""
+    """Extrapolate from the bytes of few blocks to those of many."""
     first = of_few(least)
     if blocks <= least:
         return first
@@ -136,7 +143,10 @@ def _step(
 
 
 def _loss(model: Any, family: Family, batch_size: int, tokens: int) -> Tensor:
-    """As ``loss.counted_predictions`` picks them: a copy of the logits that count, in float32."""
+    """Return a loss that needs the memory of ``loss.counted_predictions``.
+
+    The counted logits are copied in float32.
+    """
     inputs = torch.zeros(batch_size, tokens, dtype=torch.int64)
     logits = model(input_ids=inputs).logits
     labels = torch.zeros(batch_size, dtype=torch.int64)
@@ -149,5 +159,5 @@ def _loss(model: Any, family: Family, batch_size: int, tokens: int) -> Tensor:
 
 
 def _in_own_dtype(linear: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """As in a loaded model, the head computes in float32."""
+    """Cast the head's input: as in a loaded model, the head computes in float32."""
     return (inputs[0].to(linear.weight.dtype), *inputs[1:])

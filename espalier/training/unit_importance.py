@@ -1,7 +1,8 @@
-"""What a device learns of its model while it trains: what units are worth, and what its LoRA modules are (FedSpine).
+"""Importance of prunable groups and LoRA modules, measured while a device trains (FedSpine).
 
-Section 4.2 (equations 10 to 12) says which units the next cut takes; section 4.3 (equations 9 and 13) is told of the whole
-device. Both look at every step's gradients before anything clips them. Importances stay with whoever made them.
+Section 4.2 (equations 10 to 12) determines which groups the next cut removes. Section 4.3
+(equations 9 and 13) describes the whole device to the server. Both use every step's gradients
+before they are clipped. The importances of groups stay at the device.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,26 +35,26 @@ from pruning_kernels.lora_importance import (
 )
 
 READERS = {"groups": "attn.o", "channels": "mlp.down"}
-"""The matrix that reads what units of a kind give."""
+"""Matrix that reads the output of the groups of each kind."""
 
 
 def kind_of(linear: str) -> tuple[str, int]:
-    """Kind of the units that lie in a matrix, and its side on which they do: 0 for rows, 1 for columns."""
+    """Return the kind of a matrix's prunable groups, and their axis: 0 for rows, 1 for columns."""
     return (ROWS[linear], 0) if ROWS[linear] in KINDS else (COLUMNS[linear], 1)
 
 
 @dataclass
 class UnitImportance:
-    """Watches one round's training of a device, within ``watching``.
+    """Observer of one round's training of a device, active within ``watching``.
 
-    With the score ``mask`` what each attention and feed-forward part gives is kept until the backward pass, also where
-    activations are computed again.
+    With the score ``mask`` the input of each block's output matrices is kept until the backward
+    pass, also if activations are recomputed.
 
     Parameters
     ----------
-    model : what the device trains, cut as it is
-    adapters : of it
-    adapted : gives the model in memory, once there is one
+    model : the device's model, already cut
+    adapters : its adapters
+    adapted : function that returns the model in memory
     how : the settings ``score``, ``normalise`` and ``eta``
     """
 
@@ -62,15 +63,22 @@ class UnitImportance:
     adapted: Callable[[], AdaptedModel]
     how: FedSpineSettings
     units: Tensor | None = None
-    """(units,), float64, of the units that are left, of each block groups, then channels; None before any finite step."""
+    """(groups,), float64: moving average of the importances; None before the first finite step.
+
+    The order is by block: first attention groups, then FFN channels. Only groups that were not cut
+    before are included.
+    """
     terms: list[float] = field(default_factory=list)
-    """Of each step the sum of ``(B gB)^2`` over all modules."""
+    """Sum of ``(B gB)^2`` over all modules, for each step."""
     _of_masks: dict[tuple[int, str], Tensor] = field(default_factory=dict)
-    """Of the step, by block and kind, gradients of masks on units: (units,), float64."""
+    """Gradients of the groups' masks in this step, by block and kind: (groups,), float64."""
 
     def __call__(self, step: int, gradients: Tensors) -> None:
-        """See a step's gradients, by blob key and canonical name; the parameters are those that they are of."""
-        # Whatever becomes of the step, the next one begins anew.
+        """Update the importances with a step's gradients, by blob key and canonical name.
+
+        The model still has the parameters at which the gradients were computed.
+        """
+        # Cleared first, so that the next step starts with none even if this one is skipped below.
         masks = self._of_masks
         self._of_masks = {}
         parameters = self.adapted().parameters
@@ -82,7 +90,8 @@ class UnitImportance:
             own = parameters[block_key(index)]
             theirs = gradients.get(block_key(index), {})
             if adapter.name_b not in theirs or adapter.name_a not in theirs:
-                # Nothing led to it in this step, or it is left out: units cannot be compared.
+                # The module has no gradient, or the step will be skipped: groups cannot be
+                # compared.
                 return
             factors = Factors(own[adapter.name_b], own[adapter.name_a], adapter.scaling)
             learnt = Gradients(theirs[adapter.name_b], theirs[adapter.name_a])
@@ -93,7 +102,7 @@ class UnitImportance:
         if by_mask:
             found = {key: [gradient.square().cpu()] for key, gradient in masks.items()}
             if not all(bool(torch.isfinite(own).all()) for (own,) in found.values()):
-                # What a unit gives times its gradient can overflow where no weight's gradient does.
+                # The product of output and gradient can overflow although all gradients are finite.
                 return
         seen = torch.cat(
             [
@@ -107,7 +116,7 @@ class UnitImportance:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While a model trains: see what units give, where their masks are looked at (APT's salience)."""
+        """Record mask gradients within the block if the score is ``mask`` (APT's salience)."""
         hooks = []
         if self.how.score == "mask":
             self._of_masks.clear()
@@ -126,11 +135,15 @@ class UnitImportance:
                 hook.remove()
 
     def _watch(self, key: tuple[int, str], size: int, _: Any, inputs: tuple[Tensor, ...]) -> None:
-        """Add up, in the backward pass, what a unit gives times its gradient: the gradient of a mask of one on the unit."""
+        """Register a hook that accumulates output times gradient of each group.
+
+        Their sum is the gradient of a mask on the group.
+        """
         given = inputs[0]
         if not given.requires_grad:
             return
-        # A hook that knew what it hangs on would keep a step's activations for good.
+        # A hook that refers to the tensor it is registered on would keep a step's activations
+        # alive.
         values = given.detach()
 
         def add(gradient: Tensor) -> None:
@@ -147,7 +160,7 @@ class UnitImportance:
     def _of_matrix(
         self, whole: Any, index: int, adapter: Adapter, factors: Factors, gradients: Gradients
     ) -> tuple[str, Tensor]:
-        """What units are worth by one matrix, on the CPU."""
+        """Return kind and importances of one matrix's groups, on the CPU."""
         name = adapter.linear.name
         plan = self.model.plan
         assert self.how.score != "mask"
@@ -165,11 +178,11 @@ class UnitImportance:
 
     @property
     def taylor(self) -> float:
-        """First term of equation 14: the mean over the steps; 0 without one."""
+        """First term of equation 14: mean of ``terms`` over the steps; 0 without a step."""
         return sum(self.terms) / len(self.terms) if self.terms else 0.0
 
 
 def _weight(linear: Any) -> Tensor | RowReader:
-    """The frozen matrix, or what reads rows of it where it is in NF4."""
+    """Return the frozen matrix, or a function that dequantises rows of a matrix in NF4."""
     state = getattr(linear.weight, "quant_state", None)
     return linear.weight if state is None else row_reader(linear.weight.data, state)

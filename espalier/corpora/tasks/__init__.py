@@ -1,1 +1,1 @@
-"""Tasks: questions with answers, on which clients train and by which models are scored. A task is data: see catalogue.py."""
+"""Tasks: questions with answers for training and scoring; ``catalogue.py`` lists them."""

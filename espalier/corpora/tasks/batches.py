@@ -12,26 +12,30 @@ from espalier.corpora.tasks.item import Item
 from espalier.settings.mistakes import Mistake
 
 Counted = Literal["answer", "all"]
-"""Over which tokens the loss is a mean: those of the answer, or those of prompt and answer."""
+"""Tokens over which the loss is averaged: those of the answer, or those of prompt and answer."""
 
 NOT_COUNTED = -100
-"""Label of a token over which no loss is taken, as torch's cross entropy and Hugging Face's models have it."""
+"""Label of a token without a loss, as in torch's cross entropy and Hugging Face's models."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model takes. Labels stand at the places of their own tokens; the model, not the batch, shifts them by one."""
+    """Input of a model with labels.
+
+    Labels have the positions of their own tokens; the model or the loss shifts them by one.
+    """
 
     input_ids: Tensor
     """(B, T), int64."""
     attention_mask: Tensor
-    """(B, T), int64: 1 at a token, 0 at padding."""
+    """(B, T), int64: 1 for a token, 0 for padding."""
     labels: Tensor
-    """(B, T), int64, ``NOT_COUNTED`` where no loss is taken; for an encoder the class of each item, (B,)."""
+    """(B, T), int64, ``NOT_COUNTED`` for tokens without a loss; for an encoder the classes, (B,).
+    """
 
 
 def collate(encoded: Sequence[Encoded], pad_token: int, counted: Counted) -> Batch:
-    """One batch, as long as its longest item."""
+    """Return a batch with the length of its longest item."""
     shape = len(encoded), max(len(one.token_ids) for one in encoded)
     input_ids = torch.full(shape, pad_token, dtype=torch.int64)
     attention_mask = torch.zeros(shape, dtype=torch.int64)
@@ -51,7 +55,7 @@ def require_padding(tokenizer: Any) -> None:
     Raises
     ------
     Mistake
-        It has no token for padding.
+        The tokenizer has no padding token.
     """
     if tokenizer.pad_token_id is None:
         raise Mistake(
@@ -61,10 +65,14 @@ def require_padding(tokenizer: Any) -> None:
 
 
 def collate_texts(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Batch:
-    """Items of a classification, for an encoder: text or pair of texts, and the class; as long as the longest item.
+    """Return a batch for an encoder: texts or pairs of texts, and their classes.
 
-    A pair that is longer than ``max_tokens`` loses tokens from the end of the longer text. ``tokenizer`` is one of Hugging
-    Face's and has a token for padding; token types are left out, as RoBERTa has none.
+    A pair that is longer than ``max_tokens`` loses tokens at the end of the longer text.
+
+    Parameters
+    ----------
+    tokenizer : tokenizer of Hugging Face with a padding token; token types are left out, because
+        RoBERTa has none
     """
     texts = [list(column) for column in zip(*(item.texts for item in items), strict=True)]
     rows = tokenizer(

@@ -1,4 +1,7 @@
-"""The tasks that there are. A new one is a function from a record's fields to an item, and a line here."""
+"""Catalogue of all tasks.
+
+A new task is a function from a record's fields to an item, and an entry in ``TASKS``.
+"""
 
 from espalier.corpora.tasks.classification import BOOLQ, MNLI, SST2
 from espalier.corpora.tasks.endings import HELLASWAG, PIQA, WINOGRANDE
@@ -19,7 +22,7 @@ TASKS: dict[str, Task] = {
 
 
 def task_named(name: str) -> Task:
-    """A task by its name; Mistake if there is none."""
+    """Return a task by its name; raise ``Mistake`` if the name is unknown."""
     if name not in TASKS:
         raise Mistake(f"task: {name!r} is unknown; choose one of {', '.join(TASKS)}")
     return TASKS[name]

@@ -1,6 +1,7 @@
-"""Classification: sst2, mnli and boolq, for language models by options and for encoders by class.
+"""Classification tasks: sst2, mnli and boolq.
 
-Prompts and options are those of lm-evaluation-harness 0.4.13 (``glue/sst2``, ``glue/mnli``, ``super_glue/boolq``).
+Language models are scored by options, encoders by classes. Prompts and options are those of
+lm-evaluation-harness 0.4.13 (``glue/sst2``, ``glue/mnli``, ``super_glue/boolq``).
 """
 
 from espalier.corpora.tasks.fields import Fields
@@ -13,7 +14,7 @@ TRUTHS = ("no", "yes")
 
 
 def _sst2(record: Fields) -> Item:
-    """``sentence``; ``label``: 0 or 1."""
+    """Return the item of a record: ``sentence``; ``label``: 0 or 1."""
     sentence = record.text("sentence")
     label = record.place("label", SENTIMENTS)
     prompt = f"{sentence}\nQuestion: Is this sentence positive or negative?\nAnswer:"
@@ -21,7 +22,7 @@ def _sst2(record: Fields) -> Item:
 
 
 def _mnli(record: Fields) -> Item:
-    """``premise``, ``hypothesis``; ``label``: 0 to 2, or its name."""
+    """Return the item of a record: ``premise``, ``hypothesis``; ``label``: 0 to 2, or its name."""
     premise = record.text("premise")
     hypothesis = record.text("hypothesis")
     label = record.place("label", ENTAILMENTS)
@@ -29,6 +30,7 @@ def _mnli(record: Fields) -> Item:
     prompt = f"{premise}\nQuestion: {claim} True, False or Neither?\nAnswer:"
     return Item(
         (prompt,),
+        # The options are in the order of ``ENTAILMENTS``; the prompt names them in another order.
         ("True", "Neither", "False"),
         label,
         label=ENTAILMENTS[label],
@@ -37,7 +39,10 @@ def _mnli(record: Fields) -> Item:
 
 
 def _boolq(record: Fields) -> Item:
-    """``passage``, ``question`` without a question mark; ``answer``: true or false, or SuperGLUE's ``label``: 0 or 1."""
+    """Return the item of a record: ``passage``, ``question`` without a question mark.
+
+    The label is ``answer``: true or false, or SuperGLUE's ``label``: 0 or 1.
+    """
     passage = record.text("passage")
     question = record.text("question")
     label = record.place("answer" if "answer" in record else "label", TRUTHS)

@@ -1,4 +1,4 @@
-"""Items as token ids, split into context and answer as lm-evaluation-harness does it."""
+"""Token ids of items, split into context and answer as in lm-evaluation-harness."""
 
 from dataclasses import dataclass
 
@@ -9,24 +9,30 @@ from espalier.settings.mistakes import Mistake
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a context and what follows it; the last ``answer_tokens`` of them are what follows."""
+    """Token ids of a context and its continuation, which has ``answer_tokens`` tokens."""
 
     token_ids: tuple[int, ...]
     answer_tokens: int
 
 
 def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
-    """Encode a context and its continuation together, and split the tokens where the context alone would end.
+    """Encode a context with its continuation, and split the tokens at the end of the context.
 
-    ``_encode_pair`` of lm-evaluation-harness 0.4.13: blank space at the end of the context goes to the continuation, because
-    tokenizers join it to the word that follows. ``encode`` may put tokens before a text, and none behind it
-    (``special_tokens.prompt_encoder``), or the length of the context would not be where the continuation begins. The last
-    token belongs to the continuation even where the two are joined into fewer tokens than the context has alone.
+    This is ``_encode_pair`` of lm-evaluation-harness 0.4.13. Blank space at the end of the context
+    belongs to the continuation, because tokenizers join it to the next word. The last token always
+    belongs to the continuation, even if the two are joined into fewer tokens than the context has
+    without it.
+
+    Parameters
+    ----------
+    encode : tokenizer; it can add tokens before a text but not after it
+        (``special_tokens.prompt_encoder``), because otherwise the context's length is not the start
+        of the continuation
 
     Raises
     ------
     Mistake
-        The two are a single token or none, so there is no context to predict from.
+        Both together have fewer than two tokens, so no token has a context.
     """
     stem = context.rstrip()
     token_ids = tuple(encode(context + continuation))
@@ -36,6 +42,7 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
             " to predict one from another; take a tokenizer with a token for the beginning of a"
             " text, or remove items that are that short"
         )
+    # At least one token on either side.
     start = min(max(1, len(encode(stem))), len(token_ids) - 1)
     return Encoded(token_ids, len(token_ids) - start)
 
@@ -43,9 +50,17 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
 def keep_right(
     encoded: Encoded, max_tokens: int, where: str = "", key: str = "task.max-tokens"
 ) -> Encoded:
-    """The last ``max_tokens`` tokens, with the whole answer.
+    """Return the last ``max_tokens`` tokens, which include the whole answer.
 
-    Mistake if no token is left before it; it says ``where``, and names the ``key`` to raise.
+    Parameters
+    ----------
+    where : position of the item, for errors
+    key : setting to raise, for errors
+
+    Raises
+    ------
+    Mistake
+        The answer leaves no room for a token of the context.
     """
     if encoded.answer_tokens >= max_tokens:
         raise Mistake(

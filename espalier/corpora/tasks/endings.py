@@ -1,6 +1,7 @@
-"""What comes next: piqa, hellaswag and winogrande.
+"""Tasks with a choice of continuations: piqa, hellaswag and winogrande.
 
-Prompts and options are those of lm-evaluation-harness 0.4.13 (``piqa``, ``hellaswag``, ``winogrande``).
+Prompts and options are those of lm-evaluation-harness 0.4.13 (``piqa``, ``hellaswag``,
+``winogrande``).
 """
 
 import re
@@ -13,17 +14,19 @@ _BRACKETS = re.compile(r"\[.*?\]")
 
 
 def _piqa(record: Fields) -> Item:
-    """``goal``, ``sol1``, ``sol2``; ``label``: 0 or 1."""
+    """Return the item of a record: ``goal``, ``sol1``, ``sol2``; ``label``: 0 or 1."""
     answer = record.place("label", ("sol1", "sol2"))
     options = (record.text("sol1"), record.text("sol2"))
     return Item((f"Question: {record.text('goal')}\nAnswer:",), options, answer, label=str(answer))
 
 
 def _hellaswag(record: Fields) -> Item:
-    """``activity_label``, ``ctx_a``, ``ctx_b``, four ``endings``; ``label``: 0 to 3.
+    """Return the item of a record.
 
-    A file may have ``ctx`` in place of ``ctx_a`` and ``ctx_b``. The harness writes ``ctx_b`` with a capital and then small
-    letters; where it begins cannot be told from ``ctx``, so that stays as it is written.
+    Its fields are ``activity_label``, ``ctx_a``, ``ctx_b``, four ``endings``, and ``label``: 0 to
+    3. A file can have ``ctx`` in place of ``ctx_a`` and ``ctx_b``. The harness capitalizes the
+    first letter of ``ctx_b`` and writes the others in lower case. The beginning of ``ctx_b`` within
+    ``ctx`` is unknown, so ``ctx`` is not changed.
     """
     activity = record.text("activity_label")
     endings = record.texts("endings")
@@ -40,15 +43,16 @@ def _hellaswag(record: Fields) -> Item:
 
 
 def _without_markup(text: str) -> str:
-    """The harness's ``preprocess``: brackets are left over from WikiHow's pages."""
+    """Remove markup as ``preprocess`` of the harness does; the brackets come from WikiHow pages."""
     return _BRACKETS.sub("", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
 def _winogrande(record: Fields) -> Item:
-    """``sentence`` with a gap ``_``, ``option1``, ``option2``; ``answer``: "1" or "2".
+    """Return the item of a record: ``sentence`` with a gap ``_``, ``option1``, ``option2``.
 
-    Partial evaluation (Trinh and Le 2018): an option fills the gap in the context, and what follows the gap is the same
-    continuation for both.
+    ``answer`` is "1" or "2". The item is scored by partial evaluation (Trinh and Le 2018): an
+    option fills the gap in the context, and both options have the text after the gap as
+    continuation.
     """
     sentence = record.text("sentence")
     answer = record.place("answer", ("option1", "option2"), first=1)

@@ -1,4 +1,4 @@
-"""Fields of a record, checked as they are read; errors name the place and the field, and never quote what it holds."""
+"""Fields of a record with type checks; errors name position and field, and never quote values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,12 @@ from espalier.settings.mistakes import Mistake
 
 
 class Fields:
-    """Fields of one record; ``where`` names its file and line, or its dataset and row."""
+    """Fields of one record.
+
+    Parameters
+    ----------
+    where : file and line, or dataset and row, for errors
+    """
 
     def __init__(self, record: Mapping[str, Any], where: str) -> None:
         self._record = record
@@ -18,12 +23,14 @@ class Fields:
         return name in self._record
 
     def text(self, name: str, *, may_be_blank: bool = False) -> str:
-        """A field that is a string.
+        """Return a field that is a string.
+
+        With ``may_be_blank`` a null value counts as an empty string.
 
         Raises
         ------
         Mistake
-            It is missing, not a string, blank, or not Unicode.
+            The field is missing, not a string, blank, or not Unicode.
         """
         value = self._value(name)
         if value is None and may_be_blank:
@@ -31,11 +38,17 @@ class Fields:
         return self._checked(value, name, may_be_blank)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A field that is a list of strings; Mistake as for ``text``, or if it is empty."""
+        """Return a field that is a list of strings.
+
+        Raises
+        ------
+        Mistake
+            The list is missing or empty, or an entry is not a string, blank, or not Unicode.
+        """
         return tuple(self._checked(value, name) for value in self._list(name))
 
     def inner(self, name: str) -> "Fields":
-        """A field that is a record itself."""
+        """Return a field that is itself a record."""
         value = self._value(name)
         if not isinstance(value, Mapping):
             raise self.refused(
@@ -46,7 +59,7 @@ class Fields:
         return Fields(value, f"{self._where}, field '{name}'")
 
     def inners(self, name: str) -> list["Fields"]:
-        """A field that is a list of records."""
+        """Return a field that is a list of records."""
         values = self._list(name)
         for place, value in enumerate(values, start=1):
             if not isinstance(value, Mapping):
@@ -55,16 +68,18 @@ class Fields:
         return [Fields(value, f"{self._where}, field '{name}'") for value in values]
 
     def is_record(self, name: str) -> bool:
-        """Whether the field is a record itself."""
+        """Return whether the field is itself a record."""
         return isinstance(self._record.get(name), Mapping)
 
     def place(self, name: str, names: Sequence[str], first: int = 0) -> int:
-        """Place of a field's value among ``names``: the name itself, or its number, counted from ``first``.
+        """Return the index of a field's value among ``names``.
+
+        The value is one of the names, or its number, counted from ``first``.
 
         Raises
         ------
         Mistake
-            The field is missing or is neither, such as -1 where a dataset keeps its labels back.
+            The field is missing or is neither, such as -1 in a dataset that hides its labels.
         """
         value = self._value(name)
         if isinstance(value, str) and value.strip() in names:
@@ -84,7 +99,7 @@ class Fields:
         )
 
     def refused(self, name: str, why: str, remedy: str) -> Mistake:
-        """The error that says where a field is, what is wrong with it, and what to do."""
+        """Return the error for a field, with the reason and the remedy."""
         return Mistake(f"{self._where}, field '{name}' {why}; {remedy}")
 
     def _value(self, name: str) -> Any:

@@ -1,33 +1,37 @@
-"""An item: a question, what may follow it, and which of that is right."""
+"""Item of a task: a question, its possible answers and the index of the correct one."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Item:
-    """One question of a task, in the strings that a language model sees.
+    """Question of a task, as the strings that a language model sees.
 
-    A question with a written answer, not a choice, has that answer as its only option. Raises ValueError where the parts do not
-    fit together.
+    A question with a written answer has this answer as its only option.
+
+    Raises
+    ------
+    ValueError
+        The number of contexts does not match the options, or ``answer`` is not the index of one.
     """
 
     contexts: tuple[str, ...]
-    """What comes before the option: one for all options, or one per option (winogrande)."""
+    """Text before the option: one for all options, or one per option (winogrande)."""
     options: tuple[str, ...]
-    """What may follow, as written, without the delimiter."""
+    """Possible continuations as written, without the delimiter."""
     answer: int
-    """Place of the right option; for an encoder, the class."""
+    """Index of the correct option; for an encoder, the class."""
     delimiter: str = " "
-    """What stands between a context and an option."""
+    """Text between a context and an option."""
     label: str = ""
-    """Class or category by which items can be dealt out to clients; empty where the task has none."""
+    """Class or category for the partition among clients; empty if the task has none."""
     texts: tuple[str, ...] = ()
-    """What an encoder reads, a text or a pair; empty where the task is not a classification."""
+    """Input of an encoder, a text or a pair; empty if the task is not a classification."""
     where: str = field(default="", compare=False)
-    """The file and line, or dataset and record, that it was read from; for error messages."""
+    """File and line, or dataset and record, of the item, for errors."""
 
     question: str = ""
-    """What is asked, without the options; empty where the contexts are just that."""
+    """Question without the options; empty if the contexts are exactly that."""
 
     def __post_init__(self) -> None:
         if len(self.contexts) not in (1, len(self.options)):
@@ -42,9 +46,10 @@ class Item:
 
     @property
     def text(self) -> str:
-        """The question without its options, by which the item is split and dealt out.
+        """Question without its options, whose hash decides the partition and the held-out split.
 
-        Options are left out so that a question that occurs again with other options or another answer stays on one side.
+        Options are left out, so that a question with other options or another answer is on the same
+        side.
         """
         return self.question or "\n".join(self.contexts)
 
@@ -59,10 +64,10 @@ class Item:
 
     @property
     def prompt(self) -> str:
-        """Context of the right option."""
+        """Context of the correct option."""
         return self.requests[self.answer][0]
 
     @property
     def gold(self) -> str:
-        """The right option, as written."""
+        """Correct option, as written."""
         return self.options[self.answer]

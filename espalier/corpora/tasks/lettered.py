@@ -1,6 +1,7 @@
 """Questions with lettered choices: arc-easy, arc-challenge, openbookqa and mmlu.
 
-Prompts and options are those of lm-evaluation-harness 0.4.13 (``arc``, ``openbookqa``, ``mmlu/default``).
+Prompts and options are those of lm-evaluation-harness 0.4.13 (``arc``, ``openbookqa``,
+``mmlu/default``).
 """
 
 from espalier.corpora.tasks.fields import Fields
@@ -21,10 +22,11 @@ def _openbookqa(record: Fields) -> Item:
 
 
 def _lettered(record: Fields, stem: str) -> tuple[str, tuple[str, ...], int]:
-    """Question, options and place of the right one; the letters may be "1" to "4" as well.
+    """Return question, options and index of the correct option; letters can be "1" to "4" too.
 
-    The hub's form is ``{stem: "...", "choices": {"text": [...], "label": [...]}, "answerKey": "..."}``, that of the files which
-    the authors publish is ``{"question": {"stem": "...", "choices": [{"text": "...", "label": "..."}]}, "answerKey": "..."}``.
+    On the hub a record is ``{stem: "...", "choices": {"text": [...], "label": [...]}, "answerKey":
+    "..."}``. In the authors' files it is ``{"question": {"stem": "...", "choices": [{"text": "...",
+    "label": "..."}]}, "answerKey": "..."}``.
     """
     if record.is_record("question"):
         inner = record.inner("question")
@@ -52,7 +54,10 @@ def _letter(place: int) -> str:
 
 
 def _mmlu(record: Fields) -> Item:
-    """``question``, four ``choices``, ``answer``: 0 to 3 or its letter; ``subject``, which the auxiliary split leaves empty."""
+    """Return the item of a record: ``question``, four ``choices``, ``answer``, ``subject``.
+
+    ``answer`` is 0 to 3 or its letter. ``subject`` is empty in the auxiliary training split.
+    """
     question = record.text("question").strip()
     choices = record.texts("choices")
     answer = record.place("answer", LETTERS)

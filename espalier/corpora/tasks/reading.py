@@ -1,4 +1,7 @@
-"""Items from JSON Lines files and Hugging Face datasets; errors name the file, the line and the field, and quote nothing."""
+"""Readers of items from JSON Lines files and Hugging Face datasets.
+
+Errors name the file, the line and the field, and never quote data.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,13 +16,17 @@ from espalier.corpora.tasks.task import Task
 
 
 def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]:
-    """Yield the items of a JSON Lines file; blank lines are passed over. ``keys`` are the settings that name the file.
+    """Yield the items of a JSON Lines file; blank lines are skipped.
+
+    Parameters
+    ----------
+    keys : settings that name the file, for errors
 
     Raises
     ------
     Mistake
-        The file is missing, empty or not UTF-8, a line is not a JSON object, a field is missing or wrong, or a label is
-        missing or out of range.
+        The file is missing, empty or not UTF-8, a line is not a JSON object, a field is missing or
+        wrong, or a label is missing or out of range.
     """
     for where, _, line in json_lines(path, keys):
         yield _item(task, json_object(line, where), where)
@@ -32,15 +39,19 @@ def read_hub_items(
     config: str = "",
     missing: tuple[str, str] = TRAINING_SPLIT,
 ) -> Iterator[Item]:
-    """Yield the items of a dataset's split; without a ``name``, of the dataset in which the hub keeps the task.
+    """Yield the items of a dataset's split.
 
-    ``missing`` is what an error says of a split that the dataset lacks.
+    Parameters
+    ----------
+    name : dataset; empty: the task's own dataset on the hub
+    missing : key and remedy for the error if the dataset has no such split
 
     Raises
     ------
     Mistake
-        The library is not installed, the dataset cannot be loaded or lacks the split, a field is missing or wrong, or a label
-        is missing or out of range, as in test splits whose labels are kept back.
+        The library is not installed, the dataset cannot be loaded or lacks the split, a field is
+        missing or wrong, or a label is missing or out of range, as in test splits whose labels are
+        hidden.
     """
     called = f"data.path = {name!r}: the dataset"
     if not name:

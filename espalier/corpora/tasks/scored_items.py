@@ -1,4 +1,4 @@
-"""Test items as token ids: what a model needs to be scored on them, and what travels when they are public."""
+"""Test items as token ids: the form in which they are scored and, if public, sent."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,29 +15,32 @@ from espalier.corpora.windows import Encode
 from espalier.pace.beats import in_shares
 
 TEST_KEY = "task.max-test-tokens"
-"""How many tokens a test item may have."""
+"""Setting for the maximum number of tokens of a test item."""
 
 
 @dataclass(frozen=True)
 class ScoredItems:
-    """Requests, item after item: a context with one of its options behind it, or a text to be classified."""
+    """Requests of all items in order.
+
+    A request is a context followed by one of its options, or a text to classify.
+    """
 
     requests: tuple[Encoded, ...]
-    """Of a text to be classified, all tokens are context: ``answer_tokens`` is 0."""
+    """Token ids of each request; for a text to classify ``answer_tokens`` is 0."""
     num_options: tuple[int, ...]
-    """Requests of each item."""
+    """Number of requests of each item."""
     answers: tuple[int, ...]
-    """The right option of each item, or its class."""
+    """Index of the correct option of each item, or its class."""
     characters: tuple[int, ...]
-    """Length of each request's option, for ``acc_norm``."""
+    """Number of characters of each request's option, for ``acc_norm``."""
     cut: tuple[int, ...] = field(default=(), compare=False)
-    """Items that were too long and lost tokens, by their places; it does not travel."""
+    """Indices of items that were too long and lost tokens; not sent."""
 
     def __len__(self) -> int:
         return len(self.answers)
 
     def options(self) -> list[tuple[Encoded, ...]]:
-        """Requests of each item."""
+        """Return the requests of each item."""
         ends = np.cumsum(self.num_options)
         return [
             self.requests[end - number : end]
@@ -46,14 +49,18 @@ class ScoredItems:
 
 
 def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: int) -> ScoredItems:
-    """Items for a language model; contexts that are too long lose their beginning, written answers their end.
+    """Encode items for a language model.
 
-    ``encode`` adds nothing behind a text, see ``special_tokens.prompt_encoder``.
+    Contexts that are too long lose their beginning, written answers their end.
+
+    Parameters
+    ----------
+    encode : tokenizer that adds no token after a text, see ``special_tokens.prompt_encoder``
 
     Raises
     ------
     Mistake
-        An option alone is longer than ``max_tokens``.
+        An option without its context is already longer than ``max_tokens``.
     """
     whole = [
         [encode_pair(encode, *request) for request in item.requests]
@@ -77,10 +84,20 @@ def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: 
 def cut(
     encoded: Encoded, max_tokens: int, task: Task, where: str = "", key: str = "task.max-tokens"
 ) -> Encoded:
-    """At most ``max_tokens`` tokens.
+    """Shorten a request to ``max_tokens`` tokens.
 
-    The prompt loses its beginning; a written answer that leaves no room for it loses its end, and half of the room stays the
-    prompt's. Mistake where one of several options is that long; it says ``where``, and names the ``key`` to raise.
+    The prompt loses its beginning. A written answer that leaves no room for the prompt loses its
+    end, and the prompt keeps half of the tokens.
+
+    Parameters
+    ----------
+    where : position of the item, for errors
+    key : setting to raise, for errors
+
+    Raises
+    ------
+    Mistake
+        One of several options has ``max_tokens`` tokens or more.
     """
     written = "acc" not in task.metrics
     if written and encoded.answer_tokens >= max_tokens:
@@ -93,12 +110,19 @@ def cut(
 
 
 def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> ScoredItems:
-    """Items for an encoder with a head for classes; Mistake if its tokenizer has no token for padding."""
+    """Encode items for an encoder with a classification head.
+
+    Raises
+    ------
+    Mistake
+        The tokenizer has no padding token.
+    """
     require_padding(tokenizer)
     given = in_shares(items, "tokenising test items")
     rows = [collate_texts([item], tokenizer, max_tokens).input_ids[0].tolist() for item in given]
     requests = tuple(Encoded(tuple(row), 0) for row in rows)
     full = [place for place, row in enumerate(rows) if len(row) == max_tokens]
+    # Only a row of the full length can have lost tokens, so only these are tokenized again.
     lost = tuple(
         place
         for place in full
@@ -110,7 +134,7 @@ def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Score
 
 
 def to_arrays(items: ScoredItems) -> dict[str, NDArray[np.int32]]:
-    """Flat arrays, int32; ``from_arrays`` reads them."""
+    """Return flat int32 arrays that ``from_arrays`` reads."""
     return {
         "tokens": np.array([token for one in items.requests for token in one.token_ids], np.int32),
         "lengths": np.array([len(one.token_ids) for one in items.requests], np.int32),
@@ -122,7 +146,7 @@ def to_arrays(items: ScoredItems) -> dict[str, NDArray[np.int32]]:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[np.int32]]) -> ScoredItems:
-    """Invert ``to_arrays``."""
+    """Invert ``to_arrays``; ``cut`` is empty."""
     tokens = arrays["tokens"].tolist()
     ends = np.cumsum(arrays["lengths"])
     spans = zip(ends, arrays["lengths"], arrays["answer-tokens"], strict=True)

@@ -1,7 +1,7 @@
-"""Which items are a client's own, and which of them it trains on.
+"""Partition and held-out split of task items.
 
-As with passages, a hash of the question alone decides both, never the order of the file: a question that occurs again, at
-another client or with another answer, falls on the same side.
+As with passages, a hash of the question decides, not the order of the file. A question that occurs
+again, at another client or with another answer, is on the same side of the split.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,10 @@ from espalier.settings.mistakes import Mistake
 
 
 def split_items(items: Iterable[Item]) -> tuple[list[Item], list[Item]]:
-    """Split items into those to train on and those held out, each item once, in order of first occurrence.
+    """Split items into training items and held-out items.
 
-    Items that differ in blank space alone are the same item.
+    Each item appears once, in order of its first occurrence. Items that differ only in blank space
+    are the same item.
 
     Returns
     -------
@@ -29,7 +30,7 @@ def split_items(items: Iterable[Item]) -> tuple[list[Item], list[Item]]:
 
 
 def distinct(items: Iterable[Item]) -> list[Item]:
-    """Each item once, in order of first occurrence."""
+    """Return each item once, in order of its first occurrence."""
     seen: dict[tuple[bytes, ...], Item] = {}
     for item in items:
         parts = (digest(text) for text in (*item.contexts, *item.options, item.gold))
@@ -38,12 +39,12 @@ def distinct(items: Iterable[Item]) -> list[Item]:
 
 
 def shares_of_items(partition: Partition, items: Iterable[Item]) -> list[list[Item]]:
-    """Each client's items, each once; the shares of all clients are disjoint and complete.
+    """Return each client's items, each once; the clients' lists are disjoint and complete.
 
     Raises
     ------
     Mistake
-        Items are to be dealt out by a label that they do not have.
+        The partition uses labels, and an item has none.
     """
     items = distinct(items)
     if partition.kind in ("by-field", "dirichlet") and any(not item.label for item in items):

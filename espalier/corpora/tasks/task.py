@@ -1,4 +1,4 @@
-"""A task: how its records become items, where Hugging Face keeps it, and how a model is scored on it."""
+"""Definition of a task: its items, its dataset on Hugging Face and its metrics."""
 
 import re
 from collections.abc import Callable
@@ -9,43 +9,55 @@ from espalier.corpora.tasks.fields import Fields
 from espalier.corpora.tasks.item import Item
 
 Metric = Literal["acc", "acc_norm", "exact_match", "loss"]
-"""Accuracy over options by log-likelihood, the same per character, share of generated answers that are right, and mean loss
-per token of the answer."""
+"""Name of a metric.
+
+- ``acc``: accuracy over options by log-likelihood
+- ``acc_norm``: accuracy over options by log-likelihood per character
+- ``exact_match``: fraction of generated answers that are correct
+- ``loss``: mean loss per token of the answer
+"""
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A dataset of the Hugging Face hub: its name, configuration and the splits with answers to train and to test on."""
+    """Dataset of the Hugging Face hub with its configuration and its labelled splits."""
 
     name: str
     config: str = ""
     train: str = "train"
     test: str = ""
-    """Empty where there is none: test on what the training split holds out."""
+    """Test split with answers.
+
+    If it is empty, models are tested on the held-out part of the training split.
+    """
 
 
 @dataclass(frozen=True)
 class Generation:
-    """How a written answer is found in what a model generates."""
+    """Rules that find a written answer in generated text."""
 
     stop: tuple[str, ...]
-    """The answer ends before the first of them."""
+    """Stop strings; the answer ends before the first one that occurs."""
     patterns: tuple[tuple[str, re.Pattern[str], int], ...]
-    """(name, pattern, which of its matches has the answer); the answer is the match's first group that holds something."""
+    """(name, pattern, index of the match with the answer).
+
+    The answer is the first group of the match that is not empty.
+    """
     ignored: tuple[re.Pattern[str], ...]
-    """Removed from found and true answer, in this order, before they are compared."""
+    """Patterns that are removed, in this order, from found and true answer before the comparison.
+    """
     max_new_tokens: int = 256
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task by its name."""
+    """Task with a name."""
 
     name: str
     hub: Hub
     metrics: tuple[Metric, ...]
     item: Callable[[Fields], Item]
     classes: tuple[str, ...] = ()
-    """Names of the classes, in order, where an encoder can do the task too."""
+    """Names of the classes in order, if an encoder can solve the task too."""
     generation: Generation | None = None
-    """For ``exact_match``."""
+    """Rules for ``exact_match``."""

@@ -1,6 +1,7 @@
-"""Questions whose answers are written: gsm8k by exact match, dolly and alpaca by the loss on the answer.
+"""Tasks with written answers: gsm8k by exact match, dolly and alpaca by the loss on the answer.
 
-gsm8k's prompt, patterns and stop strings are those of lm-evaluation-harness 0.4.13 (``gsm8k``), without its five examples.
+Prompt, patterns and stop strings of gsm8k are those of lm-evaluation-harness 0.4.13 (``gsm8k``),
+without its five examples.
 """
 
 import re
@@ -22,7 +23,10 @@ NUMBERS = Generation(
 
 
 def _gsm8k(record: Fields) -> Item:
-    """``question``; ``answer``: the steps, and "#### number" at its end. Nothing labels a record."""
+    """Return the item of a record: ``question``; ``answer``: the steps and "#### number".
+
+    Records have no label.
+    """
     answer = record.text("answer")
     if not _RESULT.search(answer):
         raise record.refused(
@@ -32,19 +36,28 @@ def _gsm8k(record: Fields) -> Item:
 
 
 def _dolly(record: Fields) -> Item:
-    """``instruction``, ``context`` (may be empty), ``response``; ``category``."""
+    """Return the item of a record: ``instruction``, ``context``, ``response``; ``category``.
+
+    ``context`` can be empty.
+    """
     prompt = _instruction(record.text("instruction"), record.text("context", may_be_blank=True))
     return Item((prompt,), (record.text("response"),), 0, "\n", label=record.text("category"))
 
 
 def _alpaca(record: Fields) -> Item:
-    """``instruction``, ``input`` (may be empty), ``output``. Nothing labels a record."""
+    """Return the item of a record: ``instruction``, ``input`` (can be empty), ``output``.
+
+    Records have no label.
+    """
     prompt = _instruction(record.text("instruction"), record.text("input", may_be_blank=True))
     return Item((prompt,), (record.text("output"),), 0, "\n")
 
 
 def _instruction(instruction: str, given: str) -> str:
-    """The prompt of Stanford Alpaca (Taori et al. 2023); the answer follows on a line of its own, as in Alpaca-LoRA."""
+    """Return the prompt of Stanford Alpaca (Taori et al. 2023).
+
+    The answer follows on a line of its own, as in Alpaca-LoRA.
+    """
     if given.strip():
         return (
             "Below is an instruction that describes a task, paired with an input that provides"
