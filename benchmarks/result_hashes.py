@@ -1,0 +1,109 @@
+"""Hashes of the results of the presets, to show that a change of the code changes no result.
+
+    python -m benchmarks.result_hashes before.json
+    python -m benchmarks.result_hashes after.json --compare before.json [PRESET ...]
+
+Each preset runs in a process of its own, with the handlers of a real run and without Ray or a
+SuperLink. The hashes repeat on one machine with the same libraries. Model cards and modeling code in
+a result are texts of this project, so they are left out. Presets of published models are left out
+too, because their models are not part of the project.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from flwr.app import Context, RecordDict
+
+from espalier.launch.app_folder import find_app
+from espalier.launch.configuration import configuration
+
+RESULTS = ("model", "adapter", "clients", "masks.safetensors")
+TEXTS = (".md", ".py")
+VARIANTS = {
+    "fedprllm-iterative": ["fedprllm", "fedprllm.strategy=iterative", "evaluation.max-windows=4"],
+    "fedspallm-rounds": ["fedspallm", "federation.rounds=2", "evaluation.max-windows=4"],
+    "llm-pruner-rescale": ["llm-pruner", "llm-pruner.rescale=groups", "evaluation.max-windows=4"],
+}
+"""Settings that no preset has, by the name of the variant."""
+
+
+def presets() -> list[str]:
+    """Return the presets whose models are part of the project, and the variants."""
+    files = sorted((find_app(None) / "conf").glob("*.toml"))
+    demos = [file.stem for file in files if "a directory of yours" not in file.read_text()]
+    return [*demos, *VARIANTS]
+
+
+def run_here(words: list[str], folder: Path) -> None:
+    """Run a preset in this process, with its run directory in ``folder``."""
+    from client_app.app import app
+    from server_app.app import run_method
+    from tests.in_process import InProcessGrid
+
+    words = [*words, f"out-dir={folder / 'runs'}"]
+    config, _ = configuration(find_app(None), words, on_this_machine=True)
+    number = config["num-clients"]
+    nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
+    run_method(InProcessGrid(app, nodes, config), Context(1, 0, {}, RecordDict(), config))
+
+
+def hashes_of(words: list[str]) -> dict[str, str]:
+    """Run a preset in a new process and return the SHA-256 of each file of its result."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        env = os.environ | {"ESPALIER_STATE_DIR": str(folder / "state")}
+        command = [sys.executable, "-m", __spec__.name, "--here", name, *words]
+        subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+        (run,) = (folder / "runs").iterdir()
+        found = [file for result in RESULTS for file in _files(run / result)]
+        return {
+            str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in found
+            if file.suffix not in TEXTS
+        }
+
+
+def _files(result: Path) -> list[Path]:
+    found = [result, *result.rglob("*")]
+    return sorted(file for file in found if file.is_file())
+
+
+def main() -> int:
+    """Record the hashes, and compare them with earlier ones if asked to."""
+    arguments = _arguments()
+    if arguments.here:
+        run_here([str(arguments.out), *arguments.presets], arguments.here)
+        return 0
+    chosen = arguments.presets or presets()
+    found = {}
+    for name in chosen:
+        found[name] = hashes_of(VARIANTS.get(name, [name]))
+        print(f"{name}: {len(found[name])} files", flush=True)
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    if arguments.compare is None:
+        return 0
+    before = json.loads(arguments.compare.read_text())
+    changed = [name for name in chosen if found[name] != before[name]]
+    print(f"changed: {', '.join(changed)}" if changed else "no result has changed")
+    return 1 if changed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="JSON file to write")
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help="default: all")
+    parser.add_argument("--compare", type=Path, help="JSON file of an earlier call")
+    parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
