@@ -15,7 +15,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-# ----- numbers that are trained and sent ------------------------------------------------------------------------------------
+# ----- trained and sent numbers -------------------------------------------------------------------
 
 
 def lora_numbers(linears: Mapping[str, tuple[int, int]], rank: int, targets: Iterable[str]) -> int:
@@ -66,7 +66,7 @@ def lora_communication(aligned: int, adapter: int, rank: int, hidden: int) -> in
     return (aligned + adapter) * rank * hidden
 
 
-# ----- operations -----------------------------------------------------------------------------------------------------------
+# ----- operations ---------------------------------------------------------------------------------
 
 
 def computation_share(full: int, kept: int, adapter: int) -> float:
@@ -119,7 +119,7 @@ def full_step(layer: int, head: int, layers: int) -> Step:
     return Step(forward, 2 * forward)
 
 
-# ----- storage --------------------------------------------------------------------------------------------------------------
+# ----- storage ------------------------------------------------------------------------------------
 
 
 def float32_bytes(parameters: int) -> int:

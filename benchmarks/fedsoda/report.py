@@ -53,7 +53,7 @@ def write_report(study: Study, rows: Rows, conditions: Mapping[str, Any], path: 
     plot(study.title, rows, path.with_suffix(".png"))
 
 
-# ----- a row per run --------------------------------------------------------------------------------------------------
+# ----- rows per run -------------------------------------------------------------------------------
 
 
 def _of_cells(study: Study, rows: Rows) -> list[str]:
@@ -152,7 +152,7 @@ def _plot_cells(title: str, rows: Rows, path: Path) -> None:
     _save(figure, title, path)
 
 
-# ----- a row per round ------------------------------------------------------------------------------------------------
+# ----- rows per round -----------------------------------------------------------------------------
 
 
 def _of_rounds(rows: Rows) -> list[str]:

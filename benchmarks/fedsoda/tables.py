@@ -171,7 +171,7 @@ def _model(name: str, whole: Account) -> Model:
     return Model(name, whole, kept, counts.lora_numbers(linears, paper.RANK, paper.TARGETS))
 
 
-# ----- printed figures ------------------------------------------------------------------------------------------------------
+# ----- printed figures ----------------------------------------------------------------------------
 
 
 def figures(models: Sequence[Model], tokens: int) -> list[Figure]:
@@ -466,7 +466,7 @@ def _datasets() -> Iterator[Figure]:
     yield figure.explained("the size of WikiText-103")
 
 
-# ----- placement of the adapters --------------------------------------------------------------------------------------------
+# ----- placement of the adapters ------------------------------------------------------------------
 
 
 def placements(models: Sequence[Model]) -> dict[tuple[int, ...], tuple[int, list[tuple[str, ...]]]]:
@@ -490,7 +490,7 @@ def placements(models: Sequence[Model]) -> dict[tuple[int, ...], tuple[int, list
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
 
-# ----- Markdown and CSV -----------------------------------------------------------------------------------------------------
+# ----- Markdown and CSV ---------------------------------------------------------------------------
 
 
 def report(models: Sequence[Model], figures: Sequence[Figure], tokens: int) -> str:

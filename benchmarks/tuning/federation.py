@@ -133,7 +133,7 @@ class Federation:
             if items
         }
 
-    # ----- training ---------------------------------------------------------------------------------------------------
+    # ----- training -------------------------------------------------------------------------------
 
     def _training(self, client: int) -> AdapterTraining:
         settings = self.settings
@@ -231,7 +231,7 @@ class Federation:
             key: unpack_adapters(shapes[key], result.blob(key, limit), "float32") for key in shapes
         }
 
-    # ----- averaging --------------------------------------------------------------------------------------------------
+    # ----- averaging ------------------------------------------------------------------------------
 
     def _factors(self, tensors: Tensors, index: int, adapter: Adapter) -> Factors:
         block = tensors[block_key(index)]
@@ -309,7 +309,7 @@ class Federation:
             relative[self.limits[client]] for client in sent
         ) / len(sent)
 
-    # ----- tests ------------------------------------------------------------------------------------------------------
+    # ----- tests ----------------------------------------------------------------------------------
 
     def score(
         self, tensors: Tensors | None, items: ScoredItems, limit: int | None = None

@@ -112,7 +112,7 @@ def _put_down(
             rows.add(cell, value=value)
 
 
-# ----- Dolly's clients ------------------------------------------------------------------------------------------------
+# ----- Dolly's clients ----------------------------------------------------------------------------
 
 
 def dolly(bench: Bench, rows: Rows) -> None:
@@ -148,7 +148,7 @@ def dolly(bench: Bench, rows: Rows) -> None:
                 _put_down(rows, seed, "local-only", [*values, (GLOBAL, "loss", everywhere)])
 
 
-# ----- ranks ----------------------------------------------------------------------------------------------------------
+# ----- ranks --------------------------------------------------------------------------------------
 
 
 def ranks(bench: Bench, rows: Rows) -> None:
@@ -202,7 +202,7 @@ def _losses_and_errors(
     return values
 
 
-# ----- an encoder on SST-2 --------------------------------------------------------------------------------------------
+# ----- encoder on SST-2 ---------------------------------------------------------------------------
 
 
 def encoder(bench: Bench, rows: Rows) -> None:
@@ -243,7 +243,7 @@ def encoder(bench: Bench, rows: Rows) -> None:
             )
 
 
-# ----- data of the studies --------------------------------------------------------------------------------------------
+# ----- study data ---------------------------------------------------------------------------------
 
 
 def first_records(clients: Sequence[Path], number: int, scratch: Path) -> str:

@@ -75,7 +75,7 @@ class Method(Strategy):
         self.looks: list[dict[str, Any]] = []
         """Evaluations between rounds, each with its ``round``."""
 
-    # ----- what a method says -----------------------------------------------------------------------------------------
+    # ----- hooks that a method implements ---------------------------------------------------------
 
     @classmethod
     def require_fit(
@@ -133,8 +133,7 @@ class Method(Strategy):
         return PartRequest(blob_sha256=hashes)
 
     def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
-        """Return blobs to send with a ``fetch`` if its fields do not determine the reply's shapes.
-        """
+        """Return blobs to send with a ``fetch`` if its fields do not determine the reply's shapes."""
         return {}
 
     def catches_up(self, server_round: int) -> bool:
@@ -158,8 +157,7 @@ class Method(Strategy):
         return
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether a client's reply is plausible; an implementation drops the client if not.
-        """
+        """Return whether a client's reply is plausible; an implementation drops the client if not."""
         return True
 
     def quorum_of(self) -> int | None:
@@ -190,7 +188,7 @@ class Method(Strategy):
         """Return the hashes of all blobs that ``state`` names."""
         return self.result.stored()
 
-    # ----- the life of a run ------------------------------------------------------------------------------------------
+    # ----- phases of a run ------------------------------------------------------------------------
 
     def start(
         self,
@@ -355,8 +353,7 @@ class Method(Strategy):
             ]
 
     def receiving(self) -> list[Seat]:
-        """Return the active clients, without those that lost their state and do not catch up yet.
-        """
+        """Return the active clients, without those that lost their state and do not catch up yet."""
         behind = set(self.rounds.lost or ()) - self._catching_up
         return [seat for seat in self.rounds.roster.active() if seat.client not in behind]
 
@@ -364,7 +361,7 @@ class Method(Strategy):
         """Process the answer to a ``deliver``, if the method's contract lets it carry fields."""
         return
 
-    # ----- a round ----------------------------------------------------------------------------------------------------
+    # ----- phases of a round ----------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -440,7 +437,7 @@ class Method(Strategy):
             text = f"{self.sent_text(seat)}, {seat.work()}"
             self.run.progress.step(self.STEPS[1], text, client=seat.client, seconds=seat.seconds)
 
-    # ----- what clients make alone ------------------------------------------------------------------------------------
+    # ----- local baselines ------------------------------------------------------------------------
 
     def alone_order(self, seat: Seat) -> Alone | None:
         """Return the order for a client's local baseline; None if it makes none."""
@@ -503,7 +500,7 @@ class Method(Strategy):
         )
         return PATIENCE * expected
 
-    # ----- evaluation by the clients ----------------------------------------------------------------------------------
+    # ----- evaluation by the clients --------------------------------------------------------------
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

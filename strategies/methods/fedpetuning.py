@@ -145,7 +145,7 @@ class FedPETuning(Method):
         self.result.restore(state)
         self.reach.starts = state["reach"]
 
-    # ----- who trains, and at which rank ------------------------------------------------------------------------------
+    # ----- selection of clients and ranks ---------------------------------------------------------
 
     def draw(self, server_round: int) -> None:
         """Select the round's clients from the active ones.
@@ -171,7 +171,7 @@ class FedPETuning(Method):
         """Return the maximum rank of the adapters that a client trains in its next round."""
         return self.job.rank_limit_of(seat.client, self.run.settings.lora)
 
-    # ----- the global adapters on their way down ----------------------------------------------------------------------
+    # ----- global adapters to the clients ---------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Select the round's clients, and push the global adapters to them.
@@ -241,7 +241,7 @@ class FedPETuning(Method):
         found = {key: self.blob_for(client, key, limit) for key in self._parts(client, limit)[part]}
         return found | dict(self.part_blobs(server_round, client))
 
-    # ----- the round --------------------------------------------------------------------------------------------------
+    # ----- round ----------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """Return the order to train.
@@ -272,8 +272,7 @@ class FedPETuning(Method):
         seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether training can have led to all numbers of a reply; if not, drop the client.
-        """
+        """Return whether training can have led to all numbers of a reply; if not, drop the client."""
         for key, shapes in self.adapters_for(client, self._limits[client]).shapes().items():
             start = self._start(key)
             for name, shape in shapes.items():
@@ -287,7 +286,7 @@ class FedPETuning(Method):
                     return False
         return True
 
-    # ----- aggregation ------------------------------------------------------------------------------------------------
+    # ----- aggregation ----------------------------------------------------------------------------
 
     def received(self, server_round: int) -> None:
         """Record the values with which the round's clients began.
@@ -368,8 +367,7 @@ class FedPETuning(Method):
     def spread(
         self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]
     ) -> torch.Tensor:
-        """Return a client's change of a tensor in the global shape, with zeros in missing places.
-        """
+        """Return a client's change of a tensor in the global shape, with zeros in missing places."""
         whole = change.new_zeros(tuple(shape))
         whole[tuple(map(slice, change.shape))] = change
         return whole

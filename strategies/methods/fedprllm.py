@@ -72,7 +72,7 @@ class FedPrLLM(Method):
         scaling = ", weight scaling" if job.weight_scaling else ""
         self.run.progress.note("method", f"fedprllm     {amount}, {text}{scaling}")
 
-    # ----- the round --------------------------------------------------------------------------------------------------
+    # ----- round ----------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """Return the order to send masks.
@@ -125,7 +125,7 @@ class FedPrLLM(Method):
             self.result.decide(block, counters)
             self.run.progress.step("voted", f"block {index}", block=index)
 
-    # ----- evaluation by the clients ----------------------------------------------------------------------------------
+    # ----- evaluation by the clients --------------------------------------------------------------
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Push the result to the clients, part by part, for the evaluation on their own text."""

@@ -174,7 +174,7 @@ class FedSoda(FedPETuning):
         if self.result.dropped is not None:
             self.rounds.plan = self.result.model.plan
 
-    # ----- at the server, before a round ------------------------------------------------------------------------------
+    # ----- server work before a round -------------------------------------------------------------
 
     def before_round(self, server_round: int) -> bool:
         """Make the sub-model before round 1, and align it then and every few rounds."""
@@ -252,11 +252,10 @@ class FedSoda(FedPETuning):
         )
         run.progress.step("aligned", text, round=server_round, losses=outcome.losses)
 
-    # ----- what clients are brought -----------------------------------------------------------------------------------
+    # ----- messages to the clients ----------------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Select the round's clients, and push what they lack: sub-model, alignment, adapter LoRA.
-        """
+        """Select the round's clients, and push what they lack: sub-model, alignment, adapter LoRA."""
         self._draw_once(server_round)
         held = len(self._held)
         yield from self._files(
@@ -310,8 +309,7 @@ class FedSoda(FedPETuning):
         return named, blobs
 
     def _sub_model(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
-        """Push missing files of the sub-model, then the emulator's LoRA if a client's is outdated.
-        """
+        """Push missing files of the sub-model, then the emulator's LoRA if a client's is outdated."""
         yield from self._files(
             server_round, [client for client in clients if client not in self._held]
         )

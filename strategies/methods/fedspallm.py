@@ -125,7 +125,7 @@ class FedSpaLLM(Method):
         self.held.restore(state["held"])
         self._samples = {int(client): blocks for client, blocks in state["samples"].items()}
 
-    # ----- samples ----------------------------------------------------------------------------------------------------
+    # ----- samples --------------------------------------------------------------------------------
 
     def before_round(self, server_round: int) -> bool:
         """Draw the layers of each client (equation 8).
@@ -169,7 +169,7 @@ class FedSpaLLM(Method):
             }
         return counted_capabilities(self.rounds, "fedspallm.capabilities")
 
-    # ----- the round --------------------------------------------------------------------------------------------------
+    # ----- round ----------------------------------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Push to every client the stale layers that it will read.
@@ -291,7 +291,7 @@ class FedSpaLLM(Method):
             )
         return self._largest[linear.parameter]
 
-    # ----- aggregation ------------------------------------------------------------------------------------------------
+    # ----- aggregation ----------------------------------------------------------------------------
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Aggregate the sampled layers one by one (algorithm 1, lines 15 to 18)."""
@@ -377,7 +377,7 @@ class FedSpaLLM(Method):
             return 1.0
         return float(self.rounds.roster.seats[client].metrics["calibration_windows"])
 
-    # ----- evaluation by the clients ----------------------------------------------------------------------------------
+    # ----- evaluation by the clients --------------------------------------------------------------
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Push to the clients the layers that they need for the evaluation and do not hold.

@@ -118,8 +118,7 @@ class FedSpine(FedPETuning):
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 
     def state(self) -> dict[str, Any]:
-        """Return adapters, cuts and rounds, the bandits' state, and the choices for the next round.
-        """
+        """Return adapters, cuts and rounds, the bandits' state, and the choices for the next round."""
         return super().state() | {
             "choices": self.choices.to_json(),
             "arms": arms_to_json(self._arms),
@@ -131,7 +130,7 @@ class FedSpine(FedPETuning):
         self.choices.restore(state["choices"])
         self._arms = arms_from_json(state["arms"])
 
-    # ----- stage 1: configuration update ------------------------------------------------------------------------------
+    # ----- stage 1: configuration update ----------------------------------------------------------
 
     def before_round(self, server_round: int) -> bool:
         """Choose ratio and rank for every active device that has measured its groups."""
@@ -148,7 +147,7 @@ class FedSpine(FedPETuning):
         arm = self._arms.get(seat.client)
         return self.job.usual_rank(self.run.settings.lora) if arm is None else arm.rank
 
-    # ----- stages 2 and 3: cuts are agreed, and the adapters go down --------------------------------------------------
+    # ----- stages 2 and 3: cuts and adapters to the devices ---------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Select the round's devices, request their cuts, and push the global adapters.
@@ -267,7 +266,7 @@ class FedSpine(FedPETuning):
         """Return no limits: adapters are cut for each device when they are sent."""
         return []
 
-    # ----- stage 4 is the devices' (client_app/fedspine.py); what they say of it --------------------------------------
+    # ----- stage 4: reports of the devices, which train in client_app/fedspine.py -----------------
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """Record trained rank, skipped steps and the device's pruning ratio."""
@@ -379,7 +378,7 @@ class FedSpine(FedPETuning):
             arrived,
         )
 
-    # ----- stage 5: aggregation ---------------------------------------------------------------------------------------
+    # ----- stage 5: aggregation -------------------------------------------------------------------
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the updates, then clear the caches of this round."""

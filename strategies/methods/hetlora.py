@@ -60,7 +60,7 @@ class HetLoRA(FedPETuning):
         )
         self.run.progress.note("ranks", f"ranks        {ranks}")
 
-    # ----- the clients' ranks -----------------------------------------------------------------------------------------
+    # ----- the clients' ranks ---------------------------------------------------------------------
 
     def limit_of(self, seat: Seat) -> int:
         """Return r_k, the present rank of a client."""
@@ -107,7 +107,7 @@ class HetLoRA(FedPETuning):
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=left)
         self._ranks = (self._ranks or {}) | {client: self._told[client].rank for client in clients}
 
-    # ----- the clients' weights ---------------------------------------------------------------------------------------
+    # ----- the clients' weights -------------------------------------------------------------------
 
     def _norms_of(self, inbox: Inbox, clients: list[int]) -> dict[int, float]:
         """Return ||Delta W_k||_F over all adapted matrices of each client; all 1 if all are 0.

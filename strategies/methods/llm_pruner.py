@@ -101,7 +101,7 @@ class LlmPruner(Cutting):
         )
         self.run.progress.note("method", f"llm-pruner   {text}")
 
-    # ----- messages ---------------------------------------------------------------------------------------------------
+    # ----- messages -------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """Score all units; then measure those that stay."""
@@ -132,7 +132,7 @@ class LlmPruner(Cutting):
             self.plan, [self.result.blob(block.index) for block in self.plan.blocks]
         )
 
-    # ----- what came back ---------------------------------------------------------------------------------------------
+    # ----- replies --------------------------------------------------------------------------------
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
         """Whether normal equations can have come of real outputs, so that their sum has a solution; if not, it is dropped."""
@@ -224,7 +224,7 @@ class LlmPruner(Cutting):
         counted = count_claims(self.rounds, what, sizes, self.job.max_score_ratio)
         return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
-    # ----- scales -----------------------------------------------------------------------------------------------------
+    # ----- scales ---------------------------------------------------------------------------------
 
     def _equations(
         self, inbox: Inbox, client: int, place: tuple[int, str]

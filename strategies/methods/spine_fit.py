@@ -35,8 +35,7 @@ def require_share(settings: RunSettings, plan: ModelPlan) -> None:
 
 
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
-    """Refuse prunable groups without adapters: their importance comes from the adapters' gradients.
-    """
+    """Refuse prunable groups without adapters: their importance comes from the adapters' gradients."""
     adapters = trained(plan, settings)
     of_kind = {kind: list[str]() for kind in KINDS}
     for linear in plan.blocks[0].linears:
