@@ -68,7 +68,7 @@ class ClientEvaluation:
             require_many(self._texts)
 
     def requests(self, rounds: Rounds, server_round: int) -> list[Message]:
-        """Return one request per active client; the evaluation texts and test items travel with it."""
+        """Return one request per active client, with the evaluation texts and test items."""
         if not self.asked:
             return []
         return [

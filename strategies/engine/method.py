@@ -133,7 +133,7 @@ class Method(Strategy):
         return PartRequest(blob_sha256=hashes)
 
     def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
-        """Return blobs to send with a ``fetch`` if its fields do not determine the reply's shapes."""
+        """Return blobs to send with a ``fetch`` whose fields do not determine the shapes."""
         return {}
 
     def catches_up(self, server_round: int) -> bool:
@@ -157,7 +157,10 @@ class Method(Strategy):
         return
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether a client's reply is plausible; an implementation drops the client if not."""
+        """Return whether a client's reply is plausible.
+
+        An implementation drops the client if it is not.
+        """
         return True
 
     def quorum_of(self) -> int | None:
@@ -353,7 +356,7 @@ class Method(Strategy):
             ]
 
     def receiving(self) -> list[Seat]:
-        """Return the active clients, without those that lost their state and do not catch up yet."""
+        """Return the active clients, except those that lost their state and must catch up first."""
         behind = set(self.rounds.lost or ()) - self._catching_up
         return [seat for seat in self.rounds.roster.active() if seat.client not in behind]
 

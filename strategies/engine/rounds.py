@@ -491,6 +491,7 @@ class Rounds:
             The quorum is missed. The message has the reason of every client that failed.
         """
         asked = self.settings.num_clients if of is None else of
+        # Rounding first: a product such as 3.0000000000000004 must not become 4.
         needed = math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
         if number >= needed:
             return

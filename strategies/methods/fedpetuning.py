@@ -272,7 +272,10 @@ class FedPETuning(Method):
         seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether training can have led to all numbers of a reply; if not, drop the client."""
+        """Return whether training can have led to all numbers of a reply.
+
+        A client that fails the check is dropped.
+        """
         for key, shapes in self.adapters_for(client, self._limits[client]).shapes().items():
             start = self._start(key)
             for name, shape in shapes.items():
@@ -357,6 +360,7 @@ class FedPETuning(Method):
                 gram += changes @ changes.T
         distances = dict(zip(clients, distances_from_others(gram), strict=True))
         usual = median_low(distances.values())
+        # The small term tolerates rounding if all updates are nearly equal.
         most = self.limits.most_ratio * usual + 1e-6 * float(gram.diagonal().max().sqrt())
         far = [client for client in clients if distances[client] > most]
         for client in far:
@@ -367,7 +371,7 @@ class FedPETuning(Method):
     def spread(
         self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]
     ) -> torch.Tensor:
-        """Return a client's change of a tensor in the global shape, with zeros in missing places."""
+        """Return a client's change of a tensor in the global shape, padded with zeros."""
         whole = change.new_zeros(tuple(shape))
         whole[tuple(map(slice, change.shape))] = change
         return whole

@@ -255,7 +255,7 @@ class FedSoda(FedPETuning):
     # ----- messages to the clients ----------------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Select the round's clients, and push what they lack: sub-model, alignment, adapter LoRA."""
+        """Select the round's clients; push the sub-model, alignment and LoRA that they lack."""
         self._draw_once(server_round)
         held = len(self._held)
         yield from self._files(
@@ -309,7 +309,7 @@ class FedSoda(FedPETuning):
         return named, blobs
 
     def _sub_model(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
-        """Push missing files of the sub-model, then the emulator's LoRA if a client's is outdated."""
+        """Push missing files of the sub-model, then the emulator's LoRA to outdated clients."""
         yield from self._files(
             server_round, [client for client in clients if client not in self._held]
         )

@@ -118,7 +118,7 @@ class FedSpine(FedPETuning):
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 
     def state(self) -> dict[str, Any]:
-        """Return adapters, cuts and rounds, the bandits' state, and the choices for the next round."""
+        """Return adapters, cuts, rounds, the bandits' state and the choices for the next round."""
         return super().state() | {
             "choices": self.choices.to_json(),
             "arms": arms_to_json(self._arms),

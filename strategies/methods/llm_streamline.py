@@ -164,7 +164,10 @@ class LlmStreamline(Method):
                 self.reach.note(name, {name: value})
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether training can have led to all numbers of a reply; if not, drop the client."""
+        """Return whether training can have led to all numbers of a reply.
+
+        A client that fails the check is dropped.
+        """
         for name in self._shapes() if self.rounds.finished else ():
             if self._sent(inbox, client, name).abs().max().item() > self.reach.limit(name, name):
                 reason = f"reply refused: {name}: {self.reach.reason}"

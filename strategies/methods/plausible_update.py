@@ -121,7 +121,7 @@ def largest_step(beta1: float, beta2: float, step: int) -> float:
 
 
 def _geometric(ratio: float, terms: int) -> float:
-    """Return the sum of the first ``terms`` powers of ``ratio``, from 1 on; infinity on overflow."""
+    """Return ``1 + ratio + ratio^2 + ...`` with ``terms`` summands; infinity on overflow."""
     if ratio == math.inf or ratio == 1.0:
         return float(terms)
     try:

@@ -100,7 +100,10 @@ class SliceGpt(Method):
         return True
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Return the order to measure moments; with public text it only checks that clients answer."""
+        """Return the order to measure moments.
+
+        With public text it only checks that clients answer.
+        """
         return NoScalars(), {}
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
@@ -151,7 +154,7 @@ class SliceGpt(Method):
             )
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Push the bases to the clients for the evaluation of the sliced model on their own text."""
+        """Push the bases to the clients, for the evaluation on their own text."""
         if not self.run.settings.evaluation.own_text:
             return
         numbers = {place: number for number, place in enumerate(places(self.plan))}

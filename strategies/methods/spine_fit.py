@@ -35,7 +35,10 @@ def require_share(settings: RunSettings, plan: ModelPlan) -> None:
 
 
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
-    """Refuse prunable groups without adapters: their importance comes from the adapters' gradients."""
+    """Refuse prunable groups without adapters.
+
+    The importance of a group is computed from the gradients of its adapters.
+    """
     adapters = trained(plan, settings)
     of_kind = {kind: list[str]() for kind in KINDS}
     for linear in plan.blocks[0].linears:

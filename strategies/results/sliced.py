@@ -63,7 +63,7 @@ class SlicedResult:
         return SlicedModel(self.base, lambda place: read_basis(self.blob(place)), self.width)
 
     def report(self) -> dict[str, Any]:
-        """Return size and remaining fraction of the model, its width, and the retained fractions."""
+        """Return size, remaining fraction and width of the model, and the retained fractions."""
         parameters = self.model.plan.num_parameters
         return {
             "parameters": parameters,

@@ -62,7 +62,10 @@ class StreamlinedResult:
         return [*self.layer.values(), *self.sent.values()]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the layer: float32, by canonical name; before its first training the base's block."""
+        """Return the layer: float32, by canonical name.
+
+        Before its first training it is the base model's block.
+        """
         if not self.layer:
             return first_layer(self.base, self.start)
         return {name: load(self.store.get(blob))[name] for name, blob in self.layer.items()}

@@ -91,7 +91,7 @@ class SubModelResult:
         return index_map(self.starts, self.dropped or [])
 
     def places(self) -> Places:
-        """Return the outputs of the sub-model and of the full model that are compared in alignment."""
+        """Return the outputs of sub-model and full model that alignment compares."""
         between = {group.smaller: group.full + self.job.group_layers for group in self.groups}
         return Places(
             between, (self._emulator[-1], self.job.emulator_of(len(self.base.plan.blocks))[-1])
@@ -200,7 +200,7 @@ class SubModelResult:
 
 
 class Plugged:
-    """Adapters with the block numbers of the full model, with the interface of ``AdapterResult``."""
+    """Adapters with the full model's block numbers, and the interface of ``AdapterResult``."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Plugged:
         return load(self._of.store.get(self.blobs[key]))
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """Return the edits that merge the adapter into one block; none for blocks of the emulator."""
+        """Return the edits that merge the adapter into one block; none in the emulator."""
         return self._of.edits(self._places[index]) if index in self._places else {}
 
     def report(self) -> dict[str, Any]:
