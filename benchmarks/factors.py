@@ -94,7 +94,7 @@ def row(what: str, ours: float, plain: float, name: str) -> None:
 
 
 def measure(clients: list[Factors], rank: int, times: int) -> str:
-    """Compare with the dense sum, and with an approximate truncation of it."""
+    """Compare with the dense sum, and with its approximate truncation."""
     rows, columns = clients[0].shape
     what = f"{len(clients)} updates of {rows} x {columns}, rank {clients[0].rank}"
     ours, found = seconds(partial(weighted_mean, clients, [1.0] * len(clients), rank, 2.0), times)

@@ -19,7 +19,7 @@ from espalier.settings.run import RunSettings
 from espalier.storage.atomic import write_bytes
 
 PUBLIC_PERCENT = 30
-"""Percentage of the training records whose text is public; no client has any of them."""
+"""Percentage of the training records whose text is public; no client has these records."""
 KINDS = 1000
 
 

@@ -104,7 +104,7 @@ def _add(
     runs: Sequence[Path],
     model: str = "federated",
 ) -> None:
-    """Record the result of the last of some runs, and the bytes of all of them."""
+    """Record the result of the last run, and the bytes of all runs."""
     documents = [json.loads((run / "summary.json").read_text()) for run in runs]
     clients = len(bench.private)
     up, down = (

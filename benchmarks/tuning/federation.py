@@ -214,7 +214,7 @@ class Federation:
         return tensors
 
     def federated(self, averaging: Averaging) -> Federated:
-        """Run all rounds with all clients in each of them."""
+        """Run all rounds, each with all clients."""
         result = AdapterResult(self.settings, self.model, BlobStore(self.scratch))
         steps = self.settings.training.steps
         found = Federated({})

@@ -38,7 +38,7 @@ SPECIAL = {
 }
 """Special tokens in RoBERTa's order.
 
-Their ids are 0 to 4; the configuration below names three of them.
+Their ids are 0 to 4; the configuration below uses three of these ids.
 """
 CHOSEN = 0.15
 MASKED = 0.8

@@ -393,7 +393,7 @@ class Rounds:
         return letter
 
     def _give_up(self, entry: _Pending, pending: list[_Pending], why: str) -> None:
-        """Drop a client, and wait for no more replies of it."""
+        """Drop a client, and stop waiting for its replies."""
         pending[:] = [other for other in pending if other.seat is not entry.seat]
         self.drop(entry.request.header.kind, entry.seat, why)
 
@@ -516,7 +516,7 @@ def error_of(reply: Message) -> str:
 
 
 def _waited_for(pending: list[_Pending], now: float) -> str:
-    """Return the names of the sites that have not answered, at most ``NAMED`` of them.
+    """Return the names of at most ``NAMED`` sites that have not answered.
 
     For sites whose replies need approval, the text also says how long ago they were asked.
     """

@@ -189,7 +189,7 @@ class SubModelResult:
     def plugged(self) -> "Plugged":
         """Return the adapter at its place in the full model (algorithm 2, line 22).
 
-        The emulator's LoRA is not part of it.
+        It does not include the emulator's LoRA.
         """
         return Plugged(self.settings, self.base, self.adapter, self.kept, self.report())
 
