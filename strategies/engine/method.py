@@ -153,7 +153,7 @@ class Method(Strategy):
         return f"{self.SENT} of {seat.site}"
 
     def received(self, server_round: int) -> None:
-        """Called when all replies of a round have arrived, before any of them is read."""
+        """Record what the checks need; all replies of the round have arrived, none was read."""
         return
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
@@ -307,7 +307,7 @@ class Method(Strategy):
         run.folder.save_times(Times(run.seconds(), roster.times()))
 
     def note_saved(self, server_round: int) -> None:
-        """Called after the round's checkpoint, for output that is written once per round.
+        """Write output that belongs to a round once; its checkpoint is complete.
 
         A resumption calls it again for all finished rounds, because the server may have been killed
         between the checkpoint and this call.

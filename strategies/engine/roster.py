@@ -41,9 +41,12 @@ class Seat:
     """Number of rounds in which the client worked."""
     metrics: dict[str, Any] = field(default_factory=dict)
     capped: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Limits applied to this client, by name. For a claim such as ``weight``: the last value
-    ``claimed``, the value ``counted``, and the number of rounds (``times``). For a tensor such as
-    ``update``: the largest ``factor`` above the limit, and the number of tensors in all rounds."""
+    """Limits applied to this client, by name.
+
+    A claim such as ``weight`` has the last value ``claimed``, the value ``counted``, and the number
+    of rounds (``times``). A tensor such as ``update`` has the largest ``factor`` above the limit,
+    and the number of tensors in all rounds (``times``).
+    """
     silent: bool = False
     """True if the client finished its rounds but failed in the evaluation after them.
 

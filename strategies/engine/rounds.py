@@ -241,10 +241,9 @@ class Rounds:
                 reply = self.pull(entry.message_id) if entry.message_id is not None else None
                 if reply is None:
                     late = self.clock.now() >= entry.deadline and not self._work_goes_on(pending)
+                    # A message without an id was not sent; its node may have reconnected by now.
                     if entry.message_id is None or late:
                         self._send_again(entry, pending, _late(entry.seat), late=late)
-                    # A message without an id waits for its node and counts as unsent; it is not
-                    # late.
                     continue
                 idle = False
                 last_reply = self.clock.now()

@@ -58,7 +58,7 @@ class FedPrLLM(Method):
 
     @property
     def num_rounds(self) -> int:
-        """One round for one-shot pruning, one per block for iterative pruning."""
+        """Number of rounds: 1 for one-shot pruning, one per block for iterative pruning."""
         return 1 if self.settings.strategy == "one-shot" else len(self.run.model.plan.blocks)
 
     def summary(self) -> None:

@@ -1,5 +1,7 @@
-"""FedSODA (Federated Fine-tuning of LLMs via Similarity Group Pruning and Distillation Alignment).
+"""FedSODA: federated fine-tuning of an adapter on a sub-model.
 
+Paper: "Federated Fine-tuning of LLMs via Similarity Group Pruning and Orchestrated Distillation
+Alignment".
 Clients have no base model. The server drops blocks whose outputs are similar to those of an earlier
 block (section 4.2). Clients receive the remaining blocks in NF4: a frozen emulator, and an adapter
 (the last blocks), whose LoRA they train and the server averages (section 4.4). Before the first

@@ -1,10 +1,11 @@
-"""Federated FLAP (An et al. 2024, "Fluctuation-based Adaptive Structured Pruning for LLMs").
+"""Federated FLAP (An et al. 2024).
 
+Paper: "Fluctuation-based Adaptive Structured Pruning for Large Language Models".
 Every client observes the inputs of each block's attention output and FFN down projection in the
-dense model, and sends their mean and sum of squares per channel. The server pools them exactly. Up
-to float32 rounding, it decides as one party with all calibration samples would. It removes
-key-value groups and channels by the published metric, standardized within each block and compared
-over all blocks (section 3.3). Biases compensate for them (section 3.4).
+dense model, and sends their mean and sum of squared deviations per channel. The server pools them
+exactly. Up to float32 rounding, it decides as one party with all calibration samples would. It
+removes key-value groups and channels by the published metric, standardized within each block and
+compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
 """
 
 from collections.abc import Sequence

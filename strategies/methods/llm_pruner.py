@@ -1,5 +1,6 @@
-"""Federated LLM-Pruner (Ma et al. 2023, "On the Structural Pruning of Large Language Models").
+"""Federated LLM-Pruner (Ma et al. 2023).
 
+Paper: "LLM-Pruner: On the Structural Pruning of Large Language Models".
 Every client computes the gradient of its loss. For each prunable group (a key-value group or a
 channel, with all coupled weights), it sends the sum of weights times gradients. The server adds the
 clients' scores and removes the groups with the lowest score. The first and last blocks are kept

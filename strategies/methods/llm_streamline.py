@@ -1,5 +1,6 @@
-"""Federated LLM-Streamline (Chen et al. 2025, "Streamlining Redundant Layers").
+"""Federated LLM-Streamline (Chen et al. 2025).
 
+Paper: "Streamlining Redundant Layers to Compress Large Language Models".
 In the first round, every client measures for each stretch of adjacent blocks the cosine between its
 input and output (section 2.2). The server pools the cosines over all tokens, and removes the
 stretch with the highest one. One layer replaces it. The layer starts as the stretch's first block

@@ -1,5 +1,6 @@
-"""Federated SliceGPT (Ashkboos et al. 2024, "Compress LLMs by Deleting Rows and Columns").
+"""Federated SliceGPT (Ashkboos et al. 2024).
 
+Paper: "SliceGPT: Compress Large Language Models by Deleting Rows and Columns".
 Every client sends the second moments of its signals at every norm of the dense model (section 3.3).
 The server averages them over all calibration samples. Up to float32 rounding, it finds the same
 principal components as one party with all samples. It rotates the residual stream onto them, with

@@ -49,7 +49,7 @@ class CutResult:
         return open_cut(self.base, self.blob, self.biases)
 
     def report(self) -> dict[str, Any]:
-        """Return size and remaining fraction of the model, and the kept groups of each block."""
+        """Return size and remaining fraction of the model, and the group counts of each block."""
         small = self.model
         assert small.structure is not None
         blocks = [
