@@ -26,8 +26,7 @@ class Outcome:
     """Measurements of a device's round."""
 
     loss_before: float
-    """Loss F at the start of the round, in nats. A loss that is not finite counts as no progress.
-    """
+    """Loss F at the start of the round, in nats; a non-finite loss counts as no progress."""
     loss_after: float
     pruned_before: float
     """Pruning ratio p_{t-1} before the round."""
