@@ -34,8 +34,7 @@ from strategies.engine.rounds import POLL_SECONDS, Rounds, error_of
 
 NO_CLIENT = -1
 REFUSED_SECONDS = 15.0
-"""Maximum seconds until refused nodes have received the reason; a SuperNode polls every 3 seconds.
-"""
+"""Maximum seconds until refused nodes have the reason; a SuperNode polls every 3 seconds."""
 TELL_SECONDS = 10.0
 """Seconds between two lines on the number of connected sites if nothing changes."""
 

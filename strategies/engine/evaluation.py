@@ -24,8 +24,7 @@ class ClientFigures:
     """Results of the clients' evaluation; clients that were not asked or failed are missing."""
 
     losses: dict[int, list[float]] = field(default_factory=dict)
-    """Mean loss in nats of the client's own result per evaluation text, in the order of the texts.
-    """
+    """Mean loss in nats of the client's own result per evaluation text, in text order."""
     own_losses: dict[int, list[float]] = field(default_factory=dict)
     """Mean loss in nats of each of ``OWN_TEXT_MODELS`` on the client's own held-out text."""
     test_scores: dict[int, list[float]] = field(default_factory=dict)

@@ -10,8 +10,7 @@ Status = Literal["completed", "dropped"]
 
 
 MOST_REFUSED = 200
-"""Maximum number of refused sites and nodes that are listed one by one; the rest is only counted.
-"""
+"""Maximum number of refused sites and nodes that are listed; the rest is only counted."""
 BEYOND = "further nodes"
 
 KEPT = ("status", "reason", "capability", "measured", "metrics", "capped")
@@ -25,8 +24,7 @@ class Seat:
     client: int
     site: str
     node_id: int
-    """Flower's id of the node that last answered for the site; 0 if this process has not seen it.
-    """
+    """Flower's id of the node that last answered for the site; 0 if not seen in this process."""
     status: Status = "completed"
     reason: str = ""
     capability: float = 1.0

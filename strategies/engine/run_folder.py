@@ -22,8 +22,7 @@ class Times:
     """Time that a run has taken so far, including the parts before it was resumed."""
 
     run: float = 0.0
-    """Seconds since the start of the server, without the gap between interruption and resumption.
-    """
+    """Seconds since the start of the server, without gaps before a resumption."""
     clients: dict[str, list[float]] = field(default_factory=dict)
     """Seconds and rounds of work of each client."""
 

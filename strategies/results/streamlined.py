@@ -43,8 +43,7 @@ class StreamlinedResult:
         self.cosines: list[float] = []
         """Cosine between input and output of each stretch of blocks, by its first block."""
         self.layer: dict[str, str] = {}
-        """Hash of each float32 tensor of the layer, by canonical name; empty before its training.
-        """
+        """Hash of each float32 tensor of the layer, by canonical name; empty before training."""
         self.sent: dict[str, str] = {}
         """Hash of each of the layer's tensors as it is sent."""
 

@@ -52,8 +52,7 @@ class VoteResult:
         self.num_voters: list[int] = []
         """Number of clients that voted on each decided block."""
         self.unanimous_survivors = 0
-        """Number of kept weights that every client voted to prune; common with column comparison.
-        """
+        """Number of kept weights that all clients voted to prune (many by column comparison)."""
 
     def state(self) -> dict[str, Any]:
         """Return the hashes of the decided blocks, and the reported numbers."""
