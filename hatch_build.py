@@ -1,11 +1,11 @@
-"""What a wheel holds beside the packages: the Flower app as Flower wants it, complete in one folder (docs/packaging.md)."""
+"""Build hook of the wheel: adds the complete Flower app in one folder (docs/packaging.md)."""
 
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 APP = "espalier_assets/app"
-"""Where the app lies in the environment that a wheel is installed in."""
+"""Folder of the app in the environment where the wheel is installed."""
 
 PARTS = (
     "pyproject.toml",
@@ -16,13 +16,16 @@ PARTS = (
     "pruning_kernels",
     "espalier",
 )
-"""What the app consists of: the settings and what fab-include names there, and the presets."""
+"""Parts of the app: the settings, the packages that ``fab-include`` names, and the presets."""
 
 
 class AppInWheel(BuildHookInterface):
-    """Adds the app; ``pip install -e .`` goes without, for there the checkout is the app."""
+    """Build hook that adds the app to a wheel.
+
+    An editable install (``pip install -e .``) does not need it, because its checkout is the app.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before a wheel is put together."""
+        """Add the parts of the app; hatchling calls this before it builds a wheel."""
         if version == "standard":
             build_data["force_include"].update({part: f"{APP}/{part}" for part in PARTS})

@@ -1,11 +1,13 @@
-"""One large text file that simulated clients share: what a client's calibration windows cost, in seconds, memory and reading.
+"""Cost of a client's calibration samples from one large text file that clients share.
 
     python -m benchmarks.client_text [--megabytes 1000] [--clients 8] [--model demo] [--plain]
 
-The text is made on disk: passages of words by a seed, each different. Then the first client draws its windows, which reads the
-file once for all; a second one, which reads its own passages alone; and the first again, whose tokens are counted. Each is a
-process of its own. ``--plain`` lets a client do it with everything in memory too, and the windows must be the same; that takes
-some fifteen times the size of the client's share beside four times the size of the file.
+The figures are seconds, memory and bytes read. The text is made on disk from seeded random words;
+all passages differ. Three processes follow: the first client draws its samples, which reads the
+file once for all clients; a second client reads only its own passages; the first client repeats its
+work with a known number of tokens. With ``--plain`` a client also does it with everything in
+memory, and the samples must be the same; that takes about 15 times the size of the client's part
+plus 4 times the size of the file.
 """
 
 import argparse
@@ -37,7 +39,10 @@ LINES = 20_000
 
 
 def write_text(path: Path, size: int) -> None:
-    """Passages of at least ``size`` bytes together: one to twelve lines of twelve words, behind a number of their own."""
+    """Write passages of at least ``size`` bytes in total.
+
+    A passage has a number of its own and one to twelve lines of twelve words.
+    """
     generator = random.Random(0)
     number = 0
     written = 0
@@ -57,7 +62,7 @@ def write_text(path: Path, size: int) -> None:
 
 
 def plain_windows(settings: RunSettings, model: OpenedModel, client: int) -> Tensor:
-    """A client's calibration windows, with the file, all passages and all tokens in memory."""
+    """Return a client's calibration samples, with file, passages and tokens in memory."""
     data = settings.data
     records = [Record(passage) for passage in passages(Path(data.path).read_text())]
     deal = Partition("iid", settings.num_clients, data.alpha, settings.seed)
@@ -76,7 +81,7 @@ def plain_windows(settings: RunSettings, model: OpenedModel, client: int) -> Ten
 def measure(
     path: Path, clients: int, name: str, client: int, plain: bool
 ) -> dict[str, float | str]:
-    """Of this process: seconds, highest resident memory beyond what was there before, bytes read, and a hash of the windows."""
+    """Return seconds, added peak memory, bytes read and a hash of the samples, in this process."""
     model = open_model(name)
     model.encode("the tokenizer is there")
     settings = parse(

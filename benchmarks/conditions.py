@@ -1,4 +1,4 @@
-"""What a study was measured with: rows of other conditions are not mixed, but texts may be added from one time to the next."""
+"""Conditions of a study: its rows must share them, except that evaluation texts may be added."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,12 +7,12 @@ from typing import Any
 def together(
     found: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Conditions of the rows that there are, and of those that will be added.
+    """Merge the conditions of existing rows with those of new ones.
 
     Returns
     -------
-    (conditions, differ) : the conditions of all rows, and the names of those in which the two differ; texts differ if one name
-        stands for two texts
+    conditions : conditions of all rows
+    differ : sorted names of the conditions that differ; ``texts`` if one name stands for two texts
     """
     before = found.get("texts", {})
     now = given.get("texts", {})

@@ -1,11 +1,14 @@
-"""What does averaging LoRA updates cost without the dense matrix, and with it? Prints a Markdown table.
+"""Cost of averaging LoRA updates with and without the dense matrix, as a Markdown table.
 
-    python benchmarks/factors.py [--rows 4096] [--columns 11008] [--clients 64] [--rank 16] [--exact-share 4] [--threads 2]
+    python benchmarks/factors.py [--rows 4096] [--columns 11008] [--clients 64] [--rank 16]
+    [--exact-share 4] [--threads 2]
 
-Clients have factors in float32, half of which all have in common. Ours is the best mean of a rank, computed in float64. Plain
-is what comes to mind first: add up the dense updates, in float32, and truncate their SVD. Of a large matrix that takes minutes,
-so there it is the sum alone, and the sum with ``torch.svd_lowrank``, which is approximate. The exact SVD is measured with rows,
-columns and clients divided by ``--exact-share``; an error other than Eckart and Young's ends the run.
+Clients have float32 factors with a common part and a private part of equal size. Our code computes
+the best mean of a given rank in float64. The plain code adds the dense updates in float32 and
+truncates their SVD. As that takes minutes for a large matrix, the large case measures the sum only,
+and the sum with ``torch.svd_lowrank``, which is approximate. The exact SVD is measured with rows,
+columns and clients divided by ``--exact-share``; an error other than the Eckart-Young bound ends
+the run.
 """
 
 import argparse
@@ -22,11 +25,11 @@ from pruning_kernels.factor_means import weighted_mean
 from pruning_kernels.factors import Factors, product
 
 AS_GOOD = 1e-6
-"""Difference between relative errors that is rounding of float32."""
+"""Maximum difference between relative errors that float32 rounding explains."""
 
 
 def seconds(work: Callable[[], Any], times: int) -> tuple[float, Any]:
-    """Shortest time of several, and the result."""
+    """Return the shortest of several times in seconds, and the result."""
     best = float("inf")
     result = None
     for _ in range(times):
@@ -39,7 +42,7 @@ def seconds(work: Callable[[], Any], times: int) -> tuple[float, Any]:
 def drawn_clients(
     shape: tuple[int, int], number: int, rank: int, generator: torch.Generator
 ) -> list[Factors]:
-    """Updates of which half is common to all clients."""
+    """Return updates with a common part and a private part of equal size."""
 
     def factor(*size: int) -> Tensor:
         return torch.randn(size, generator=generator)
@@ -52,7 +55,7 @@ def drawn_clients(
 
 
 def dense_sum(clients: list[Factors]) -> Tensor:
-    """Mean of the dense updates, in float32."""
+    """Return the mean of the dense updates in float32."""
     total = torch.zeros(clients[0].shape)
     for client in clients:
         total.addmm_(client.b, client.a, alpha=client.scaling / len(clients))
@@ -60,25 +63,28 @@ def dense_sum(clients: list[Factors]) -> Tensor:
 
 
 def truncated(matrix: Tensor, rank: int) -> Tensor:
-    """The first singular directions of the exact SVD, as a dense matrix."""
+    """Return the truncated exact SVD as a dense matrix."""
     u, values, vh = torch.linalg.svd(matrix, full_matrices=False)
     return u[:, :rank] * values[:rank] @ vh[:rank]
 
 
 def truncated_at_random(clients: list[Factors], rank: int) -> Tensor:
-    """The same of the dense sum by ``torch.svd_lowrank``, which draws from torch's global generator."""
+    """Return the dense sum truncated by ``torch.svd_lowrank``.
+
+    That function draws from torch's global generator, which is seeded here.
+    """
     torch.manual_seed(0)
     u, values, v = torch.svd_lowrank(dense_sum(clients), q=rank)
     return u * values @ v.T
 
 
 def relative_error(found: Tensor, mean: Tensor) -> float:
-    """Distance from the mean, over the mean's norm."""
+    """Return the distance from the mean relative to the norm of the mean."""
     return float((found.double() - mean).norm() / mean.double().norm())
 
 
 def row(what: str, ours: float, plain: float, name: str) -> None:
-    """A line of the table."""
+    """Print a line of the table."""
     ratio = (
         f"{plain / ours:.1f} times faster"
         if plain > 1.2 * ours
@@ -88,7 +94,7 @@ def row(what: str, ours: float, plain: float, name: str) -> None:
 
 
 def measure(clients: list[Factors], rank: int, times: int) -> str:
-    """Against the dense sum, and an approximate truncation of it."""
+    """Compare with the dense sum, and with its approximate truncation."""
     rows, columns = clients[0].shape
     what = f"{len(clients)} updates of {rows} x {columns}, rank {clients[0].rank}"
     ours, found = seconds(partial(weighted_mean, clients, [1.0] * len(clients), rank, 2.0), times)
@@ -104,7 +110,7 @@ def measure(clients: list[Factors], rank: int, times: int) -> str:
 
 
 def measure_exact(clients: list[Factors], rank: int, times: int) -> str:
-    """Against the dense sum and its exact SVD, which has to have the same error."""
+    """Compare with the dense sum and its exact SVD, which must have the same error."""
     rows, columns = clients[0].shape
     what = f"{len(clients)} updates of {rows} x {columns}, rank {clients[0].rank}"
     ours, found = seconds(partial(weighted_mean, clients, [1.0] * len(clients), rank, 2.0), times)
@@ -123,7 +129,7 @@ def measure_exact(clients: list[Factors], rank: int, times: int) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurements and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,9 @@
-"""FLAP's running figure of fluctuation, as its code keeps it, against the variance over all tokens: which other units go.
+"""FLAP's running fluctuation against the variance over all tokens: effect on the removed groups.
 
     python -m benchmarks.flap_variance [--model demo] [--windows 8 32] [--share 0.2]
 
-The figures are those of one client's windows of Python's documentation. The running figure is a few lines here, not the code.
+The running figure is that of the published code, reimplemented here in a few lines. The inputs are
+those of one client's calibration samples from Python's documentation.
 """
 
 import argparse
@@ -26,11 +27,11 @@ from espalier.wire.structure import ADDED_BIASES, Structure
 from pruning_kernels.fluctuation import Moments, moments_of
 
 Figure = Callable[[Tensor], Moments]
-"""Return the figure of inputs, (windows, tokens, channels)."""
+"""Return the moments of inputs, shape (windows, tokens, channels)."""
 
 
 def running_figure(inputs: Tensor) -> Tensor:
-    """Fluctuation as the published code accumulates it, window by window.
+    """Return the fluctuation as the published code accumulates it, sample by sample.
 
     Parameters
     ----------
@@ -38,7 +39,8 @@ def running_figure(inputs: Tensor) -> Tensor:
 
     Returns
     -------
-    (channels,), a sum over the tokens of a window
+    Tensor
+        (channels,), a sum over the tokens of a sample
     """
     mean = figure = torch.zeros(inputs.shape[-1], dtype=torch.float64)
     for number, window in enumerate(inputs, start=1):
@@ -52,7 +54,7 @@ def running_figure(inputs: Tensor) -> Tensor:
 
 
 def running_moments(inputs: Tensor) -> Moments:
-    """Moments whose variance is the running figure per token."""
+    """Return moments whose variance is the running figure per token."""
     windows, tokens, _ = inputs.shape
     count = windows * tokens
     return Moments(count, inputs.mean(dim=(0, 1)), running_figure(inputs) / tokens * (count - 1))
@@ -67,7 +69,7 @@ FIGURES: Mapping[str, Figure] = {
 
 @torch.no_grad()
 def watched_inputs(model: OpenedModel, windows: Tensor) -> list[dict[str, Tensor]]:
-    """Inputs of the two matrices of each block, (windows, tokens, channels), float64."""
+    """Return the inputs of both matrices of each block, (windows, tokens, channels), float64."""
     stream = BlockStream(model, Computing(torch.device("cpu"), torch.float32, 1))
     activations = stream.start(windows)
     found = []
@@ -91,7 +93,7 @@ def watched_inputs(model: OpenedModel, windows: Tensor) -> list[dict[str, Tensor
 def cut_units(
     model: OpenedModel, inputs: Sequence[Mapping[str, Tensor]], job: FlapSettings, figure: Figure
 ) -> NDArray:
-    """Return whether each unit is removed, block after block."""
+    """Return whether each group is removed, block by block."""
     cuts = flap_cuts(
         model, lambda index: {name: figure(value) for name, value in inputs[index].items()}, job
     )
@@ -102,7 +104,7 @@ def cut_units(
 
 
 def main() -> None:
-    """Print a line for each number of windows."""
+    """Print a line for each number of samples."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.flap_variance",
         description=__doc__,

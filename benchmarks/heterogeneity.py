@@ -1,9 +1,10 @@
-"""What does layer sampling spare a weak client? Layers, bytes, seconds and peak memory of clients of capability 1, 2 and 4.
+"""Cost of layer sampling for weak clients: layers, bytes, seconds and peak memory.
 
     python -m benchmarks.heterogeneity [--shape 0.1b] [--windows 8] [--tokens 128]
 
-FedSpaLLM on a LLaMA of random weights, on a SuperLink and a SuperNode per client on this machine, so that every message is
-worked on in a fresh process; its highest resident memory is read as the kernel counted it.
+FedSpaLLM runs on a LLaMA of random weights, with clients of capability 1, 2 and 4. A SuperLink and
+a SuperNode per client run on this machine, so every message is processed in a new process. The peak
+resident memory is the kernel's figure.
 """
 
 import argparse
@@ -23,34 +24,35 @@ LOOK_SECONDS = 0.1
 
 
 class Watch(threading.Thread):
-    """Looks at each site's ClientApp processes until it is told to stop."""
+    """Thread that polls each site's ClientApp processes until ``finish`` is called."""
 
     def __init__(self, watched: Federation) -> None:
         super().__init__(daemon=True)
         self.peaks: dict[str, int] = defaultdict(int)
-        """Highest resident memory of any ClientApp of a site, bytes."""
+        """Peak resident memory of any ClientApp of a site, in bytes."""
         self._watched = watched
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Look, and look again."""
+        """Poll until the end."""
         while not self._ended.wait(LOOK_SECONDS):
             for site in CAPABILITIES:
                 for pid in self._watched.processes("flwr-clientapp", site):
-                    with suppress(OSError, IndexError):  # it has ended meanwhile
+                    # The process may have ended since it was listed.
+                    with suppress(OSError, IndexError):
                         status = Path(f"/proc/{pid}/status").read_text()
                         self.peaks[site] = max(
                             self.peaks[site], int(status.split("VmHWM:")[1].split()[0]) * 1024
                         )
 
     def finish(self) -> None:
-        """Stop looking."""
+        """Stop polling."""
         self._ended.set()
         self.join()
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,15 +1,17 @@
-"""How close are the kernels to the memory's speed, and how far from a plain implementation? Prints a Markdown table.
+"""Speed of the pruning kernels relative to memory speed and plain code, as a Markdown table.
 
-    python benchmarks/kernels.py [--rows 4096] [--columns 11008] [--voters 64] [--threads 2] [--device cuda]
+    python benchmarks/kernels.py [--rows 4096] [--columns 11008] [--voters 64] [--threads 2]
+    [--device cuda]
 
-Everything is measured in one run, on one matrix, best of several repetitions after a first one (of the plain ones, which take
-seconds, two); each result
-is compared bit by bit with the plain one, and a difference ends the run. Plain is what the papers' code does: a stable
-``torch.sort`` and a scatter for a client's mask, and for the votes by row and by column, where the lower index goes first among
-equal votes; ``int32 += bool`` and a ``torch.sort`` for the votes by layer.
+All measurements are in one run on one matrix. Each is the best of several repetitions after a first
+one (two for the plain code, which takes seconds). Each result is compared bit by bit with the plain
+one, and a difference ends the run. The plain code is that of the papers: a stable ``torch.sort``
+and a scatter for a client's mask, and for votes by row and by column, where the lower index
+precedes at equal votes; ``int32 += bool`` and a ``torch.sort`` for votes by layer.
 
-With ``--device cuda`` the device's kernels are measured instead, against copying their input on the device, which takes twice
-as long as reading it would; each result is compared bit by bit with the CPU's.
+With ``--device cuda`` the kernels for that device are measured. They are compared with copying
+their input on the device, which takes twice as long as reading it. Each result is compared bit by
+bit with that of the CPU.
 """
 
 import argparse
@@ -31,7 +33,7 @@ NEVER = 1 << 62
 
 
 def seconds(work: Callable[[], Any], times: int = 5) -> tuple[float, Any]:
-    """Shortest time of several, and the result."""
+    """Return the shortest of several times in seconds, and the result."""
     best = float("inf")
     result = None
     for _ in range(times):
@@ -44,7 +46,10 @@ def seconds(work: Callable[[], Any], times: int = 5) -> tuple[float, Any]:
 def in_turn(
     first: Callable[[], Any], second: Callable[[], Any], times: int = 15
 ) -> tuple[float, float]:
-    """Shortest times of two works, done in turn: a machine that becomes slower or faster meets both."""
+    """Return the shortest times of two functions that are run alternately.
+
+    A machine that becomes slower or faster thus affects both.
+    """
     pairs = [(seconds(first, 1)[0], seconds(second, 1)[0]) for _ in range(times)]
     return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
 
@@ -55,7 +60,7 @@ def read_all(words: np.ndarray) -> np.uint64:
     total = np.uint64(0)
     for part in prange(len(words) // 4096):
         found = np.uint64(0)
-        # A slice of its own: otherwise no compiler makes vectors of it.
+        # Without a slice of its own, compilers do not vectorize the loop.
         tile = words[part * 4096 : (part + 1) * 4096]
         for word in range(4096):
             found |= tile[word]
@@ -64,13 +69,13 @@ def read_all(words: np.ndarray) -> np.uint64:
 
 
 def require_equal(found: Any, expected: Any, what: str) -> None:
-    """End the run if the kernels' bits are not those of the plain implementation."""
+    """End the run if the kernels' bits differ from those of the plain implementation."""
     if not np.array_equal(np.asarray(found), np.asarray(expected)):
         raise SystemExit(f"{what}: the result differs from the plain implementation's")
 
 
 def row(what: str, ours: float, plain: float, name: str) -> None:
-    """A line of the table."""
+    """Print a line of the table."""
     times = plain / ours
     ratio = (
         f"{times:.{0 if times >= 10 else 1}f} times faster"
@@ -83,7 +88,7 @@ def row(what: str, ours: float, plain: float, name: str) -> None:
 
 
 def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Generator) -> None:
-    """Count votes, and select by them, against reading them and against the plain way."""
+    """Measure counting and selecting votes, against reading them and against plain code."""
     masks = voted_masks(shape, voters, generator)
     weight = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16)
     sizes = magnitudes(weight)
@@ -145,7 +150,10 @@ def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Gene
 
 
 def select_by_sorting(counts: torch.Tensor, group: str) -> torch.Tensor:
-    """The half of every row or column with most votes, as FedPrLLM's code selects it: a prune mask like ``counts``."""
+    """Return the prune mask of the half of each row or column with most votes.
+
+    The method is that of FedPrLLM's code; the mask has the shape of ``counts``.
+    """
     dim = 1 if group == "row" else 0
     most_voted = torch.sort(-counts.float(), dim=dim, stable=True).indices.narrow(
         dim, 0, counts.shape[dim] // 2
@@ -154,7 +162,7 @@ def select_by_sorting(counts: torch.Tensor, group: str) -> torch.Tensor:
 
 
 def measure_masks(shape: tuple[int, int], generator: np.random.Generator) -> None:
-    """Score and select against a stable sort and a scatter."""
+    """Measure scoring and selecting, against a stable sort and a scatter."""
     weight = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
     square_sum = torch.from_numpy(generator.random(shape[1]) * 9)
     worth = selection.WORTH_COMPILING
@@ -183,7 +191,7 @@ def measure_masks(shape: tuple[int, int], generator: np.random.Generator) -> Non
 
 
 def voted_masks(shape: tuple[int, int], voters: int, generator: np.random.Generator) -> np.ndarray:
-    """Packed masks that agree as clients' do: each weight has a probability of its own."""
+    """Return packed masks that agree like those of clients: each weight has its own probability."""
     probability = torch.from_numpy(generator.beta(0.3, 0.3, shape).astype(np.float32))
     masks = stack_of_masks(voters, num_words(shape[0] * shape[1]))
     for mask in masks:
@@ -192,21 +200,26 @@ def voted_masks(shape: tuple[int, int], voters: int, generator: np.random.Genera
 
 
 def device_seconds(work: Callable[[], Any], times: int = 5) -> tuple[float, Any]:
-    """``seconds`` of work on the CUDA device, waiting included."""
+    """Return ``seconds`` of work on the CUDA device, synchronization included."""
 
     def finished() -> Any:
         result = work()
         torch.cuda.synchronize()
         return result
 
-    finished()  # compiles
+    # The first call compiles the kernels.
+    finished()
     return seconds(finished, times)
 
 
 def measure_votes_on_device(
     shape: tuple[int, int], voters: int, generator: np.random.Generator
 ) -> None:
-    """Count masks that are on the device already, and count and select with all that goes to it and comes back."""
+    """Measure counting and selecting votes on the device.
+
+    Counting uses masks that are on the device already. Counting and selecting includes all
+    transfers.
+    """
     from pruning_kernels.vote_planes_cuda import count_votes
 
     masks = voted_masks(shape, voters, generator)
@@ -241,7 +254,7 @@ def measure_votes_on_device(
 
 
 def measure_masks_on_device(shape: tuple[int, int], generator: np.random.Generator) -> None:
-    """Wanda's mask of a weight that is on the device."""
+    """Measure Wanda's mask of a weight that is on the device."""
     weight = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
     square_sum = torch.from_numpy(generator.random(shape[1]) * 9)
     weight_there = weight.cuda()
@@ -255,7 +268,7 @@ def measure_masks_on_device(shape: tuple[int, int], generator: np.random.Generat
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurements and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,14 +1,18 @@
-"""How much memory does one client need to prune a model that does not fit? And where does its time go?
+"""Memory and time of a client that prunes a model which does not fit in memory.
 
-    python -m benchmarks.larger_than_memory [--shape 1.1b] [--windows 8] [--tokens 256] [--dtype float32] [--device cpu]
+    python -m benchmarks.larger_than_memory [--shape 1.1b] [--windows 8] [--tokens 256] [--dtype
+    float32] [--device cpu]
     python -m benchmarks.larger_than_memory --shape 7b --dtype bfloat16 --reference off
-    python -m benchmarks.larger_than_memory --model DIRECTORY --tokens 2048 --activations disk --evaluate
+    python -m benchmarks.larger_than_memory --model DIRECTORY --tokens 2048 --activations disk
+    --evaluate
 
-Without ``--model`` a LLaMA of random weights is made first (bf16, sharded, in a temporary directory; ``random_llama`` has
-the shapes). The client's local job runs in a fresh process, which reads with ``pread`` and maps no file. Its highest resident
-memory is compared with what it may hold: the interpreter with its libraries, the calibration activations, two blocks and the
-embeddings (the input embeddings, not the head). The plain reference, ``plain_wanda`` with the whole model in memory, runs in
-another fresh process; a mask that differs in one bit ends the run. ``--reference off`` is for models that do not fit.
+Without ``--model`` a LLaMA of random weights is made first (bf16, sharded, in a temporary
+directory; ``random_llama`` has the shapes). The client's local job runs in a new process, which
+reads with ``pread`` and maps no file. Its peak resident memory is compared with the expected one:
+the interpreter with its libraries, the calibration activations, two blocks and the input
+embeddings. The plain reference, ``plain_wanda`` with the whole model in memory, runs in another new
+process; a mask that differs in one bit ends the run. ``--reference off`` is for models that do not
+fit.
 """
 
 import argparse
@@ -29,7 +33,10 @@ KEYS = "masks.json"
 
 
 def peak() -> int:
-    """Highest resident memory of this process so far, bytes; ``getrusage`` would count the process that started it, too."""
+    """Return the peak resident memory of this process in bytes.
+
+    ``getrusage`` would include the process that started it.
+    """
     return _status("VmHWM")
 
 
@@ -38,7 +45,7 @@ def _status(name: str) -> int:
 
 
 def _forget_peak() -> int:
-    """Let the peak begin anew; the resident memory of now."""
+    """Reset the peak, and return the present resident memory in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -50,7 +57,7 @@ def _device_peak(device: torch.device) -> int:
 
 
 def _opened(given: argparse.Namespace) -> tuple[Any, Any, torch.Tensor]:
-    """How to compute, the model, and the token windows."""
+    """Return the computing settings, the model and the calibration samples."""
     from espalier.modeling.computing import set_up
     from espalier.modeling.opened import open_model
     from espalier.settings.run import parse
@@ -71,7 +78,7 @@ def _opened(given: argparse.Namespace) -> tuple[Any, Any, torch.Tensor]:
 
 
 def prune(given: argparse.Namespace) -> dict[str, Any]:
-    """One client's one-shot masks; what it took."""
+    """Make one client's one-shot masks, and return time and memory."""
     from espalier.evaluation.perplexity import mean_losses
     from espalier.modeling.block_stream import Activations, BlockStream
     from espalier.modeling.calibration import prune_by_block
@@ -82,7 +89,7 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
 
     computing, model, windows = _opened(given)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
-    # Compile the kernel.
+    # Compile the kernel, so that its compilation is not measured.
     choose(
         torch.zeros(1024, 1024, device=computing.device), torch.ones(1024, device=computing.device)
     )
@@ -128,7 +135,7 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sizes(given: argparse.Namespace, model: Any, computing: Any) -> dict[str, Any]:
-    """What the model's parts take as computed, bytes."""
+    """Return the sizes of the model's parts in the computing dtype, in bytes."""
     size = computing.dtype.itemsize
     embeddings = model.checkpoint.tensors[f"{model.family.embeddings}.weight"].shape
     activations = size * given.windows * given.tokens * model.config["hidden_size"]
@@ -145,7 +152,10 @@ def _sizes(given: argparse.Namespace, model: Any, computing: Any) -> dict[str, A
 
 
 def compare(given: argparse.Namespace) -> dict[str, Any]:
-    """The plain loop, and whether its masks are the client's; what it took, comparing left out."""
+    """Run the plain loop, compare its masks with the client's, and return time and memory.
+
+    The comparison does not count in the time.
+    """
     from transformers import AutoModelForCausalLM
 
     from benchmarks import plain_wanda
@@ -184,7 +194,7 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Print what the client took."""
+    """Print the client's time and memory."""
     megabytes = {name: value / 1e6 for name, value in found.items() if isinstance(value, int)}
     allowed = 2 * megabytes["block"] + megabytes["embeddings"]
     print(
@@ -211,7 +221,7 @@ def report(found: dict[str, Any]) -> None:
 
 
 def report_reference(found: dict[str, Any], plain: dict[str, Any]) -> None:
-    """Print what the plain loop took, and how the client compares."""
+    """Print time and memory of the plain loop, and the client's ratios."""
 
     def above(one: dict[str, Any]) -> float:
         return (one["peak"] - one["interpreter"]) / 1e6
@@ -272,7 +282,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _in_a_fresh_process(given: argparse.Namespace, process: str) -> dict[str, Any]:
-    """Run one of the two there; its failure ends the run."""
+    """Run one of the two jobs in a new process; a failure ends the run."""
     options = [
         f"--{name}={value}"
         for name, value in vars(given).items()
@@ -295,7 +305,7 @@ def _in_a_fresh_process(given: argparse.Namespace, process: str) -> dict[str, An
 
 
 def main() -> None:
-    """Make a model if none is given, measure in fresh processes, and print."""
+    """Make a model if none is given, measure in new processes, and print."""
     given = _arguments()
     if given.process:
         print(json.dumps({"client": prune, "reference": compare}[given.process](given)))

@@ -1,12 +1,14 @@
-"""Do our scores agree with those of lm-evaluation-harness, item by item, on local files and without a network?
+"""Comparison of our task scores with lm-evaluation-harness, item by item, without a network.
 
     pip install -e '.[lm-eval]'
-    python -m benchmarks.lm_eval_agreement --model MODEL sst2=sst2_dev.jsonl arc-easy=arc_easy_dev.jsonl gsm8k=gsm8k_test.jsonl
+    python -m benchmarks.lm_eval_agreement --model MODEL sst2=sst2_dev.jsonl
+    arc-easy=arc_easy_dev.jsonl gsm8k=gsm8k_test.jsonl
 
-The harness runs its own task definitions on the same records, in the hub's form. Ours is the path that runs take: items are
-encoded as a run's public test items are, and scored as its models are. Compared are the strings that go to the model, the
-log-likelihood of every option, each item's prediction, the accuracies, and for gsm8k the answers that were generated.
-A file of mmlu has one subject, since the harness has a task for each; dolly and alpaca are no tasks of the harness.
+The harness runs its own task definitions on the same records, in the format of the Hugging Face
+hub. On our side, items are encoded like a run's public test items and scored like its models. The
+comparison covers the strings that go to the model, the log-likelihood of every option, each item's
+prediction, the accuracies, and the generated answers of gsm8k. A file of mmlu has one subject,
+because the harness has a task for each. The harness has no tasks for dolly and alpaca.
 """
 
 import argparse
@@ -75,7 +77,10 @@ IN_THE_HUBS_FORM: dict[str, Callable[[Json], Json]] = {
 def harness_samples(
     model: Any, tokenizer: Any, name: str, records: list[Json], max_tokens: int, folder: Path
 ) -> list[Json]:
-    """What the harness logs of each item, in order, and for a task with several filters of each item and filter."""
+    """Return the harness's log of each item, in order.
+
+    With several filters, each item has one entry per filter.
+    """
     harness = import_module("lm_eval")
     models = import_module("lm_eval.models.huggingface")
     file = folder / f"{name}.jsonl"
@@ -104,7 +109,10 @@ def harness_samples(
 
 
 def as_a_run_has_them(tokenizer: Any, name: str, items: list[Item], max_tokens: int) -> ScoredItems:
-    """Items as token ids, as a run encodes the public test items of a language model that takes so many tokens."""
+    """Return items as token ids, encoded like a run's public test items.
+
+    ``max_tokens`` is the context length of the language model.
+    """
     settings = parse(
         {"method": "fedpetuning", "task.name": name, "data.source": "jsonl", "data.path": "unused"}
     )
@@ -114,7 +122,11 @@ def as_a_run_has_them(tokenizer: Any, name: str, items: list[Item], max_tokens: 
 def compare_options(
     model: Any, items: list[Item], encoded: ScoredItems, samples: list[Json]
 ) -> str:
-    """A row of the table: other strings, acc, acc_norm, other predictions, largest difference of log-likelihoods."""
+    """Return a table row for a task with options.
+
+    It has the number of different strings, acc, acc_norm, the number of different predictions, and
+    the largest difference of log-likelihoods.
+    """
     device = torch.device("cpu")
     found = log_likelihoods(model, encoded.requests, BATCH, device)
     scores = score(model, encoded, False, BATCH, device)
@@ -143,7 +155,11 @@ def compare_answers(
     max_tokens: int,
     how: Generation,
 ) -> list[str]:
-    """A line per pattern: other prompts, exact match, other generated texts, other answers found in them."""
+    """Return a table row per answer pattern of a generation task.
+
+    It has the number of different prompts, exact match, and the numbers of different texts and
+    answers.
+    """
     texts = generate(model, tokenizer, [item.prompt for item in items], how, max_tokens)
     scores = exact_match(texts, items, how)
     lines = []
@@ -169,7 +185,7 @@ def compare_answers(
 
 
 def main() -> None:
-    """Compare and print."""
+    """Run the comparison and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,14 +1,17 @@
-"""What does a base model in NF4 spare a client, and what does it cost? One client's LoRA training over four bases.
+"""Savings and costs of a base model in NF4: one client's LoRA training over four bases.
 
-    python -m benchmarks.nf4_base --text FILE [--model DIRECTORY] [--steps 40] [--batch-size 8] [--window-tokens 256]
+    python -m benchmarks.nf4_base --text FILE [--model DIRECTORY] [--steps 40] [--batch-size 8]
+    [--window-tokens 256]
 
-Without ``--model`` a LLaMA of 300 million random weights is made first (bf16, 0.6 GB in a temporary directory). Each base is
-measured in a fresh process per seed, which loads the model, trains, and evaluates on the last windows of the text, of which no
-step saw one. Peak memory is that until training ends. For NF4 another process has quantised the model before: the first load;
-other bases are loaded once.
-On a CPU seconds are the process's own, of all its threads: with one thread they depend little on what else the machine does.
-Results go to ``docs/studies/nf4-base-<model>.csv`` row by row (a study that was stopped goes on there), and at the end to a
-Markdown table and a plot beside it.
+Without ``--model`` a LLaMA of 300 million random weights is made first (bf16, 0.6 GB in a temporary
+directory). Each base is measured in a new process per seed. It loads the model, trains, and
+evaluates on the last sequences of the text, which are not used in training. Peak memory is measured
+until the end of training. For NF4, another process has quantised the model before; that is the
+first load. Other bases are loaded once.
+On a CPU, seconds are CPU time of all threads of the process; with one thread they depend little on
+other work of the machine.
+Results go to ``docs/studies/nf4-base-<model>.csv`` row by row (an interrupted study continues
+there), and finally to a Markdown table and a plot next to it.
 """
 
 import argparse
@@ -54,7 +57,7 @@ BASES = {
     "nf4, computes in float32": ("nf4", "float32"),
     "nf4, computes in bfloat16": ("nf4", "bfloat16"),
 }
-"""Name -> ``training.base``, ``dtype``."""
+"""``training.base`` and ``dtype`` by name."""
 KEYS = ("seed", "base")
 FIGURES = (
     "first_load_seconds", "second_load_seconds", "step_seconds", "interpreter_mib", "peak_mib", "gpu_mib", "loss_before",
@@ -74,12 +77,13 @@ MIB = 1 << 20
 
 
 def measure(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, float]:
-    """Load a base, and if asked train over it, in this process.
+    """Load a base in this process, and optionally train adapters on it.
 
     Parameters
     ----------
-    flat : the run's settings; ``data.path`` is the text
+    flat : settings of the run; ``data.path`` is the text
     cache : folder of quantised weights
+    train : whether to train and evaluate after loading
     """
     settings = parse(flat)
     computing = set_up(settings, cache)
@@ -87,7 +91,8 @@ def measure(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, floa
     trained, held_out = _sequences(settings, model)
     model.new_skeleton()
     bitsandbytes()
-    import peft  # noqa: F401  # whatever is imported later would count as the model's memory
+    # Import it now: a later import would count as the model's memory.
+    import peft  # noqa: F401
 
     before = peak()
     started = _seconds(computing)
@@ -123,7 +128,8 @@ def _trained(
     chosen = settings.training
     steps = settings.training.steps
     loop = Loop(whole, flat, chosen, len(sequences), sequences.batch, settings.seed, steps)
-    first = loop.run(0, 1)  # loads kernels and fills pools
+    # The first step loads kernels and fills memory pools, so it is not timed.
+    first = loop.run(0, 1)
     started = _seconds(computing)
     loop.run(1, steps - 1, first.moments)
     found = {
@@ -142,7 +148,7 @@ def _trained(
 
 
 def _seconds(computing: Computing) -> float:
-    """A clock: of this process on a CPU, on the wall beside a GPU, after what was asked of it is done."""
+    """Return CPU time of this process, or wall time after pending GPU work has finished."""
     if computing.device.type != "cuda":
         return time.process_time()
     torch.cuda.synchronize()
@@ -150,7 +156,7 @@ def _seconds(computing: Computing) -> float:
 
 
 def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequences, ScoredItems]:
-    """The windows that are trained on, and those that are evaluated: all of their tokens but the first."""
+    """Return the training sequences and the held-out items, whose tokens but the first count."""
     path = Path(settings.data.path)
     tokens = settings.data.window_tokens
     windows = all_windows(
@@ -180,7 +186,7 @@ def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> di
 
 
 def work(common: Mapping[str, Any], seeds: list[int], rows: Rows) -> None:
-    """Measure what is missing; bases take turns, so that no base has the machine at its best alone."""
+    """Measure missing rows; bases take turns, so that all see the same load of the machine."""
     for cell in rows.missing({"seed": seed, "base": base} for seed in seeds for base in BASES):
         base, dtype = BASES[cell["base"]]
         flat = {**common, "seed": cell["seed"], "training.base": base, "dtype": dtype}
@@ -256,7 +262,7 @@ def _spread(rows: Rows, base: str, figure: str, digits: int) -> str:
 
 
 def _plot(rows: Rows, device: str, path: Path) -> None:
-    """Memory, seconds and loss side by side, a dot per base with its spread."""
+    """Plot memory, seconds and loss next to each other, a dot per base with its spread."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

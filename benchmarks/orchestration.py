@@ -1,12 +1,14 @@
-"""What do Flower, Ray and processes cost beside the work itself?
+"""Overhead of Flower, Ray and processes over the work itself.
 
-    python -m benchmarks.orchestration [--method fedprllm] [--clients 4] [--windows 4] [--model DIRECTORY]
+    python -m benchmarks.orchestration [--method fedprllm] [--clients 4] [--windows 4] [--model
+    DIRECTORY]
 
-The same run four times, of iterative pruning (a round per block) or of federated LoRA: in one process, where messages are
-function calls; simulated with ``espalier run``; and on a SuperLink with a SuperNode per client, all on this machine, once with
-Flower's nodes, which start a process for every message, and once with ``espalier node``, which stay warm. The wall time of each
-is split into columns that add up to it (``split``), and compared with that of one process; beside them stand the first round
-and the mean of the later ones. The results must have equal bytes.
+The same run of iterative pruning (a round per block) or of federated LoRA is done four times, all
+on this machine: in one process, where messages are function calls; as a simulation with ``espalier
+run``; on a SuperLink with Flower's SuperNodes, which start a process for every message; and with
+``espalier node``, which stays warm. The wall time of each is split into columns that add up to it
+(``split``) and compared with that of one process. The table also has the first round and the mean
+of the later ones. The results must have equal bytes.
 """
 
 import argparse
@@ -61,11 +63,11 @@ METHODS = {
         ("adapter/*.safetensors",),
     ),
 }
-"""By method its settings; what an event of a client's work is called, and the step of the server after it; its result."""
+"""For each method: settings, the events of client work and of the next server step, and results."""
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys, as Flower hands them out."""
+    """Return a flat dictionary with dotted keys, as Flower passes settings."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         flat |= (
@@ -80,7 +82,10 @@ def measure(
     work: Callable[[], subprocess.CompletedProcess[str]],
     at_once: bool = True,
 ) -> dict[str, Any]:
-    """Time a run and read from its directory what took how long; ``at_once``: clients work at the same time."""
+    """Time a run, and read the durations of its parts from its directory.
+
+    ``at_once`` is True if clients work at the same time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     started_at = time.time()
     started = time.perf_counter()
@@ -115,25 +120,31 @@ def split(
     at_once: bool,
     steps: tuple[str, str] = ("masks", "voting"),
 ) -> dict[str, float]:
-    """Where the wall time of a run went; the parts add up to it.
+    """Split the wall time of a run into parts that add up to it.
 
     Parameters
     ----------
     events : the run's events, each with the seconds since its start
-    wall : seconds from the command to its end
-    at_once : clients work at the same time: the busiest client's work counts, and not all clients'
-    steps : what an event of a client's work is called, and the step of the server after it
+    wall : seconds from start to end of the command
+    at_once : True if clients work at the same time, so that the busiest client's work counts, not
+        the sum over clients
+    steps : names of the event of client work and of the next server step
 
     Returns
     -------
-    ``start-up``: processes, Ray, imports and enrolment, until the first round; ``clients``: their work in the rounds;
-    ``waiting``: for clients' replies beyond that work; ``server``: votes, checkpoints, export and evaluation; ``evaluation``
-    by the clients; ``end``: after the last event
+    dict
+        ``start-up``: processes, Ray, imports and enrolment until the first round; ``clients``:
+        their work in the rounds; ``waiting``: further time until their replies; ``server``: votes,
+        checkpoints, export and evaluation; ``evaluation``: by the clients; ``end``: after the last
+        event
     """
     own_work, of_server = steps
     worked = {
-        event["client"]: event["seconds"] for event, _ in events if event["event"] == own_work
-    }  # of all rounds, in the last
+        event["client"]: event["seconds"]
+        for event, _ in events
+        if event["event"] == own_work
+        # An event has the seconds of all rounds so far, so the last one counts.
+    }
     work = max(worked.values()) if at_once else sum(worked.values())
     begun = next(when for event, when in events if event["event"] == "method")
     rounds = 0.0
@@ -162,7 +173,7 @@ def split(
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run all four and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -213,7 +224,7 @@ def main() -> None:
 def _all_four(
     folder: Path, given: argparse.Namespace, words: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """What was measured, by where the run was."""
+    """Return the measurements of the four runs, by name."""
     found = {
         "simulation": measure(
             folder / "sim", given.method, lambda: espalier(folder / "sim", "run", *words)

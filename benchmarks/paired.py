@@ -1,4 +1,7 @@
-"""Arms of a study share seeds and text, so they are compared in pairs: a difference per seed, its sign, and an interval."""
+"""Paired comparison of the arms of a study, which share seeds and text.
+
+The result is a difference per seed, its sign, and a confidence interval.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +9,12 @@ from math import sqrt
 from statistics import fmean, stdev
 
 BySeed = Mapping[str, float]
-"""What one arm measured in one column, by seed."""
+"""Values of one arm in one column, by seed."""
 Arms = Mapping[tuple[str, str], BySeed]
-"""By (arm, column)."""
+"""Values by (arm, column)."""
 
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5% quantile of Student's distribution with 1, 2, ... degrees of freedom."""
+"""97.5% quantile of Student's t distribution with 1, 2, ... degrees of freedom."""
 EXPLANATION = (
     "Mean over seeds ± half of its 95% interval (Student's t); in brackets a sign per seed, − where"
     " the first is lower."
@@ -20,7 +23,7 @@ EXPLANATION = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Two arms that are compared: ``first`` minus ``second``."""
+    """Two arms to compare: ``first`` minus ``second``."""
 
     first: str
     second: str
@@ -28,7 +31,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences of two arms over the seeds that both have."""
+    """Differences of two arms over the seeds that both have."""
 
     by_seed: tuple[float, ...]
 
@@ -39,7 +42,10 @@ class Difference:
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95% interval of the mean; None with fewer than two seeds, or more than ``STUDENT_T`` knows."""
+        """Half of the 95% interval of the mean, or None.
+
+        It is None with fewer than two seeds, or with more than ``STUDENT_T`` covers.
+        """
         freedom = len(self.by_seed) - 1
         if not 1 <= freedom <= len(STUDENT_T):
             return None
@@ -47,18 +53,18 @@ class Difference:
 
     @property
     def signs(self) -> str:
-        """A sign per seed."""
+        """Sign of each seed's difference, as one string."""
         return "".join("−" if value < 0 else "+" if value > 0 else "0" for value in self.by_seed)
 
     def text(self, digits: int) -> str:
-        """As it stands in a table."""
+        """Return the text for a table cell."""
         number = f"{self.mean:+.{digits}f}".replace("-", "−")
         interval = "" if self.half_width is None else f" ± {self.half_width:.{digits}f}"
         return f"{number}{interval} ({self.signs})"
 
 
 def difference(arms: Arms, pair: Pair, column: str) -> Difference | None:
-    """The difference of a pair in a column; None where one arm has no figure there, or they share no seed."""
+    """Return the difference of a pair in a column; None if they share no seed there."""
     first = arms.get((pair.first, column), {})
     second = arms.get((pair.second, column), {})
     seeds = sorted(first.keys() & second.keys())
@@ -68,9 +74,9 @@ def difference(arms: Arms, pair: Pair, column: str) -> Difference | None:
 def paired_table(
     arms: Arms, pairs: Sequence[Pair], columns: Sequence[str], title: str, digits: int | None = None
 ) -> list[str]:
-    """Lines of a Markdown table with a row per pair; pairs without a figure are left out.
+    """Return a Markdown table with a row per pair that has values.
 
-    ``digits`` after the point; without it two, and one where figures are of a thousand and more.
+    ``digits`` is the number of decimals; by default 2, or 1 if values reach 1000.
     """
     lines = []
     for pair in pairs:

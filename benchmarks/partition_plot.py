@@ -1,8 +1,10 @@
-"""How a task's items are dealt out to clients: items per client and label, as stacked bars.
+"""Partition of a task's items over clients: items per client and label, as stacked bars.
 
-    python -m benchmarks.partition_plot --task sst2 --file sst2_train.jsonl --partition dirichlet --alpha 0.5 --clients 10
+    python -m benchmarks.partition_plot --task sst2 --file sst2_train.jsonl --partition dirichlet
+    --alpha 0.5 --clients 10
 
-Needs the extra ``studies``. The commonest labels have a colour each, all others share one.
+Needs the extra ``studies``. Each of the most common labels has its own colour; all others share
+one.
 """
 
 import argparse
@@ -24,7 +26,7 @@ NO_LABEL = "items"
 
 
 def counts_per_client(partition: Partition, path: str, task: str) -> list[Counter[str]]:
-    """Items of each client by label, with the rarer labels taken together."""
+    """Return the items of each client by label, with rare labels merged."""
     items = list(read_items(task_named(task), path, "--file"))
     shares = shares_of_items(partition, items)
     counts = [Counter(item.label or NO_LABEL for item in share) for share in shares]
@@ -39,7 +41,7 @@ def counts_per_client(partition: Partition, path: str, task: str) -> list[Counte
 
 
 def plot(counts: Sequence[Counter[str]], title: str, path: Path) -> None:
-    """Write one bar per client, one stretch of it per label, as a PNG."""
+    """Write a PNG with one bar per client and one segment per label."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -69,7 +71,7 @@ def plot(counts: Sequence[Counter[str]], title: str, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Deal out and plot."""
+    """Partition the items and plot the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The plain reference of the wire: the same blobs over one gRPC stream, from a process that serves them to files of another."""
+"""Plain reference for the wire: the same blobs over one gRPC stream between two processes."""
 
 import hashlib
 import os
@@ -23,7 +23,10 @@ def _chunks(path: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
 
 
 def serve() -> None:
-    """Serve files by name on a free loopback port, which is printed, until standard input ends."""
+    """Serve files by name on a free loopback port until standard input ends.
+
+    The port is printed.
+    """
     server = grpc.server(ThreadPoolExecutor(1))
     handlers = {"Blob": grpc.unary_stream_rpc_method_handler(_chunks)}
     server.add_generic_rpc_handlers(
@@ -36,12 +39,14 @@ def serve() -> None:
 
 
 def receive(blobs: Sequence[Path], folder: Path) -> float:
-    """Seconds to bring blobs, each in a file named by its SHA-256, into ``folder``; the start of the process does not count.
+    """Return the seconds to copy blobs into ``folder``, without the start of the server process.
+
+    Each blob is a file that is named by its SHA-256.
 
     Raises
     ------
     SystemExit
-        What arrived has another hash.
+        A received blob has another hash.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The plain reference of votes: count unpacked masks, prune the weights with most votes of a whole matrix, nothing packed."""
+"""Plain reference for votes: unpacked masks, counts over a whole matrix, no packed data."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def unpacked(words: NDArray[np.uint64], shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """A flat packed mask as booleans in the shape of its matrix."""
+    """Return a flat packed mask as booleans in the shape of its matrix."""
     bits = np.unpackbits(
         words.astype("<u8").view(np.uint8), bitorder="little", count=shape[0] * shape[1]
     )
@@ -17,10 +17,11 @@ def unpacked(words: NDArray[np.uint64], shape: tuple[int, int]) -> NDArray[np.bo
 def plain_vote(
     masks: Sequence[NDArray[np.bool_]], weight: NDArray[np.float32], sparsity: float
 ) -> NDArray[np.bool_]:
-    """Prune ``int(size * sparsity)`` weights of a matrix: most votes first, then the smaller magnitude, then the lower index.
+    """Return a mask of ``int(size * sparsity)`` pruned weights of a matrix.
 
-    One number of votes after the other, from all of them down; only within the number at which the share is full are
-    magnitudes looked at.
+    Weights with most votes are pruned first, then those of smaller magnitude, then those of lower
+    index. The function goes from the highest number of votes down. Magnitudes matter only at the
+    number of votes where the sparsity is reached.
     """
     votes = np.zeros(weight.size, dtype=np.int32)
     for mask in masks:

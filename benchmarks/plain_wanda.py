@@ -1,7 +1,7 @@
-"""Wanda as it is mostly written (Sun et al. 2023): the whole model in memory, hooks, a stable sort of each row's scores.
+"""Plain Wanda (Sun et al. 2023): the whole model in memory, hooks, a stable sort of each row.
 
-It is the plain reference of ``larger_than_memory``. Windows pass in the same batches as there, so that the two can be compared
-bit by bit: a matrix product may round otherwise in another batch.
+It is the reference for ``larger_than_memory``. Samples pass in the same batches as there, so that
+results can be compared bit by bit: a matrix product may round differently in another batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from espalier.modeling.families import Family
 
 
 class _Enough(Exception):
-    """The first block was reached; its inputs are all that is wanted."""
+    """Raised when the first block is reached, because only its inputs are needed."""
 
 
 @torch.no_grad()
@@ -25,15 +25,16 @@ def prune(
 
     Parameters
     ----------
-    model : one of Hugging Face's on its device; the pruned weights become zero
+    model : Hugging Face model on its device; pruned weights are set to zero
     family : names of its blocks and linears
-    windows : (windows, tokens), int64, on that device
-    windows_at_once : how many pass through a block together
-    layers : how many blocks are pruned
+    windows : calibration samples on that device, (windows, tokens), int64
+    windows_at_once : number of samples that pass a block together
+    layers : number of blocks to prune
 
     Yields
     ------
-    prune masks of a block by canonical linear name, bool, shaped like the weights
+    dict
+        Prune masks of a block by canonical linear name: bool, shape of the weights
     """
     blocks: Any = model.get_submodule(family.blocks)
     hidden, passed = _inputs_of_first(model, blocks[0], windows.split(windows_at_once))
@@ -67,7 +68,10 @@ def prune(
 def _inputs_of_first(
     model: Any, block: nn.Module, batches: tuple[Tensor, ...]
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """Hidden states before the first block, batch by batch, and what is passed to it beside them with whole batches."""
+    """Return the hidden states before the first block, by batch, and its other arguments.
+
+    The arguments are those of the first batch; batches have equal shapes.
+    """
     hidden = []
     passed = list[dict[str, Any]]()
 

@@ -1,4 +1,7 @@
-"""LLaMA models of random weights on disk, bf16, a shard per block: for measuring what does not depend on the values."""
+"""LLaMA models with random weights in bf16 on disk, a shard per block.
+
+They serve for measurements that do not depend on the values.
+"""
 
 import json
 import shutil
@@ -16,7 +19,7 @@ VOCABULARY = 32000
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model."""
+    """Sizes of a model."""
 
     hidden: int
     feed_forward: int
@@ -30,11 +33,11 @@ SHAPES = {
     "1.1b": Shape(2048, 5632, 22, 32, 4),
     "7b": Shape(4096, 11008, 32, 32, 32),
 }
-"""``1.1b`` is TinyLlama's, ``7b`` LLaMA-7B's."""
+"""Sizes of the models; ``1.1b`` is TinyLlama and ``7b`` LLaMA-7B."""
 
 
 def save_model(folder: Path, shape: Shape) -> None:
-    """Write a model; every block has the same weights, which spares the time of drawing them."""
+    """Write a model; all blocks have the same weights, which saves the time to draw them."""
     config = LlamaConfig(
         hidden_size=shape.hidden, intermediate_size=shape.feed_forward, num_hidden_layers=shape.blocks,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=VOCABULARY,

@@ -1,4 +1,4 @@
-"""RoBERTa encoders of random weights on disk, bf16: for measuring what does not depend on the values."""
+"""RoBERTa encoders with random weights in bf16, for measurements that do not depend on values."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of an encoder."""
+    """Sizes of an encoder."""
 
     vocabulary: int
     hidden: int
@@ -22,11 +22,11 @@ SHAPES = {
     "roberta-base": Shape(50265, 768, 3072, 12, 12),
     "roberta-large": Shape(50265, 1024, 4096, 24, 16),
 }
-"""Those of Liu et al. 2019, without their tokenizer."""
+"""Sizes of Liu et al. 2019; the models have no tokenizer."""
 
 
 def save_model(folder: Path, shape: Shape) -> None:
-    """Write an encoder, with weights from a seed of its own."""
+    """Write an encoder with random weights from a fixed seed."""
     config = RobertaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.feed_forward,
         num_hidden_layers=shape.blocks, num_attention_heads=shape.heads, max_position_embeddings=514,

@@ -1,4 +1,4 @@
-"""Write the tables and plots of measured studies again, from their CSV files and conditions; no model is opened.
+"""Rewrite the tables and plots of studies from their CSV files and conditions; no model is opened.
 
 python -m benchmarks.reports docs/studies
 """
@@ -29,12 +29,17 @@ from espalier.settings.mistakes import Mistake
 
 
 def write_again(csv: Path) -> bool:
-    """Write a study's report beside its CSV file; False if the file is of no study that is known here.
+    """Write the report of a study next to its CSV file.
+
+    Returns
+    -------
+    bool
+        False if the file belongs to no known study.
 
     Raises
     ------
     Mistake
-        The file, or the conditions beside it, are damaged.
+        The file or its conditions are damaged.
     """
     path = csv.with_suffix("")
     conditions = json.loads(csv.with_suffix(".json").read_text())
@@ -91,7 +96,7 @@ def write_again(csv: Path) -> bool:
 
 
 def main() -> int:
-    """Write all reports of a directory again."""
+    """Rewrite all reports of a directory."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reports", description=__doc__)
     parser.add_argument("directory", type=Path)
     for csv in sorted(parser.parse_args().directory.glob("*.csv")):

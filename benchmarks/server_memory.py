@@ -1,12 +1,13 @@
-"""Does the ServerApp's memory depend on the number of clients? Peak resident memory of folding 4 and 32 clients' masks.
+"""Peak resident memory of the ServerApp when it aggregates masks of 4 and of 32 clients.
 
     python -m benchmarks.server_memory [--clients 4 32]
 
-Each figure comes from a process of its own: it opens a LLaMA-shaped model of 67 M prunable weights on disk, receives one
-reply after the other (each with 8.4 MB of masks, made when it is asked for, as Flower's grid would hand it out), decides
-what is pruned, and reports the highest resident memory that the kernel saw, and a hash of all masks. The plain reference
-collects all replies in a list, as Flower's own strategies do, and counts and selects matrix by matrix with
-``plain_vote``; its masks must be the same.
+Each figure comes from its own process. The process opens a LLaMA-shaped model of 67 M prunable
+weights on disk, and receives the replies one by one (8.4 MB of masks each, made on demand, as
+Flower's grid would deliver them). It decides the masks, and reports the kernel's peak resident
+memory and a hash of all masks. The plain reference collects all replies in a list, as Flower's own
+strategies do, then counts and selects matrix by matrix with ``plain_vote``; its masks must be the
+same.
 """
 
 import argparse
@@ -45,7 +46,7 @@ BLOCKS = 4
 
 
 def save_model(folder: Path) -> None:
-    """A model with random weights: 4 blocks of 16.8 M prunable weights, bf16."""
+    """Write a model of random weights: 4 blocks of 16.8 M prunable weights, bf16."""
     config = LlamaConfig(
         hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=BLOCKS, vocab_size=32
     )
@@ -75,12 +76,18 @@ def save_model(folder: Path) -> None:
 
 
 def _peak() -> int:
-    """Highest resident memory of this process, bytes; ``getrusage`` would count the process that started it, too."""
+    """Return the peak resident memory of this process in bytes.
+
+    ``getrusage`` would include the process that started it.
+    """
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
-    """One client's reply at a time; half of each 64-bit word is set, so that every row prunes its half."""
+    """Yield one client's reply at a time.
+
+    Half of the bits of each 64-bit word are set, so that every row prunes half of its weights.
+    """
     generator = np.random.default_rng(0)
     plan = strategy.run.model.plan
     report = Report(seconds=0.0, blob_sha256=["0" * 64] * BLOCKS)
@@ -102,7 +109,10 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
 
 
 def measure(clients: int, plain: bool, folder: Path) -> dict[str, str | int]:
-    """Peak resident memory in bytes of folding the replies of so many clients, and the SHA-256 of the masks."""
+    """Return the peak resident memory in bytes and the SHA-256 of the masks.
+
+    ``clients`` is the number of replies that are aggregated.
+    """
     settings = parse({"model": str(folder / "model"), "num-clients": clients})
     run = Run(
         settings,
@@ -129,14 +139,14 @@ def measure(clients: int, plain: bool, folder: Path) -> dict[str, str | int]:
 
 
 def decided(strategy: FedPrLLM) -> Iterator[NDArray[np.bool_]]:
-    """The masks that the strategy decided, matrix by matrix."""
+    """Yield the masks that the strategy decided, matrix by matrix."""
     for block in strategy.run.model.plan.blocks:
         masks = strategy.result.prune_masks(block.index)
         yield from (masks[linear.name].numpy() for linear in block.linears)
 
 
 def plain_fold(strategy: FedPrLLM, collected: list[Message]) -> Iterator[NDArray[np.bool_]]:
-    """The plain reference: all replies are there, the votes of each matrix are counted unpacked."""
+    """Yield the masks of the plain reference: all replies in memory, unpacked votes."""
     model = strategy.run.model
     sparsity = strategy.settings.sparsity
     letters = [read(message.content) for message in collected]

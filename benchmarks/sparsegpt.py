@@ -1,12 +1,14 @@
-"""How close is SparseGPT to the matrix products it cannot do without, and how far from the published loop? A Markdown table.
+"""Speed of SparseGPT relative to its matrix products and the published loop, as Markdown.
 
-    python benchmarks/sparsegpt.py [--rows 4096] [--columns 4096] [--sparsity 0.5] [--threads 2] [--times 3]
+    python benchmarks/sparsegpt.py [--rows 4096] [--columns 4096] [--sparsity 0.5] [--threads 2]
+    [--times 3]
 
-Everything is measured in one run, on one matrix, best of several repetitions after the kernels were compiled. Plain is what
-the published code does: three steps to the factor; a threshold from a sorted block, then column by column over all rows; after
-each block one product with everything on its right. It prunes below the threshold here, not up to it, so that as many weights
-go as in ours. Rounding sets results apart, and where it turns one comparison, all that comes after in these rows; the share of
-the mask that agrees and the distance of the weights are printed.
+All measurements are in one run on one matrix, each the best of several repetitions after the
+kernels were compiled. The plain code is the published one: three steps to the factor; a threshold
+from a sorted block; then column by column over all rows; after each block one product with all
+columns on its right. It prunes below the threshold here, not up to it, so that it prunes as many
+weights as ours. Results differ by rounding; if rounding reverses a comparison, the rest of the row
+differs too. The output states the fraction of equal mask bits and the distance of the weights.
 """
 
 import argparse
@@ -24,7 +26,7 @@ BLOCK = 128
 
 
 def seconds(work: Callable[[], Any], times: int) -> tuple[float, Any]:
-    """Shortest time of several, and the result."""
+    """Return the shortest of several times in seconds, and the result."""
     best = float("inf")
     result = None
     for _ in range(times):
@@ -35,7 +37,7 @@ def seconds(work: Callable[[], Any], times: int) -> tuple[float, Any]:
 
 
 def published_factor(gram: Tensor) -> Tensor:
-    """The factor of the inverse by way of the inverse."""
+    """Return the factor of the inverse, computed from the inverse as in the published code."""
     damped = gram.clone()
     damped.diagonal().add_(0.01 * gram.diagonal().mean())
     return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
@@ -44,7 +46,7 @@ def published_factor(gram: Tensor) -> Tensor:
 def published_loop(
     weight: Tensor, upper: Tensor, sparsity: float, pattern: tuple[int, int] | None
 ) -> tuple[Tensor, Tensor]:
-    """Prune mask and weights, column by column."""
+    """Return prune mask and weights of the published loop, column by column."""
     updated = weight.clone()
     prune_mask = torch.zeros(weight.shape, dtype=torch.bool)
     for start in range(0, weight.shape[1], BLOCK):
@@ -74,7 +76,7 @@ def published_loop(
 
 
 def trailing_products(updated: Tensor, errors: Tensor, upper: Tensor) -> None:
-    """The published products alone."""
+    """Compute only the products of the published loop."""
     for end in range(BLOCK, updated.shape[1], BLOCK):
         updated[:, end:].addmm_(
             errors[:, end - BLOCK : end], upper[end - BLOCK : end, end:], alpha=-1
@@ -82,7 +84,7 @@ def trailing_products(updated: Tensor, errors: Tensor, upper: Tensor) -> None:
 
 
 def halved_products(updated: Tensor, errors: Tensor, upper: Tensor) -> None:
-    """Our products alone: of the same number of multiplications, in fewer and larger ones."""
+    """Compute only our products: equally many multiplications, in fewer and larger products."""
     for number, end in enumerate(range(BLOCK, updated.shape[1], BLOCK), 1):
         width = (number & -number) * BLOCK
         right = updated[:, end : end + width]
@@ -92,7 +94,7 @@ def halved_products(updated: Tensor, errors: Tensor, upper: Tensor) -> None:
 
 
 def row(what: str, ours: float, plain: float, name: str) -> None:
-    """A line of the table."""
+    """Print a line of the table."""
     ratio = (
         f"{plain / ours:.1f} times faster"
         if plain > 1.2 * ours
@@ -102,7 +104,7 @@ def row(what: str, ours: float, plain: float, name: str) -> None:
 
 
 def measure(weight: Tensor, gram: Tensor, sparsity: float, times: int) -> list[str]:
-    """Print the table; return how far apart the results are."""
+    """Print the table, and return lines on the differences of the results."""
     ours, factor = seconds(partial(factorise, gram), times)
     plain, upper = seconds(partial(published_factor, gram), times)
     row("factorise", ours, plain, "by way of the inverse")
@@ -143,7 +145,7 @@ def measure(weight: Tensor, gram: Tensor, sparsity: float, times: int) -> list[s
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurements and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Where does the time of a program go that is not to be changed for the measurement?"""
+"""Time measurement of a program's parts without changes to its code."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ import torch
 
 
 class Stopwatch:
-    """Adds up seconds by name; what runs within something else is counted once, under its own name.
+    """Sum of seconds by name; nested work counts only under its own name.
 
     Parameters
     ----------
-    device : if it is a CUDA device, it has finished its work whenever the clock is read
+    device : device of the work; a CUDA device is synchronized whenever the clock is read
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,14 +23,14 @@ class Stopwatch:
         self._since = self.now()
 
     def now(self) -> float:
-        """Seconds since some moment, when the device has finished its work."""
+        """Return the time in seconds, after the device has finished its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
     @contextmanager
     def counting(self, name: str) -> Iterator[None]:
-        """Count what is done within under a name."""
+        """Count the time in the ``with`` block under ``name``."""
         self._count()
         self._running.append(name)
         try:
@@ -40,12 +40,12 @@ class Stopwatch:
             self._running.pop()
 
     def stop(self) -> dict[str, float]:
-        """Seconds by name."""
+        """Return the seconds by name, sorted."""
         self._count()
         return dict(sorted(self.seconds.items()))
 
     def timed(self, work: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A function that is counted."""
+        """Return ``work`` as a function whose time is counted under ``name``."""
 
         def counted(*arguments: Any, **named: Any) -> Any:
             with self.counting(name):
@@ -54,11 +54,14 @@ class Stopwatch:
         return counted
 
     def watch(self, owner: Any, function: str, name: str) -> None:
-        """Count an owner's function from now on."""
+        """Replace a function of ``owner`` by a counted one."""
         setattr(owner, function, self.timed(getattr(owner, function), name))
 
     def watch_entering(self, owner: Any, function: str, name: str) -> None:
-        """Count the way into an owner's context manager from now on, and what is done in it under the names of that."""
+        """Replace a context manager of ``owner`` by one whose entry is counted.
+
+        Work in the ``with`` block counts under its own names.
+        """
         entered = getattr(owner, function)
 
         @contextmanager

@@ -1,13 +1,16 @@
-"""What does a smaller model buy? Size, memory and time with 20% and 50% of the blocks' parameters cut, beside the dense model.
+"""Size, memory and time of smaller models: 20% and 50% of the blocks' parameters removed.
 
-    python -m benchmarks.structured [--shape 0.1b] [--prompt 128] [--new 16] [--repeats 3] [--dtype float32] [--device cpu]
+    python -m benchmarks.structured [--shape 0.1b] [--prompt 128] [--new 16] [--repeats 3] [--dtype
+    float32] [--device cpu]
 
-A LLaMA of random weights is made first (bf16, a shard per block, in a temporary directory). What is cut is drawn at random, in
-each block by itself (``even``: all stay alike) or over all of them (``uneven``); or lanes of the residual stream go that parts
-of blocks read and write (``lanes``, as of SFT-P). Beside them stands the dense model with half
-of its weights set to zero one by one (``unstructured``). Each is measured in a fresh process per repeat, in turns: opening it
-out of the dense model's files under its structure, then a prompt (prefill), and greedy decoding with a cache, one sequence and
-eight. Figures are medians over repeats; results go to ``docs/studies/structured-<shape>.json``, ``.md`` and ``.png``.
+A LLaMA of random weights is made first (bf16, a shard per block, in a temporary directory). The
+removed groups are drawn at random, in each block separately (``even``: all blocks keep the same
+sizes) or over all blocks (``uneven``). Alternatively, residual dimensions that parts of blocks read
+and write are removed (``lanes``, as in SFT-P). The table also has the dense model, and the dense
+model with half of its weights set to zero one by one (``unstructured``). Each variant is measured
+in a new process per repeat, in turns: opening it from the dense model's files with its structure, a
+prompt (prefill), and greedy decoding with a cache, at batch sizes 1 and 8. Figures are medians over
+repeats; results go to ``docs/studies/structured-<shape>.json``, ``.md`` and ``.png``.
 """
 
 import argparse
@@ -46,13 +49,13 @@ VARIANTS: dict[str, tuple[float, str]] = {
     "lanes, 20%": (0.2, "lanes"),
     "lanes, 50%": (0.5, "lanes"),
 }
-"""Name -> share, and which units compete."""
+"""Pruning ratio, and the scope in which groups compete, by name."""
 MIB = 1 << 20
 BATCHES = (1, 8)
 
 
 def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
-    """Cut units, or lanes, of random scores."""
+    """Return the structure after removing groups, or residual dimensions, with random scores."""
     units = ModelUnits.of(model.plan)
     generator = torch.Generator().manual_seed(0)
     if selection == "lanes":
@@ -70,16 +73,16 @@ def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
 
 
 class EverySecond:
-    """Half of the weights set to zero, one by one."""
+    """Edit that sets half of the weights to zero, one by one."""
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight with every second column zero in even rows, and the others in odd ones."""
+        """Return the weight with a checkerboard of zeros."""
         zeros = (torch.arange(weight.shape[0])[:, None] + torch.arange(weight.shape[1])) % 2 == 0
         return weight.masked_fill(zeros, 0)
 
 
 def disk_bytes(model: OpenedModel, variant: str) -> int:
-    """Bytes of the weights of an export."""
+    """Return the bytes of the weight files of an export."""
     share, selection = VARIANTS[variant]
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
@@ -101,7 +104,7 @@ def disk_bytes(model: OpenedModel, variant: str) -> int:
 
 @torch.no_grad()
 def measure(given: argparse.Namespace, variant: str) -> dict[str, float]:
-    """Open a variant and use it, in this process."""
+    """Open a variant and run it, in this process."""
     torch.set_num_threads(given.threads)
     device = torch.device(given.device)
     computing = Computing(device, getattr(torch, given.dtype), given.threads)
@@ -109,7 +112,8 @@ def measure(given: argparse.Namespace, variant: str) -> dict[str, float]:
     model = OpenedModel(Path(given.model))
     if selection not in ("", "zeros"):
         model = OpenedModel(model.directory, structure_of(model, share, selection))
-    model.new_skeleton()  # whatever is imported later would count as the model's memory
+    # Build it now: imports at a later time would count as the model's memory.
+    model.new_skeleton()
     before = peak()
     started = time.perf_counter()
     whole = load_whole(model, computing, given.dtype)
@@ -149,7 +153,7 @@ def measure(given: argparse.Namespace, variant: str) -> dict[str, float]:
 
 
 def _seconds(work: Any, device: torch.device) -> float:
-    """Of the faster of two tries."""
+    """Return the seconds of the faster of two tries."""
     tries = []
     for _ in range(2):
         started = time.perf_counter()
@@ -176,7 +180,7 @@ COLUMNS = {
     "load memory, MiB": ("load_mib", 1, 0), "peak memory, MiB": ("peak_mib", 1, 0), "prefill, ms": ("prefill_1", 1e3, 0),
     "prefill of 8, ms": ("prefill_8", 1e3, 0), "a token, ms": ("decode_1", 1e3, 1), "a token of 8, ms": ("decode_8", 1e3, 1),
 }  # fmt: skip
-"""Heading -> figure, factor, digits."""
+"""Figure, factor and number of decimals, by heading."""
 
 
 def report(results: dict[str, Any], path: Path) -> None:
@@ -213,7 +217,7 @@ def report(results: dict[str, Any], path: Path) -> None:
 
 
 def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
-    """Shares of the dense model's figures, a row of dots per figure."""
+    """Plot ratios to the dense model's figures, a row of dots per figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -235,7 +239,7 @@ def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
 
 
 def main() -> int:
-    """Measure, or be the process that is measured."""
+    """Run the study, or one measurement of it with ``--measure``."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.structured",
         description=__doc__,

@@ -1,15 +1,16 @@
-"""A model's masks through real processes: how much memory does each process need, and how fast do parts travel?
+"""Masks of a model through real processes: peak memory of each process, and transfer speed.
 
     python -m benchmarks.wire [--shape 7b|1.1b|0.1b] [--clients 2] [--part-mb 256]
 
-A LLaMA of random weights is made on disk (``7b``: 13.5 GB, and as much again for the pruned model). A SuperLink and a SuperNode
-per client run on this machine; every client prunes the whole model with a little text, and its packed masks (809 MB for
-``7b``) travel in parts. All processes are looked at several times a second: the highest resident memory of each
-kind, as the kernel counted it, and what has arrived at the server so far.
+A LLaMA of random weights is made on disk (``7b``: 13.5 GB, and the same again for the pruned
+model). A SuperLink and a SuperNode per client run on this machine. Every client prunes the whole
+model with a little text, and its packed masks (809 MB for ``7b``) are sent in parts. All processes
+are polled several times a second for their peak resident memory (the kernel's figure), and the
+inbox for the bytes that have arrived.
 
-The plain reference, in the same run, brings the same bytes over one gRPC stream into files, with the same hash checks
-(``plain_stream``). And the masks that the server decided must be what a plain count of the clients' masks, read from their
-private state, gives in one process (``plain_vote``).
+The plain reference in the same run sends the same bytes over one gRPC stream into files, with the
+same hash checks (``plain_stream``). The masks that the server decided must equal a plain count, in
+one process, of the clients' masks from their private state (``plain_vote``).
 """
 
 import argparse
@@ -45,29 +46,30 @@ PROGRAMS = {
 LOOK_SECONDS = 0.2
 HOURS = 3600
 PART_MB = {"0.1b": 3, "1.1b": 32, "7b": 256}
-"""Parts of each shape's masks that are some four per client, where ``--part-mb`` says nothing else."""
+"""Part size of each shape for about four parts per client, if ``--part-mb`` is not given."""
 SPARSITY = 0.5
 
 
 class Watch(threading.Thread):
-    """Looks at the processes of a federation, and at the server's inbox, until it is told to stop."""
+    """Thread that polls a federation's processes and the inbox until ``finish`` is called."""
 
     def __init__(self, watched: Federation, runs: Path) -> None:
         super().__init__(daemon=True)
         self.peaks: dict[str, int] = defaultdict(int)
-        """Highest resident memory of any process of a kind, bytes."""
+        """Peak resident memory of any process of a kind, in bytes."""
         self.arrived: list[tuple[float, int]] = []
-        """(seconds, bytes in the inbox), whenever there were more."""
+        """(seconds, bytes in the inbox), whenever the inbox has grown."""
         self._watched = watched
         self._runs = runs
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Look, and look again."""
+        """Poll until the end."""
         while not self._ended.wait(LOOK_SECONDS):
             for kind, program in PROGRAMS.items():
                 for pid in self._watched.processes(program):
-                    with suppress(OSError, IndexError):  # it has ended meanwhile
+                    # The process may have ended since it was listed.
+                    with suppress(OSError, IndexError):
                         status = Path(f"/proc/{pid}/status").read_text()
                         self.peaks[kind] = max(
                             self.peaks[kind], int(status.split("VmHWM:")[1].split()[0]) * 1024
@@ -80,22 +82,22 @@ class Watch(threading.Thread):
                 self.arrived.append((time.monotonic(), size))
 
     def finish(self) -> None:
-        """Stop looking."""
+        """Stop polling."""
         self._ended.set()
         self.join()
 
 
 @dataclass
 class Measured:
-    """One run of the federation, and the plain reference."""
+    """Measurements of one federated run and of the plain reference."""
 
     watch: Watch
     events: list[dict[str, Any]]
     summary: dict[str, Any]
     plain_seconds: float
-    """Of the plain stream, for all clients' bytes."""
+    """Seconds of the plain stream for all clients' bytes."""
     compared: int
-    """Matrices whose masks were compared with the plain count, and are equal."""
+    """Number of matrices whose masks equal the plain count."""
 
 
 def measure(folder: Path, given: argparse.Namespace) -> Measured:
@@ -104,7 +106,7 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
     Raises
     ------
     SystemExit
-        The run failed, or a mask is not what the plain count gives.
+        The run failed, or a mask differs from the plain count.
     """
     save_model(folder / "model", SHAPES[given.shape])
     sites = [f"site-{number}" for number in range(given.clients)]
@@ -136,7 +138,7 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
 
 
 def kept_masks(state: Path) -> list[Path]:
-    """The masks that a client kept in its private state: a blob per block, in order of blocks."""
+    """Return the mask blobs in a client's private state, one per block, in order of blocks."""
     (report,) = state.glob("*/*/r001/report.json")
     return [
         report.parent / f"{blob}.blob" for blob in json.loads(report.read_text())["blob_sha256"]
@@ -144,7 +146,7 @@ def kept_masks(state: Path) -> list[Path]:
 
 
 def compare(model: OpenedModel, votes: Sequence[Sequence[Path]], decided: Path) -> int:
-    """Count and select in the plain way, matrix by matrix, and compare every bit; returns the number of matrices.
+    """Compare every bit with a plain count and selection; return the number of matrices.
 
     Raises
     ------
@@ -168,7 +170,7 @@ def compare(model: OpenedModel, votes: Sequence[Sequence[Path]], decided: Path) 
 
 
 def report(given: argparse.Namespace, found: Measured) -> None:
-    """Print what was measured."""
+    """Print the measurements."""
     watch = found.watch
     summary = found.summary
     (first_at, first), (last_at, last) = watch.arrived[0], watch.arrived[-1]
@@ -201,7 +203,7 @@ def report(given: argparse.Namespace, found: Measured) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

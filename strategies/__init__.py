@@ -1,1 +1,1 @@
-"""One file per method; each is an ordinary Flower strategy with ``start``."""
+"""Flower strategies: one file per method, and the engine that they share."""

@@ -1,1 +1,1 @@
-"""What FedSODA's paper prints, and what comes out when it is counted or measured here."""
+"""Studies of FedSODA: a recount of the paper's figures, and measurements."""

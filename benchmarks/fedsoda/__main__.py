@@ -1,17 +1,19 @@
-"""Repeat the tables of FedSODA's paper, and measure its comparisons with a model and a task of one's own.
+"""Studies of FedSODA: a recount of the paper's tables, and comparisons on your own model and task.
 
     python -m benchmarks.fedsoda tables                       # seconds, no weights, no network
     python -m benchmarks.fedsoda tables --out docs/studies/fedsoda --tokens 2048
     python -m benchmarks.fedsoda methods --model DIRECTORY --data FILE --test FILE --public FILE
     python -m benchmarks.fedsoda ablation | combinations | public | rounds | memory ...
 
-``tables`` counts what Tables 2, 4, 7 and 8, section 5 and appendix C print, and says which of it cannot be reproduced. It
-prints Markdown; with ``--out`` it also writes ``tables.md`` and, a row for each printed figure, ``tables.csv``.
+``tables`` recounts the figures of Tables 2, 4, 7 and 8, section 5 and appendix C, and lists those
+that cannot be reproduced. It prints Markdown; with ``--out`` it also writes ``tables.md``, and
+``tables.csv`` with a row for each printed figure.
 
-The others train. ``--data`` is the task's training file, whose records are dealt out to ten clients, ``--test`` its test items,
-and ``--public`` a text of another domain, on which the server compares blocks and aligns. Results of runs are kept in
-``--work``, for all studies together; rows go to ``docs/studies/fedsoda-<study>.csv`` (a study that was stopped goes on there),
-and at the end there are a Markdown table and a plot beside it. ``--set KEY=VALUE`` changes a setting of all runs.
+The other studies train. ``--data`` is the task's training file, whose records are distributed to
+ten clients, ``--test`` its test items, and ``--public`` a text of another domain, on which the
+server compares blocks and aligns. Results of runs are kept in ``--work``, for all studies together;
+rows go to ``docs/studies/fedsoda-<study>.csv`` (an interrupted study continues there), and finally
+to a Markdown table and a plot next to it. ``--set KEY=VALUE`` changes a setting of all runs.
 """
 
 import argparse
@@ -57,7 +59,10 @@ MEASURED = {
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "tables": _tables, **dict.fromkeys(MEASURED, _measure), "memory": _memory
 }  # fmt: skip
-"""Name of a study -> what does it. Each imports its own needs, so that counting does not wait for what trains."""
+"""Function of each study by name.
+
+Each imports its own modules, so that a recount does not wait for training libraries.
+"""
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -102,7 +107,7 @@ def _add_measured(study: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do one study; 2 after a mistake, which is told on stderr."""
+    """Run one study; return 2 after a Mistake, whose message is printed on stderr."""
     given = _arguments(arguments)
     try:
         COMMANDS[given.command](given)

@@ -1,7 +1,7 @@
-"""What the studies compare: settings of each cell, by the names of its row and column. No model is opened here.
+"""Settings of the compared runs, by the names of row and column; no model is opened here.
 
-The model of the studies has 8 blocks, so that what the paper prunes of 28 and more is scaled down: 2 blocks go, wherever the
-paper's 12 do.
+The model of the studies has 8 blocks, so the paper's pruning of models with at least 28 blocks is
+scaled down: 2 blocks are dropped instead of 12.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.fedsoda.paper import RANK, TARGETS
 
 DROPPED = 2
-"""Blocks that go, with every method that prunes."""
+"""Number of dropped blocks, for every method that prunes."""
 SODA: dict[str, Any] = {
     "method": "fedsoda", "training.base": "nf4", "training.proximal": 0.01, "fedsoda.adapter-layers": 3,
     "fedsoda.group-layers": 1, "fedsoda.groups": DROPPED, "fedsoda.realign-every": 5,
@@ -21,7 +21,7 @@ OFFSITE: dict[str, Any] = {
     "method": "fedsoda", "fedsoda.drop": "uniform", "fedsoda.dropped-layers": DROPPED, "fedsoda.aligned": "all",
     "fedsoda.emulator": "stored",
 }  # fmt: skip
-"""What FedOT and FedBiOT share: blocks go at even distances, and nothing is quantised."""
+"""Common settings of FedOT and FedBiOT: evenly spaced dropped blocks, no quantization."""
 FEDPETUNING = "FedPETuning"
 FEDOT = "FedOT"
 FEDBIOT = "FedBiOT"
@@ -37,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 IID = "IID"
 ALPHAS = (5.0, 0.5, 0.1)
-"""Concentrations of the Dirichlet distributions. The paper has three levels and does not print them."""
+"""Concentrations of the Dirichlet distributions; the paper has three levels without values."""
 DISTRIBUTIONS: dict[str, dict[str, Any]] = {
     IID: {}, **{f"alpha {alpha:g}": {"data.partition": "dirichlet", "data.alpha": alpha} for alpha in ALPHAS}
 }  # fmt: skip
@@ -49,50 +49,50 @@ COMMON: dict[str, Any] = {
     "evaluation.window-tokens": 64, "evaluation.max-windows": 16,
     "evaluation.local-only": False, "evaluation.centralized": "off",
 }  # fmt: skip
-"""Of every run, where the command line gives no others."""
+"""Settings of every run, unless the command line changes them."""
 ALIGNING: dict[str, Any] = {
     "fedsoda.public-windows": 64, "fedsoda.public-window-tokens": 64, "fedsoda.pre-align-steps": 40,
     "fedsoda.realign-steps": 10, "fedsoda.align-batch": 4, "fedsoda.align-learning-rate": 5e-3,
 }  # fmt: skip
-"""Of every run with a sub-model, likewise."""
+"""Settings of every run with a sub-model, unless the command line changes them."""
 IN_DOMAIN = "in-domain"
 OUT_OF_DOMAIN = "out-of-domain"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run, but for its seed."""
+    """One run without its seed."""
 
     arm: str
-    """What is compared."""
+    """Name of what is compared."""
     place: str
-    """Where: a distribution of the data over clients."""
+    """Name of the distribution of the data over clients."""
     method: Mapping[str, Any]
-    """Settings that belong to the arm."""
+    """Settings of the arm."""
     spread: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that belong to the place."""
+    """Settings of the place."""
     public: str = OUT_OF_DOMAIN
-    """Which public text the server has."""
+    """Public text of the server."""
 
     def settings(self, common: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of the run, flat; what is common to all yields to what is the cell's."""
+        """Return the flat settings of the run; those of the cell take precedence."""
         aligning = {key: value for key, value in ALIGNING.items() if self._reads(key)}
         chosen = {key: value for key, value in common.items() if self._reads(key)}
         return {**COMMON, **aligning, **chosen, **self.method, **self.spread}
 
     def _reads(self, key: str) -> bool:
-        """Whether the method's table has a key, if it is of a method's."""
+        """Return whether the method has a key, if the key belongs to a method's table."""
         return self.method["method"] == "fedsoda" or not key.startswith("fedsoda.")
 
 
 def methods() -> Iterator[Cell]:
-    """Four methods over four distributions (Table 2, Figure 3); evenly dealt out first."""
+    """Yield four methods over four distributions, the even one first (Table 2, Figure 3)."""
     for (place, spread), (arm, settings) in product(DISTRIBUTIONS.items(), METHODS.items()):
         yield Cell(arm, place, settings, spread)
 
 
 def ablation() -> Iterator[Cell]:
-    """With and without the two alignments (Tables 3 and 5)."""
+    """Yield runs with and without the two alignments (Tables 3 and 5)."""
     arms: dict[str, dict[str, Any]] = {
         "none": {"fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0},
         "pre": {"fedsoda.realign-every": 0},
@@ -104,7 +104,7 @@ def ablation() -> Iterator[Cell]:
 
 
 def combinations() -> Iterator[Cell]:
-    """Layers of a group against groups, and the interval of alignment (Tables 4, 7 and 8)."""
+    """Yield group sizes against numbers of groups, and alignment intervals (Tables 4, 7 and 8)."""
     for pruned, groups in ((1, 2), (2, 1)):
         yield Cell(
             f"(n, p) = ({pruned}, {groups})",
@@ -116,12 +116,12 @@ def combinations() -> Iterator[Cell]:
 
 
 def public() -> Iterator[Cell]:
-    """Public text of the task's own domain, or of another (Figure 4)."""
+    """Yield runs with public text of the task's own or of another domain (Figure 4)."""
     for text in (IN_DOMAIN, OUT_OF_DOMAIN):
         yield Cell(text, IID, SODA, public=text)
 
 
 def rounds() -> Iterator[Cell]:
-    """The four methods, whose adapters are scored after every round (Table 9)."""
+    """Yield the four methods, whose adapters are scored after every round (Table 9)."""
     for arm, settings in METHODS.items():
         yield Cell(arm, IID, settings)

@@ -1,4 +1,4 @@
-"""One measured study from the command line: its data, conditions, rows and report."""
+"""Command line of one measured study: data, conditions, rows and report."""
 
 import argparse
 import tomllib
@@ -19,7 +19,7 @@ from espalier.storage.blobs import sha256
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Do a study, or what is missing of it, and write its report."""
+    """Measure missing rows of a study, and write its report."""
     study = STUDIES[given.command]
     changes = chosen(given.set)
     common = {
@@ -60,7 +60,7 @@ def measure(given: argparse.Namespace) -> None:
 
 
 def chosen(pairs: list[str]) -> dict[str, Any]:
-    """Settings of the command line, each value as TOML reads it, or as it stands."""
+    """Return the settings of ``--set``, parsed as TOML if possible, otherwise as strings."""
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""Peak memory of a client while it trains, by method: a fresh process for each, which opens what clients hold and trains it."""
+"""Peak memory of a client during training, by method, each in a new process."""
 
 import argparse
 import gc
@@ -81,12 +81,12 @@ def write_table(rows: Rows, path: Path) -> None:
 
 
 def in_a_fresh_process(settings: Mapping[str, Any]) -> dict[str, float]:
-    """What a process of its own measures.
+    """Return the figures of a new process.
 
     Raises
     ------
     Mistake
-        It did not end well.
+        The process failed.
     """
     with tempfile.TemporaryDirectory() as scratch:
         checked = parse(settings)
@@ -105,7 +105,10 @@ def in_a_fresh_process(settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _write_held(settings: RunSettings, scratch: Path) -> str:
-    """The model that clients hold: the sub-model, of which blocks go at even distances (which ones makes no difference)."""
+    """Write the model that clients hold, and return its path.
+
+    For a sub-model, evenly spaced blocks are dropped; which ones makes no difference for memory.
+    """
     if not isinstance(settings.job, FedSodaSettings):
         return settings.model
     model = open_model(settings.model)
@@ -123,7 +126,7 @@ def _write_held(settings: RunSettings, scratch: Path) -> str:
 
 
 def train(given: dict[str, Any]) -> dict[str, float]:
-    """Load what a client holds, and train in this process."""
+    """Load the model that a client holds, and train in this process."""
     held = given.pop("held")
     cache = Path(given.pop("cache"))
     settings = parse(given)
@@ -134,7 +137,8 @@ def train(given: dict[str, Any]) -> dict[str, float]:
     model.new_skeleton()
     if settings.training.base == "nf4":
         bitsandbytes()
-    import peft  # noqa: F401  # whatever is imported later would count as the model's memory
+    # Import it now: a later import would count as the model's memory.
+    import peft  # noqa: F401
 
     gc.collect()
     before = peak()

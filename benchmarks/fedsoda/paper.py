@@ -1,34 +1,40 @@
-"""The figures that FedSODA's paper prints, as it prints them, and the settings of its section 6.1. Data only."""
+"""Figures of FedSODA's paper, as printed, and the settings of its section 6.1; data only."""
 
 from dataclasses import dataclass
 
 TITLES = {"llama3-8b": "LLaMA3-8B", "qwen2-7b": "Qwen2-7B", "mistral-7b": "Mistral-7B"}
-"""Known shape (``espalier.training.shapes``) -> the paper's name."""
+"""Name in the paper by known shape (``espalier.training.shapes``)."""
 
 RANK = 8
 ADAPTER_LAYERS = 3
-"""L_A, the last layers, which clients train."""
+"""Number of adapter layers L_A: the last layers, which clients train."""
 PRUNED = 3
 GROUPS = 4
-"""n layers are pruned in each of p groups, 12 together; the two baselines prune as many."""
+"""Number of groups p, in each of which n = ``PRUNED`` layers are pruned.
+
+These are 12 layers in total; the two baselines prune the same number.
+"""
 INTERVAL = 5
-"""Rounds between two alignments, ``r`` in the paper's tables."""
+"""Number of rounds between two alignments, ``r`` in the paper's tables."""
 TARGETS = ("attn.q", "attn.k", "attn.v", "mlp.up", "mlp.down")
-"""Adapted matrices. The paper does not name them; these fit its counts (see ``tables.placements``)."""
+"""Adapted matrices; the paper does not name them, but these fit its counts.
+
+See ``tables.placements``.
+"""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One line of Table 2. Parameters are in millions."""
+    """One line of Table 2; parameters are in millions."""
 
     gsm8k: str
     sst2: str
     boolq: str
     trained: str
     communicated: str
-    """In a round."""
+    """Parameters sent in a round."""
     size: str
-    """GB of the model at a client."""
+    """Size of the model at a client in GB."""
 
 
 TABLE_2 = {
@@ -67,9 +73,9 @@ class ParameterStudy:
 
     model: str
     combinations: dict[tuple[int, int], Setting]
-    """By (n, p), aligned every ``INTERVAL`` rounds."""
+    """Lines by (n, p), with an alignment every ``INTERVAL`` rounds."""
     intervals: dict[int, Setting]
-    """By the interval, with ``PRUNED`` and ``GROUPS``."""
+    """Lines by interval, with ``PRUNED`` and ``GROUPS``."""
 
 
 PARAMETER_STUDIES = {
@@ -108,9 +114,12 @@ class Ablation:
     """One of Tables 3, 5 and 6."""
 
     task: str
-    """A field of ``Method``."""
+    """Name of the task: a field of ``Method``."""
     accuracies: tuple[tuple[str, ...], ...]
-    """Without alignment, with pre-alignment, with realignment, with both; a column for each model of ``TITLES``."""
+    """Accuracies without alignment, with pre-alignment, with realignment, and with both.
+
+    There is a column for each model of ``TITLES``.
+    """
 
 
 ABLATIONS = {
@@ -146,25 +155,36 @@ ABLATIONS = {
 COMMUNICATION_SAVED = "70.6"
 STORAGE_SAVED = "75.6"
 ACCURACY_GAINED = "3.1"
-"""Percent, on average: the abstract. The first is measured against FedBiOT (section 6.2)."""
+"""Mean relative gain of accuracy in percent (abstract).
+
+The constants above are the saved communication, compared with FedBiOT (section 6.2), and the saved
+storage, in percent.
+"""
 COMPUTATION_SHARE = "8.55"
 COMMUNICATION_SHARE = "9.87"
 SIZE_SHARES = ("24", "26")
 SIZE = "4"
-"""Percent of FedPETuning's computation, communication, and least and most of its size; GB: section 6.2."""
+"""Size of the model in GB (section 6.2).
+
+The constants above are FedSODA's computation, communication, and minimum and maximum size, in
+percent of FedPETuning's.
+"""
 COMPRESSION = "8"
 CONSTANT_BITS = "0.5"
 NESTED_CONSTANT_BITS = "0.127"
 REDUCTIONS = ("6", "7")
-"""Appendix C: most of NF4 against float32, bits of the constants, and the reduction that usually remains."""
+"""Reduction of storage that usually remains (appendix C).
+
+The constants above are the maximum reduction of NF4 against float32, and the bits of the constants.
+"""
 
 DATASETS = {
     "GSM8K": ("8792", 7473, 1319),
     "SST-2": ("67349", 67349, 872),
     "BoolQ": ("12697", 9427, 3270),
 }
-"""Appendix D: all examples, and those of the two parts."""
+"""Number of examples in total, in the training part and in the test part (appendix D)."""
 WIKITEXT_2_TOKENS = "100"
-"""Millions, or more: appendix D.1."""
+"""Number of tokens in millions, as a lower bound (appendix D.1)."""
 WIKITEXT_2_PARTS = (2_088_628, 217_646, 245_569)
-"""Tokens of training, validation and test part, as the dataset itself was published (Merity et al. 2016, table 1)."""
+"""Tokens of training, validation and test part as published (Merity et al. 2016, table 1)."""

@@ -1,4 +1,4 @@
-"""A study's rows as Markdown tables and a plot: mean over seeds with the spread, and arms compared in pairs."""
+"""Report of a study: Markdown tables and a plot, means over seeds, and paired comparisons."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,7 +53,7 @@ def write_report(study: Study, rows: Rows, conditions: Mapping[str, Any], path: 
     plot(study.title, rows, path.with_suffix(".png"))
 
 
-# ----- a row per run --------------------------------------------------------------------------------------------------
+# ----- rows per run -------------------------------------------------------------------------------
 
 
 def _of_cells(study: Study, rows: Rows) -> list[str]:
@@ -79,7 +79,7 @@ def _of_cells(study: Study, rows: Rows) -> list[str]:
 
 
 def _table(rows: Sequence[Row], figures: Sequence[str]) -> list[str]:
-    """A row per arm, a column per figure that somebody has."""
+    """Return a table with a row per arm and a column per figure that has values."""
     shown = [name for name in figures if _has(rows, name)]
     lines = [f"| | {' | '.join(NAMES[name] for name in shown)} |", "|---|" + "---:|" * len(shown)]
     for arm in _names(rows, "arm"):
@@ -96,7 +96,7 @@ def _has(rows: Sequence[Row], figure: str) -> bool:
 
 
 def _names(rows: Sequence[Row], key: str) -> list[str]:
-    """The names of arms or places, in the order in which they were measured."""
+    """Return the names of arms or places, in order of measurement."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 
@@ -114,7 +114,7 @@ def _cell(texts: Sequence[str], figure: str, arm: str) -> str:
 
 
 def _plot_cells(title: str, rows: Rows, path: Path) -> None:
-    """Scores side by side, dots with the spread over seeds: the places next to each other, or if there is one the arms."""
+    """Plot scores as dots with the spread over seeds: by place, or by arm if there is one place."""
     figure = _figure(len(SCORES))
     places = _names(rows.rows, "place")
     arms = [arm for arm in _names(rows.rows, "arm") if arm != CHANCE]
@@ -141,7 +141,8 @@ def _plot_cells(title: str, rows: Rows, path: Path) -> None:
             )
             axes.errorbar(at, means, yerr=spreads, fmt="o", markersize=5, capsize=2, label=arm)
         chance = [float(row[name]) for row in rows.rows if row["arm"] == CHANCE and row[name]]
-        if chance and name != "loss":  # a uniform loss is far above all others
+        # The loss of uniform guessing is far above all others and would compress the axis.
+        if chance and name != "loss":
             axes.axhline(fmean(chance), color="grey", linestyle="--", linewidth=1, label=CHANCE)
         if len(places) > 1:
             axes.set_xticks(range(len(places)), places)
@@ -152,11 +153,11 @@ def _plot_cells(title: str, rows: Rows, path: Path) -> None:
     _save(figure, title, path)
 
 
-# ----- a row per round ------------------------------------------------------------------------------------------------
+# ----- rows per round -----------------------------------------------------------------------------
 
 
 def _of_rounds(rows: Rows) -> list[str]:
-    """Losses by round, and the first round at which each arm's mean is no longer above FedOT's last one, by seed."""
+    """Return a table of losses by round, and one of the rounds until FedOT's last loss, by seed."""
     curves = losses_by_seed(rows)
     numbers = sorted({number for curve in curves.values() for number in curve})
     lines = [
@@ -199,7 +200,7 @@ Curves = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 def losses_by_seed(rows: Rows) -> Curves:
-    """Loss by round, by (arm, seed)."""
+    """Return the loss by round, by (arm, seed)."""
     curves: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows.rows:
         curves.setdefault((row["arm"], row["seed"]), {})[int(row["round"])] = float(row[BY_ROUND])
@@ -207,7 +208,7 @@ def losses_by_seed(rows: Rows) -> Curves:
 
 
 def rounds_needed(curves: Curves, arm: str, seed: str, target: str = FEDOT) -> int | None:
-    """The first round after which an arm's loss is at most what the target's is after its last; None if there is none."""
+    """Return the first round with a loss of at most the target's last one, or None."""
     aim = curves.get((target, seed))
     curve = curves.get((arm, seed), {})
     last = aim[max(aim)] if aim else float("-inf")

@@ -1,4 +1,4 @@
-"""Whole runs of the app in this process, and what they come to: the result of each is kept, so that no run is made twice."""
+"""Complete runs of the app in this process; results are stored, so that no run is repeated."""
 
 import contextlib
 import hashlib
@@ -42,22 +42,22 @@ from tests.in_process import InProcessGrid
 Scores = dict[str, float]
 Adapters = dict[str, dict[str, Tensor]]
 TEST_BATCH = 16
-"""Items that are scored together; it changes scores by rounding alone."""
+"""Number of items that are scored together; it affects scores only by rounding."""
 PATHS = ("model", "data.path", "task.test-path", "fedsoda.public-text", "evaluation.texts")
-"""Settings that name files; a result is kept under all others."""
+"""Settings that name files; all others identify a result."""
 
 
 @dataclass
 class Bench:
-    """What all runs share.
+    """Common data of all runs.
 
     Parameters
     ----------
-    model, computing : the full model, threads and device
+    model, computing : full model, threads and device
     common : settings of the run that no cell varies, flat
-    sources : the files that runs read
-    work : where results are kept
-    inputs : hashes of model and data, part of a result's name
+    sources : files that runs read
+    work : folder of the results
+    inputs : hashes of model and data, which are part of a result's name
     """
 
     model: OpenedModel
@@ -68,14 +68,14 @@ class Bench:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
     def settings(self, cell: Cell, seed: int) -> dict[str, Any]:
-        """Settings of one run, flat."""
+        """Return the flat settings of one run."""
         settings = cell.settings(self.common) | {
             "seed": seed,
             "data.source": "jsonl",
             "data.path": str(self.sources.clients),
         }
         settings["evaluation.texts"] = f"tested={self.sources.tested}"
-        # Items are scored here, with every method's adapters in the same full model.
+        # Items are scored in this module, with the adapters of every method in the same full model.
         settings.pop("task.test-path", None)
         if settings["method"] == "fedsoda":
             sources = self.sources
@@ -85,7 +85,7 @@ class Bench:
         return settings
 
     def result(self, cell: Cell, seed: int) -> dict[str, Any]:
-        """What a cell's run came to; one that was made before is not made again."""
+        """Return the result of a cell's run; do the run if there is no stored result."""
         settings = self.settings(cell, seed)
         named = {key: value for key, value in settings.items() if key not in PATHS}
         named |= {"public": cell.public if settings["method"] == "fedsoda" else "", **self.inputs}
@@ -101,7 +101,7 @@ class Bench:
         return document
 
     def _is_followed(self, cell: Cell) -> bool:
-        """Whether every round's loss is of interest."""
+        """Return whether the loss of every round is needed."""
         same = (cell.settings(self.common), cell.public)
         return any((other.settings(self.common), other.public) == same for other in rounds())
 
@@ -137,22 +137,22 @@ class Bench:
             "cpu_seconds": seconds,
         }
 
-    # ----- scores -----------------------------------------------------------------------------------------------------
+    # ----- scores ---------------------------------------------------------------------------------
 
     @cached_property
     def plain(self) -> RunSettings:
-        """Settings under which every block of the full model, in float32, has adapters."""
+        """Settings with which every block of the full float32 model has adapters."""
         tested = {"task.test-path": self.common["task.test-path"]}
         return parse(self.settings(Cell(FEDPETUNING, IID, METHODS[FEDPETUNING]), 0) | tested)
 
     @cached_property
     def items(self) -> ScoredItems:
-        """The test items."""
+        """Test items."""
         return self._encoded(public_items(self.plain))
 
     @cached_property
     def _right(self) -> ScoredItems:
-        """The test items with their right options alone, for losses."""
+        """Test items with only their right options, for losses."""
         whole = public_items(self.plain)
         return self._encoded(
             [
@@ -171,7 +171,10 @@ class Bench:
         )
 
     def score(self, adapters: Adapters, items: ScoredItems | None = None) -> Scores:
-        """Scores of the full model with adapters in some of its blocks; first adapters, in the others, change nothing."""
+        """Return the scores of the full model with adapters in some of its blocks.
+
+        Other blocks have initial adapters, which do not change the model.
+        """
         first = initial_adapters(trained(self.model.plan, self.plain), self.plain.seed)
         self._adapted.set({**first, **adapters})
         return score(
@@ -180,12 +183,15 @@ class Bench:
 
     @cached_property
     def dense(self) -> Scores:
-        """Scores of the full model as it is."""
+        """Scores of the full model without adapters."""
         return self.score({})
 
     @cached_property
     def chance(self) -> Scores:
-        """What a model reaches that has learnt nothing: of accuracies by guessing, or by naming the commonest class."""
+        """Scores of a model that has learned nothing.
+
+        Accuracies are those of guessing, or of the most frequent class.
+        """
         items = public_items(self.plain)
         share = (
             majority_share(items)
@@ -200,18 +206,21 @@ class Bench:
 
 @dataclass
 class Watched:
-    """A run of the app."""
+    """Run of the app with its intermediate adapters."""
 
     folder: Path
-    """Its directory."""
+    """Directory of the run."""
     after: list[Adapters]
-    """The global adapters after each round, under the full model's numbers."""
+    """Global adapters after each round, with the full model's block numbers."""
     model_bytes: int
-    """Of pieces of the sub-model that were sent. Clients of one machine share what it has: later ones are sent none."""
+    """Bytes of the sub-model's pieces that were sent.
+
+    Clients of one machine share the files, so only the first one receives them.
+    """
 
 
 def watched_run(settings: Mapping[str, Any], scratch: Path) -> Watched:
-    """Do a run, and look at its messages and checkpoints."""
+    """Do a run, and read its messages and checkpoints."""
     os.environ["ESPALIER_STATE_DIR"] = str(scratch / "state")
     config = {**settings, "out-dir": str(scratch / "runs"), "enrol-seconds": 1.0}
     number = settings["num-clients"]
@@ -241,7 +250,7 @@ def watched_run(settings: Mapping[str, Any], scratch: Path) -> Watched:
 
 
 def kept_adapters(folder: Path) -> Adapters:
-    """The global adapters in a run's checkpoint, under the numbers of the full model's blocks."""
+    """Return the global adapters in a run's checkpoint, with the full model's block numbers."""
     state = json.loads((folder / "checkpoint" / "state.json").read_text())["state"]
     store = BlobStore(folder / "checkpoint" / "blobs")
     dropped = state.get("dropped") or []
@@ -253,12 +262,12 @@ def kept_adapters(folder: Path) -> Adapters:
 
 
 def full_number(index: int, dropped: list[int]) -> int:
-    """The full model's number of a sub-model's block."""
+    """Return the full model's number of a sub-model's block."""
     for gone in sorted(dropped):
         index += gone <= index
     return index
 
 
 def files_of(directory: Path) -> list[Path]:
-    """A model's files of weights."""
+    """Return the weight files of a model."""
     return sorted(directory.glob("*.safetensors"))

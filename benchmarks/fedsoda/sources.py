@@ -1,7 +1,7 @@
-"""The studies' data, from one training file and one test file of a task: the clients' records, and texts that nobody trains on.
+"""Data of the studies, from a training file and a test file of a task, and a text.
 
-By the hash of its question a training record belongs to the clients or to the public text in the task's own domain, never to
-both, and to neither if a test item has the same question.
+The hash of its question assigns a training record to the clients or to the public in-domain text,
+never to both. Records with the question of a test item are dropped.
 """
 
 import json
@@ -19,7 +19,7 @@ from espalier.settings.run import RunSettings
 from espalier.storage.atomic import write_bytes
 
 PUBLIC_PERCENT = 30
-"""Share of the training records whose text is public, in percent; none of them is a client's."""
+"""Percentage of the training records whose text is public; no client has these records."""
 KINDS = 1000
 
 
@@ -28,31 +28,33 @@ class Sources:
     """Files of the studies."""
 
     clients: Path
-    """Records that are dealt out."""
+    """Records that are distributed to the clients."""
     in_domain: Path
     """Questions and right answers of other records, as text."""
     out_of_domain: Path
-    """The beginning of a text of another kind."""
+    """Beginning of a text of another domain."""
     tested: Path
-    """Questions and right answers of the test items, as text, for perplexities."""
+    """Questions and right answers of the test items, as text for perplexities."""
 
 
 def make_sources(
     settings: RunSettings, train: Path, public: Path, folder: Path, records: int, letters: int
 ) -> Sources:
-    """Write the studies' data into a folder.
+    """Write the studies' data to a folder.
 
     Parameters
     ----------
-    settings : of a run on the task, with its test file
-    train, public : the task's training file, and a text of another domain
-    records : of the clients together, at most; the first of the file
-    letters : of each public text, at most
+    settings : settings of a run on the task, with its test file
+    train : training file of the task
+    public : text of another domain
+    folder : folder for the data
+    records : maximum number of records of all clients together; the first ones of the file
+    letters : maximum number of characters of each public text
 
     Raises
     ------
     Mistake
-        A file is missing, damaged or too short, or passages of the public text are those of test items.
+        A file is missing, damaged or too short, or the public text has questions of test items.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = Sources(
@@ -87,12 +89,15 @@ def make_sources(
 
 
 def is_public(item: Item) -> bool:
-    """Whether a training item's text is public; other bits of the hash than those by which items are held out."""
+    """Return whether a training item's text is public.
+
+    The hash bits differ from those that select held-out items.
+    """
     return int.from_bytes(digest(item.text)[-8:], "big") % KINDS < 10 * PUBLIC_PERCENT
 
 
 def _numbered(settings: RunSettings, train: Path) -> Iterator[tuple[str, Item]]:
-    """Each record as it stands in the file, with a line end, and its item."""
+    """Yield each record as a line of JSON, and its item."""
     items = read_items(task_named(settings.task.name), str(train))
     with open(train, encoding="utf-8", newline="\n") as file:
         for line, item in zip((line for line in file if line.strip()), items, strict=True):
@@ -100,7 +105,10 @@ def _numbered(settings: RunSettings, train: Path) -> Iterator[tuple[str, Item]]:
 
 
 def _joined(items: Iterable[Item], letters: int = 0) -> str:
-    """Questions and right answers, with blank lines between; whole ones, ``letters`` at most (0: all)."""
+    """Return questions and right answers with blank lines between them.
+
+    Only whole items are included, up to ``letters`` characters (0 means all).
+    """
     parts = list[str]()
     length = 0
     for item in items:
@@ -113,7 +121,7 @@ def _joined(items: Iterable[Item], letters: int = 0) -> str:
 
 
 def _beginning(text: Path, letters: int) -> str:
-    """The first letters of a text, up to the end of a line."""
+    """Return the beginning of a text of at most ``letters`` characters, up to the end of a line."""
     try:
         with open(text, encoding="utf-8") as file:
             return file.read(letters).rpartition("\n")[0] + "\n"

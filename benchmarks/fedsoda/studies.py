@@ -1,4 +1,4 @@
-"""What each study measures, row by row: a row is a run, or the model before any, or chance."""
+"""Measurements of each study; a row is a run, the dense model, or chance."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,27 +22,27 @@ MEGA = 1e6
 
 @dataclass(frozen=True)
 class Study:
-    """A study: its cells, and what is compared in pairs."""
+    """Study: its cells, and its paired comparisons."""
 
     title: str
     cells: Callable[[], Iterator[Cell]]
     pairs: tuple[Pair, ...] = ()
     by_round: bool = False
-    """Whether a row is a round."""
+    """True if a row is a round."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Columns that name a row."""
+        """Columns that identify a row."""
         return ("seed", "arm", "round") if self.by_round else KEYS
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Columns that were measured."""
+        """Columns with measured values."""
         return (BY_ROUND,) if self.by_round else (*SCORES, *PERPLEXITIES, *COSTS)
 
 
 def work(study: Study, bench: Bench, seeds: Sequence[int], rows: Rows) -> None:
-    """Measure what is missing of a study."""
+    """Measure missing rows of a study."""
     if study.by_round:
         _rounds(study, bench, seeds, rows)
         return
@@ -55,7 +55,8 @@ def work(study: Study, bench: Bench, seeds: Sequence[int], rows: Rows) -> None:
                     continue
                 if arm == CHANCE:
                     rows.add(key, **_figures(bench.chance))
-                elif arm == DENSE:  # every run measures its perplexity
+                # Every run measures the perplexity of the dense model.
+                elif arm == DENSE:
                     rows.add(
                         key,
                         **_figures(

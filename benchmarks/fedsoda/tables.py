@@ -1,4 +1,4 @@
-"""What FedSODA's paper prints beside what it comes to: every figure that can be counted, and the counts behind them."""
+"""Recount of FedSODA's printed figures, and the counts behind them."""
 
 import csv
 import io
@@ -31,10 +31,10 @@ CSV_COLUMNS = (
     "other_reading",
 )
 COMBINATIONS = ((3, 4, 5), (2, 6, 5), (4, 3, 5), (3, 4, 2), (3, 4, 10))
-"""(n, p, r_int) of Tables 4, 7 and 8, the default first."""
+"""Values of (n, p, r_int) in Tables 4, 7 and 8, the default first."""
 LLAMA3_HEAD = (128256, 4096)
 SIX_BITS = 0.75
-"""Bytes a parameter that fit the sizes which are printed of FedSODA."""
+"""Bytes per parameter that fit FedSODA's printed sizes."""
 PLACEMENTS_SHOWN = 3
 
 
@@ -44,15 +44,15 @@ class Model:
 
     name: str
     account: Account
-    """Of the whole model, with adapters on ``paper.TARGETS`` of every layer."""
+    """Account of the whole model, with adapters on ``paper.TARGETS`` of every layer."""
     kept: Footprint
-    """Of the sub-model."""
+    """Footprint of the sub-model."""
     u: int
-    """Numbers of a layer's adapters."""
+    """Number of parameters in a layer's adapters."""
 
     @property
     def title(self) -> str:
-        """The paper's name."""
+        """Name in the paper."""
         return paper.TITLES[self.name]
 
     @property
@@ -62,31 +62,31 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """L, or m^G."""
+        """Number of layers L, or m^G."""
         return len(self.account.plan.blocks)
 
     @property
     def kept_layers(self) -> int:
-        """m^L."""
+        """Number of layers of the sub-model, m^L."""
         return counts.kept_layers(self.layers, paper.PRUNED, paper.GROUPS)
 
     @property
     def emulator(self) -> int:
-        """m^E, emulator layers of the sub-model."""
+        """Number of emulator layers of the sub-model, m^E."""
         return self.kept_layers - paper.ADAPTER_LAYERS
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the language-model head."""
+        """Number of rows of the language-model head."""
         return int(self.account.config["vocab_size"])
 
     @property
     def hidden(self) -> int:
-        """d_model."""
+        """Hidden size d_model."""
         return int(self.account.config["hidden_size"])
 
     def communicated(self) -> dict[str, float]:
-        """Numbers that a client sends and gets in a round, by method."""
+        """Return the numbers that a client sends and receives in a round, by method."""
         adapter = paper.ADAPTER_LAYERS
         return {
             "FedPETuning": counts.fedpetuning_round(self.u, self.layers),
@@ -96,7 +96,10 @@ class Model:
         }
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of the weights at a client, by method; adapters are left out, as the paper leaves them out."""
+        """Return the bytes of the weights at a client, by method.
+
+        As in the paper, adapters are left out.
+        """
         whole = self.account.footprint.weight_bytes("bfloat16")
         kept = self.kept.weight_bytes("bfloat16")
         return {
@@ -107,7 +110,7 @@ class Model:
         }
 
     def steps(self, tokens: int) -> dict[str, counts.Step]:
-        """Operations of a training step on one sequence, by what is trained."""
+        """Return the operations of a training step on one sequence, by what is trained."""
         layer = counts.layer_operations(self.linears, tokens)
         lora = 2 * tokens * self.u
         head = 2 * tokens * self.vocabulary * self.hidden
@@ -124,14 +127,14 @@ class Model:
         }
 
     def wire_bytes(self, payload: Payload, groups: int, interval: int) -> float:
-        """Mean bytes of a round's blobs as they really travel, headers included."""
+        """Return the mean bytes of a round's blobs in Espalier's wire format, with blob headers."""
         (block,) = set(self.account.blob_bytes(payload).values())
         return counts.fedsoda_round(block, paper.ADAPTER_LAYERS, groups, interval)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A printed figure and what it should be."""
+    """Printed figure and its recount."""
 
     table: str
     row: str
@@ -139,27 +142,27 @@ class Figure:
     unit: str
     printed: str
     decimals: int
-    """To which its column is rounded."""
+    """Number of decimals of its column."""
     computed: float
     basis: str = "counted"
-    """Where ``computed`` comes from."""
+    """Origin of ``computed``."""
     why: str = ""
-    """How the printed figure may have come about."""
+    """Possible origin of the printed figure."""
     other_reading: float | None = None
-    """What that gives in place of ``computed``."""
+    """Value that this origin gives instead of ``computed``."""
 
     @property
     def agrees(self) -> bool:
-        """Whether ``computed`` rounds to what is printed."""
+        """True if ``computed`` rounds to the printed figure."""
         return counts.agrees(self.printed, self.computed, self.decimals)
 
     def explained(self, why: str, other_reading: float | None = None) -> "Figure":
-        """With an explanation if it does not agree, else as it is."""
+        """Return the figure with an explanation if it does not agree; otherwise unchanged."""
         return self if self.agrees else replace(self, why=why, other_reading=other_reading)
 
 
 def models() -> list[Model]:
-    """The paper's three models, counted from their shapes."""
+    """Return the paper's three models, counted from their shapes."""
     lora = LoraSettings(rank=paper.RANK, targets=",".join(paper.TARGETS))
     return [_model(name, account(name, lora)) for name in paper.TITLES]
 
@@ -171,11 +174,14 @@ def _model(name: str, whole: Account) -> Model:
     return Model(name, whole, kept, counts.lora_numbers(linears, paper.RANK, paper.TARGETS))
 
 
-# ----- printed figures ------------------------------------------------------------------------------------------------------
+# ----- printed figures ----------------------------------------------------------------------------
 
 
 def figures(models: Sequence[Model], tokens: int) -> list[Figure]:
-    """Every printed figure that can be counted, or held against another one; ``tokens`` are for section 6.2's computation."""
+    """Return every printed figure that can be recounted or compared with another one.
+
+    ``tokens`` is the sequence length for section 6.2's computation.
+    """
     parts = (
         adapter_figures(models), _size_figures(models), _accuracy_figures(), _averages(models, tokens), _storage(models),
         _datasets(),
@@ -185,7 +191,10 @@ def figures(models: Sequence[Model], tokens: int) -> list[Figure]:
 
 
 def adapter_figures(models: Sequence[Model]) -> Iterator[Figure]:
-    """Those that follow from ``u``: numbers trained and sent, and MB of Tables 4, 7 and 8."""
+    """Yield the figures that follow from ``u``.
+
+    These are trained and sent numbers, and MB of Tables 4, 7 and 8.
+    """
     for model in models:
         for method, printed in paper.TABLE_2[model.name].items():
             row = f"{model.title}, {method}"
@@ -219,7 +228,7 @@ def adapter_figures(models: Sequence[Model]) -> Iterator[Figure]:
 
 
 def _misread(model: Model, method: str, quantity: str) -> tuple[str, float | None]:
-    """How Table 2's printed parameters may have come about."""
+    """Return a possible origin of Table 2's printed parameters."""
     printed = paper.TABLE_2[model.name][method]
     if method == "FedOT":
         return "twice the rounded number of trained parameters", 2 * float(printed.trained)
@@ -243,7 +252,7 @@ def _misread(model: Model, method: str, quantity: str) -> tuple[str, float | Non
 
 
 def _megabytes_misread(model: Model, figure: Figure) -> tuple[str, float | None]:
-    """How a printed MB per round may have come about."""
+    """Return a possible origin of a printed number of MB per round."""
     if figure.computed - float(figure.printed) < 0.01:
         return (
             "digits cut off; 1.6875 in the same table was rounded up to 1.69",
@@ -257,7 +266,7 @@ def _megabytes_misread(model: Model, figure: Figure) -> tuple[str, float | None]
 
 
 def _size_figures(models: Sequence[Model]) -> Iterator[Figure]:
-    """Table 2's model sizes, in units of 2^30 bytes."""
+    """Yield Table 2's model sizes, in units of 2^30 bytes."""
     why = (
         "6 bits a parameter, 3/8 of bfloat16, fit all three; NF4 linears have 4.1, or 4.5, and the"
         " rest stays at 16"
@@ -272,7 +281,7 @@ def _size_figures(models: Sequence[Model]) -> Iterator[Figure]:
 
 
 def _accuracy_figures() -> Iterator[Figure]:
-    """Accuracies that the paper prints twice: those of FedSODA with its default settings, against Table 2."""
+    """Yield accuracies that the paper prints twice: FedSODA's default settings, against Table 2."""
     for table, ablation in paper.ABLATIONS.items():
         for (model, title), printed in zip(
             paper.TITLES.items(), ablation.accuracies[-1], strict=True
@@ -305,7 +314,7 @@ def _accuracy_figures() -> Iterator[Figure]:
 
 
 def _averages(models: Sequence[Model], tokens: int) -> Iterator[Figure]:
-    """Averages of the abstract and of section 6.2, from counts; accuracies from Table 2."""
+    """Yield averages of the abstract and of section 6.2, from counts; accuracies from Table 2."""
     sent = [model.communicated() for model in models]
     sizes = [model.sizes() for model in models]
     first = paper.TABLE_2["llama3-8b"]
@@ -366,7 +375,7 @@ def _averages(models: Sequence[Model], tokens: int) -> Iterator[Figure]:
 
 
 def _gains() -> list[float]:
-    """FedSODA's accuracy over FedOT's, for each model and task of Table 2."""
+    """Return FedSODA's accuracy relative to FedOT's, for each model and task of Table 2."""
     tasks = ("gsm8k", "sst2", "boolq")
     pairs = [(lines["FedSODA"], lines["FedOT"]) for lines in paper.TABLE_2.values()]
     return [
@@ -377,13 +386,13 @@ def _gains() -> list[float]:
 
 
 def _printed_share(name: str) -> float:
-    """FedSODA's printed size over FedPETuning's."""
+    """Return FedSODA's printed size relative to FedPETuning's."""
     lines = paper.TABLE_2[name]
     return float(lines["FedSODA"].size) / float(lines["FedPETuning"].size)
 
 
 def _size_claims(models: Sequence[Model]) -> Iterator[Figure]:
-    """Section 6.2's bounds on FedSODA's size."""
+    """Yield section 6.2's bounds on FedSODA's size."""
     shares = [100 * model.sizes()["FedSODA"] / model.sizes()["FedPETuning"] for model in models]
     printed = [100 * _printed_share(model.name) for model in models]
     for word, pick, text in (
@@ -399,7 +408,7 @@ def _size_claims(models: Sequence[Model]) -> Iterator[Figure]:
 
 
 def _storage(models: Sequence[Model]) -> Iterator[Figure]:
-    """Appendix C."""
+    """Yield the figures of appendix C."""
     parameters = models[0].kept.parameters
     most = counts.float32_bytes(parameters) / counts.nf4_bytes(parameters)
     yield Figure(
@@ -446,7 +455,7 @@ def _storage(models: Sequence[Model]) -> Iterator[Figure]:
 
 
 def _datasets() -> Iterator[Figure]:
-    """Appendix D: sizes of datasets against their own parts."""
+    """Yield the sizes of datasets against the sums of their parts (appendix D)."""
     for name, (whole, train, test) in paper.DATASETS.items():
         figure = Figure(
             "Appendix D", name, "size", "examples", whole, 0, train + test, "sum of its parts"
@@ -466,15 +475,18 @@ def _datasets() -> Iterator[Figure]:
     yield figure.explained("the size of WikiText-103")
 
 
-# ----- placement of the adapters --------------------------------------------------------------------------------------------
+# ----- placement of the adapters ------------------------------------------------------------------
 
 
 def placements(models: Sequence[Model]) -> dict[tuple[int, ...], tuple[int, list[tuple[str, ...]]]]:
-    """Which matrices have adapters? All 127 choices, those with the same ``u`` in every model together, best first.
+    """Compare all 127 choices of adapted matrices with the printed figures.
+
+    Choices with the same ``u`` in every model are grouped; the best group comes first.
 
     Returns
     -------
-    ``u`` of each model -> how many of ``adapter_figures`` agree, and the choices
+    dict
+        ``u`` of each model -> number of figures of ``adapter_figures`` that agree, and the choices
     """
     names = list(models[0].linears)
     choices = [choice for size in range(1, len(names) + 1) for choice in combinations(names, size)]
@@ -490,11 +502,11 @@ def placements(models: Sequence[Model]) -> dict[tuple[int, ...], tuple[int, list
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
 
-# ----- Markdown and CSV -----------------------------------------------------------------------------------------------------
+# ----- Markdown and CSV ---------------------------------------------------------------------------
 
 
 def report(models: Sequence[Model], figures: Sequence[Figure], tokens: int) -> str:
-    """All tables as Markdown."""
+    """Return all tables as Markdown."""
     agreeing = sum(figure.agrees for figure in figures)
     head = [
         "# FedSODA: what the paper prints, counted again",
@@ -549,13 +561,13 @@ def write(figures: Sequence[Figure], text: str, directory: Path) -> None:
 def _markdown(
     columns: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)
 ) -> list[str]:
-    """A table; columns at the places ``words`` are text, the others numbers."""
+    """Return a Markdown table; columns at ``words`` are text, the others numbers."""
     rule = ["---" if place in words else "---:" for place in range(len(columns))]
     return [f"| {' | '.join(line)} |" for line in (columns, rule, *rows)]
 
 
 def _shown(value: float, decimals: int) -> str:
-    """Two digits more than are printed, unless they say nothing."""
+    """Return a number with two more decimals than printed, unless these are zero."""
     return f"{value:,.{decimals if abs(value - round(value, decimals)) < 1e-9 else decimals + 2}f}"
 
 

@@ -1,1 +1,1 @@
-"""The tables of the FedSpaLLM paper, and what it leaves open, measured with a model and texts of one's own."""
+"""Studies of FedSpaLLM: the tables of its paper and open questions, on your own model."""

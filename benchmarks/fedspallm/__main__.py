@@ -1,12 +1,15 @@
-"""Repeat the tables of FedSpaLLM's paper, and measure what it leaves open, with a model and texts of one's own.
+"""Studies of FedSpaLLM: the tables of its paper, and open questions, on your own model and texts.
 
-    python -m benchmarks.fedspallm tables --model DIRECTORY --private FILE --text NAME=FILE --text NAME=FILE
-    python -m benchmarks.fedspallm domains --model DIRECTORY --private FILE --private FILE --text NAME=FILE --text NAME=FILE
+    python -m benchmarks.fedspallm tables --model DIRECTORY --private FILE --text NAME=FILE --text
+    NAME=FILE
+    python -m benchmarks.fedspallm domains --model DIRECTORY --private FILE --private FILE --text
+    NAME=FILE --text NAME=FILE
     python -m benchmarks.fedspallm sampling | rounds ...
 
-The private text is dealt out to the clients, in ``domains`` each file to clients of its own; every model is evaluated on the
-public texts. Results go to ``docs/studies/fedspallm-<study>.csv`` row by row (a study that was stopped goes on there), and at
-the end to Markdown tables and a plot beside it.
+The private text is distributed to the clients; in ``domains`` each file belongs to separate
+clients. Every model is evaluated on the evaluation texts. Results go to
+``docs/studies/fedspallm-<study>.csv`` row by row (an interrupted study continues there), and
+finally to Markdown tables and a plot next to it.
 """
 
 import argparse
@@ -60,7 +63,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run a study, or what is missing of it, and write its report."""
+    """Run the missing parts of a study, and write its report."""
     given = _arguments()
     common = {
         "method": "fedspallm",

@@ -1,4 +1,4 @@
-"""One run of the whole app in this process: real handlers and contracts, messages as function calls."""
+"""One complete run of the app in this process: real handlers, messages as function calls."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ from tests.in_process import InProcessGrid
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a run with these settings, flat; what it writes is thrown away."""
+    """Return the summary of a run with these flat settings; its files are discarded."""
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["ESPALIER_STATE_DIR"] = str(Path(scratch) / "state")
         settings = {**config, "out-dir": str(Path(scratch) / "runs"), "enrol-seconds": 1.0}

@@ -1,11 +1,13 @@
-"""How far is the l0 mean of sampled layers from that of all clients, on average over the draws (the paper's theorem 4.2)?
+"""Bias of the l0 mean with layer sampling, averaged over draws (the paper's theorem 4.2).
 
     python -m benchmarks.fedspallm.bias --model DIRECTORY --private FILE [--draws 400]
 
-Eight clients prune every layer; then samples are drawn again and again, and one layer in the middle of the model is averaged
-over the clients that sampled it. Printed is ``|mean over draws - W| / |W|``, W the mean over all clients, beside what chance
-leaves of it with so many draws; of the l0 mean, and of a mean over all clients in which those who sampled the layer are
-weighted by one over their probability (Horvitz & Thompson 1952), against the plain mean. Mask expansion comes after both.
+Eight clients prune every layer. Then samples are drawn repeatedly, and one layer in the middle of
+the model is averaged over the clients that sampled it. The output is ``|mean over draws - W| /
+|W|``, where W is the mean over all clients, and its expected value by chance for this number of
+draws. It covers the l0 mean, and a mean over all clients in which sampled ones are weighted by the
+inverse of their probability (Horvitz & Thompson 1952), compared with the plain mean. Mask expansion
+is applied after both.
 """
 
 import argparse
@@ -35,7 +37,10 @@ SHARES = (0.25, 0.5, 0.75)
 
 
 def kept_matrices(clients: Clients, block: int) -> tuple[Tensor, Tensor]:
-    """Pruned weights and kept ones of every client, (clients, weights of the block): float32 and 0 or 1."""
+    """Return pruned weights and keep masks of every client.
+
+    Shape (clients, weights of the block), float32; masks are 0 or 1.
+    """
     values = []
     for client in range(CLIENTS):
         matrices = unpack_kept(
@@ -52,19 +57,22 @@ def kept_matrices(clients: Clients, block: int) -> tuple[Tensor, Tensor]:
 
 
 def l0_mean(weights: Tensor, keep: Tensor, sampled: list[int]) -> Tensor:
-    """Over the sampled clients that kept a weight; 0 where none of them did."""
+    """Return the mean over the sampled clients that kept a weight; 0 if none did."""
     return weights[sampled].sum(dim=0) / keep[sampled].sum(dim=0).clamp(min=1)
 
 
 def weighted_mean(weights: Tensor, probability: Tensor, sampled: list[int]) -> Tensor:
-    """Over all clients, those who were sampled weighted by one over the probability of it."""
+    """Return the mean over all clients, with inverse probabilities as weights of sampled ones."""
     return (weights[sampled] / probability[sampled, None]).sum(dim=0) / len(weights)
 
 
 def distance(
     estimate: Callable[[list[int]], Tensor], truth: Tensor, draws: list[list[int]]
 ) -> tuple[float, float]:
-    """Relative distance of the mean over draws from the truth, and what independent draws leave of it by chance."""
+    """Return the relative distance of the mean over draws from the truth.
+
+    The second value is the distance that independent draws leave by chance.
+    """
     total = torch.zeros_like(truth, dtype=torch.float64)
     squares = torch.zeros_like(truth, dtype=torch.float64)
     for sampled in draws:
@@ -78,7 +86,7 @@ def distance(
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

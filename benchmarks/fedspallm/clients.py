@@ -1,7 +1,7 @@
-"""The clients of one FedSpaLLM setting, in this process and by the functions that the app itself runs.
+"""Clients of one FedSpaLLM setting in this process, with the functions of the app.
 
-What a client computes does not depend on how many others there are, nor on how the server folds, so a study prunes once per
-client and folds in as many ways as it wants to.
+A client's work does not depend on the number of others or on the server's aggregation. So a study
+prunes once per client, and aggregates in several ways.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,8 +35,8 @@ class Clients:
 
     Parameters
     ----------
-    settings : of the run; how the server folds is given later
-    stream : the dense model
+    settings : settings of the run; those of the aggregation are given later
+    stream : dense model
     scratch : directory for pruned layers
     """
 
@@ -49,7 +49,7 @@ class Clients:
 
     @cached_property
     def windows(self) -> list[Tensor]:
-        """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
+        """Calibration samples of each client, (data.windows, data.window-tokens), int64."""
         encode = self.stream.model.encode
         return [
             client_windows(self.settings, simulated_node(), encode, client)
@@ -57,21 +57,21 @@ class Clients:
         ]
 
     def layers(self, client: int) -> list[str]:
-        """Hash of each layer as a client prunes it."""
+        """Return the hash of each layer as a client prunes it."""
         if client not in self._layers:
             self._layers[client] = self._prune(self.windows[client])
         return self._layers[client]
 
     def standalone(self, client: int) -> Edits:
-        """A client's own model."""
+        """Return a client's own model."""
         return self._edits(self.layers(client))
 
     def centralized(self, clients: Sequence[int]) -> Edits:
-        """What one party would prune with the text of some clients."""
+        """Return the centralized baseline: one party with the samples of some clients."""
         return self._edits(self._prune(torch.cat([self.windows[client] for client in clients])))
 
     def fold(self, clients: Sequence[int], settings: RunSettings) -> KeptResult:
-        """What the server makes of some clients' layers, as ``settings`` say."""
+        """Return the server's aggregation of some clients' layers with these settings."""
         result = KeptResult(settings, self.stream.model, self.store)
         for block in self.plan.blocks:
             result.decide(block, 1, self._folded(block, clients))

@@ -1,4 +1,4 @@
-"""A study's rows as Markdown tables and a plot: mean over seeds with the spread, and arms compared in pairs."""
+"""Report of a study: Markdown tables and a plot, means over seeds, and paired comparisons."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from benchmarks.paired import paired_table
 
 DENSE = "dense"
 LOGARITHMIC = 20
-"""Times the smallest perplexity that the largest is from which on a plot is logarithmic."""
+"""Ratio of largest to smallest perplexity above which a plot has a logarithmic axis."""
 Figures = dict[tuple[str, str], list[Row]]
 
 
@@ -53,7 +53,7 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
 
 
 def _differs(study: Study, rows: Rows, figure: str) -> bool:
-    """Whether a figure is of a text's own client or device, and not of the whole run."""
+    """Return True if a figure differs between texts: it is of a client, not of the whole run."""
     found: dict[tuple[str, ...], set[str]] = {}
     for row in rows.rows:
         found.setdefault(tuple(row[key] for key in study.keys if key != "text"), set()).add(
@@ -63,7 +63,10 @@ def _differs(study: Study, rows: Rows, figure: str) -> bool:
 
 
 def _grouped(study: Study, rows: Rows, text: str) -> tuple[Figures, list[str], list[str]]:
-    """Rows by (what names a table's row, sparsity), and both names in order; the dense model goes with every sparsity."""
+    """Return rows by (table row, sparsity), and both names in order.
+
+    The dense model has a single row, which is used for every sparsity.
+    """
     grouped: Figures = {}
     for row in rows.rows:
         if row["text"] == text:
@@ -110,7 +113,7 @@ def _paired(study: Study, rows: Rows, text: str) -> list[str]:
 
 
 def _values(rows: Sequence[Row], figure: str) -> list[float]:
-    """A figure of some rows; one that a model does not have is empty."""
+    """Return the values of a figure; models without it have an empty string."""
     return [float(row[figure]) for row in rows if row[figure]]
 
 
@@ -125,7 +128,7 @@ def _cell(rows: Sequence[Row], figure: str) -> str:
 
 
 def _plot(study: Study, rows: Rows, texts: Sequence[str], path: Path) -> None:
-    """Perplexity as dots: a line per model, a colour per sparsity."""
+    """Plot perplexities as dots, a line per model and a color per sparsity."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

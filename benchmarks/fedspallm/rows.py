@@ -1,4 +1,4 @@
-"""What a study measured: a CSV file that grows row by row, so that an interrupted study goes on."""
+"""Measurements of a study in a CSV file, to which an interrupted study adds rows."""
 
 import csv
 import json
@@ -14,19 +14,20 @@ Row = dict[str, str]
 
 
 class Rows:
-    """The rows of a CSV file, which is made if it is not there.
+    """Rows of a CSV file, which is created if missing.
 
     Parameters
     ----------
-    path : the CSV file; ``conditions`` lie beside it as JSON
-    keys, figures : columns that name a row, and columns that were measured
-    conditions : what the rows were measured with; rows of other conditions are refused, but texts may be added, or left out,
-        from one time to the next
+    path : path of the CSV file; the conditions are in a JSON file next to it
+    keys : columns that identify a row
+    figures : columns with measured values
+    conditions : conditions of the measurement; rows of other conditions are refused, but texts may
+        be added or left out
 
     Raises
     ------
     Mistake
-        The file holds rows of other conditions.
+        The file has rows of other conditions.
     """
 
     def __init__(
@@ -56,24 +57,25 @@ class Rows:
             write_json(beside, dict(conditions))
             path.write_text(",".join(keys + figures) + "\n")
         whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        path.write_text("".join(whole))  # what an interruption left of a last row is dropped
+        # Drop an incomplete last row of an interrupted study.
+        path.write_text("".join(whole))
         self.rows: list[Row] = list(csv.DictReader(whole))
 
     def missing(self, cells: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those cells that were not measured yet."""
+        """Return the cells that were not measured yet."""
         known = {tuple(row[key] for key in self.keys) for row in self.rows}
         return [cell for cell in cells if tuple(str(cell[key]) for key in self.keys) not in known]
 
     def add_all(
         self, measured: Iterable[tuple[Mapping[str, Any], Mapping[str, float | None]]]
     ) -> None:
-        """Write down those cells that are not there."""
+        """Record those cells that are missing."""
         for cell, figures in measured:
             if self.missing(iter([dict(cell)])):
                 self.add(cell, **figures)
 
     def add(self, cell: Mapping[str, Any], **figures: float | None) -> None:
-        """Write a measured cell down; a figure that it does not have is None, and left empty."""
+        """Record a measured cell; figures that it lacks are None and stay empty."""
         measured = {name: figures[name] for name in self.figures}
         row = {key: str(cell[key]) for key in self.keys}
         row |= {name: "" if value is None else f"{value:.6g}" for name, value in measured.items()}

@@ -1,4 +1,4 @@
-"""What each study varies and measures; every study adds rows of perplexity per text."""
+"""Studies of FedSpaLLM; each adds rows of perplexity per text."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,12 +26,15 @@ Cell = dict[str, Any]
 FEDERATIONS = (4, 8, 16)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 WINDOWS = 32
-"""The paper's tables 1 to 3: number of clients, sparsities, calibration windows of each client."""
+"""Number of calibration samples of each client in the paper's tables 1 to 3.
+
+``FEDERATIONS`` and ``SPARSITIES`` are those of the same tables.
+"""
 CLIENTS = 8
-"""Of the studies that the paper does not have."""
+"""Number of clients in studies that the paper does not have."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 PLANS = ((1, "constant"), (2, "constant"), (2, "linear"), (2, "cubic"), (4, "linear"))
-"""Rounds, and the schedule of the sparsity."""
+"""Number of rounds and schedule of the sparsity."""
 FOLDS: dict[str, dict[str, Any]] = {
     "FedSpaLLM": {},
     "l0 mean, no expansion": {"fedspallm.mask-expansion": False},
@@ -42,18 +45,18 @@ FOLDS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Bench:
-    """What all cells share."""
+    """Common data of all cells."""
 
     stream: BlockStream
     texts: Mapping[str, Tensor]
     common: Mapping[str, Any]
     """Settings of the run that no study varies, flat."""
     private: Sequence[Path]
-    """The clients' text, a file or one per domain."""
+    """Files of the clients' text: one file, or one per domain."""
     seeds: Sequence[int]
 
     def perplexities(self, models: Iterable[Edits], texts: Iterable[str]) -> dict[str, float]:
-        """Mean perplexity of several models, per text."""
+        """Return the mean perplexity of several models, per text."""
         windows = {text: self.texts[text] for text in texts}
         found: dict[str, list[float]] = {text: [] for text in windows}
         for edits in models:
@@ -64,7 +67,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Study:
-    """A study: the columns that name a row, those that are measured, and the work."""
+    """Study: columns that identify a row, measured columns, and the work."""
 
     title: str
     keys: tuple[str, ...]
@@ -75,7 +78,10 @@ class Study:
 
 
 def tables(bench: Bench, rows: Rows) -> None:
-    """Tables 1 to 3, with the baselines that the paper leaves out; 4 and 8 clients are the first of the 16."""
+    """Measure tables 1 to 3, and baselines that the paper lacks.
+
+    The federations of 4 and 8 clients are the first ones of the 16.
+    """
     for seed, sparsity in product(bench.seeds, SPARSITIES):
         most = max(FEDERATIONS)
         flat = {
@@ -130,7 +136,7 @@ def tables(bench: Bench, rows: Rows) -> None:
 
 
 def domains(bench: Bench, rows: Rows) -> None:
-    """Clients with one domain each, two of every domain; every model is evaluated on all of them."""
+    """Measure clients with one domain each, two per domain, on the texts of all domains."""
     number = 2 * len(bench.private)
     for seed, sparsity in product(bench.seeds, (0.5, 0.7)):
         with tempfile.TemporaryDirectory() as scratch:
@@ -172,7 +178,10 @@ def domains(bench: Bench, rows: Rows) -> None:
 
 
 def sampling(bench: Bench, rows: Rows) -> None:
-    """Perplexity, bytes and work at 25 to 100% of the layers sampled, clients of equal capability."""
+    """Measure perplexity, bytes and work with 25 to 100% of the layers sampled.
+
+    All clients have the same capability.
+    """
     for seed, sparsity, share in product(bench.seeds, (0.5, 0.7), SHARES):
         cells = [{"seed": seed, "sparsity": sparsity, "layers": f"{share:.0%}"}]
         for cell, _ in _missing(bench, rows, cells):
@@ -180,7 +189,7 @@ def sampling(bench: Bench, rows: Rows) -> None:
 
 
 def rounds(bench: Bench, rows: Rows) -> None:
-    """Several rounds with a constant or a rising sparsity, all layers."""
+    """Measure several rounds with constant or increasing sparsity and all layers."""
     for seed, sparsity, (number, schedule) in product(bench.seeds, (0.7,), PLANS):
         cells = [
             {
@@ -198,7 +207,7 @@ def rounds(bench: Bench, rows: Rows) -> None:
 def _missing(
     bench: Bench, rows: Rows, cells: Sequence[Cell]
 ) -> Iterator[tuple[Cell, tuple[str, ...]]]:
-    """Cells, with those texts on which they were not measured yet."""
+    """Yield cells with the texts on which they were not measured yet."""
     for cell in cells:
         missing = rows.missing({**cell, "text": text} for text in bench.texts)
         if missing:
@@ -245,7 +254,10 @@ def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) ->
 
 
 def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
-    """Write a text per client: domain after domain, the passages of each dealt out in turn."""
+    """Write a text per client, and return the path pattern.
+
+    Domains alternate over the clients, and the passages of a domain are distributed in turn.
+    """
     owners = number // len(files)
     for client in range(number):
         found = list(passages(files[client % len(files)].read_text()))

@@ -1,1 +1,1 @@
-"""Studies of FedSpine: what its bandit regrets on rewards that are known."""
+"""Studies of FedSpine: regret of its bandit, cost of a step, and scores on tasks."""

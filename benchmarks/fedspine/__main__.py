@@ -1,11 +1,14 @@
-"""What FedSpine's bandit regrets on rewards that are known (a minute, no model), what a step costs, and what it all brings.
+"""Studies of FedSpine: regret of the bandit (a minute, no model), cost of a step, and task scores.
 
     python -m benchmarks.fedspine regret [--seeds 0 1 2] [--out docs/studies]
     python -m benchmarks.fedspine steps [--shape 0.1b] [--out docs/studies]
-    python -m benchmarks.fedspine tasks --model ENCODER --task sst2 --train FILE --test FILE --parts methods grid
-    python -m benchmarks.fedspine tasks --model DIRECTORY --task dolly --clients DIRECTORY --test FILE
+    python -m benchmarks.fedspine tasks --model ENCODER --task sst2 --train FILE --test FILE --parts
+    methods grid
+    python -m benchmarks.fedspine tasks --model DIRECTORY --task dolly --clients DIRECTORY --test
+    FILE
 
-Results go to ``fedspine-<study>.csv`` row by row, so that a study that was stopped goes on, then to a Markdown table and plots.
+Results go to ``fedspine-<study>.csv`` row by row, so that an interrupted study continues there, and
+then to a Markdown table and plots.
 """
 
 import argparse
@@ -20,7 +23,7 @@ from espalier.settings.mistakes import Mistake
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do one study; 2 after a mistake, which is told on stderr."""
+    """Run one study; return 2 after a Mistake, whose message is printed on stderr."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fedspine",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""What is compared: FedSpine with bandits, a schedule or chance, LoRA of the whole model, and models that LLM-Pruner cuts."""
+"""Compared methods: FedSpine with bandits, a schedule or random choices, LoRA, and LLM-Pruner."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ from benchmarks.smaller.bench import WINDOWS
 BANDIT = "bandits"
 PAPER = {"fedspine.exploration": 2.0, "fedspine.granularity": 0.2, "fedspine.discount": 0.95}
 BY_MASKS = {"fedspine.score": "mask", "fedspine.normalise": False, "fedspine.selection": "global"}
-"""Units of all blocks compete, as in Mask Tuning's search: gradients of masks are of the same loss, so that they can."""
+"""Settings with which groups of all blocks compete, as in Mask Tuning's search.
+
+Gradients of masks refer to the same loss, so that they are comparable between blocks.
+"""
 CHOICES: dict[str, dict[str, Any]] = {
     BANDIT: {},
     "bandits, the paper's factor": PAPER,
@@ -35,20 +38,27 @@ UNPRUNED: dict[str, dict[str, Any]] = {
     "FedPETuning": {"method": "fedpetuning", "lora.merge": True},
     "HetLoRA": {"method": "hetlora", "hetlora.ranks": "8,8,8,4,4,4,2,2,2,2"},
 }
-"""LoRA of the whole model, for the perplexity that pruning costs; ranks by what the fleet's devices can do."""
+"""Settings of LoRA on the whole model, for the cost of pruning; ranks follow the devices' speed."""
 AT_ONCE_FIRST = "all pruned in round 2"
 AT_ONCE_LAST = "all pruned in the last round"
-"""What LLMPruner + FedLoRA and FedLoRA + Prune do, by FedSpine's own cuts: each device by its own text, encoders too. The paper
-lets both cut step by step; that is the schedule, with another score."""
+"""Name of the model that is cut at once in the last round.
+
+This and ``AT_ONCE_FIRST`` correspond to FedLoRA + Prune and LLMPruner + FedLoRA, with FedSpine's
+own cuts: each device by its own text, encoders too. In the paper both cut step by step; that is the
+schedule, with another score.
+"""
 CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.windows": WINDOWS}
 MERGED = {"method": "fedpetuning", "lora.merge": True, "evaluation.every": 0}
 PRUNED_FIRST = "LLM-Pruner, then FedPETuning"
-"""One smaller model for all, cut before the rounds begin; what the cut itself takes is not counted."""
+"""Name of one smaller model for all, cut before the rounds; the time of the cut does not count."""
 CUT_LAST = {**CUT_FIRST, "llm-pruner.element": "squared", "llm-pruner.selection": "search"}
 PRUNED_LAST = "FedPETuning, then Mask Tuning"
-"""One smaller model for all, cut when the rounds are over (FedLoRA + Prune), by the search of Mask Tuning alone."""
+"""Name of one smaller model for all, cut after the rounds by Mask Tuning's search.
+
+It corresponds to FedLoRA + Prune in the paper.
+"""
 REFINED_LAST = "FedPETuning, then all of Mask Tuning"
-"""The same, rearranged and rescaled too."""
+"""Name of the same model with rearrangement and rescaling."""
 CUTS_LAST: dict[str, tuple[str, dict[str, Any]]] = {
     PRUNED_LAST: ("Mask Tuning", CUT_LAST),
     REFINED_LAST: (
@@ -56,13 +66,14 @@ CUTS_LAST: dict[str, tuple[str, dict[str, Any]]] = {
         {**CUT_LAST, "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all"},
     ),
 }
-"""Name of the run and settings of each."""
+"""Name of the run and its settings, by model."""
 
 
 def at_once(rounds: int) -> dict[str, dict[str, Any]]:
-    """One cut to the whole share, by LLM-Pruner's rule of groups before tuning, by the Fisher of Mask Tuning after it.
+    """Return the settings of a single cut to the full pruning ratio.
 
-    The last round tunes what it has cut for its steps, in place of rescaling.
+    Before tuning it uses LLM-Pruner's group score, after tuning the Fisher information of Mask
+    Tuning. In the latter case, the last round trains the smaller model instead of rescaling it.
     """
     fixed = {"fedspine.allocation": "fixed", "fedspine.prune-rounds": 1}
     last = {"fedspine.prune-from": rounds, "fedspine.score": "mask", "evaluation.every": rounds}

@@ -1,6 +1,7 @@
-"""Baselines that cut one smaller model for all, with LLM-Pruner on public text: before LoRA's rounds, or when they are over.
+"""Baselines with one smaller model for all, cut by LLM-Pruner before or after the rounds of LoRA.
 
-They are of language models alone: LLM-Pruner's scores are gradients of the loss of the next token.
+The cut uses public text. These baselines exist for language models only, because LLM-Pruner's
+scores are gradients of the next-token loss.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ FIRST = PRUNED_FIRST
 LAST: Mapping[str, tuple[str, Mapping[str, Any]]] = CUTS_LAST
 WINDOW_TOKENS = 128
 OF_TUNING = ("training", "lora", "task", "federation")
-"""Tables of settings that a cut has no use for."""
+"""Tables of settings that a cut does not use."""
 
 
 def cut_model(
@@ -33,7 +34,17 @@ def cut_model(
     last: str = "",
     model: Path | None = None,
 ) -> Path:
-    """The directory of the run that cut a share of the model, or of a ``model`` that was tuned; ``last`` names how."""
+    """Return the directory of the run that cut a model.
+
+    Parameters
+    ----------
+    bench : settings and folder of the runs
+    calibration : public text for the scores
+    share : pruning ratio
+    seed : seed of the run
+    last : name of a cut after the rounds; empty for a cut before them
+    model : directory of a tuned model; by default the bench's base model
+    """
     name, how = LAST[last] if last else ("LLM-Pruner", CUT_FIRST)
     text = {
         "task.name": "text",
@@ -61,7 +72,7 @@ def cut_model(
 
 
 def score_of(bench: Bench, directory: Path, metric: str) -> float:
-    """What a model that was cut reaches on the task's items."""
+    """Return the score of a cut model on the task's items."""
     settings = parse({**bench.common, "method": "fedpetuning", "model": str(directory)})
     model = open_model(settings.model)
     tests = public_tests(settings, model)

@@ -1,7 +1,8 @@
-"""Mask Tuning of an encoder that LoRA has tuned (FedLoRA + Prune on a task of classification): search, rearrange, rescale.
+"""Mask Tuning of an encoder after LoRA: search, rearrangement and rescaling (FedLoRA + Prune).
 
-The app's LLM-Pruner scores language models by the loss of the next token, so an encoder's masks are found here, with the app's
-own kernels: each device gives the gradients of masks on its first labelled items, the server decides of the mean of all.
+The app's LLM-Pruner scores language models by the loss of the next token. So the masks of an
+encoder are computed here, with the app's kernels. Each device contributes the gradients of masks on
+its first labelled items, and the server decides by the mean over all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,30 +35,32 @@ from server_app.public_tests import public_tests
 
 CPU = torch.device("cpu")
 Place = tuple[int, str]
-"""Block and kind."""
+"""Block index and kind of group."""
 
 
 @dataclass(frozen=True)
 class MaskTuned:
-    """What came of it."""
+    """Result of Mask Tuning."""
 
     masks: Mapping[Place, Tensor]
-    """(units,), float64: 0 where a unit is cut, its scale where it stays."""
+    """Masks, (groups,), float64: 0 for removed groups, the scale for kept ones."""
     score: float
     pruned: float
-    """Share of the parameters of groups and channels."""
+    """Removed fraction of the parameters of prunable groups."""
 
 
 def mask_tuned(
     settings: RunSettings, tuned: Path, share: float, how: Mapping[str, Any], metric: str
 ) -> MaskTuned:
-    """Cut a share of an encoder with its head, of a run with these settings.
+    """Cut an encoder with its classification head to a pruning ratio.
 
     Parameters
     ----------
-    settings : of the run that tuned it: task, devices and their items
-    tuned : directory of the model, LoRA merged
+    settings : settings of the run that tuned it: task, devices and their items
+    tuned : directory of the model with merged LoRA
+    share : pruning ratio
     how : settings of ``[llm-pruner]``, dotted
+    metric : name of the returned score
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -86,7 +89,7 @@ def mask_tuned(
 
 
 def _batches(settings: RunSettings, model: OpenedModel) -> Iterator[Batch]:
-    """The first items of each device, in batches as it trains on."""
+    """Yield the first items of each device, in batches as in training."""
     size = settings.training.batch_size
     for client in range(settings.num_clients):
         sequences = client_sequences(settings, simulated_node(), model, client)
@@ -95,7 +98,7 @@ def _batches(settings: RunSettings, model: OpenedModel) -> Iterator[Batch]:
 
 
 def _readers(model: OpenedModel, whole: nn.Module) -> Iterator[tuple[Place, nn.Linear, int]]:
-    """The matrices that read units, and how many features a unit has."""
+    """Yield the matrices that read prunable groups, with the number of features of a group."""
     for index in range(len(model.plan.blocks)):
         for kind, name in READERS.items():
             module = whole.get_submodule(module_path(model.family, index, name))
@@ -106,7 +109,10 @@ def _readers(model: OpenedModel, whole: nn.Module) -> Iterator[tuple[Place, nn.L
 def mask_gradients(
     model: OpenedModel, whole: nn.Module, batches: Sequence[Batch]
 ) -> dict[Place, Tensor]:
-    """Of each item's loss by a mask of one on each unit: (items, units), float64, by place (Kwon et al. 2022, equation 6)."""
+    """Return the gradients of each item's loss with respect to masks of one.
+
+    Shape (items, groups), float64, by place (Kwon et al. 2022, equation 6).
+    """
     rows: dict[Place, list[Tensor]] = {place: [] for place, _, _ in _readers(model, whole)}
     for batch in batches:
         ones = {
@@ -124,7 +130,10 @@ def mask_gradients(
 def _cut(
     model: OpenedModel, gradients: Mapping[Place, Tensor], job: LlmPrunerSettings
 ) -> dict[Place, Tensor]:
-    """Masks of 0 and 1: search by the diagonal of the Fisher information, then rearrange by all of it."""
+    """Return masks of 0 and 1.
+
+    The search uses the diagonal of the Fisher information, the rearrangement all of it.
+    """
     units = ModelUnits.of(model.plan)
     scores = [
         {kind: gradients[index, kind].square().mean(0) for kind in KINDS} for index in units.blocks
@@ -149,7 +158,10 @@ def _scaled(
     masks: Mapping[Place, Tensor],
     job: LlmPrunerSettings,
 ) -> dict[Place, Tensor]:
-    """Scales with which what stays of a part gives what all of it gave, to the input that it has in the cut model."""
+    """Return masks with scales that reproduce the output of the whole part.
+
+    The least-squares problem uses the inputs that the part has in the cut model.
+    """
     moments: dict[Place, Tensor] = {}
 
     def watch(place: Place, tokens: Tensor, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -164,7 +176,8 @@ def _scaled(
                         partial(watch, place, batch.attention_mask.bool())
                     ).remove
                 )
-            hooks.enter_context(masked(model, whole, masks))  # behind those that watch
+            # Register these hooks last, so that the watching hooks see unmasked inputs.
+            hooks.enter_context(masked(model, whole, masks))
             whole(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
     found = {}
     for place, module, size in _readers(model, whole):
@@ -180,7 +193,10 @@ def _scaled(
 
 @contextmanager
 def masked(model: OpenedModel, whole: nn.Module, masks: Mapping[Place, Tensor]) -> Iterator[None]:
-    """While a model is used: units give what their masks leave, (units,), or (items, units) of each item its own."""
+    """Multiply the outputs of groups by ``masks`` while the model is used in the block.
+
+    A mask has shape (groups,), or (items, groups) with one row per item.
+    """
 
     def mask(values: Tensor, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0] * values.to(inputs[0]), *inputs[1:])
@@ -188,6 +204,7 @@ def masked(model: OpenedModel, whole: nn.Module, masks: Mapping[Place, Tensor]) 
     with ExitStack() as hooks:
         for place, module, size in _readers(model, whole):
             values = masks[place].repeat_interleave(size, dim=-1)
-            values = values.unsqueeze(1) if values.ndim > 1 else values  # the same for all tokens
+            # Add a token dimension: the mask is the same for all tokens.
+            values = values.unsqueeze(1) if values.ndim > 1 else values
             hooks.callback(module.register_forward_pre_hook(partial(mask, values)).remove)
         yield

@@ -1,8 +1,9 @@
-"""What a run takes by the clock of another fleet than the one that it pretended to have, where times do not change its course.
+"""Virtual times of a finished run with another fleet than its own.
 
-Ratios and ranks that bandits choose follow from times; a schedule's do not, nor does LoRA of the whole model. With another
-fleet such a run would compute and send the same, and its seconds are arithmetic (``strategies.engine.virtual_clock``): they are
-worked out from the operations and bytes of each device's rounds, and nothing is trained again.
+The ratios and ranks of bandits depend on times; those of a schedule, and LoRA of the whole model,
+do not. With another fleet, such a run would compute and send the same. Its seconds follow from the
+operations and bytes of each device's rounds (``strategies.engine.virtual_clock``), without training
+again.
 """
 
 from collections.abc import Mapping
@@ -16,18 +17,18 @@ from strategies.results.timed import DeviceTime, RoundTime
 
 
 def depends_on_times(settings: RunSettings) -> bool:
-    """Whether what a run does depends on how long its devices take."""
+    """Return whether the course of a run depends on the times of its devices."""
     return settings.method == "fedspine" and settings.of(FedSpineSettings).allocation == "bandit"
 
 
 def retimed(summary: Mapping[str, Any], fleet: Fleet, other: Fleet) -> list[RoundTime]:
-    """The rounds of a run by another fleet's clock.
+    """Return the rounds of a run by the clock of another fleet.
 
     Parameters
     ----------
     summary : ``summary.json`` of the run
-    fleet : whose clock the run had
-    other : another, of as many devices or more
+    fleet : fleet of the run
+    other : other fleet, with at least as many devices
     """
     rounds: dict[int, dict[int, DeviceTime]] = {}
     for client in summary["clients"]:
@@ -43,6 +44,6 @@ def retimed(summary: Mapping[str, Any], fleet: Fleet, other: Fleet) -> list[Roun
 
 
 def _seconds(seconds: float, num_bytes: int, had: Conditions, has: Conditions) -> float:
-    """Of a device's round: as many operations and bytes."""
+    """Return the seconds of a device's round with the same operations and bytes."""
     operations = max(0.0, seconds - sending_seconds(num_bytes, had)) * had.operations_per_second
     return operations / has.operations_per_second + sending_seconds(num_bytes, has)

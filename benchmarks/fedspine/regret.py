@@ -1,7 +1,8 @@
-"""What S-UCB regrets (FedSpine equation 7) beside an arm that is drawn at random, and the best arm that stays.
+"""Regret of S-UCB (FedSpine equation 7) compared with random arms and the best fixed arm.
 
-Regret is the best arm's mean reward of each round less that of the arm played, summed over rounds; what the bandit is told has
-noise in it. Bandits of one seed see the same noise and the same changes.
+Regret is the difference between the best arm's mean reward and that of the played arm, summed over
+rounds. The rewards that the bandit sees have noise. Bandits of one seed see the same noise and the
+same changes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,9 +18,9 @@ from strategies.methods.bandit import Bandit, Exploration
 
 ROUNDS = 200
 MARKS = (50, 100, 150, 200)
-"""Rounds after which regret is written down; the paper's runs have 100."""
+"""Rounds after which the regret is recorded; the paper's runs have 100 rounds."""
 NOISE = 0.1
-"""Standard deviation of what is added to a mean reward."""
+"""Standard deviation of the noise in a reward."""
 DISCOUNTS = (0.95, 0.98, 1.0)
 GRANULARITIES = (0.2, 0.4, 0.7)
 EXPLORATIONS = (2.0, 0.1, 0.01)
@@ -32,25 +33,25 @@ FIGURES = (*(f"regret_{mark}" for mark in MARKS), "cells")
 
 @dataclass(frozen=True)
 class Known:
-    """A surface over all rounds: what is best."""
+    """Reference rewards of a surface in all rounds."""
 
     best: Points
-    """(rounds,): the largest mean reward of each round."""
+    """Largest mean reward of each round, (rounds,)."""
     fixed: Points
-    """(rounds,): that of the point which is best over all rounds together."""
+    """Mean reward of the best fixed point, (rounds,)."""
     everywhere: Points
-    """(rounds,): the mean over the square, what a random arm gets."""
+    """Mean over the square, which is the expectation of a random arm, (rounds,)."""
 
 
 def known(surface: Surface, seed: int) -> Known:
-    """Look at all points of a grid in all rounds."""
+    """Evaluate all grid points in all rounds."""
     values = np.stack([surface(seed, number, *grid()) for number in range(1, ROUNDS + 1)])
     place = np.unravel_index(values.sum(axis=0).argmax(), values.shape[1:])
     return Known(values.max(axis=(1, 2)), values[:, place[0], place[1]], values.mean(axis=(1, 2)))
 
 
 def played(surface: Surface, seed: int, how: Exploration) -> tuple[list[float], int]:
-    """Mean rewards of the arms that S-UCB plays, and how many cells it ends with."""
+    """Return the mean rewards of the arms that S-UCB plays, and its final number of cells."""
     bandit = Bandit(how)
     means = []
     noise = np.random.default_rng(derive_seed(seed, "regret-noise")).normal(0, NOISE, ROUNDS)
@@ -62,7 +63,7 @@ def played(surface: Surface, seed: int, how: Exploration) -> tuple[list[float], 
 
 
 def measure(rows: Rows, seeds: list[int]) -> None:
-    """All policies on all surfaces, or what is missing of them."""
+    """Measure all policies on all surfaces, except existing rows."""
     for seed, name in product(seeds, SURFACES):
         cells = list(_cells(seed, name))
         if not (missing := rows.missing(iter(cells))):

@@ -1,4 +1,4 @@
-"""The regret study's rows as Markdown tables and a plot."""
+"""Report of the regret study: Markdown tables and a plot."""
 
 from pathlib import Path
 from statistics import fmean, stdev
@@ -8,7 +8,7 @@ from benchmarks.fedspine.regret import FIXED, RANDOM, SUCB
 
 TITLE = "Regret of FedSpine's bandit"
 SHOWN = (100, 200)
-"""Rounds of the tables; the plot shows the last."""
+"""Rounds that the tables show; the plot shows the last one."""
 
 
 def write_report(rows: Rows, path: Path) -> None:
@@ -73,7 +73,10 @@ def _table(rows: Rows, surfaces: list[str], mark: int) -> list[str]:
 
 
 def _plot(rows: Rows, surfaces: list[str], path: Path) -> None:
-    """Regret at the end over that of random arms: a panel per surface, a line per delta and xi, a colour per lambda."""
+    """Plot the final regret relative to random arms.
+
+    There is a panel per surface, a line per delta and xi, and a color per lambda.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

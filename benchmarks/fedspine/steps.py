@@ -1,10 +1,10 @@
-"""What a device's step costs: seconds and memory of LoRA by pruning ratio and rank, and of tuning all weights beside it; and
-what a forward pass of the smaller model costs in the end.
+"""Seconds and memory of a device's training step, by pruning ratio and rank, and of inference.
 
-A LLaMA of random weights is made first, or an encoder that tells two classes apart. Each cell is measured in a fresh process,
-in turns: some steps of LoRA on all matrices of a model of which a share of the units is cut (drawn at random, of each kind in
-each block alike), also while what units are worth is measured; and AdamW on all weights of the whole model. Beside seconds
-and memory stands what a round sends one way.
+A LLaMA of random weights, or an encoder for two classes, is made first. Each cell is measured in a
+new process, in turns: some steps of LoRA on all matrices of a model with randomly removed groups
+(of each kind in each block alike), also while the importance of groups is measured; AdamW on all
+weights of the whole model; a forward pass of the smaller model. The table also has the bytes that a
+round sends one way.
 """
 
 import argparse
@@ -44,11 +44,11 @@ RATIOS = (0.0, 0.3, 0.5)
 RANKS = (2, 8, 32)
 ALL = "all weights"
 TENS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""Ratios of rank 8, with and without measuring, and of a forward pass (the paper's table 1)."""
+"""Pruning ratios for rank 8, with and without scores, and for inference (the paper's table 1)."""
 MEASURED: Mapping[str, Score] = {", measuring units": "exact", ", measuring units by masks": "mask"}
-"""Ends of cells' names: what a unit is worth by FedSpine, and by FedAPT."""
+"""Suffixes of cell names, with FedSpine's and FedAPT's score of groups."""
 INFERENCE = ", a forward pass"
-"""Of the smaller model without LoRA."""
+"""Suffix of cell names for the smaller model without LoRA."""
 USUAL = RANKS[1]
 METHODS = {
     ALL: (ALL, ALL, "p = 0%"),
@@ -63,25 +63,31 @@ METHODS = {
     ),
     "FedSpine": ("p = 0%, r = 8, measuring units", "p = 50%, r = 8, measuring units", "p = 50%"),
 }
-"""Cells of a method's first and last round, and of what it leaves; FedSpine's ranks are chosen, 8 is the highest here."""
+"""Cells of a method's first round, its last round, and its result.
+
+FedSpine chooses its ranks; 8 is the highest here.
+"""
 CONDITIONS = ("shape", "batch", "tokens", "steps", "repeats", "threads")
 COLUMNS = {
     "trained, M": ("trained", 1e-6, 2), "a step, s": ("seconds", 1, 2), "peak memory, MiB": ("peak_mib", 1, 0),
     "a round one way, MiB": ("sent_mib", 1, 2),
 }  # fmt: skip
-"""Heading -> figure, factor, digits."""
+"""Figure, factor and number of decimals, by heading."""
 PASS = (("seconds", 3), ("peak_mib", 0))
-"""Of a forward pass: figure, digits."""
+"""Figure and number of decimals, for a forward pass."""
 MIB = 1 << 20
 CLASSES = 2
 NUM_SEQUENCES = 64
 VOCABULARY = 30000
 Steps = Callable[[int, int], object]
-"""Take steps: the first one's number, and how many."""
+"""Function that takes steps, given the number of the first one and their count."""
 
 
 def cells() -> dict[str, tuple[float, int, Score | None] | None]:
-    """What is measured by name: ratio, rank (0: a forward pass alone), and how units are; None trains all weights."""
+    """Return ratio, rank and score of each cell, by name.
+
+    Rank 0 means a forward pass only; None means training of all weights.
+    """
     found: dict[str, tuple[float, int, Score | None] | None] = {ALL: None}
     pairs = sorted({*product(RATIOS, RANKS), *product(TENS, [USUAL])})
     found |= {f"p = {ratio:.0%}, r = {rank}": (ratio, rank, None) for ratio, rank in pairs}
@@ -91,14 +97,14 @@ def cells() -> dict[str, tuple[float, int, Score | None] | None]:
 
 
 def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
-    """One cell, in this process."""
+    """Measure one cell in this process."""
     torch.set_num_threads(given.threads)
     chosen = cells()[cell]
     ratio, rank, how = chosen or (0.0, RANKS[0], None)
     whole = OpenedModel(Path(given.model))
     model = OpenedModel(whole.directory, structure_of(whole, ratio, "kind")) if ratio else whole
     settings = _settings(given, rank or RANKS[0], how or "exact")
-    # Whatever is imported later would count as the training's memory.
+    # Import and build now: at a later time it would count as the training's memory.
     model.new_skeleton(_classes(model))
     _adapters(model, settings)
     before = peak()
@@ -110,7 +116,8 @@ def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
             if rank
             else (_of_inference(model, given), 0)
         )
-    steps(0, 1)  # the first one makes what later ones have
+    # The first step allocates what later steps reuse.
+    steps(0, 1)
     started = time.perf_counter()
     steps(1, given.steps)
     seconds = (time.perf_counter() - started) / given.steps
@@ -124,7 +131,7 @@ def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
 
 
 def _in_units(model: OpenedModel) -> int:
-    """Weights of groups and channels: all of a block's matrices."""
+    """Return the number of weights in prunable groups: all matrices of the blocks."""
     return sum(linear.num_weights for block in model.plan.blocks for linear in block.linears)
 
 
@@ -142,30 +149,30 @@ def _settings(given: argparse.Namespace, rank: int, score: Score) -> RunSettings
 
 @dataclass(frozen=True)
 class RandomTexts:
-    """Texts of an encoder, and their classes, drawn at random."""
+    """Random texts of an encoder, with random classes."""
 
     token_ids: torch.Tensor
-    """(texts, tokens), int64."""
+    """Token ids, (texts, tokens), int64."""
     classes: torch.Tensor
-    """(texts,), int64."""
+    """Classes, (texts,), int64."""
 
     def __len__(self) -> int:
         return len(self.classes)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Some of them; all are of one length."""
+        """Return a batch; all texts have the same length."""
         chosen = self.token_ids[list(numbers)]
         return Batch(chosen, torch.ones_like(chosen), self.classes[list(numbers)])
 
     def joined(self, other: "RandomTexts") -> "RandomTexts":
-        """With others behind them."""
+        """Return these texts followed by those of ``other``."""
         return RandomTexts(
             torch.cat([self.token_ids, other.token_ids]), torch.cat([self.classes, other.classes])
         )
 
 
 def _classes(model: OpenedModel) -> int | None:
-    """How many an encoder tells apart; a language model none."""
+    """Return the number of classes of an encoder; None for a language model."""
     return CLASSES if model.family.kind == "encoder" else None
 
 
@@ -174,7 +181,7 @@ def _adapters(model: OpenedModel, settings: RunSettings) -> AdapterPlan:
 
 
 def _token_ids(given: argparse.Namespace) -> torch.Tensor:
-    """(sequences, tokens), int64."""
+    """Return random token ids, (sequences, tokens), int64."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(VOCABULARY, (NUM_SEQUENCES, given.tokens), generator=generator)
 
@@ -193,7 +200,7 @@ def _computing(given: argparse.Namespace) -> Computing:
 def _of_lora(
     model: OpenedModel, settings: RunSettings, given: argparse.Namespace, measured: bool
 ) -> tuple[Steps, int]:
-    """Steps of LoRA, and how many numbers it trains."""
+    """Return a function that takes LoRA steps, and the number of trained parameters."""
     adapters = _adapters(model, settings)
     training = AdapterTraining(
         model, _computing(given), settings, adapters, _sequences(model, given), 0
@@ -214,7 +221,7 @@ def _of_lora(
 def _of_all(
     model: OpenedModel, settings: RunSettings, given: argparse.Namespace
 ) -> tuple[Steps, int]:
-    """Steps on all weights, in float32 as the adapters are."""
+    """Return a function that takes steps on all weights, in float32 as the adapters are."""
     whole = load_whole(model, _computing(given), "float32", num_labels=_classes(model))
     sequences = _sequences(model, given)
     parameters = dict(whole.named_parameters())
@@ -227,7 +234,7 @@ def _of_all(
 
 
 def _of_inference(model: OpenedModel, given: argparse.Namespace) -> Steps:
-    """Forward passes, each over a batch of sequences, all logits."""
+    """Return a function that does forward passes over batches, with all logits."""
     whole = load_whole(model, _computing(given), "float32", num_labels=_classes(model))
     token_ids = _token_ids(given)
     alone = {"use_cache": False} if _classes(model) is None else {}
@@ -246,7 +253,7 @@ def _of_inference(model: OpenedModel, given: argparse.Namespace) -> Steps:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
+    """Add the command-line arguments of the study."""
     parser.add_argument(
         "--shape", default="0.1b", choices=(*random_llama.SHAPES, *random_roberta.SHAPES)
     )
@@ -267,7 +274,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def work(given: argparse.Namespace) -> None:
-    """Measure all cells and write ``fedspine-steps-<shape>``, or be the process that is measured."""
+    """Measure all cells and write ``fedspine-steps-<shape>``, or measure one with ``--measure``."""
     if given.measure:
         print(json.dumps(measure(given, given.measure)))
         return
@@ -295,7 +302,7 @@ def work(given: argparse.Namespace) -> None:
 
 
 def save_model(folder: Path, shape: str) -> None:
-    """Write the model of a shape that has a name."""
+    """Write the model of a named shape."""
     if shape in random_roberta.SHAPES:
         random_roberta.save_model(folder, random_roberta.SHAPES[shape])
     else:
@@ -303,7 +310,7 @@ def save_model(folder: Path, shape: str) -> None:
 
 
 def _path(given: argparse.Namespace) -> Path:
-    """Of the figures."""
+    """Return the path of the figures."""
     out: Path = given.out
     return out / f"fedspine-steps-{given.shape}.json"
 
@@ -313,12 +320,12 @@ def _wanted(given: argparse.Namespace, cell: str) -> bool:
 
 
 def _kept(given: argparse.Namespace, conditions: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The rows that are not measured anew.
+    """Return the rows that are not measured again.
 
     Raises
     ------
     Mistake
-        There are none, or they were measured under other conditions.
+        They do not exist, or were measured under other conditions.
     """
     path = _path(given)
     wanted = [cell for cell in cells() if not _wanted(given, cell)]
@@ -344,7 +351,7 @@ def _in_a_fresh_process(given: argparse.Namespace, cell: str) -> dict[str, float
 
 
 def report(results: dict[str, Any], path: Path) -> None:
-    """Write Markdown and a plot beside the figures."""
+    """Write Markdown and a plot next to the figures."""
     conditions = results["conditions"]
     passes = {cell: row for cell, row in results["rows"].items() if cell.endswith(INFERENCE)}
     rows = {cell: row for cell, row in results["rows"].items() if cell not in passes}
@@ -402,7 +409,10 @@ def _gone(rows: Mapping[str, Mapping[str, float]], ratio: float) -> float:
 
 
 def _by_method(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """What each method takes where half is to go: of its first and its last round, and of what it leaves."""
+    """Return a table of each method's cost at a pruning ratio of 50%.
+
+    It has the first and last round, and the resulting model.
+    """
     lines = ["By method, where half of the units is to go:", ""]
     lines += [
         "| | a step, s, first and last round | peak memory of training, MiB | a pass, s | peak"
@@ -423,7 +433,7 @@ def _by_method(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _plot(rows: dict[str, dict[str, float]], plain: dict[str, float], path: Path) -> None:
-    """Seconds and memory over the ratio, a line per rank; all weights as a line across."""
+    """Plot seconds and memory over the ratio, a line per rank, and all weights as a reference."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Rewards that are known at every point of the bandit's square, and in every round: what regret is measured on."""
+"""Known reward surfaces over the bandit's square, with which regret is measured."""
 
 import math
 from collections.abc import Callable
@@ -11,39 +11,46 @@ from espalier.settings.seeds import derive_seed
 
 Points = NDArray[np.float64]
 Surface = Callable[[int, int, Points, Points], Points]
-"""From seed, round, and both coordinates to the mean reward there, from 0 to 1."""
+"""Return the mean reward, from 0 to 1, given seed, round and both coordinates."""
 
 WIDTH = 0.2
 """Standard deviation of a hill."""
 TURN = 100
 SWITCH = 20
-"""Rounds in which a hill goes round once, and those after which a device changes its mode, as in FedSpine section 5.1."""
+"""Number of rounds between two changes of a device's mode, as in FedSpine section 5.1.
+
+``TURN`` is the number of rounds in which a hill moves around once.
+"""
 GRID = 100
-"""Points of each side on which a surface's best one is looked for."""
+"""Number of grid points per side for the search of a surface's maximum."""
 
 
 def hill(seed: int, server_round: int, u: Points, v: Points) -> Points:
-    """One hill that stays where it is."""
+    """Return the reward of one static hill."""
     return _hill(u, v, 0.3, 0.7)
 
 
 def moving_hill(seed: int, server_round: int, u: Points, v: Points) -> Points:
-    """A hill that goes round in ``TURN`` rounds."""
+    """Return the reward of a hill that moves around a circle in ``TURN`` rounds."""
     angle = 2 * math.pi * server_round / TURN
     return _hill(u, v, 0.5 + 0.3 * math.cos(angle), 0.5 + 0.3 * math.sin(angle))
 
 
 def ridge(seed: int, server_round: int, u: Points, v: Points) -> Points:
-    """A reward like FedSpine's: it grows with the step u and the rank v where the device keeps the others' time.
+    """Return a reward like FedSpine's, of a device with constant speed.
 
-    Pruning further makes a round shorter, a higher rank makes it longer; the loss falls less the more is pruned, and more with
-    a higher rank. The largest value is about 1.
+    It grows with the step u and the rank v as long as the device's time equals that of the others.
+    A larger pruning step shortens a round, a higher rank prolongs it. The loss decreases less with
+    more pruning, and more with a higher rank. The maximum is about 1.
     """
     return _ridge(u, v, 1.1)
 
 
 def switching_ridge(seed: int, server_round: int, u: Points, v: Points) -> Points:
-    """The same of a device whose speed changes every ``SWITCH`` rounds, so that other arms keep the others' time."""
+    """Return the reward of a device whose speed changes every ``SWITCH`` rounds.
+
+    The arms that match the time of the others change with it.
+    """
     return _ridge(u, v, _pace(seed, (server_round - 1) // SWITCH))
 
 
@@ -53,7 +60,7 @@ SURFACES: dict[str, Surface] = {
 
 
 def grid() -> tuple[Points, Points]:
-    """Points that fill the square, the lower edges with it."""
+    """Return grid points of the square, including the lower edges."""
     line = np.arange(GRID) / GRID
     u, v = np.meshgrid(line, line, indexing="ij")
     return u, v

@@ -1,4 +1,4 @@
-"""Bars of the study on a task: how long until all come to the same score, by fleet, and what they come to, by alpha."""
+"""Bar charts of the task study: time to a common score by fleet, and scores by alpha."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,15 +7,16 @@ from typing import Any
 from benchmarks.fedspallm.rows import Row
 
 Bars = Mapping[str, Mapping[str, float]]
-"""Their heights, by group and model."""
+"""Heights of bars by group and model."""
 WHAT_ALL_COME_TO = "seconds to what all come to"
 WITH_ALPHA = "seconds to what all come to with this alpha"
 
 
 def by_fleet(rows: Sequence[Row], curves: Sequence[Row], share: str, of_loss: bool) -> Bars:
-    """Seconds of each fleet until models first are at one score, which all of them reach in all fleets; seed 0.
+    """Return the seconds in each fleet until a model reaches the common score; seed 0.
 
-    Only models that were measured with every fleet have bars. Rounds in between were not measured.
+    The common score is one that all models reach in all fleets. Only models that were measured with
+    every fleet have bars. Rounds without a measurement are ignored.
     """
     counted = [row for row in curves if row["seed"] == "0" and row["share"] in (share, "0.0")]
     measured = {row["fleet"] for row in rows if row["model"] == "bandits" and row["share"] == share}
@@ -52,7 +53,7 @@ def _points(rows: Sequence[Row], fleet: str, model: str) -> list[tuple[float, fl
 
 
 def by_alpha(rows: Sequence[Row], fleet: str, share: str, alpha: float) -> Bars:
-    """What models come to with the study's ``alpha`` and with others, most even first; seed 0."""
+    """Return the scores of models with several values of alpha, most even first; seed 0."""
     found = {
         own: {row["model"]: float(row["score"]) for row in one}
         for own, one in _of_alphas(rows, fleet, share, alpha)
@@ -63,9 +64,10 @@ def by_alpha(rows: Sequence[Row], fleet: str, share: str, alpha: float) -> Bars:
 def times_by_alpha(
     curves: Sequence[Row], fleet: str, share: str, alpha: float, of_loss: bool
 ) -> Bars:
-    """Seconds until models are first at the score that all of them reach with the same alpha (figure 6); seed 0.
+    """Return the seconds until models reach the score common to their alpha (figure 6); seed 0.
 
-    Each alpha has a target of its own, since more uneven data lead to lower scores. Rounds in between were not measured.
+    Each alpha has its own target, because more uneven data lead to lower scores. Rounds without a
+    measurement are ignored.
     """
     bars: dict[str, dict[str, float]] = {}
     best, worst = (min, max) if of_loss else (max, min)
@@ -86,7 +88,10 @@ def times_by_alpha(
 def _of_alphas(
     rows: Sequence[Row], fleet: str, share: str, alpha: float
 ) -> list[tuple[float, list[Row]]]:
-    """Rows by alpha, the largest first, of the models that were measured with another than the study's; names without it."""
+    """Return rows by alpha, the largest first, of models that were measured with several alphas.
+
+    The model names in these rows do not contain the alpha.
+    """
     counted = [
         row
         for row in rows
@@ -104,7 +109,7 @@ def _of_alphas(
 
 
 def plot(panels: Mapping[str, Bars], title: str, path: Path) -> None:
-    """Grouped bars, a panel per label of the vertical axis."""
+    """Plot grouped bars, a panel per label of the vertical axis."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -148,7 +153,10 @@ def plot(panels: Mapping[str, Bars], title: str, path: Path) -> None:
 
 
 def plot_devices(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Mean seconds of each device's round, the fastest first, a line per run (the paper's figure 2c); seed 0."""
+    """Plot the mean seconds of each device's round, a line per run (figure 2c); seed 0.
+
+    Devices are sorted by speed, the fastest first.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -173,7 +181,10 @@ def plot_devices(rows: Sequence[Row], title: str, path: Path) -> None:
 
 
 def _limits(heights: Sequence[float], label: str) -> tuple[float, float]:
-    """Times begin at 0; scores, of which only differences count, a little below the least."""
+    """Return axis limits: times start at 0, scores slightly below the smallest one.
+
+    Only differences between scores matter.
+    """
     room = 0.1 * (max(heights) - min(heights))
     return (
         (0.0, max(heights) * 1.05)

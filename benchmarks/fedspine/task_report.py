@@ -1,4 +1,4 @@
-"""The study of FedSpine on a task as Markdown tables and plots."""
+"""Report of the task study: Markdown tables and plots."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ VARIED = {
     " devices": "Many devices",
     TUNED: "Without LoRA: all weights, or the head alone, averaged by samples",
 }
-"""What rows have in their names that vary one thing, and the heads of their tables."""
+"""Headings of tables, by the part of a model name that marks the varied setting."""
 COLUMNS = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
 HEAD = (
     "| | score | worst | pruned | seconds | waiting | MB up | MB down |",
@@ -40,7 +40,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured, and how to read it."""
+    """Measurements of the study, and functions that interpret them."""
 
     rows: Sequence[Row]
     curves: Sequence[Row]
@@ -48,15 +48,15 @@ class Found:
     devices: Sequence[Row] = ()
 
     def better(self, scores: Sequence[float]) -> float:
-        """The best of some scores."""
+        """Return the best of some scores."""
         return min(scores) if self.metric == "loss" else max(scores)
 
     def reaches(self, score: float, target: float) -> bool:
-        """Whether a score is as good as the target."""
+        """Return whether a score is at least as good as the target."""
         return score <= target if self.metric == "loss" else score >= target
 
     def groups(self) -> list[tuple[str, str]]:
-        """Fleets and shares of which there are rows, those without pruning aside."""
+        """Return the pairs of fleet and pruning ratio that have rows with pruning."""
         return list(
             dict.fromkeys(
                 (row["fleet"], row["share"]) for row in self.rows if row["share"] != UNPRUNED_SHARE
@@ -64,15 +64,16 @@ class Found:
         )
 
     def of_group(self, rows: Sequence[Row], fleet: str, share: str) -> list[Row]:
-        """Rows of a fleet and share, and those of the fleet without pruning."""
+        """Return the rows of a fleet and ratio, and those of the fleet without pruning."""
         return [
             row for row in rows if row["fleet"] == fleet and row["share"] in (share, UNPRUNED_SHARE)
         ]
 
     def targets(self, fleet: str, share: str) -> dict[str, float]:
-        """By seed the score that all methods come to which were measured with every seed: the worst of their best.
+        """Return, by seed, the score that all methods reach: the worst of their best scores.
 
-        What varies steps or ranks does not count.
+        Only methods that were measured with every seed count. Rows that vary steps or ranks do not
+        count.
         """
         best: dict[str, dict[str, list[float]]] = {}
         for row in self.of_group(self.curves, fleet, share):
@@ -89,7 +90,10 @@ class Found:
         }
 
     def seconds_to(self, fleet: str, share: str, model: str) -> dict[str, float]:
-        """By seed the fleet's seconds after which a run first is at the target, of those rounds that were measured."""
+        """Return, by seed, the virtual seconds until a model first reaches the target.
+
+        Only rounds with a measurement count.
+        """
         found = {}
         for seed, target in self.targets(fleet, share).items():
             own = [
@@ -148,7 +152,8 @@ def _table(found: Found, fleet: str, share: str) -> list[str]:
     rows = found.of_group(found.rows, fleet, share)
     targets = found.targets(fleet, share)
     models = [model for model in dict.fromkeys(row["model"] for row in rows) if model in METHODS]
-    if BANDIT not in models:  # of this share only the grid was measured
+    # Of this ratio, only the grid was measured.
+    if BANDIT not in models:
         return []
     lines = [
         f"## Fleet `{fleet}`, {float(share):.0%} pruned",
@@ -191,7 +196,7 @@ def _line_of(model: str, rows: Sequence[Row]) -> str:
 
 
 def _varied(found: Found) -> Iterator[str]:
-    """Rows that vary one thing, each kind in a table."""
+    """Yield the tables of rows that vary one setting."""
     for mark, head in VARIED.items():
         models = list(dict.fromkeys(row["model"] for row in found.rows if mark in row["model"]))
         if models:
@@ -205,7 +210,10 @@ def _varied(found: Found) -> Iterator[str]:
 
 
 def _bars(found: Found, conditions: Mapping[str, Any]) -> dict[str, task_bars.Bars]:
-    """The panels of the second plot, of a share with which more than one fleet was measured, or more than one alpha."""
+    """Return the panels of the second plot.
+
+    It shows ratios that were measured with more than one fleet or more than one alpha.
+    """
     panels: dict[str, task_bars.Bars] = {}
     for share in dict.fromkeys(row["share"] for row in found.rows if row["model"] == BANDIT):
         fleets = task_bars.by_fleet(found.rows, found.curves, share, found.metric == "loss")
@@ -227,7 +235,7 @@ def _several(rows: Sequence[Row]) -> bool:
 
 
 def _grid(found: Found) -> list[str]:
-    """Score and seconds of fixed shares and ranks."""
+    """Return tables of score and seconds by fixed ratio and rank."""
     ranks = list(dict.fromkeys(rank for _, rank in GRID))
     lines = []
     for name, words in (("score", "score"), ("seconds", "the fleet's seconds")):
@@ -259,7 +267,10 @@ def _grid(found: Found) -> list[str]:
 
 
 def _ratios(found: Found) -> list[str]:
-    """What methods of one ratio and rank for all come to by the ratio (the paper's figure 2b); seed 0."""
+    """Return a table of scores by pruning ratio (figure 2b); seed 0.
+
+    It has the methods with one ratio and rank for all devices.
+    """
     models = {
         f"{SCHEDULE}, rank 8": SCHEDULE,
         "FedAPT": "FedAPT",
@@ -305,9 +316,10 @@ def _cell(rows: Sequence[Row], figure: str) -> str:
 
 
 def plot(title: str, found: Found, path: Path) -> None:
-    """Score over the fleet's seconds, a panel per fleet and share and a line per model, means over seeds.
+    """Plot the score over virtual seconds, a panel per fleet and ratio, a line per model.
 
-    Broken lines do not prune, dotted ones were measured with fewer seeds than others.
+    Values are means over seeds. Dashed lines are without pruning; dotted lines have fewer seeds
+    than others.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -347,7 +359,10 @@ def plot(title: str, found: Found, path: Path) -> None:
 
 
 def _panels(found: Found) -> dict[str, list[Row]]:
-    """Rows by the panel's head; those of more rounds, under the names of their models, have one of their own."""
+    """Return the rows of each panel, by its heading.
+
+    Runs with more rounds have panels of their own, under the plain names of their models.
+    """
     groups = [group for group in found.groups() if found.targets(*group)]
     panels = {
         f"{fleet}, {float(share):.0%} pruned": found.of_group(found.curves, fleet, share)
@@ -373,7 +388,7 @@ def _line(rows: Sequence[Row], model: str) -> Iterator[tuple[float, float]]:
 
 
 def found_in(files: Files, metric: str) -> Found:
-    """What the files hold."""
+    """Return the measurements in the study's files."""
     devices = files.devices().rows if files.devices_path.exists() else []
     rounds = str(files.rows.conditions["settings"]["federation.rounds"])
     return Found(
@@ -382,7 +397,7 @@ def found_in(files: Files, metric: str) -> Found:
 
 
 def _ends(rows: Sequence[Row], rounds: str) -> Iterator[Row]:
-    """Of models that are cut when the rounds are over, the one point that their curves have."""
+    """Yield the only point in the curves of models that are cut after the rounds."""
     for row in rows:
         if row["model"].startswith((AT_ONCE_LAST, *cuts.LAST)):
             yield {

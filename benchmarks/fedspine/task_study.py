@@ -1,4 +1,4 @@
-"""The command line of the study on a task: what it is given, and the conditions of its rows."""
+"""Command line of the task study: its arguments, and the conditions of its rows."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ TITLE = "FedSpine on {}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the study asks for."""
+    """Add the command-line arguments of the study."""
     parser.add_argument(
         "--model",
         required=True,
@@ -67,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def work(given: argparse.Namespace) -> None:
-    """Do what is missing of the study, and write its report.
+    """Measure missing rows of the study, and write its report.
 
     Raises
     ------
     Mistake
-        A setting or file is wrong, or the rows that are there were measured under other conditions.
+        A setting or file is wrong, or existing rows were measured under other conditions.
     """
     trained = {
         "federation.rounds": given.rounds, "training.steps": given.steps, "training.batch-size": given.batch_size,
@@ -121,9 +121,10 @@ def work(given: argparse.Namespace) -> None:
         for cell in tasks.cells(given.parts, given.shares, common)
         if not given.only or cell.model in given.only
     ]
-    # Others have none to train.
+    # Only encoders have a head to train.
     wanted = [cell for cell in wanted if cell.whole != "head" or model.family.kind == "encoder"]
-    if model.family.kind == "encoder":  # what LLM-Pruner cuts first has learnt no class yet
+    # An encoder that is cut before tuning has not learned the classes yet.
+    if model.family.kind == "encoder":
         wanted = [cell for cell in wanted if cell.cut != "first"]
     elif any(cell.cut for cell in wanted) and not calibrated:
         raise Mistake(
@@ -134,12 +135,12 @@ def work(given: argparse.Namespace) -> None:
 
 
 def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
-    """The study's files; those that are not there are made.
+    """Return the study's files; missing ones are created.
 
     Raises
     ------
     Mistake
-        The rows that are there were measured under other conditions.
+        Existing rows were measured under other conditions.
     """
     return tasks.Files(
         Rows(path.with_suffix(".csv"), tasks.KEYS, tasks.FIGURES, conditions),
@@ -158,12 +159,12 @@ def _data(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _files(given: argparse.Namespace) -> list[Path]:
-    """The records that devices train on.
+    """Return the records that devices train on.
 
     Raises
     ------
     Mistake
-        They are not there.
+        They do not exist.
     """
     files = (
         [given.train]

@@ -1,8 +1,9 @@
-"""FedSpine on a task: how well each device's own model does it, by the fleet's clock, beside LoRA without pruning.
+"""FedSpine on a task: scores of the devices' own models over virtual time, compared with LoRA.
 
-A row is a run: a fleet, a share, and what chose ratios and ranks. ``score`` is the mean over devices, each with its own smaller
-model on the common test items, ``worst`` the worst of them: accuracy where the task has options or classes, else nats per token
-of the answer. Between rounds the same is measured for the file ``-curves`` beside.
+A row is a run: a fleet, a pruning ratio, and the rule that chose ratios and ranks. ``score`` is the
+mean over devices, each with its own smaller model on the common test items; ``worst`` is the worst
+of them. The score is accuracy for tasks with options or classes, and nats per token of the answer
+otherwise. The file ``-curves`` has the same scores between rounds.
 """
 
 import json
@@ -31,26 +32,29 @@ CURVE_KEYS = (*KEYS, "round")
 CURVE_FIGURES = ("seconds", "score", "worst")
 DEVICE_KEYS = (*KEYS, "device")
 DEVICE_FIGURES = ("seconds", "pruned", "rank")
-"""Of each device of a run of FedSpine: mean seconds of its rounds after the first, the share that is gone, its last rank."""
+"""Columns of a device: mean seconds of its rounds after the first, pruning ratio, last rank."""
 DEVICES = 10
 FLEET = "high"
 SHARES = (0.3, 0.5)
 SCHEDULE = "schedule"
 WHOLE = "FedPETuning"
 GRID = tuple(product((0.1, 0.3, 0.5), (2, 8, 32)))
-"""Fixed share and rank: each of the one with each of the other."""
+"""Combinations of fixed pruning ratio and rank."""
 STEPS = (20, 30, 40)
-"""Of a round, as many in all as elsewhere, or as whole rounds allow (tau)."""
+"""Numbers of steps in a round (tau).
+
+The total is the same as elsewhere, as far as whole rounds allow.
+"""
 LONG = 3
-"""Times as many rounds: devices change their modes after 20."""
+"""Factor on the number of rounds of long runs; devices change their modes after 20 rounds."""
 RATIOS = (0.1, 0.3)
-"""Other shares at which methods are compared (figure 2b)."""
+"""Further pruning ratios at which methods are compared (figure 2b)."""
 FLEETS = ("low", "medium")
 MANY = 80
 MANY_ROUNDS = 5
 MANY_FLEET = "full"
 ALPHAS = (1.0, 0.5, 0.1)
-"""Other distributions of the classes."""
+"""Concentrations of the class distributions."""
 UNPRUNED_BANDIT = "bandits, nothing pruned (w/o A_P)"
 UNEVEN = (BANDIT, SCHEDULE, "FedAPT", UNPRUNED_BANDIT)
 SAMPLES = {"federation.client-weights": "samples"}
@@ -58,14 +62,17 @@ BY_SAMPLES = {
     f"{BANDIT}, weights by samples": SAMPLES,
     f"{UNPRUNED_BANDIT}, weights by samples": CHOICES[UNPRUNED_BANDIT] | SAMPLES,
 }
-"""How all other methods weigh clients; FedSpine's own weights are by importance."""
+"""Settings with client weights by samples, as in all other methods.
+
+FedSpine's own weights are by importance.
+"""
 OF_UPDATES = {
     "FedPETuning, mean of updates": UNPRUNED["FedPETuning"] | {"fedpetuning.aggregation": "svd"}
 }
-"""FedSpine's mean without its weights, its ranks and its cuts."""
+"""Settings of FedSpine's mean without its weights, ranks and cuts."""
 TUNED = "tuned: "
 ALL_WEIGHTS_RATES = (1e-4, 3e-4)
-"""Learning rates of all weights, whose best one is not LoRA's."""
+"""Learning rates for all weights; the best one differs from that of LoRA."""
 PARTS = (
     "methods",
     "once",
@@ -85,49 +92,49 @@ When = Literal["", "first", "last"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A run that the study wants."""
+    """One run of the study."""
 
     fleet: str
     share: float
-    """0: nothing is pruned."""
+    """Pruning ratio; 0 if nothing is pruned."""
     model: str
     changes: Mapping[str, Any]
     cut: When = ""
-    """When LLM-Pruner cuts the model that all share, if it does."""
+    """Time at which LLM-Pruner cuts the common model, if it does."""
     whole: Literal["", "all", "head"] = ""
-    """Tuned without LoRA: all weights, or the head alone."""
+    """Part that is tuned without LoRA: all weights, or only the head."""
 
     @property
     def at_the_end(self) -> bool:
-        """Whether the model is cut when the rounds are over, so that no score before tells of it."""
+        """True if the model is cut after the rounds, so that earlier scores do not describe it."""
         return self.cut == "last" or self.model.startswith(AT_ONCE_LAST)
 
     def key(self, seed: int) -> dict[str, Any]:
-        """Its row's."""
+        """Return the key of the cell's row."""
         return {"seed": seed, "fleet": self.fleet, "share": self.share, "model": self.model}
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where it is written down."""
+    """Files of the study."""
 
     rows: Rows
     curves: Rows
 
     def devices(self) -> Rows:
-        """The file of devices, which is made if it is not there."""
+        """Return the file of devices; it is created if missing."""
         return Rows(self.devices_path, DEVICE_KEYS, DEVICE_FIGURES, self.rows.conditions)
 
     @property
     def devices_path(self) -> Path:
-        """Where it lies; not there where no run was FedSpine's."""
+        """Path of the file of devices; it exists only if a run was FedSpine's."""
         return self.rows.path.with_name(f"{self.rows.path.stem}-devices.csv")
 
 
 def cells(
     parts: Sequence[str], shares: Sequence[float], common: Mapping[str, Any]
 ) -> Iterator[Cell]:
-    """The runs of some parts; ``common`` has the settings of all."""
+    """Yield the runs of some parts; ``common`` has the settings of all runs."""
     once = at_once(common["federation.rounds"])
     if "methods" in parts:
         yield from _unpruned(FLEET)
@@ -213,7 +220,7 @@ def _unpruned(fleet: str) -> Iterator[Cell]:
 def _shared(
     fleet: str, name: str, changes: Mapping[str, Any], share: float = 0.0, cut: When = ""
 ) -> Cell:
-    """Of a model that all share."""
+    """Return the cell of a model that all devices share."""
     return Cell(fleet, share, name, {**changes, f"{changes['method']}.fleet": fleet}, cut)
 
 
@@ -228,14 +235,17 @@ def _pruned(fleet: str, share: float, name: str, changes: Mapping[str, Any]) -> 
 
 
 def _wide(rank: int) -> dict[str, Any]:
-    """A rank above the usual one needs adapters that have it; the scaling stays."""
+    """Return settings for ranks above the default one, with the same scaling."""
     return {"lora.rank": rank, "lora.alpha": 2.0 * rank} if rank > 8 else {}
 
 
 def measure(
     bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, calibration: Path | None = None
 ) -> None:
-    """Do the runs that are missing, and write down what they came to; what is cut by LLM-Pruner needs text for calibration."""
+    """Do missing runs and record their results.
+
+    Cuts by LLM-Pruner need ``calibration``, a public text.
+    """
     for seed, cell in product(bench.seeds, wanted):
         if not files.rows.missing(iter([cell.key(seed)])):
             continue
@@ -258,7 +268,7 @@ def _measure_run(
     metric: str,
     calibration: Path | None,
 ) -> None:
-    """Rows of what the app does, with these settings beside those of all."""
+    """Record the rows of a run of the app."""
     own = _at_the_usual_fleet(cell, parse({**bench.common, **varied}))
     run = bench.run(_folder(seed, own), {**varied, **own.changes, "seed": seed})
     looks = json.loads((run / "rounds.json").read_text())["rounds"]
@@ -296,7 +306,11 @@ def _measure_run(
 
 
 def _at_the_usual_fleet(cell: Cell, settings: RunSettings) -> Cell:
-    """The cell whose run tells what this one would: of the usual fleet where times do not matter to it, else the same."""
+    """Return the cell whose run gives this cell's results.
+
+    If times do not affect the run, that is the cell of the default fleet; otherwise it is the cell
+    itself.
+    """
     if cell.fleet not in FLEETS or depends_on_times(settings):
         return cell
     return replace(cell, fleet=FLEET, changes={**cell.changes, f"{settings.method}.fleet": FLEET})
@@ -311,7 +325,11 @@ def _fleet(cell: Cell) -> Fleet:
 def _score_cut_last(
     bench: Bench, cell: Cell, seed: int, run: Path, metric: str, calibration: Path | None
 ) -> tuple[float, float | None]:
-    """By LLM-Pruner on public text; of an encoder by Mask Tuning on the devices' labelled items, with the share that went."""
+    """Return score and pruning ratio of a model that is cut after the rounds.
+
+    A language model is cut by LLM-Pruner on public text (ratio None), an encoder by Mask Tuning on
+    the devices' labelled items.
+    """
     tuned = run / "model"
     settings = parse({**bench.common, "num-clients": DEVICES, **cell.changes, "seed": seed})
     if open_model(settings.model).family.kind == "encoder":
@@ -330,7 +348,10 @@ def _score_cut_last(
 
 
 def _measure_whole(files: Files, cell: Cell, seed: int, settings: RunSettings, metric: str) -> None:
-    """Rows of what is tuned without LoRA; nothing is kept in between, so it begins anew after a stop."""
+    """Record the rows of a model that is tuned without LoRA.
+
+    Nothing is stored in between, so an interrupted run starts again.
+    """
     found = list(
         whole_tuning.looks(settings, cell.fleet, head_alone=cell.whole == "head", metric=metric)
     )
@@ -345,7 +366,7 @@ def _measure_whole(files: Files, cell: Cell, seed: int, settings: RunSettings, m
 
 
 def _folder(seed: int, cell: Cell) -> str:
-    """Where a run is kept; what is cut last was one of those that do not prune."""
+    """Return the folder name of a run; a cut after the rounds uses the run without pruning."""
     share, model = (0.0, WHOLE) if cell.cut == "last" else (cell.share, cell.model)
     return f"{seed}-{cell.fleet}-{share:g}-{model.replace('/', '')}"
 
@@ -362,20 +383,20 @@ def _curve(looks: Sequence[Mapping[str, Any]], metric: str) -> Iterator[dict[str
 
 
 def own_scores(look: Mapping[str, Any], metric: str) -> list[float]:
-    """Of each device's model, or of the one that all share."""
+    """Return the score of each device's model, or of the common one."""
     scores = look["scores"][metric]
     return list(scores.values()) if isinstance(scores, Mapping) else [scores]
 
 
 def worst(scores: Sequence[float], metric: str) -> float:
-    """Of losses the largest, of accuracies the smallest."""
+    """Return the worst score: the largest loss, or the smallest accuracy."""
     return max(scores) if metric == "loss" else min(scores)
 
 
 def _by_device(
     run: Path, key: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """The rows of a run's devices; none where it was not FedSpine's."""
+    """Yield the rows of a run's devices; none if it was not FedSpine's."""
     path = run / "refinements.json"
     later = json.loads(path.read_text())["rounds"][1:] if path.exists() else []
     for device in sorted({device for note in later for device in note["devices"]}, key=int):

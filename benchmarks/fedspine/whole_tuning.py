@@ -1,7 +1,8 @@
-"""What LoRA stands beside in the paper's figures 1 and 2a: federated averaging of all weights, and of the head alone.
+"""Baselines of the paper's figures 1 and 2a: federated averaging of all weights, or of the head.
 
-No method of the app sends a model's own weights, so the federation is made here, of the clients' own sequences, loop and
-head: in each round every client trains the global values in as many steps, and the mean by samples is the next round's.
+No method of the app sends a model's own weights, so the federation is implemented here, with the
+app's sequences, training loop and head. In each round every client trains the global values for the
+same number of steps, and the mean weighted by samples starts the next round.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,30 +37,33 @@ from strategies.methods.fleet_time import fleet_of
 
 @dataclass(frozen=True)
 class Look:
-    """What the global model came to after a round."""
+    """Evaluation of the global model after a round."""
 
     round: int
     score: float
     seconds: float
-    """Of all rounds so far, by the fleet's clock."""
+    """Seconds of all rounds so far, by the virtual clock."""
     waiting: float
-    """Mean of the rounds' waiting time."""
+    """Mean waiting time of the rounds, in seconds."""
     bytes_up: int
-    """Of one client in all rounds so far; as many less a round's come down."""
+    """Bytes sent by one client in all rounds so far; it receives one round less."""
     bytes_down: int
 
 
 def looks(
     settings: RunSettings, fleet_name: str, *, head_alone: bool, metric: str
 ) -> Iterator[Look]:
-    """The rounds of a federation that trains all weights of the model, or its head alone, at every ``evaluation.every``."""
+    """Yield evaluations of a federation that trains all weights, or only the head.
+
+    There is one every ``evaluation.every`` rounds.
+    """
     federation = _Federation(settings, head_alone)
     training = settings.training
     fleet = fleet_of(fleet_name)
     number = federation.num_trained
     assert fleet is not None
     tokens = training.batch_size * settings.task.max_tokens
-    # Nothing goes back below the head.
+    # With only the head trained, the backward pass stops at it, so frozen weights cost half.
     frozen = federation.num_frozen // 2 if head_alone else federation.num_frozen
     seconds = 0.0
     waiting = 0.0
@@ -83,7 +87,7 @@ def looks(
 
 
 class _Federation:
-    """The clients, and the global values."""
+    """Clients of the run, and the global values."""
 
     def __init__(self, settings: RunSettings, head_alone: bool) -> None:
         self.settings = settings
@@ -114,16 +118,16 @@ class _Federation:
 
     @property
     def num_trained(self) -> int:
-        """Numbers that are trained, and sent."""
+        """Number of parameters that are trained and sent."""
         return sum(value.numel() for value in self.parameters.values())
 
     @property
     def num_frozen(self) -> int:
-        """Numbers of the model that are not."""
+        """Number of frozen parameters."""
         return sum(value.numel() for value in self.whole.parameters()) - self.num_trained
 
     def train(self, server_round: int) -> None:
-        """A round of all clients, and their mean."""
+        """Run one round of all clients, and average their values."""
         settings = self.settings
         total = sum(len(own) for own in self.sequences.values())
         steps = settings.training.steps
@@ -148,7 +152,7 @@ class _Federation:
         self._set(mean)
 
     def score(self) -> dict[str, float]:
-        """Of the global model, on the task's items."""
+        """Return the scores of the global model on the task's items."""
         assert self.tests.encoded is not None
         classes = self.tests.num_classes > 0
         batch = self.settings.training.batch_size

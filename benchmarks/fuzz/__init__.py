@@ -1,1 +1,1 @@
-"""Inputs that nobody meant: only a ``Mistake`` may come of them."""
+"""Fuzzing: random and mutated inputs may only lead to a ``Mistake``."""

@@ -1,11 +1,11 @@
-"""Random and changed inputs of every kind: nothing but a ``Mistake`` may come of them, whatever they hold.
+"""Fuzzing with random and mutated inputs of every kind; they may only lead to a ``Mistake``.
 
     python -m benchmarks.fuzz --inputs 1000000
 
-Inputs are dealt out to the targets in turn: settings of runs and of nodes, messages in both directions, safetensors blobs, the
-checkpoint of a run that is resumed, bundles of Flower's, nested JSON, and tokenizers' files. It prints what came of them, per
-target, and ends with 1 where an exception was another one. Every input has a number;
-``--target letters --first 4711 --inputs 1`` gives that one again.
+Inputs are distributed over the targets: settings of runs and nodes, messages in both directions,
+safetensors blobs, the checkpoint of a resumed run, Flower bundles, nested JSON, and tokenizer
+files. It prints the outcomes per target, and returns 1 after any other exception. Every input has a
+number; ``--target letters --first 4711 --inputs 1`` repeats one.
 """
 
 import argparse
@@ -23,27 +23,28 @@ from espalier.settings.mistakes import INTERRUPTS, Mistake
 TAKEN = "taken"
 MISTAKE = "Mistake"
 SHOWN = 5
-"""Foreign exceptions of a target that are told one by one."""
+"""Maximum number of unexpected exceptions per target that are listed."""
 
 
 @dataclass
 class Outcome:
-    """What came of the inputs of one target."""
+    """Outcomes of the inputs of one target."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """``taken``, ``Mistake``, or the name of a foreign exception."""
+    """Number of inputs by outcome: ``taken``, ``Mistake``, or the name of another exception."""
     foreign: list[str] = field(default_factory=list)
-    """The first foreign exceptions, with the numbers of their inputs."""
+    """First unexpected exceptions, with the numbers of their inputs."""
     longest: int = 0
     """Characters of the longest message of a Mistake."""
 
 
 def fuzz(name: str, target: Target, seed: int, numbers: range) -> Outcome:
-    """Give a target the inputs of these numbers."""
+    """Pass the inputs with these numbers to a target."""
     outcome = Outcome()
     for number in numbers:
         drawn = target(Random(f"{seed}/{name}/{number}"))
-        next(drawn)  # what goes wrong before the input is made is this program's own fault
+        # An error before the first yield is a fault of the benchmark, so it is not caught.
+        next(drawn)
         try:
             next(drawn, None)
         except Mistake as mistake:

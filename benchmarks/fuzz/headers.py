@@ -1,4 +1,4 @@
-"""Safetensors blobs with changed bytes, or with headers made of the right parts in the wrong order, number or size."""
+"""Safetensors blobs with changed bytes, or with headers of valid parts in wrong order or size."""
 
 import json
 import struct
@@ -31,7 +31,7 @@ DTYPES: tuple[Any, ...] = ("U64", "F32", "BF16", "U8", "I32", "TEXT", "", None, 
 
 
 def changed_blob(random: Random, blob: bytes) -> bytes:
-    """A blob of which bytes are changed, or whose header is another one."""
+    """Return a blob with changed bytes or another header."""
     if random.random() < 0.4 and blob:
         return changed_bytes(random, blob)
     header = hostile_header(random)
@@ -44,7 +44,7 @@ def changed_blob(random: Random, blob: bytes) -> bytes:
 
 
 def hostile_header(random: Random) -> bytes:
-    """Text that is nearly, or not nearly, a header."""
+    """Return a text that more or less resembles a header."""
     kind = random.randrange(20)
     if kind == 0:
         return random.choice(
@@ -64,7 +64,8 @@ def hostile_header(random: Random) -> bytes:
 
 
 def _entry(random: Random, at: list[int]) -> Any:
-    if random.random() < 0.5:  # a good one
+    # Half of the entries are valid.
+    if random.random() < 0.5:
         start, at[0] = at[0], at[0] + 8
         return {"dtype": "U8", "shape": [2, 4], "data_offsets": [start, at[0]]}
     shape: Any = [random.choice(SIZES) for _ in range(random.choice((0, 1, 2, 9, 40)))]

@@ -1,4 +1,7 @@
-"""Good messages of every method and kind for a small model, to be changed: requests, and replies that their contracts allow."""
+"""Valid messages of every method and kind for a small model, as the basis of mutations.
+
+They are requests, and replies that their contracts allow.
+"""
 
 import json
 import struct
@@ -45,33 +48,33 @@ SETTINGS = {
 }
 SITE_KEY = ec.derive_private_key(1, ec.SECP384R1()).public_key()
 HALF = struct.pack("<Q", 0x5555555555555555)
-"""A word of a mask that prunes every second weight."""
+"""Word of a mask that prunes every second weight."""
 TOLD: dict[type, tuple[Any, ...]] = {
     int: (8, 0, 1),
     float: (0.5, 0.0),
     bool: (False, True),
     str: ("a", HASH),
 }
-"""What a reply may say in a field of a type; the first that its contract takes."""
+"""Values of a reply's fields by type; the first one that the contract allows is used."""
 Records = dict[str, Any]
-"""A message's records by name."""
+"""Records of a message by name."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and a reply that fits it."""
+    """Request and a reply that fits it."""
 
     settings: RunSettings
     request: Letter
     reply: Letter
 
     def plan(self) -> ModelPlan:
-        """The model that the letters are about."""
+        """Return the plan of the model that the letters refer to."""
         return plan_of(self.settings.method)
 
 
 def exchanges() -> list[Exchange]:
-    """One per method, kind and form."""
+    """Return one exchange per method, kind and form."""
     return [
         _exchange(run, kind, server_round, scalars)
         for method in METHODS
@@ -91,7 +94,8 @@ def _exchange(
     plan = partial(plan_of, run.method)
     down = contract_for(asking, plan, run).down
     asking.blobs = {key: _blob(specs) for key, specs in down.specs(NoScalars()).items()}
-    up = contract_for(asking, plan, run).up  # which may depend on the blobs that came
+    # This contract may depend on the request's blobs, so they are set first.
+    up = contract_for(asking, plan, run).up
     blobs = {key: _blob(specs) for key, specs in up.specs(NoScalars()).items()}
     if kind == "fetch":
         asking.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
@@ -104,7 +108,7 @@ def _exchange(
 def _reply(
     run: RunSettings, asking: Letter, contract: Contract, header: Header, blobs: dict[str, bytes]
 ) -> Letter:
-    """The first of those that can be told which the contract takes."""
+    """Return the first reply that the contract allows."""
     mistakes = []
     for told in _told(run, asking, contract, blobs):
         reply = Letter(header, told, blobs)
@@ -150,7 +154,7 @@ def _told(
 
 
 def _values(kind: Any) -> Sequence[Any]:
-    """What may be said in a field of a type."""
+    """Return possible values of a field by its type."""
     if get_origin(kind) is Annotated:
         return _values(get_args(kind)[0])
     if get_origin(kind) is Literal:
@@ -161,7 +165,7 @@ def _values(kind: Any) -> Sequence[Any]:
 def _hashes(
     run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]
 ) -> list[str]:
-    """Of the blobs of all parts of a reply, in order."""
+    """Return the hashes of the blobs of all parts of a reply, in order."""
     hashes = [sha256(blob) for blob in blobs.values()]
     server_round = asking.header.server_round
     for part in range(1, contract.num_parts):
@@ -173,7 +177,7 @@ def _hashes(
 
 
 def _blob(specs: Mapping[str, TensorSpec]) -> bytes:
-    """Masks that prune every second weight, and zeros."""
+    """Return a blob with masks that prune every second weight, and zeros elsewhere."""
     header = {}
     data = b""
     for name, spec in sorted(
@@ -199,7 +203,7 @@ def _numel(spec: TensorSpec) -> int:
 
 
 def changed_records(random: Random, letter: Letter) -> RecordDict:
-    """The records of a message, some of their values, names or kinds changed."""
+    """Return the records of a message with some values, names or types changed."""
     content: Records = dict(write(letter))
     for _ in range(random.choice((0, 1, 1, 2, 4))):
         random.choice(_CHANGES)(random, content)
@@ -297,7 +301,7 @@ def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
 
 
 def _require_unsigned(letter: Letter, asking: Letter) -> None:
-    """Whatever stands in place of a signature, it is none, and nothing else comes of it."""
+    """Check that a changed signature is not accepted."""
     signed = validate(SignedEnrolment, letter.scalars)
     text = statement(signed.told(), asking.scalars["nonce"], asking.header.lineage, 1)
     if is_signed(SITE_KEY, text, signed.signature):

@@ -1,4 +1,4 @@
-"""Random values and random changes, all drawn from one generator, so that an input is named by its seed."""
+"""Random values and mutations, all from one generator, so that a seed identifies an input."""
 
 import json
 from random import Random
@@ -19,7 +19,7 @@ NUMBERS: tuple[int | float, ...] = (
 
 
 def word(random: Random) -> str:
-    """A text, mostly a hostile one."""
+    """Return a text, usually a hostile one."""
     text = random.choice(WORDS)
     if random.random() < 0.2:
         text += random.choice(WORDS)
@@ -32,7 +32,7 @@ def word(random: Random) -> str:
 
 
 def scalar(random: Random) -> Any:
-    """A number, a truth value, a text, bytes, or a list of one kind of them: what a message can hold."""
+    """Return a value that a message can hold: number, bool, text, bytes, or a list of one type."""
     kind = random.randrange(10)
     if kind < 4:
         return random.choice(NUMBERS)
@@ -53,7 +53,10 @@ def scalar(random: Random) -> Any:
 
 
 def value(random: Random) -> Any:
-    """As ``scalar``, and what only a file can hold: nothing, tables, lists of anything, huge numbers."""
+    """Return a value as ``scalar`` does, or one that only files can hold.
+
+    These are null, tables, mixed lists and huge numbers.
+    """
     kind = random.randrange(8)
     if kind == 0:
         return random.choice((None, {}, [], {"a": 1}, [None, 1, "x"], 10**30, -(10**30)))
@@ -61,7 +64,7 @@ def value(random: Random) -> Any:
 
 
 def changed_bytes(random: Random, data: bytes) -> bytes:
-    """Bytes with some of them flipped, removed, doubled, or replaced."""
+    """Return the bytes with some of them flipped, removed, inserted, repeated or replaced."""
     found = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 8))):
         place = random.randrange(len(found) + 1)
@@ -82,7 +85,7 @@ def changed_bytes(random: Random, data: bytes) -> bytes:
 
 
 def changed_document(random: Random, document: Any) -> Any:
-    """A JSON document in which some value, at any depth, is another one, or is missing."""
+    """Return a JSON document with one value, at any depth, changed, added or removed."""
     copy = json.loads(json.dumps(document))
     at = copy
     while isinstance(at, dict | list) and at:
@@ -107,7 +110,7 @@ def _json_value(random: Random) -> Any:
 
 
 def document_bytes(random: Random, document: Any) -> bytes:
-    """A changed document as a file, or the file of the document with its bytes changed."""
+    """Return the file of a changed document, or a document's file with changed bytes."""
     if random.random() < 0.5:
         return json.dumps(changed_document(random, document)).encode("utf-8", "surrogatepass")
     if random.random() < 0.05:

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target draws an input, stops at a ``yield``, and then does with it what the program does."""
+"""Fuzzing targets: each draws an input, yields, and then processes it as the program does."""
 
 import io
 import json
@@ -45,7 +45,7 @@ STATE = {
 
 
 def targets(folder: Path) -> dict[str, Target]:
-    """All targets by name; those that read files do so in ``folder``."""
+    """Return all targets by name; those that read files use ``folder``."""
     return {
         "run settings": _run_settings(),
         "node settings": _node_settings,
@@ -58,11 +58,11 @@ def targets(folder: Path) -> dict[str, Target]:
     }
 
 
-# ----- settings -------------------------------------------------------------------------------------------------------
+# ----- settings -----------------------------------------------------------------------------------
 
 
 def _choices(table: type[Table]) -> Iterator[str]:
-    """Every word that is a value of some key."""
+    """Yield every string that is a value of some key."""
     for field in table.model_fields.values():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
             yield from _choices(field.annotation)
@@ -115,7 +115,7 @@ def _node_settings(random: Random) -> Iterator[None]:
     settings.file_format()
 
 
-# ----- messages -------------------------------------------------------------------------------------------------------
+# ----- messages -----------------------------------------------------------------------------------
 
 
 def _letters() -> Target:
@@ -135,7 +135,7 @@ def _blobs() -> Target:
     return target
 
 
-# ----- files that a run goes on from ----------------------------------------------------------------------------------
+# ----- files of a resumed run ---------------------------------------------------------------------
 
 
 def _checkpoint(folder: Path) -> Target:
@@ -152,7 +152,7 @@ def _checkpoint(folder: Path) -> Target:
     return target
 
 
-# ----- what runs and models are made of -------------------------------------------------------------------------------
+# ----- runs and models ----------------------------------------------------------------------------
 
 
 def _bundles() -> Target:
@@ -165,7 +165,8 @@ def _bundles() -> Target:
 
     def target(random: Random) -> Iterator[None]:
         bundle = changed_bytes(random, good)
-        if random.random() < 0.5:  # numbers of the list of files, and of its end
+        # Change numbers in the central directory or its end record.
+        if random.random() < 0.5:
             found = bytearray(good)
             start = good.index(b"PK\1\2")
             for _ in range(random.choice((1, 2, 4))):
@@ -193,7 +194,7 @@ def _nested(random: Random, depth: int) -> str:
 
 
 def _documents(random: Random) -> Iterator[None]:
-    """Compare ``read_json`` with the standard library: it reads the same or refuses."""
+    """Compare ``read_json`` with the standard library: it must read the same or refuse."""
     text = _nested(random, random.choice((0, 1, 3, 30, 63, 64, 65, 200, 5000)))
     data = (
         text if random.random() < 0.5 else text.encode(random.choice(("utf-8", "utf-16", "utf-32")))

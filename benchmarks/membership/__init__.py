@@ -1,1 +1,1 @@
-"""Membership tests: recognise a known window of text in one reply of a client."""
+"""Membership tests: recognition of a known text sample in one reply of a client."""

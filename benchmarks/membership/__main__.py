@@ -1,10 +1,11 @@
-"""Test what a server recognises in one reply: known windows among a client's.
+"""Membership test: recognition of known samples of a client in one reply.
 
     python -m benchmarks.membership [--clients 20] [--windows 32] [--tokens 64] [--out docs/studies]
 
-Every client has a text of its own, made of passages that were shuffled before they were dealt out, so that only the passages
-differ. Each client is a trial: the server has its reply of one round, and a few known windows of every client; it says whose
-reply this is. Clients follow the protocol, and so does the server.
+Every client has its own text. All texts consist of passages that were shuffled before they were
+distributed, so clients differ only in their passages. Each client is a trial: the server has its
+reply of one round and a few known samples of every client, and decides which client sent the reply.
+Clients and server follow the protocol.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def outcomes(clients: Clients) -> Iterator[tuple[str, int, Outcome]]:
-    """Kind of reply, number of known windows, and what the server recognised."""
+    """Yield the kind of reply, the number of known samples, and the outcome."""
     computing = Computing(torch.device("cpu"), torch.float32, 1)
     alone, compared = recognised_by_adapters(clients, computing)
     yield ADAPTERS, 1, alone
@@ -67,7 +68,7 @@ def outcomes(clients: Clients) -> Iterator[tuple[str, int, Outcome]]:
 
 
 def report(clients: Clients, found: list[tuple[str, int, Outcome]]) -> str:
-    """The table, in Markdown."""
+    """Return the table in Markdown."""
     tokens = clients.windows * clients.tokens
     lines = [
         "# Membership tests on one reply",
@@ -94,7 +95,13 @@ def report(clients: Clients, found: list[tuple[str, int, Outcome]]) -> str:
 
 
 def main() -> int:
-    """Test all kinds and print the table; 2 after a mistake, which is told on stderr."""
+    """Test all kinds of replies and print the table.
+
+    Returns
+    -------
+    int
+        2 after a Mistake, whose message is printed on stderr
+    """
     given = _arguments()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
-"""Two membership tests by a server that follows the protocol: it has the base model, one reply, and windows it knows.
+"""Two membership tests by a server that follows the protocol.
 
-From adapters: a window that was trained on loses more of its loss than others do. From masks and moments: the server makes of
-what it knows what a client would make of it, and looks at how like the reply that is.
+The server has the base model, one reply, and known text samples. Adapters: the loss of a sample
+decreases more if it was used in training. Masks and moments: the server computes from the known
+samples what a client would compute, and compares it with the reply.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +20,26 @@ from espalier.wire.payload import block_key
 
 @dataclass(frozen=True)
 class Outcome:
-    """Count the rows of scores whose largest value is at the member, column ``i`` in row ``i``."""
+    """Number of trials, and how well the member was recognised in them.
+
+    The score of the member is column ``i`` in row ``i``.
+    """
 
     trials: int
     first: int
-    """Trials in which the member has the highest score of all candidates; by chance one in as many as there are."""
+    """Number of trials in which the member has the highest score of all candidates.
+
+    By chance it is one in the number of candidates.
+    """
     ahead: float
-    """Fraction of pairs of a member and another candidate in which the member has the higher score; by chance a half."""
+    """Fraction of pairs of a member and another candidate in which the member scores higher.
+
+    By chance it is 50%.
+    """
 
     @staticmethod
     def of(scores: Tensor) -> "Outcome":
-        """Count them; scores are (replies, candidates), as many of one as of the other."""
+        """Count the outcomes of a square matrix of scores, (replies, candidates)."""
         own = scores.diagonal()[:, None]
         others = ~torch.eye(len(scores), dtype=torch.bool)
         beaten = (own > scores) & others
@@ -43,7 +53,7 @@ def window_losses(
     adapters: AdapterPlan | None = None,
     tensors: Tensors | None = None,
 ) -> Tensor:
-    """Return the loss of each window, (windows,), float64, with adapters or without."""
+    """Return the loss of each sample, (windows,), float64, with adapters or without."""
     texts = {str(number): window[None] for number, window in enumerate(windows)}
     if adapters is None or tensors is None:
         return torch.tensor(list(mean_losses(stream, texts).values()), dtype=torch.float64)
@@ -54,7 +64,7 @@ def window_losses(
 def falls_of_loss(
     stream: BlockStream, windows: Tensor, adapters: AdapterPlan, replies: Sequence[Tensors]
 ) -> Tensor:
-    """Return how far each reply's adapters lower the loss of each known window: (replies, windows)."""
+    """Return the decrease of each known sample's loss by each reply: (replies, windows)."""
     before = window_losses(stream, windows)
     return torch.stack(
         [before - window_losses(stream, windows, adapters, reply) for reply in replies]
@@ -64,18 +74,21 @@ def falls_of_loss(
 def resemblances(
     replies: Callable[[int], Tensor], candidates: Callable[[int], Tensor], parts: int
 ) -> Tensor:
-    """Return the cosine of each reply with each candidate, both less the candidates' mean and over their spread.
+    """Return the cosine of each reply with each candidate after standardization.
 
-    Numbers in which all candidates agree say nothing and are left out.
+    The candidates' mean is subtracted, and the result is divided by their standard deviation.
+    Numbers in which all candidates agree are left out.
 
     Parameters
     ----------
-    replies, candidates : part -> (replies, numbers), (candidates, numbers); a part is a block or place of the model
-    parts : how many there are
+    replies, candidates : part -> (replies, numbers) and (candidates, numbers); a part is a block or
+        place of the model
+    parts : number of parts
 
     Returns
     -------
-    (replies, candidates), float64
+    Tensor
+        (replies, candidates), float64
     """
     products: Tensor = torch.zeros((), dtype=torch.float64)
     left = right = products

@@ -1,4 +1,4 @@
-"""Clients with texts of one kind, and their replies: those of the real program, asked as a server asks."""
+"""Clients with texts of one kind, and their replies, computed by the app's own handlers."""
 
 import json
 import os
@@ -24,20 +24,21 @@ from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
 from tests.in_process import InProcessGrid
 
 SECONDS = 600.0
-"""Until a request expires."""
+"""Seconds until a request expires."""
 
 
 @dataclass(frozen=True)
 class Clients:
-    """Clients whose texts are dealt out of one text, passage by passage, so that they differ in nothing but the passages.
+    """Clients whose texts come from one text, so that they differ only in their passages.
 
     Parameters
     ----------
-    model : directory, or ``demo``
-    source : a built-in text
-    folder : of their texts and states
-    number : of clients
-    windows, tokens : windows of each client, and tokens of a window
+    model : directory of a model, or ``demo``
+    source : name of a built-in text
+    folder : directory of the clients' texts and states
+    number : number of clients
+    windows : number of samples of each client
+    tokens : number of tokens in a sample
     """
 
     model: str
@@ -50,11 +51,11 @@ class Clients:
 
     @cached_property
     def opened(self) -> OpenedModel:
-        """The base model, which the server has too."""
+        """Base model, which the server has too."""
         return open_model(self.model)
 
     def deal(self) -> None:
-        """Write each client's text: passages in random order, until they have just the wanted number of windows.
+        """Write each client's text: random passages for exactly the wanted number of samples.
 
         Raises
         ------
@@ -84,12 +85,12 @@ class Clients:
             (self.folder / f"{client}.jsonl").write_text(lines)
 
     def _num_windows(self, passages: list[str]) -> int:
-        """Number of windows of the passages that are not held out."""
+        """Return the number of samples in the passages that are not held out."""
         own, _ = split(passages)
         return len(self.opened.encode("\n\n".join(own))) // self.tokens
 
     def settings(self, method: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of a run of some method with these clients, flat."""
+        """Return the flat settings of a run of a method with these clients."""
         return {
             "model": self.model,
             "num-clients": self.number,
@@ -103,12 +104,12 @@ class Clients:
         }
 
     def known(self, run: RunSettings, client: int) -> Tensor:
-        """Windows that a client's reply rests on: (windows, tokens), int64."""
+        """Return the samples that a client's reply uses: (windows, tokens), int64."""
         own = training_windows if run.method == "fedpetuning" else client_windows
         return own(run, simulated_node(), self.opened.encode, client)
 
     def replies(self, method: Mapping[str, Any], scalars: Mapping[str, Any]) -> list[Letter]:
-        """The reply of each client to the first round's request.
+        """Return the reply of each client to the first round's request.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Kinds of replies that are tested, and how a server makes the same of windows that it knows."""
+"""Kinds of tested replies, and their recomputation by a server from known samples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ Read = Callable[[OpenedModel, int, bytes, int], Tensor]
 
 @dataclass(frozen=True)
 class Statistics:
-    """Replies that are computed from calibration windows without training."""
+    """Kind of reply that is computed from calibration samples without training."""
 
     method: Mapping[str, Any]
     recompute: Recompute
-    """Blobs that a client makes of its windows."""
+    """Function that yields the blobs that a client makes of its samples."""
     read: Read
-    """(model, place, blob, tokens) -> the numbers in it, (numbers,)."""
+    """Function from (model, place, blob, tokens) to the numbers in the blob, (numbers,)."""
 
 
 def _masks(stream: BlockStream, windows: Tensor, run: RunSettings) -> Iterator[bytes]:
@@ -86,7 +86,7 @@ TUNING: dict[str, Any] = {
     "training.steps": 10,
     "training.learning-rate": 5e-3,
 }
-"""Steps and windows of the preset: 10 steps of 4 windows."""
+"""Settings with the number of steps of the preset: 10 steps of 4 samples."""
 STATISTICS = {
     "FedPrLLM, masks": Statistics({"method": "fedprllm"}, _masks, _read_masks),
     "FLAP, means and spreads": Statistics({"method": "flap"}, _moments, _read_moments),
@@ -97,12 +97,13 @@ STATISTICS = {
 def recognised_by_adapters(
     clients: Clients, computing: Computing, method: Mapping[str, Any] = TUNING
 ) -> tuple[Outcome, Outcome]:
-    """Look for one known window of each client in its reply, among one window of every other client.
+    """Look for one known sample of each client in its reply, among samples of all clients.
 
     Returns
     -------
-    (alone, compared) : by the reply alone; and less how far the other clients' replies lower the loss of a window on average,
-        which the server has too
+    alone : outcome by the reply only
+    compared : outcome after subtracting the mean effect of the other clients' replies, which the
+        server has too
     """
     run = parse(clients.settings(method))
     model = clients.opened
@@ -127,11 +128,14 @@ def recognised_by_adapters(
 def recognised_by_statistics(
     clients: Clients, computing: Computing, kind: Statistics, known: Sequence[int]
 ) -> list[Outcome]:
-    """Look for the client whose windows are known, in part, by what the server makes of as many windows of every client.
+    """Look for the client of some known samples by recomputing its reply from them.
 
     Parameters
     ----------
-    known : numbers of windows that the server knows
+    clients : clients of the test
+    computing : device, dtype and threads of the server
+    kind : kind of reply
+    known : numbers of samples that the server knows
     """
     run = parse(clients.settings(kind.method))
     model = clients.opened

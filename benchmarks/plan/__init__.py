@@ -1,1 +1,1 @@
-"""What a run was said to take, held against what it took."""
+"""Comparison of estimates with measured runs."""

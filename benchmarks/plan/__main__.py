@@ -1,11 +1,13 @@
-"""How near is `espalier plan`? Every method is planned and then run, and what it took is held against the plan.
+"""Accuracy of `espalier plan`: an estimate and a run of every method are compared.
 
-    python -m benchmarks.plan [--model DIRECTORY] [--name NAME] [--methods fedprllm fedsoda ...] [--out docs/studies/plan.csv]
+    python -m benchmarks.plan [--model DIRECTORY] [--name NAME] [--methods fedprllm fedsoda ...]
+    [--out docs/studies/plan.csv]
 
-Without ``--model`` the runs are on the demo model, and on a LLaMA of 211 million random weights (bf16, 0.4 GB in a temporary
-directory), so that memory is more than libraries. Plan and run have processes of their own, as have the run's server and each
-client, whose peaks the kernel counts (``separate.py``). Texts are this project's own pages. Results go to the CSV file row by
-row (a study that was stopped goes on there), and at the end to a Markdown table beside it.
+Without ``--model`` the runs use the demo model, and a LLaMA of 211 million random weights (bf16,
+0.4 GB in a temporary directory), so that memory is not only that of libraries. Estimate and run
+have separate processes, as have the run's server and each client; peaks are the kernel's figures
+(``separate.py``). Texts are this project's own pages. Results go to the CSV file row by row (an
+interrupted study continues there), and finally to a Markdown table next to it.
 """
 
 import argparse
@@ -28,7 +30,10 @@ from espalier.settings.mistakes import Mistake
 ROOT = Path(__file__).parents[2]
 WIDE = Shape(1536, 4096, 4, 12, 12)
 WIDE_NAME = "random-211m"
-"""Wide enough that a batch's tensors are returned to the system when they are freed (``computing.LARGE_BYTES``)."""
+"""Name of a model whose tensors are large enough to be returned to the system when freed.
+
+The limit is ``computing.LARGE_BYTES``.
+"""
 KEYS = ("model", "method")
 FIGURES = (
     "down_planned", "down_measured", "up_planned", "up_measured", "client_planned", "client_measured", "server_planned",
@@ -52,18 +57,21 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "llm-streamline": {"federation.rounds": 2, "llm-streamline.steps": 2},
     "fedspine": {"fedspine.allocation": "fixed", "lora.targets": "all"},
 }  # fmt: skip
-"""Small runs of each method."""
+"""Settings of small runs, by method."""
 
 
 def settings_of(method: str, model: str, folder: Path) -> dict[str, Any]:
-    """The flat configuration of a method's run."""
+    """Return the flat configuration of a method's run."""
     return configuration(
         find_app(str(ROOT)), words_of(method, model, folder), on_this_machine=True
     )[0]
 
 
 def words_of(method: str, model: str, folder: Path, **changes: Any) -> list[str]:
-    """What ``espalier run`` is given for a method's run, with some changes; texts are written into the folder."""
+    """Return the arguments of ``espalier run`` for a method, with some changes.
+
+    The texts are written to ``folder``.
+    """
     chosen: dict[str, Any] = {
         "method": method,
         "model": model,
@@ -90,7 +98,7 @@ def _text(folder: Path, pattern: str) -> str:
 
 
 def measured(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
-    """Plan and run, and the figures of both."""
+    """Estimate and run, and return the figures of both."""
     given = {**config, "out-dir": str(folder / "runs")}
     plan = planned(given)
     found = _in_a_fresh_process("benchmarks.plan.measure", given, str(folder))
@@ -108,14 +116,14 @@ def measured(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
 
 
 def planned(config: Mapping[str, Any]) -> dict[str, float]:
-    """The plan's figures alone."""
+    """Return the figures of the estimate."""
     return _in_a_fresh_process("benchmarks.plan.predict", config)
 
 
 def again(rows: Rows, models: Mapping[str, str]) -> None:
-    """Plan all runs anew whose measurements are there, after formulas were changed.
+    """Update the estimates of all measured runs, after formulas were changed.
 
-    Planned seconds stay: they follow from the speed that was measured just before the run.
+    Estimated seconds stay: they follow from a speed that was measured just before the run.
     """
     for row in rows.rows:
         with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +156,7 @@ def _models(given: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def table(rows: list[dict[str, str]]) -> list[str]:
-    """Markdown."""
+    """Return the table in Markdown."""
 
     def cell(row: Mapping[str, str], what: str, scale: float, unit: str, digits: int = 0) -> str:
         planned, found = (float(row[f"{what}_{how}"]) for how in ("planned", "measured"))
@@ -181,7 +189,7 @@ the same machine just before.
 
 
 def main() -> None:
-    """Measure what is missing, and write the table."""
+    """Measure missing rows, and write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,12 @@
-"""How near is the plan for Flower's own processes? Runs on a SuperLink and two SuperNodes, and the peaks of these processes.
+"""Accuracy of the estimate for Flower's processes: peak memory of a SuperLink and SuperNodes.
 
-    python -m benchmarks.plan.deployed [--methods fedpetuning fedprllm ...] [--clients 2] [--out docs/studies/plan-deployed.csv]
+    python -m benchmarks.plan.deployed [--methods fedpetuning fedprllm ...] [--clients 2] [--out
+    docs/studies/plan-deployed.csv]
 
-The runs are those of ``python -m benchmarks.plan`` on the LLaMA of random weights, with real processes on this machine.
-Planned and measured resident memory go to the CSV file row by row (a study that was stopped goes on there), and then to a
-Markdown table beside it. ``--again`` plans anew what was measured.
+The runs are those of ``python -m benchmarks.plan`` on the LLaMA of random weights, with real
+processes on this machine. Estimated and measured resident memory go to the CSV file row by row (an
+interrupted study continues there), and then to a Markdown table next to it. ``--again`` updates the
+estimates of measured runs.
 """
 
 import argparse
@@ -30,9 +32,9 @@ DRAWN = {
     (name, "2")
     for name in ("fedpetuning", "fedprllm", "slicegpt", "fedspallm", "llm-streamline", "sft-p")
 } | {("slicegpt", "4")}
-"""Runs between whose points the plan's lines are drawn."""
+"""Runs whose measurements define the lines of the estimate."""
 ENOUGH: dict[str, Any] = {"evaluation.max-windows": 8}
-"""Predictions of the public text for what sites make alone."""
+"""Settings with enough predictions of the evaluation text for real sites."""
 
 
 PROCESSES = ("SuperLink", "SuperNode")
@@ -43,14 +45,14 @@ FIGURES = ("largest", "planned", "measured")
 def plan_of(
     method: str, model: str, clients: int, folder: Path
 ) -> tuple[list[str], dict[str, Any], Plan]:
-    """The words of a run, its flat configuration, and its plan."""
+    """Return the arguments of a run, its flat configuration and its estimate."""
     words = words_of(method, model, folder, **ENOUGH, **{"num-clients": clients})
     chosen, _ = configuration(find_app(str(ROOT)), words, on_this_machine=True)
     return words, chosen, Plan(parse(chosen), open_model(model), simulation=False)
 
 
 def planned(plan: Plan) -> dict[str, tuple[int, int]]:
-    """By process the largest message and the planned peak, bytes."""
+    """Return the largest message and the estimated peak in bytes, by process."""
     traffic = plan.traffic.total("most")
     peaks = {
         "SuperLink": superlink(traffic, plan.settings.num_clients).peak,
@@ -62,7 +64,7 @@ def planned(plan: Plan) -> dict[str, tuple[int, int]]:
 def measured(
     method: str, model: str, clients: int, folder: Path
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Name of a process and its figures, bytes.
+    """Yield the name of a process and its figures in bytes.
 
     Raises
     ------
@@ -91,12 +93,12 @@ def measured(
 
 
 def _peak(pid: int) -> int:
-    """Highest resident memory of a process so far, bytes."""
+    """Return the peak resident memory of a process in bytes."""
     return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def again(rows: Rows, model: str) -> None:
-    """Plan all runs anew whose measurements are there, after formulas were changed."""
+    """Update the estimates of all measured runs, after formulas were changed."""
     for row in rows.rows:
         with tempfile.TemporaryDirectory() as folder:
             largest, peak = planned(
@@ -119,7 +121,7 @@ and weighs requests by FedSODA's, so that how well it fits these says little. Of
 
 
 def table(rows: Rows) -> str:
-    """Markdown."""
+    """Return the table in Markdown."""
     lines = [HEAD]
     for row in rows.rows:
         largest, plan, found = (float(row[name]) / MEGA for name in FIGURES)
@@ -136,7 +138,7 @@ def table(rows: Rows) -> str:
 
 
 def main() -> None:
-    """Measure what is missing, and write the table."""
+    """Measure missing rows, and write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

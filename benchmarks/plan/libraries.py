@@ -1,9 +1,9 @@
-"""What do libraries take before anything of a run is there? Resident memory after imports, a kind of process at a time.
+"""Resident memory after imports, for each kind of process.
 
     python -m benchmarks.plan.libraries
 
-The figures are constants of ``server_app/planning/memory.py``; those of a SuperLink and a SuperNode that have passed no message
-yet come from ``/proc/PID/status`` of such processes.
+The figures are constants of ``server_app/planning/memory.py``. Those of an idle SuperLink and
+SuperNode come from ``/proc/PID/status`` of such processes.
 """
 
 import subprocess
@@ -24,7 +24,7 @@ import torch
 from pruning_kernels.local import LocalPruning
 LocalPruning("wanda", 0.5, "row").prune_mask(torch.zeros(1024, 1024), torch.ones(1024))
 """
-"""Kernels are compiled, or read from where they are kept."""
+"""Code that compiles kernels, or reads them from their cache."""
 IMPORTS = {
     "client": "import client_app.slicegpt",
     "pruning client": f"import client_app.fedprllm\n{COMPILE}",
@@ -42,7 +42,7 @@ TELL = 'print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print a line per kind."""
     for kind, imports in IMPORTS.items():
         program = f"{imports}\n{COMMON}\n{TELL}"
         done = subprocess.run(

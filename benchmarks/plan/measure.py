@@ -1,4 +1,7 @@
-"""One run, whose configuration is on stdin, measured in a fresh process; its files are left in the folder that is named."""
+"""Measurement of one run in a new process; the configuration is read from stdin.
+
+The run's files stay in the folder that the argument names.
+"""
 
 import json
 import sys
@@ -12,7 +15,7 @@ from benchmarks.plan.separate import SeparateGrid, forget_peak, peak, state_in
 
 
 def main() -> None:
-    """Run and print the figures as the last line."""
+    """Do the run, and print the figures as the last line."""
     from server_app.app import run_method
 
     config = json.load(sys.stdin)
@@ -35,7 +38,8 @@ def main() -> None:
         grid.end()
     sums: dict[str, dict[str, int]] = {}
     for entry in map(json.loads, (run / "ledger.jsonl").read_text().splitlines()):
-        if entry["client"] >= 0 and entry["direction"]:  # others are enrolment, and times
+        # Other entries are enrolment and virtual times.
+        if entry["client"] >= 0 and entry["direction"]:
             own = sums.setdefault(str(entry["client"]), {"down": 0, "up": 0})
             own[entry["direction"]] += entry["wire_bytes"]
     disk = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
@@ -53,7 +57,10 @@ def main() -> None:
 
 
 def _peaks_by_event() -> dict[str, int]:
-    """Highest resident memory of the server until each event of its progress since the one before, bytes, by event."""
+    """Return a dictionary that collects the server's peak resident memory before each event.
+
+    Bytes, by event. The peak is reset at every event.
+    """
     from strategies.engine.progress import Progress
 
     peaks: dict[str, int] = {}

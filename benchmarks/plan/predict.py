@@ -1,4 +1,4 @@
-"""The plan of one run, whose flat configuration is on stdin, in a fresh process."""
+"""Estimate of one run, in a new process; the flat configuration is read from stdin."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from server_app.public_tests import public_tests
 
 
 def main() -> None:
-    """Print the figures as one line."""
+    """Print the figures as one line of JSON."""
     settings = parse(json.load(sys.stdin), simulation=True)
     model = open_model(settings.model)
     plan = Plan(settings, model, public_tests(settings, model))

@@ -1,7 +1,7 @@
-"""A run whose clients live in processes of their own: what each takes can be told apart from what the server takes.
+"""Run whose clients have processes of their own, so that their memory and time are separate.
 
-Messages go through pipes in place of gRPC; the handlers on either side are those of every run. A client's process answers all
-messages of one client, as a node does that stays warm.
+Messages go through pipes instead of gRPC; the handlers on both sides are those of every run. A
+client's process answers all messages of one client, like a warm node.
 """
 
 import os
@@ -19,17 +19,17 @@ from tests.in_process import InProcessGrid
 
 
 def peak() -> int:
-    """Highest resident memory of this process so far, bytes."""
+    """Return the peak resident memory of this process in bytes."""
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def forget_peak() -> None:
-    """Let the peak begin anew."""
+    """Reset the peak."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def _client(pipe: Connection) -> None:
-    """In a client's process: answer messages, and at the end say what that took."""
+    """Answer messages in a client's process, and finally report time and peak memory."""
     from client_app.app import app
     from client_app.simulated import playing_a_node
     from espalier.flower.outside_task import play_task
@@ -53,24 +53,25 @@ def _client(pipe: Connection) -> None:
 
 
 class _Forgetful(list[tuple[int, Message]]):
-    """Replies that nobody looks at again; a list of them would count as the server's memory."""
+    """List that stores no replies: a list of them would count as the server's memory."""
 
     def append(self, _: tuple[int, Message]) -> None:
-        """Let it go."""
+        """Discard the reply."""
 
 
 class SeparateGrid(InProcessGrid):
-    """A grid whose nodes are processes."""
+    """Grid whose nodes are processes."""
 
     def __init__(self, node_configs: list[dict[str, Any]], run_config: dict[str, Any]) -> None:
-        super().__init__(None, node_configs, run_config)  # the app is in the other processes
+        # The app runs in the other processes.
+        super().__init__(None, node_configs, run_config)
         self.received = _Forgetful()
         self._pipes: dict[int, Connection] = {}
         self._started = get_context("spawn")
         self.figures: list[dict[str, Any]] = []
 
     def answer(self, message: Message, context: Context) -> Message:
-        """What the process of a node replies."""
+        """Return the reply of a node's process."""
         from espalier.wire.messages import read, write
 
         node = message.metadata.dst_node_id
@@ -83,7 +84,7 @@ class SeparateGrid(InProcessGrid):
         return Message(write(self._pipes[node].recv()), reply_to=message)
 
     def end(self) -> None:
-        """End the processes; their figures are in ``figures``, in order of clients."""
+        """End the processes, and collect their figures in ``figures`` in client order."""
         for _, pipe in sorted(self._pipes.items(), reverse=True):
             pipe.send(None)
             self.figures.append(pipe.recv())
@@ -91,6 +92,6 @@ class SeparateGrid(InProcessGrid):
 
 @contextmanager
 def state_in(folder: Path) -> Iterator[None]:
-    """Clients keep their state here."""
+    """Set the folder of the clients' state."""
     os.environ["ESPALIER_STATE_DIR"] = str(folder)
     yield

@@ -1,1 +1,1 @@
-"""Studies of SFT-P: variants against methods that make one smaller model for all, budgets, agreement; the paper's figures."""
+"""Studies of SFT-P: variants against other methods, budgets, agreement, and the paper's figures."""

@@ -1,11 +1,12 @@
-"""Compare SFT-P's variants and other methods with a model and texts of one's own, and count what its paper prints.
+"""Studies of SFT-P on your own model and texts, and a recount of the paper's figures.
 
-    python -m benchmarks.sft_p variants --model DIRECTORY --private FILE --private FILE --text NAME=FILE --text NAME=FILE
+    python -m benchmarks.sft_p variants --model DIRECTORY --private FILE --private FILE --text
+    NAME=FILE --text NAME=FILE
     python -m benchmarks.sft_p tables                # seconds, no weights, no network
 
-Every private file is a client's, and the public text at its place is of its domain. Runs are kept in ``--work``, and a study
-that was stopped goes on. Results go to ``docs/studies/sft-p-<study>.csv`` row by row, and at the end to Markdown tables and a
-plot beside it.
+Every private file belongs to one client, and the evaluation text at the same position has the same
+domain. Runs are kept in ``--work``, so that an interrupted study continues there. Results go to
+``docs/studies/sft-p-<study>.csv`` row by row, and finally to Markdown tables and a plot next to it.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Do one study; 2 after a mistake, which is told on stderr."""
+    """Run one study; return 2 after a Mistake, whose message is printed on stderr."""
     given = _arguments()
     try:
         _count(given) if given.study == "tables" else _measure(given)
@@ -55,7 +56,10 @@ def _count(given: argparse.Namespace) -> None:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    """Run a study, or what is missing of it, and write its report; a public text for each private one."""
+    """Run the missing parts of a study and write its report.
+
+    Each private text needs an evaluation text.
+    """
     if len(given.private) != len(given.text):
         raise Mistake(
             f"{len(given.private)} private texts and {len(given.text)} public ones; give one of"

@@ -1,4 +1,4 @@
-"""The figures that SFT-P's paper prints and that can be counted again, as it prints them, and the settings of its table 4."""
+"""Figures of SFT-P's paper that can be recounted, as printed, and the settings of its table 4."""
 
 MODELS = {
     "LLaMA-7B": "llama-7b",
@@ -6,7 +6,7 @@ MODELS = {
     "Qwen2-7B-Instruct": "qwen2-7b",
     "LLaMA3.1-8B": "llama3-8b",
 }
-"""The paper's name -> known shape (``espalier.training.shapes``); LLaMA 2's matrices are those of LLaMA."""
+"""Known shape (``espalier.training.shapes``) by the paper's name; LLaMA 2 has LLaMA's matrices."""
 SHARES = (0.2, 0.5)
 WIDTH = 32
 RANK = 8
@@ -14,7 +14,7 @@ TARGETS = ("attn.q", "attn.v")
 BIAS = 3.0
 
 Line = tuple[str, str, str, str, str]
-"""ARC-Easy, HellaSwag, PIQA, WinoGrande, and their mean, in percent."""
+"""Scores of ARC-Easy, HellaSwag, PIQA and WinoGrande, and their mean, in percent."""
 
 AVERAGES: dict[str, dict[str, Line]] = {
     "1, LLaMA-7B, 20%": {
@@ -82,4 +82,4 @@ TABLE_2 = {
     ("SFT-P +C/NOA", "50%", "PIQA, WinoGrande"): ("70.78", "56.59"),
     ("SFT-P +C/+A", "50%", "PIQA, WinoGrande"): ("69.75", "56.59"),
 }
-"""What table 2 repeats of table 1."""
+"""Scores of table 1 that table 2 repeats."""

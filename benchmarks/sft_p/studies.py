@@ -1,7 +1,7 @@
-"""SFT-P's variants and budgets, and methods that make one smaller model for all, at one client per domain.
+"""SFT-P's variants and budgets, and methods with one smaller model for all, one client per domain.
 
-Every cell is a run of the whole app. What counts is how well each client's model does on its own domain: of SFT-P that is the
-client's own model, of the others the one that all share.
+Every cell is a complete run of the app. The score is that of each client's model on its own domain:
+for SFT-P the client's own model, for other methods the common one.
 """
 
 import json
@@ -22,12 +22,12 @@ from espalier.wire.plan import ModelPlan
 
 SHARES = (0.2, 0.5)
 MIXED = (0.2, 0.5, 0.5)
-"""Shares of three clients."""
+"""Pruning ratios of three clients."""
 TRAINED = {
     "training.batch-size": 2, "training.learning-rate": 2e-3, "lora.targets": "all", "data.window-tokens": 128,
     "federation.rounds": 10, "training.steps": 20,
 }  # fmt: skip
-"""What SFT-P and the tuning of all others share."""
+"""Settings that SFT-P and the tuning of all other methods share."""
 MASKS = {"method": "sft-p", "sft-p.learning-rate": 3e-3, "evaluation.local-only": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "SFT-P NOC/NOA": {"sft-p.conditioned": False, "sft-p.adapters": False},
@@ -53,16 +53,19 @@ ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
     "norms of what is read": {"sft-p.norm": "read"},
     "LoRA on q and v": {"lora.targets": "attn.q,attn.v"},
 }
-"""What the paper leaves open, or this project decided otherwise; all else is as in ``variants``."""
+"""Choices that the paper leaves open, or that this project made differently.
+
+All other settings are those of ``variants``.
+"""
 SLICED = "SliceGPT"
 OTHERS = ("FLAP", "LLM-Pruner", "LLM-Streamline", SLICED)
-"""Methods that leave one smaller dense model for all; the first three are those of ``benchmarks.smaller``."""
+"""Methods with one smaller dense model; the first three are in ``benchmarks.smaller``."""
 DENSE = "dense"
 LATER = ", mixed"
 UNIFORM = "uniform"
 CENTRAL = ", one party"
 CENTRALISED = ("LLM-Pruner", "LLM-Streamline", SLICED)
-"""Those that the paper's table 1 has with all data in one place, too."""
+"""Methods that the paper's table 1 also has with all data in one place."""
 MEGA = 1e6
 KEYS = ("seed", "sparsity", "model", "text")
 FIGURES = (
@@ -75,11 +78,17 @@ FIGURES = (
     "seconds",
 )
 LATE = "late_steps_to_budget"
-"""Steps after which a late client's draws spend its budget; nothing where they never do, and of clients of the rounds."""
+"""Column with the steps after which a late client's draws meet its budget.
+
+It is empty if they never do, and for clients that took part in the rounds.
+"""
 
 
 def variants(bench: Bench, rows: Rows) -> None:
-    """All variants and all other methods, at two shares, and mixed budgets; perplexity on each client's own domain."""
+    """Measure all variants and other methods at two ratios, and mixed budgets.
+
+    The figure is the perplexity on each client's own domain.
+    """
     for seed in bench.seeds:
         for share, name in product(SHARES, VARIANTS):
             _masks(bench, rows, seed, [share] * len(bench.private), name)
@@ -92,13 +101,19 @@ def variants(bench: Bench, rows: Rows) -> None:
 
 
 def choices(bench: Bench, rows: Rows) -> None:
-    """One choice after another made otherwise, at half of the blocks' weights, conditioned and with LoRA."""
+    """Measure changes of one choice at a time, at 50% of the blocks' weights.
+
+    All runs are conditioned and with LoRA.
+    """
     for seed, (name, changes) in product(bench.seeds, ONE_AT_A_TIME.items()):
         _masks(bench, rows, seed, [max(SHARES)] * len(bench.private), name, changes=changes)
 
 
 def budgets(bench: Bench, rows: Rows) -> None:
-    """Uniform and mixed budgets, the first half of the clients a fifth and the others a half; and the last client late."""
+    """Measure uniform and mixed budgets, and a late last client.
+
+    With mixed budgets, the first half of the clients prunes 20% and the others 50%.
+    """
     few, many = SHARES
     number = len(bench.private)
     mixed = [few if client < number // 2 else many for client in range(number)]
@@ -117,7 +132,7 @@ def budgets(bench: Bench, rows: Rows) -> None:
 
 
 def texts_of(bench: Bench) -> list[str]:
-    """Public texts, in the order of the clients whose domain they are of."""
+    """Return the evaluation texts, in the order of the clients with the same domain."""
     return [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
 
 
@@ -130,7 +145,7 @@ def _masks(
     suffix: str = "",
     changes: Mapping[str, Any] | None = None,
 ) -> None:
-    """A run of SFT-P, a row for each client."""
+    """Do a run of SFT-P with a row for each client."""
     texts = texts_of(bench)
     cells = [
         {"seed": seed, "sparsity": share, "model": f"{name}{suffix}", "text": text}
@@ -178,7 +193,10 @@ def _masks(
 
 
 def rounds_to_budget(spent: list[list[float]]) -> float | None:
-    """The first round whose last draws spend the budget but for ``NEAR``, on average, before masks are fitted to it."""
+    """Return the first round whose last draws meet the budget within ``NEAR``, on average.
+
+    These are draws before masks are fitted to the budget.
+    """
     for number, draws in enumerate(spent, start=1):
         last = draws[-LOOKED_AT:]
         if last and abs(sum(last) / len(last) - 1) <= NEAR:
@@ -189,7 +207,10 @@ def rounds_to_budget(spent: list[list[float]]) -> float | None:
 def _one_for_all(
     bench: Bench, rows: Rows, seed: int, share: float, name: str, where: str = ""
 ) -> None:
-    """A run that makes one smaller model, and one that tunes it; ``CENTRAL``: of a single client that has all texts."""
+    """Do a run that makes one smaller model, and one that tunes it.
+
+    With ``CENTRAL`` as ``where``, the first run has a single client with all texts.
+    """
     cells = [
         {"seed": seed, "sparsity": share, "model": f"{name}{where}{tuned}", "text": text}
         for tuned, text in product(("", TUNED), texts_of(bench))
@@ -233,9 +254,11 @@ def _one_for_all(
 
 
 def slicing_for(plan: ModelPlan, share: float) -> float:
-    """The share of the residual stream's width without which the blocks' weights fall by a share of what they are.
+    """Return the fraction of the residual width that must go for a pruning ratio.
 
-    With ``x`` of the width ``d``, matrices keep ``x`` of their weights, and each block gets two square ones of ``x * d``.
+    The ratio refers to the blocks' weights. If the fraction ``x`` of the width ``d`` remains,
+    matrices keep the fraction ``x`` of their weights, and each block gets two square matrices of
+    size ``x * d``.
     """
     width = plan.blocks[0].linears[0].shape[1]
     added = 2 * len(plan.blocks) * width**2 / plan.num_weights

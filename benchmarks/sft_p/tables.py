@@ -1,4 +1,4 @@
-"""What SFT-P costs on the paper's models, counted on the meta device, and the printed figures that can be counted again."""
+"""Costs of SFT-P on the paper's models, and a recount of printed figures, on the meta device."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ from espalier.wire.adapters import AdapterPlan
 from espalier.wire.mask_generator import GeneratorShape, Heads
 
 EMBEDDING = CODE = 32
-"""The paper names neither."""
+"""Size of embeddings and codes; the paper specifies neither."""
 FLOAT32 = 4
 MOMENTS = 2
 MIB = 1 << 20
@@ -29,7 +29,7 @@ CSV_COLUMNS = ("table", "row", "quantity", "printed", "computed", "agrees", "why
 
 @dataclass(frozen=True)
 class Figure:
-    """One printed figure, and what it comes to."""
+    """Printed figure and its recount."""
 
     table: str
     row: str
@@ -37,25 +37,25 @@ class Figure:
     printed: str
     computed: float
     why: str = ""
-    """Of a difference."""
+    """Reason for a difference."""
 
     @property
     def agrees(self) -> bool:
-        """Within half a unit of the last printed digit, and what floating point adds."""
+        """True if the recount rounds to the printed figure, with a tolerance for floating point."""
         digits = len(self.printed.partition(".")[2])
         return abs(self.computed - float(self.printed)) <= 0.5 * 10**-digits + 1e-9
 
 
 @cache
 def costs(name: str) -> Account:
-    """Of one of the paper's models, with the paper's LoRA."""
+    """Return the costs of one of the paper's models with the paper's LoRA."""
     return account(
         paper.MODELS[name], LoraSettings(rank=paper.RANK, targets=",".join(paper.TARGETS))
     )
 
 
 def shared(name: str, heads: Heads, *, adapters: bool) -> AdapterPlan:
-    """All that clients share: generator, and LoRA."""
+    """Return the plan of everything that clients share: generator, and LoRA if ``adapters``."""
     own = costs(name)
     shape = GeneratorShape(EMBEDDING, CODE, paper.WIDTH, heads)
     plan = own.adapters if adapters else replace(own.adapters, blocks={})
@@ -63,7 +63,7 @@ def shared(name: str, heads: Heads, *, adapters: bool) -> AdapterPlan:
 
 
 def figures() -> Iterator[Figure]:
-    """Every printed figure that can be counted."""
+    """Yield every printed figure that can be recounted."""
     for table, lines in paper.AVERAGES.items():
         for row, (*scores, printed) in lines.items():
             yield Figure(
@@ -112,11 +112,11 @@ def _why(table: str, row: str) -> str:
     return "not the mean of its four scores"
 
 
-# ----- as text --------------------------------------------------------------------------------------------------------
+# ----- Markdown and CSV ---------------------------------------------------------------------------
 
 
 def report() -> str:
-    """All tables as Markdown."""
+    """Return all tables as Markdown."""
     found = list(figures())
     agreeing = sum(figure.agrees for figure in found)
     missed = [figure for figure in found if not figure.agrees]

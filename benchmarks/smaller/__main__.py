@@ -1,10 +1,12 @@
-"""Compare the methods that make models smaller or sparser, with a model and texts of one's own.
+"""Comparison of the methods that make models smaller or sparser, on your own model and texts.
 
-    python -m benchmarks.smaller recovery --model DIRECTORY --private FILE --private FILE --text NAME=FILE --text NAME=FILE
+    python -m benchmarks.smaller recovery --model DIRECTORY --private FILE --private FILE --text
+    NAME=FILE --text NAME=FILE
     python -m benchmarks.smaller latency ...
 
-Every private file is a client's. ``recovery`` comes first: runs are kept in ``--work``, and a study that was stopped goes on.
-Results go to ``docs/studies/smaller-<study>.csv`` row by row, and at the end to Markdown tables and a plot beside it.
+Every private file belongs to one client. ``recovery`` comes first; its runs are kept in ``--work``,
+so that an interrupted study continues there. Results go to ``docs/studies/smaller-<study>.csv`` row
+by row, and finally to Markdown tables and a plot next to it.
 """
 
 import argparse
@@ -29,7 +31,13 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run a study, or what is missing of it, and write its report; 2 after a mistake, which is told on stderr."""
+    """Run the missing parts of a study and write its report.
+
+    Returns
+    -------
+    int
+        2 after a Mistake, whose message is printed on stderr
+    """
     given = _arguments()
     study = STUDIES[given.study]
     path = given.out / f"smaller-{given.study}"

@@ -1,4 +1,4 @@
-"""A study of whole runs, on a model and texts of one's own: its command line, its conditions, and the runs themselves."""
+"""Study of complete runs on your own model and texts: command line, conditions and runs."""
 
 import argparse
 import contextlib
@@ -26,12 +26,12 @@ from server_app.app import run_method
 from tests.in_process import InProcessGrid
 
 WINDOWS = 32
-"""Calibration windows of a client."""
+"""Number of calibration samples of a client."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all cells share."""
+    """Common data of all cells."""
 
     common: Mapping[str, Any]
     """Settings of every run, flat."""
@@ -39,10 +39,10 @@ class Bench:
     private: Sequence[Path]
     seeds: Sequence[int]
     work: Path
-    """Where runs are kept."""
+    """Folder of the runs."""
 
     def dealt(self) -> Path:
-        """The clients' texts under names that hold their numbers."""
+        """Link the clients' texts under names with their numbers; return the path pattern."""
         folder = self.work / "private"
         folder.mkdir(parents=True, exist_ok=True)
         for client, file in enumerate(self.private):
@@ -52,7 +52,7 @@ class Bench:
         return folder / "{client}.txt"
 
     def pooled(self) -> Path:
-        """All clients' texts in one file."""
+        """Write all clients' texts to one file, and return its path."""
         path = self.work / "private" / "all.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(
@@ -61,12 +61,12 @@ class Bench:
         return path
 
     def run(self, name: str, varied: Mapping[str, Any]) -> Path:
-        """The directory of a completed run with these settings; one that is there is not done again.
+        """Return the directory of a completed run with these settings; do the run if it is missing.
 
         Raises
         ------
         Mistake
-            What is there under this name has other settings.
+            The run under this name has other settings.
         """
         folder = self.work / name
         settings = {
@@ -89,12 +89,12 @@ class Bench:
             )
 
     def made(self, name: str) -> Path:
-        """The directory of a run that is there.
+        """Return the directory of an existing run.
 
         Raises
         ------
         Mistake
-            It is not.
+            It does not exist.
         """
         if (found := self._completed(name)) is None:
             raise Mistake(
@@ -116,7 +116,13 @@ class Bench:
 
 
 def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
-    """Hold what a folder's run was asked for against what is wanted."""
+    """Compare the settings of an existing run with the wanted ones.
+
+    Raises
+    ------
+    Mistake
+        They differ, or those of the existing run are unknown.
+    """
     if not path.exists():
         raise Mistake(
             f"{path.parent}: holds a run of which nobody knows what it was asked for; give another"
@@ -133,7 +139,7 @@ def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, work: str, threads: int) -> None:
-    """What every such study asks for; ``work`` and ``threads`` are defaults."""
+    """Add the common command-line arguments; ``work`` and ``threads`` are defaults."""
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
     parser.add_argument(
         "--private", required=True, action="append", type=Path, help="the text of one client"
@@ -164,24 +170,25 @@ def measure(
     settings: Mapping[str, Any],
     stated: Mapping[str, Any],
 ) -> tuple[Rows, dict[str, Any]]:
-    """Run a study, or what is missing of it.
+    """Measure missing rows of a study.
 
     Parameters
     ----------
-    given : what ``add_arguments`` asked for
-    path : of the results, without an ending; they are written row by row
-    settings : of every run, beside those that all studies have
-    stated : conditions of this study, beside those of all
+    given : arguments of ``add_arguments``
+    study : study to measure
+    path : path of the results without a suffix; they are written row by row
+    settings : settings of every run, in addition to the common ones
+    stated : conditions of this study, in addition to the common ones
 
     Returns
     -------
     tuple
-        the rows, and the conditions under which they were measured
+        The rows, and the conditions under which they were measured
 
     Raises
     ------
     Mistake
-        A setting or file is wrong, or the rows that are there were measured under other conditions.
+        A setting or file is wrong, or existing rows were measured under other conditions.
     """
     common = {
         "model": given.model,

@@ -1,7 +1,8 @@
-"""Every method that makes a model smaller or sparser, with and without tuning afterwards, at one client per domain.
+"""Methods that make a model smaller or sparser, with and without tuning, one client per domain.
 
-Every cell is a run of the whole app, then one of ``fedpetuning`` on what it wrote. Models stay in the working directory, so
-that a study that was stopped goes on there, and ``latency`` finds them.
+Every cell is a complete run of the app, followed by a run of ``fedpetuning`` on its result. Models
+are kept in the working directory, so that an interrupted study continues there and ``latency``
+finds them.
 """
 
 import json
@@ -36,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedPrLLM": {"method": "fedprllm", "fedprllm.sparsity": None},
     "FedSpaLLM": {"method": "fedspallm", "fedspallm.sparsity": None},
 }  # fmt: skip
-"""Settings by name; None stands for the share."""
+"""Settings by name; None stands for the pruning ratio or sparsity."""
 SPARSE = ("FedPrLLM", "FedSpaLLM")
 TUNING = {
     "method": "fedpetuning", "federation.rounds": 2, "training.steps": 15, "training.batch-size": 4,
@@ -55,7 +56,7 @@ MEGA = 1e6
 
 
 def recovery(bench: Bench, rows: Rows) -> None:
-    """Perplexity per domain, bytes and size, of all methods and shares."""
+    """Measure perplexity per domain, bytes and size, for all methods and ratios."""
     for seed, share, name in product(bench.seeds, SHARES, METHODS):
         cells = [
             {"seed": seed, "sparsity": share, "model": f"{name}{tuned}"} for tuned in ("", TUNED)
@@ -103,7 +104,7 @@ def _add(
     runs: Sequence[Path],
     model: str = "federated",
 ) -> None:
-    """Write down what the last of some runs came to, and what all of them sent."""
+    """Record the result of the last run, and the bytes of all runs."""
     documents = [json.loads((run / "summary.json").read_text()) for run in runs]
     clients = len(bench.private)
     up, down = (
@@ -126,7 +127,7 @@ def _add(
             )
 
 
-# ----- latency ------------------------------------------------------------------------------------------------------------
+# ----- latency ------------------------------------------------------------------------------------
 
 BATCH = 8
 PROMPT = 256
@@ -135,7 +136,10 @@ REPEATS = 7
 
 
 def latency(bench: Bench, rows: Rows) -> None:
-    """Milliseconds of a prompt of eight sequences, and of a token of one, of the first seed's models, in turns."""
+    """Measure the milliseconds of a prompt of 8 sequences, and of a token of one sequence.
+
+    The models are those of the first seed, measured in turns.
+    """
     seed = bench.seeds[0]
     shares = dict[tuple[float, str], Path]()
     shares[0.0, DENSE] = open_model(bench.model).directory

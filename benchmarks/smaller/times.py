@@ -1,4 +1,4 @@
-"""The times of a latency study as a Markdown table."""
+"""Times of a latency study as a Markdown table."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from benchmarks.fedspallm.rows import Rows
 
 
 def write_times(title: str, rows: Rows, path: Path) -> None:
-    """Write ``<path>.md``: milliseconds, and in brackets the share of the dense model's."""
+    """Write ``<path>.md``: milliseconds, and the ratio to the dense model in brackets."""
     dense = next(row for row in rows.rows if not float(row["sparsity"]))
     heads = {"prefill_ms": "8 sequences of 256 tokens, ms", "token_ms": "a token of one, ms"}
     lines = [

@@ -1,1 +1,4 @@
-"""The studies of FedPrLLM's paper, each by one command: ``python -m benchmarks.studies table-1 --help``."""
+"""Studies of FedPrLLM's paper, one command each.
+
+Help: ``python -m benchmarks.studies table-1 --help``.
+"""

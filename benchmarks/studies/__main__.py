@@ -1,11 +1,13 @@
-"""Repeat a study of FedPrLLM's paper with a model and texts of one's own.
+"""Studies of FedPrLLM's paper on your own model and texts.
 
-    python -m benchmarks.studies table-1 --model DIRECTORY --private FILE --text NAME=FILE --text NAME=FILE
+    python -m benchmarks.studies table-1 --model DIRECTORY --private FILE --text NAME=FILE --text
+    NAME=FILE
 
-The private text is dealt out to the clients; every model is evaluated on the public texts. Results go to
-``docs/studies/<study>.csv`` cell by cell (a study that was stopped goes on there), and at the end to a Markdown table and
-a plot beside it. ``table-1`` and ``table-4`` are the paper's tables 1 to 3 and 4 and 8, ``figure-2`` and ``figure-3`` its
-figures; at 64 clients and three seeds they take half an hour each on one core with a model of 7 M parameters.
+The private text is distributed to the clients; every model is evaluated on the evaluation texts.
+Results go to ``docs/studies/<study>.csv`` cell by cell (an interrupted study continues there), and
+finally to a Markdown table and a plot next to it. ``table-1`` and ``table-4`` are the paper's
+tables 1 to 3 and 4 and 8, ``figure-2`` and ``figure-3`` its figures. With 64 clients, three seeds
+and a model of 7 M parameters, each takes half an hour on one core.
 """
 
 import argparse
@@ -71,7 +73,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def main() -> int:
-    """Run a study, or what is missing of it, and write its report."""
+    """Run the missing parts of a study, and write its report."""
     given = _arguments()
     common = {
         "model": given.model,

@@ -1,4 +1,4 @@
-"""What each study varies: its cells, one per setting and seed."""
+"""Cells of each study: one per setting and seed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,17 @@ STRATEGIES = ("one-shot", "iterative")
 BASELINES = ("local-only", "centralized")
 CLIENTS = 64
 WINDOWS = 2
-"""The paper's federation (section 4.1): 64 clients with 2 calibration windows each."""
+"""Number of calibration samples per client.
+
+The paper's federation has 64 clients with 2 samples each (section 4.1).
+"""
 SPARSITIES = (0.5, 0.6, 0.7)
 HALVINGS = (64, 32, 16, 8, 4, 2)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the clients compute with; cells of one setting share their masks."""
+    """Settings of the clients; cells of one setting share their masks."""
 
     seed: int
     clients: int = CLIENTS
@@ -27,7 +30,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model whose perplexity is measured: ``dense``, a baseline, or a strategy of the server."""
+    """Model whose perplexity is measured: ``dense``, a baseline, or a result of the server."""
 
     setting: Setting
     method: str
@@ -40,7 +43,7 @@ def _common(setting: Setting) -> Iterator[Cell]:
 
 
 def table_1(seeds: Sequence[int]) -> Iterator[Cell]:
-    """Table 1: server comparison group x strategy x weight scaling, at three sparsities."""
+    """Yield table 1: server comparison group, strategy and weight scaling, at three sparsities."""
     for seed, sparsity in product(seeds, SPARSITIES):
         setting = Setting(seed, sparsity=sparsity)
         yield from _common(setting)
@@ -49,7 +52,7 @@ def table_1(seeds: Sequence[int]) -> Iterator[Cell]:
 
 
 def table_4(seeds: Sequence[int]) -> Iterator[Cell]:
-    """Tables 4 and 8: local comparison group x server comparison group, one-shot, no weight scaling, 50%."""
+    """Yield tables 4 and 8: local and server comparison group, one-shot, 50%, no weight scaling."""
     for seed, local_group in product(seeds, GROUPS):
         setting = Setting(seed, local_group=local_group)
         yield from _common(setting)
@@ -57,7 +60,7 @@ def table_4(seeds: Sequence[int]) -> Iterator[Cell]:
 
 
 def figure_2(seeds: Sequence[int]) -> Iterator[Cell]:
-    """Figure 2: from 64 to 2 clients, which share 128 windows."""
+    """Yield figure 2: 64 to 2 clients with 128 calibration samples in total."""
     for seed, clients in product(seeds, HALVINGS):
         setting = Setting(seed, clients, CLIENTS * WINDOWS // clients)
         yield from _common(setting)
@@ -65,7 +68,7 @@ def figure_2(seeds: Sequence[int]) -> Iterator[Cell]:
 
 
 def figure_3(seeds: Sequence[int]) -> Iterator[Cell]:
-    """Figure 3: from 128 to 4 windows in total, two per client."""
+    """Yield figure 3: 128 to 4 calibration samples in total, two per client."""
     for seed, clients in product(seeds, HALVINGS):
         setting = Setting(seed, clients)
         yield from _common(setting)

@@ -1,7 +1,7 @@
-"""The clients of one FedPrLLM setting, in this process and by the functions that the app itself runs.
+"""Clients of one FedPrLLM setting in this process, with the functions of the app.
 
-What a client computes in one-shot pruning does not depend on how the server compares votes, so a study computes windows,
-masks and votes of a setting once, and decides them in as many ways as it wants to.
+In one-shot pruning, a client's work does not depend on how the server compares votes. So a study
+computes the samples, masks and votes of a setting once, and decides them in several ways.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,18 +31,21 @@ from pruning_kernels.votes import VoteCounter
 from strategies.results.votes import VoteResult
 
 PUBLISHED_TIES = {"layer": "random", "row": "index", "column": "index"}
-"""The rules of the paper's code by comparison group; it draws without a seed, here the run's seed is used."""
+"""Tie rules of the paper's code by comparison group.
+
+That code draws without a seed; here the run's seed is used.
+"""
 
 
 class Clients:
-    """All clients of a run with these settings, and what they and the server compute.
+    """All clients of a run with these settings, and their and the server's computations.
 
     Parameters
     ----------
-    settings : of the run; how the server compares votes is given later
-    stream : the dense model
+    settings : settings of the run; the server's comparison group is given later
+    stream : dense model
     scratch : directory for masks
-    published_ties : ties are decided by the rules of the paper's code, not by those of the settings
+    published_ties : True to break ties by the rules of the paper's code instead of the settings
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Clients:
         self._decided: dict[tuple[str, str], VoteResult] = {}
 
     def ties_of(self, group: str) -> str:
-        """How ties among votes are decided in a comparison group."""
+        """Return the tie rule in a comparison group."""
         return (
             PUBLISHED_TIES[group]
             if self.published_ties
@@ -73,7 +76,7 @@ class Clients:
 
     @cached_property
     def windows(self) -> list[Tensor]:
-        """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
+        """Calibration samples of each client, (data.windows, data.window-tokens), int64."""
         encode = self.stream.model.encode
         return [
             client_windows(self.settings, simulated_node(), encode, client)
@@ -86,16 +89,19 @@ class Clients:
         return [self._prune(windows) for windows in self.windows]
 
     def local_only(self, client: int) -> Edits:
-        """What one client would make of the model alone."""
+        """Return the local baseline of one client."""
         return self._masked(self.masks[client])
 
     @cached_property
     def centralized(self) -> Edits:
-        """What one party would make of the model with the windows of all clients."""
+        """Centralized baseline: one party with the samples of all clients."""
         return self._masked(self._prune(torch.cat(self.windows)))
 
     def decide(self, strategy: str, group: str) -> VoteResult:
-        """What the server decides by the clients' votes, with counts, so that weights can be scaled or not."""
+        """Return the server's decision by the clients' votes.
+
+        It includes the vote counts, so that weights can be scaled or not.
+        """
         if (strategy, group) not in self._decided:
             varied = {
                 "comparison_group": group,
@@ -115,7 +121,7 @@ class Clients:
 
     @cached_property
     def _votes(self) -> list[Mapping[str, VoteCounter]]:
-        """One-shot votes of all clients, per block and linear."""
+        """One-shot votes of all clients, by block and linear."""
         return [
             self._count(block, [hashes[block.index] for hashes in self.masks])
             for block in self.plan.blocks
@@ -133,7 +139,10 @@ class Clients:
 
     @torch.no_grad()
     def _decide_block_by_block(self, result: VoteResult) -> None:
-        """Iterative pruning: all vote on a block, the server decides, all go on with what it pruned (section 3.2.3)."""
+        """Decide by iterative pruning (section 3.2.3).
+
+        All clients vote on a block, the server decides, and all continue behind the pruned block.
+        """
         everybody: list[Activations] = [self.stream.start(windows) for windows in self.windows]
         for block in self.plan.blocks:
             votes = []
@@ -163,7 +172,7 @@ class Clients:
 
 
 def _counted(block: BlockPlan, votes: Sequence[Mapping[str, Words]]) -> dict[str, VoteCounter]:
-    """Votes of all clients for one block, given their packed masks by canonical linear name."""
+    """Return the votes of all clients on one block, given packed masks by canonical linear name."""
     counters = {linear.name: VoteCounter(linear.shape, len(votes)) for linear in block.linears}
     for name, counter in counters.items():
         counter.count(np.stack([vote[name] for vote in votes]))

@@ -1,4 +1,4 @@
-"""Measure the cells of a study: perplexity on every public text, written down cell by cell."""
+"""Measurement of the cells of a study: perplexity on every evaluation text."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,22 +17,22 @@ from espalier.modeling.edits import Edits, masked
 from espalier.settings.run import RunSettings, parse
 
 LOCAL_CLIENTS = 8
-"""Of how many clients the local results are evaluated; their mean is ``local-only``."""
+"""Maximum number of clients whose local baselines are evaluated; ``local-only`` is their mean."""
 
 
 @dataclass
 class Bench:
-    """What all cells of a study share: the dense model, the public texts and the clients' text."""
+    """Common data of all cells of a study: dense model, evaluation texts and clients' text."""
 
     stream: BlockStream
     texts: Mapping[str, Tensor]
     common: Mapping[str, object]
     """Settings of the run that no study varies, flat."""
     published_ties: bool = False
-    """Ties are decided by the rules of the paper's code."""
+    """True if ties are broken by the rules of the paper's code."""
 
     def settings(self, setting: Setting) -> RunSettings:
-        """The run's settings for the clients of a cell."""
+        """Return the settings of the run for the clients of a cell."""
         varied = {
             "seed": setting.seed,
             "num-clients": setting.clients,
@@ -44,7 +44,7 @@ class Bench:
 
 
 def measure(bench: Bench, cells: Iterable[Cell], rows: Rows) -> None:
-    """Measure every cell on the texts on which ``rows`` does not have it yet, and add it there."""
+    """Measure every cell on the texts that ``rows`` lacks, and add the rows."""
     dense_losses: dict[str, float] = {}
     texts = {cell: rows.missing(cell, bench.texts) for cell in cells}
     missing = [cell for cell, names in texts.items() if names]
@@ -80,7 +80,7 @@ def _by_setting(cells: Iterable[Cell]) -> Iterator[tuple[Setting, list[Cell]]]:
 
 
 def _models(clients: Clients, cell: Cell) -> tuple[list[Edits], float]:
-    """The models of a cell, and the share of prunable weights that are zero in them."""
+    """Return the models of a cell, and the fraction of their prunable weights that is zero."""
     if cell.method in ("local-only", "centralized"):
         alone = clients.decide("one-shot", "layer").local_sparsity()
         if cell.method == "centralized":

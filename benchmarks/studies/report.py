@@ -1,4 +1,4 @@
-"""A study's rows as Markdown tables and a plot: mean over seeds with the spread, and arms compared in pairs."""
+"""Report of a study: Markdown tables and a plot, means over seeds, and paired comparisons."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ TITLES = {
     "figure-3": "128 to 4 calibration windows, two per client, 50% (the paper's figure 3)",
 }
 LOG_SCALE_FROM = 5
-"""A table is plotted on a logarithmic axis if its largest perplexity is so many times its smallest."""
+"""Ratio of largest to smallest perplexity above which a plot has a logarithmic axis."""
 LABELS: dict[str, tuple[Label, Label]] = {
     "table-1": (lambda cell: _model(cell), lambda cell: f"{cell.setting.sparsity:.0%}"),
     "table-4": (lambda cell: _model(cell), lambda cell: f"local: {cell.setting.local_group}"),
@@ -28,7 +28,7 @@ LABELS: dict[str, tuple[Label, Label]] = {
         lambda cell: f"{cell.setting.clients * cell.setting.windows} windows",
     ),
 }
-"""Per study: what names a row of the table, and what names a column."""
+"""Functions that return the name of a row and of a column, by study."""
 
 AGAINST_BASELINES = tuple(
     Pair("layer, one-shot", baseline) for baseline in ("local-only", "centralized")
@@ -48,7 +48,7 @@ PAIRS: dict[str, tuple[Pair, ...]] = {
     "figure-2": AGAINST_BASELINES,
     "figure-3": AGAINST_BASELINES,
 }
-"""Per study: the rows of its table that are compared in pairs."""
+"""Rows that are compared in pairs, by study."""
 
 
 def _model(cell: Cell) -> str:
@@ -66,7 +66,7 @@ def write_report(study: str, rows: Rows, path: Path) -> None:
 def _figures(
     study: str, rows: Rows, text: str
 ) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """(row, column) -> mean perplexity over seeds, its spread, mean achieved sparsity."""
+    """Return mean perplexity over seeds, its spread and the mean sparsity, by (row, column)."""
     model, column = LABELS[study]
     grouped: dict[tuple[str, str], list[Row]] = {}
     for row in rows.rows:
@@ -83,7 +83,7 @@ def _figures(
 
 
 def _by_seed(study: str, rows: Rows, text: str) -> dict[tuple[str, str], dict[str, float]]:
-    """(row, column) -> perplexity by seed."""
+    """Return the perplexity by seed, by (row, column)."""
     model, column = LABELS[study]
     arms: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows.rows:
@@ -141,7 +141,7 @@ def _cell(figures: tuple[float, float, float] | None) -> str:
 
 
 def _plot(study: str, rows: Rows, path: Path) -> None:
-    """Tables as dots per model, one colour per column; figures as lines over the columns, one per pruned model."""
+    """Plot tables as dots per model with a color per column, and figures as lines per model."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

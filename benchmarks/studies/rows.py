@@ -1,4 +1,4 @@
-"""The measured cells of a study: a CSV file that grows row by row, so that an interrupted study goes on."""
+"""Measured cells of a study in a CSV file, to which an interrupted study adds rows."""
 
 import csv
 import json
@@ -25,26 +25,26 @@ class Row:
     cell: Cell
     text: str
     perplexity: float
-    """Mean over ``models``."""
+    """Mean perplexity over ``models``."""
     achieved_sparsity: float
-    """Share of the prunable weights that are zero."""
+    """Fraction of the prunable weights that is zero."""
     models: int
-    """How many models were evaluated: one, or for ``local-only`` one per client that was asked."""
+    """Number of evaluated models: 1, or for ``local-only`` one per evaluated client."""
 
 
 class Rows:
-    """The rows of a CSV file, which is made if it is not there.
+    """Rows of a CSV file, which is created if missing.
 
     Parameters
     ----------
-    path : the CSV file; ``conditions`` lie beside it as JSON
-    conditions : what the rows were measured with, JSON values, ``texts`` by name; rows of other conditions are refused, but
-        texts may be added, or left out, from one time to the next
+    path : path of the CSV file; the conditions are in a JSON file next to it
+    conditions : conditions of the measurement as JSON values, with ``texts`` by name; rows of other
+        conditions are refused, but texts may be added or left out
 
     Raises
     ------
     Mistake
-        The file holds rows of other conditions, lacks its conditions, or is damaged.
+        The file has rows of other conditions, lacks its conditions, or is damaged.
     """
 
     def __init__(self, path: Path, conditions: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Rows:
             write_json(beside, self.conditions)
 
     def _read(self) -> None:
-        """Read the rows; what an interruption left of a last one is dropped, from the file too."""
+        """Read the rows; an incomplete last line is dropped, also from the file."""
         lines = self.path.read_text().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith("\n")]
         for number, record in enumerate(csv.DictReader(whole), start=2):
@@ -94,19 +94,19 @@ class Rows:
             write_bytes(self.path, "".join(whole).encode())
 
     def missing(self, cell: Cell, texts: Iterable[str]) -> list[str]:
-        """Those texts on which a cell was not measured yet."""
+        """Return the texts on which a cell was not measured yet."""
         known = {row.text for row in self.rows if row.cell == cell}
         return [text for text in texts if text not in known]
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Append rows and write them down at once."""
+        """Append rows, and write them immediately."""
         new = list(rows)
         with open(self.path, "a", newline="") as file:
             csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(map(_written, new))
         self.rows += new
 
     def texts(self) -> list[str]:
-        """Names of the texts, in the order in which they were measured."""
+        """Return the names of the texts, in order of measurement."""
         return list(dict.fromkeys(row.text for row in self.rows))
 
 

@@ -1,1 +1,1 @@
-"""What the tuning methods reach, measured with models and data of one's own."""
+"""Studies of the tuning methods, measured on your own models and data."""

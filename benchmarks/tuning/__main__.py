@@ -1,13 +1,15 @@
-"""Measure federated LoRA with models and data of one's own.
+"""Studies of federated LoRA on your own models and data.
 
     python -m benchmarks.tuning dolly   --model DIRECTORY --clients DIRECTORY --test FILE
     python -m benchmarks.tuning ranks   --model DIRECTORY --clients DIRECTORY --test FILE
     python -m benchmarks.tuning encoder --model DIRECTORY --train FILE --test FILE
 
-``dolly`` and ``ranks`` take a language model and a directory with ``client_0.jsonl``, ``client_1.jsonl`` and so on, records of
-Dolly; ``encoder`` an encoder (``benchmarks.tuning.pretrain_encoder`` makes a small one) and records of SST-2, which are dealt
-out to ten clients. Results go to ``docs/studies/tuning-<study>.csv`` setting by setting (a study that was stopped goes on
-there), and at the end to Markdown tables and a plot beside it. ``--set KEY=VALUE`` changes a setting of the run.
+``dolly`` and ``ranks`` need a language model and a directory with ``client_0.jsonl``,
+``client_1.jsonl`` and so on, records of Dolly. ``encoder`` needs an encoder
+(``benchmarks.tuning.pretrain_encoder`` makes a small one) and records of SST-2, which are
+distributed to ten clients. Results go to ``docs/studies/tuning-<study>.csv`` setting by setting (an
+interrupted study continues there), and finally to Markdown tables and a plot next to it. ``--set
+KEY=VALUE`` changes a setting of the run.
 """
 
 import argparse
@@ -59,12 +61,18 @@ def _arguments() -> argparse.Namespace:
 
 
 def _files(given: argparse.Namespace) -> list[Path]:
-    """The clients' files, or the one that is dealt out; Mistake where they are not there."""
+    """Return the clients' files, or the one that is distributed.
+
+    Raises
+    ------
+    Mistake
+        They do not exist.
+    """
     if given.study == "encoder":
         files = [given.train] if given.train else []
     else:
         found = given.clients.glob("client_*.jsonl") if given.clients else []
-        # client_10 comes after client_9.
+        # Sort by length first, so that client_10 comes after client_9.
         files = sorted(found, key=lambda file: (len(file.name), file.name))
     wanted = (
         "--train FILE"
@@ -81,7 +89,7 @@ def _files(given: argparse.Namespace) -> list[Path]:
 
 
 def _chosen(pairs: list[str]) -> dict[str, Any]:
-    """Settings of the command line, each value as TOML reads it, or as it stands."""
+    """Return the settings of ``--set``, parsed as TOML if possible, otherwise as strings."""
     chosen: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -95,7 +103,7 @@ def _chosen(pairs: list[str]) -> dict[str, Any]:
 
 
 def _plot_partitions(common: Mapping[str, Any], given: argparse.Namespace) -> None:
-    """How the first seed's classes are spread over the clients, a picture per alpha."""
+    """Plot the distribution of the first seed's classes over the clients, one picture per alpha."""
     for alpha in ALPHAS:
         partition = Partition("dirichlet", common["num-clients"], alpha, given.seeds[0])
         counts = partition_plot.counts_per_client(
@@ -148,7 +156,7 @@ def _run(given: argparse.Namespace, scratch: Path) -> None:
 
 
 def main() -> int:
-    """Run a study, or what is missing of it, and write its report."""
+    """Run the missing parts of a study, and write its report."""
     try:
         with tempfile.TemporaryDirectory() as scratch:
             _run(_arguments(), Path(scratch))

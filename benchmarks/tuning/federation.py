@@ -1,8 +1,9 @@
-"""A federation of clients that tune adapters, in this process and by the functions that the app itself runs.
+"""Federation of clients that tune adapters in this process, with the functions of the app.
 
-What is left out are messages, contracts and the private state; with the payload float32, which loses nothing, the adapters are
-those of the app to the bit, with FedPETuning and with HetLoRA without self-pruning (``tests/studies`` compares them). What a
-client does in the first round depends on nobody else, so it is done once for all ways of averaging and for the client alone.
+It has no messages, contracts or client state. With the wire dtype float32, which is lossless, the
+adapters equal those of the app bit by bit, for FedPETuning and for HetLoRA without self-pruning
+(``tests/studies`` compares them). A client's first round does not depend on others, so it is
+computed once for all averages and for the local baseline.
 """
 
 import math
@@ -42,36 +43,40 @@ from strategies.results.adapters import AdapterResult
 
 @dataclass(frozen=True)
 class Averaging:
-    """How the server averages."""
+    """Averaging by the server."""
 
     of: Literal["factors", "updates"]
-    """``factors``: mean of A and of B, padded with zeros; ``updates``: mean of B A, cut to the adapters' rank by an SVD."""
+    """Averaged quantity.
+
+    ``factors``: mean of A and of B, padded with zeros. ``updates``: mean of B A, reduced to the
+    adapters' rank by an SVD.
+    """
     weights: Literal["samples", "norms"] = "samples"
-    """Of the clients; norms: of the updates that they sent (Cho et al. 2024)."""
+    """Weights of the clients; ``norms`` are those of their updates (Cho et al. 2024)."""
 
 
 @dataclass
 class Federated:
-    """What a federation came to."""
+    """Result of a federation."""
 
     tensors: Tensors
     errors: list[float] = field(default_factory=list)
-    """Per round: relative Frobenius distance of the averaged update from the exact mean of the clients' updates."""
+    """Relative Frobenius distance of the averaged update from the exact mean, per round."""
     errors_at_clients: list[float] = field(default_factory=list)
-    """The same of what a client gets of it, its first ranks; mean over clients."""
+    """The same distance for the first ranks that a client receives, averaged over clients."""
 
 
 class Federation:
-    """The clients of a run with these settings, and its server.
+    """Clients of a run with these settings, and its server.
 
     Parameters
     ----------
-    settings : of FedPETuning, with a task and the payload float32
-    model : the base
+    settings : settings of FedPETuning, with a task and the wire dtype float32
+    model : base model
     computing : threads and device
-    scratch : directory for what the server keeps
-    limits : largest rank of each client's adapters; None: everybody trains whole adapters
-    sequences : what each client trains on, by its number, where that is known; None: as the settings say
+    scratch : directory for the server's data
+    limits : maximum rank of each client's adapters; None means the full rank for all clients
+    sequences : training data of each client, if known; None means those of the settings
 
     Raises
     ------
@@ -105,7 +110,10 @@ class Federation:
             raise Mistake("data: no client has items to train on")
 
     def _all_sequences(self) -> dict[int, Sequences]:
-        """What each client trains on, by its number; as in the app, one that has nothing is left out."""
+        """Return the training data of each client.
+
+        As in the app, clients without data are left out.
+        """
         found: dict[int, Sequences] = {}
         for client in range(self.settings.num_clients):
             try:
@@ -118,7 +126,10 @@ class Federation:
 
     @cached_property
     def own_tests(self) -> dict[int, ScoredItems]:
-        """Each client's held-out items, at most ``task.max-test-items`` of them; none of a client that has none."""
+        """Held-out items of each client, at most ``task.max-test-items``.
+
+        Clients without held-out items have no entry.
+        """
         classes = self.model.family.kind == "encoder"
         most = self.settings.task.max_test_items or None
         held = {
@@ -133,7 +144,7 @@ class Federation:
             if items
         }
 
-    # ----- training ---------------------------------------------------------------------------------------------------
+    # ----- training -------------------------------------------------------------------------------
 
     def _training(self, client: int) -> AdapterTraining:
         settings = self.settings
@@ -147,7 +158,7 @@ class Federation:
         return training
 
     def _model_of(self, limit: int) -> AdaptedModel:
-        """One model in memory per rank limit, for all clients that have it."""
+        """Return the model of a rank limit; clients with the same limit share it."""
         if limit not in self._adapted:
             adapters = self.adapters.limited(limit)
             self._adapted[limit] = AdaptedModel.load(
@@ -156,7 +167,7 @@ class Federation:
         return self._adapted[limit]
 
     def _start(self, client: int) -> dict[str, dict[str, Tensor]]:
-        """The adapters with which a client begins the run, and an encoder's head as everybody makes it."""
+        """Return a client's initial adapters, and the initial head of an encoder."""
         adapters = self.adapters.limited(self.limits[client])
         return initial_adapters(adapters, self.settings.seed) | self._first_head
 
@@ -167,11 +178,11 @@ class Federation:
 
     @property
     def adapters_rank(self) -> int:
-        """Largest rank of the global adapters."""
+        """Maximum rank of the global adapters."""
         return self.settings.lora.largest_rank
 
     def _first_round(self, client: int) -> tuple[dict[str, dict[str, Tensor]], Moments]:
-        """What a client trains in the first round, and its optimiser's moments behind it."""
+        """Return a client's adapters after the first round, and its optimizer's moments."""
         if client not in self._first:
             tensors, outcome = self._training(client).run(
                 self._start(client), 0, self.settings.training.steps
@@ -180,7 +191,7 @@ class Federation:
         return self._first[client]
 
     def alone(self, client: int) -> dict[str, dict[str, Tensor]]:
-        """What a client trains by itself, in as many steps as it has in all rounds."""
+        """Return a client's local baseline, with as many steps as in all rounds."""
         tensors, moments = self._first_round(client)
         training = self._training(client)
         steps = self.settings.training.steps
@@ -189,7 +200,7 @@ class Federation:
         return tensors
 
     def centralized(self) -> dict[str, dict[str, Tensor]]:
-        """What one party trains with everybody's items, in as many steps as all clients together have."""
+        """Return the centralized baseline, with as many steps as all clients together."""
         settings = self.settings
         parties = self.settings.num_clients
         joined = reduce(lambda first, other: first.joined(other), self.sequences.values())
@@ -203,7 +214,7 @@ class Federation:
         return tensors
 
     def federated(self, averaging: Averaging) -> Federated:
-        """All rounds, everybody taking part in each."""
+        """Run all rounds, each with all clients."""
         result = AdapterResult(self.settings, self.model, BlobStore(self.scratch))
         steps = self.settings.training.steps
         found = Federated({})
@@ -231,14 +242,17 @@ class Federation:
             key: unpack_adapters(shapes[key], result.blob(key, limit), "float32") for key in shapes
         }
 
-    # ----- averaging --------------------------------------------------------------------------------------------------
+    # ----- averaging ------------------------------------------------------------------------------
 
     def _factors(self, tensors: Tensors, index: int, adapter: Adapter) -> Factors:
         block = tensors[block_key(index)]
         return Factors(block[adapter.name_b], block[adapter.name_a], adapter.scaling)
 
     def _weights(self, sent: Mapping[int, Tensors], averaging: Averaging) -> list[float]:
-        """One number per client; with norms, of all its matrices as one vector, and equal ones where nothing was trained."""
+        """Return the weight of each client.
+
+        A norm covers all matrices as one vector. If nothing was trained, all weights are equal.
+        """
         if averaging.weights == "samples":
             return [float(len(self.sequences[client])) for client in sent]
         norms = []
@@ -253,7 +267,7 @@ class Federation:
     def _folded(
         self, sent: Mapping[int, Tensors], weights: Sequence[float], averaging: Averaging
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """The mean of each blob, in the server's order."""
+        """Yield the mean of each blob, in the server's order."""
         for index in sorted(self.adapters.blocks):
             tensors: dict[str, Tensor] = {}
             for adapter in self.adapters.blocks[index]:
@@ -283,7 +297,10 @@ class Federation:
     def _errors(
         self, averaged: Tensors, sent: Mapping[int, Tensors], weights: Sequence[float]
     ) -> tuple[float, float]:
-        """Distance of the averaged update from the exact mean, whole, and cut to the clients' ranks; relative."""
+        """Return the relative distance of the averaged update from the exact mean.
+
+        The first value is for the full rank, the second for the clients' ranks.
+        """
         shares = torch.tensor(weights, dtype=torch.float64) / math.fsum(weights)
         size = 0.0
         missed = dict.fromkeys({self.adapters_rank, *(self.limits[client] for client in sent)}, 0.0)
@@ -309,12 +326,15 @@ class Federation:
             relative[self.limits[client]] for client in sent
         ) / len(sent)
 
-    # ----- tests ------------------------------------------------------------------------------------------------------
+    # ----- tests ----------------------------------------------------------------------------------
 
     def score(
         self, tensors: Tensors | None, items: ScoredItems, limit: int | None = None
     ) -> dict[str, float]:
-        """Scores of the base model with adapters, of which a rank limit takes the first ranks; None: with none."""
+        """Return the scores of the base model with adapters, reduced to a rank limit.
+
+        ``tensors`` None means the initial adapters, which do not change the model.
+        """
         adapted = self._model_of(limit or self.adapters_rank)
         shapes = self.adapters.limited(limit or self.adapters_rank).shapes()
         given = (
@@ -336,4 +356,4 @@ class Federation:
 
 
 TEST_BATCH = 16
-"""Items that are scored together; it changes scores by rounding alone."""
+"""Number of items that are scored together; it affects scores only by rounding."""

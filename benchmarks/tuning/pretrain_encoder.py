@@ -1,12 +1,15 @@
-"""Pretrain a small RoBERTa by masked-language modelling, with a tokenizer of its own (Liu et al. 2019).
+"""Pretraining of a small RoBERTa by masked-language modelling (Liu et al. 2019).
 
-    python -m benchmarks.tuning.pretrain_encoder --text FILE --text FILE --out DIRECTORY            # some ten minutes on a core
-    python -m benchmarks.tuning.pretrain_encoder --text FILE --out DIRECTORY --steps 2 --hidden 32  # does it run?
+    python -m benchmarks.tuning.pretrain_encoder --text FILE --text FILE --out DIRECTORY
+    # about ten minutes on a core
+    python -m benchmarks.tuning.pretrain_encoder --text FILE --out DIRECTORY --steps 2 --hidden 32
+    # a quick check
 
-The text should be other text than that of the task for which the encoder is tuned. The recipe: byte-level BPE without capitals,
-sequences of 64 tokens, 15% of them chosen anew for every step (80% of these are masked, 10% replaced, 10% left), AdamW with a
-cosine schedule. Held-out passages (``espalier.corpora.passages``) are never trained on. What came out, beside what the
-frequencies of the tokens alone would give, is written to ``<out>.json``.
+The tokenizer is trained too. The text should differ from that of the task for which the encoder is
+tuned. The recipe: lower-case byte-level BPE, sequences of 64 tokens, 15% of them chosen anew in
+every step (80% of these are masked, 10% replaced, 10% kept), AdamW with a cosine schedule. Held-out
+passages (``espalier.corpora.passages``) are not used in training. The losses, with that of a
+unigram model for comparison, are written to ``<out>.json``.
 """
 
 import argparse
@@ -33,28 +36,38 @@ SPECIAL = {
     "unk_token": "<unk>",
     "mask_token": "<mask>",
 }
-"""In RoBERTa's order: their places in the vocabulary are 0 to 4, and the configuration below names three of them."""
+"""Special tokens in RoBERTa's order.
+
+Their ids are 0 to 4; the configuration below uses three of these ids.
+"""
 CHOSEN = 0.15
 MASKED = 0.8
 REPLACED = 0.1
-"""Share of the tokens that are predicted, and shares of these."""
+"""Fraction of the chosen tokens that is replaced.
+
+``CHOSEN`` is the fraction of tokens that are predicted, ``MASKED`` the fraction of these that is
+masked.
+"""
 NOT_CHOSEN = -100
 MOST_HELD_OUT = 512
-"""Held-out sequences on which the loss is measured, at even distances."""
+"""Maximum number of held-out sequences for the loss, equally spaced."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes of the model, and how long it is trained."""
+    """Sizes of the model, and length of its training."""
 
     vocabulary: int = 6000
     hidden: int = 128
     layers: int = 4
     heads: int = 4
     tokens: int = 64
-    """Of a sequence, ``<s>`` and ``</s>`` among them."""
+    """Tokens of a sequence, including ``<s>`` and ``</s>``."""
     longest: int = 128
-    """Tokens of the longest text that the encoder will read; positions beyond ``tokens`` stay as they were made."""
+    """Maximum number of tokens that the encoder can read.
+
+    Positions beyond ``tokens`` stay untrained.
+    """
     steps: int = 1500
     batch: int = 32
     learning_rate: float = 2e-3
@@ -62,7 +75,10 @@ class Recipe:
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Byte-level BPE of small letters, with RoBERTa's special tokens around a text, as a tokenizer of Hugging Face's."""
+    """Train a lower-case byte-level BPE tokenizer with RoBERTa's special tokens around a text.
+
+    It is returned as a Hugging Face tokenizer.
+    """
     from tokenizers import (
         Tokenizer,
         decoders,
@@ -94,7 +110,10 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def sequences(tokenizer: Any, texts: Sequence[str], tokens: int) -> Tensor:
-    """The texts one behind the other, cut into ``<s> ... </s>`` of ``tokens`` tokens: (sequences, tokens), int64."""
+    """Return the concatenated texts as ``<s> ... </s>`` of ``tokens`` tokens.
+
+    Shape (sequences, tokens), int64.
+    """
     ids = [
         token
         for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"]
@@ -108,9 +127,10 @@ def sequences(tokenizer: Any, texts: Sequence[str], tokens: int) -> Tensor:
 
 
 def hidden_from(rows: Tensor, vocabulary: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """What a model is given, and what it is to say: both (B, T), int64, ``NOT_CHOSEN`` where it is not asked (RoBERTa, 2.2).
+    """Return a model's inputs and targets (RoBERTa, section 2.2).
 
-    Special tokens are never chosen, nor do they replace one.
+    Both are (B, T), int64; targets are ``NOT_CHOSEN`` for tokens that are not predicted. Special
+    tokens are neither chosen nor used as replacements.
     """
     chosen = (torch.rand(rows.shape, generator=generator) < CHOSEN) & (rows >= len(SPECIAL))
     fate = torch.rand(rows.shape, generator=generator)
@@ -122,7 +142,7 @@ def hidden_from(rows: Tensor, vocabulary: int, generator: torch.Generator) -> tu
 
 
 def new_model(recipe: Recipe) -> Any:
-    """A RoBERTa with random weights from the recipe's seed."""
+    """Return a RoBERTa with random weights from the recipe's seed."""
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     config = RobertaConfig(
@@ -131,12 +151,13 @@ def new_model(recipe: Recipe) -> Any:
         intermediate_size=4 * recipe.hidden,
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
-        # RoBERTa counts positions from the one behind padding's.
+        # RoBERTa's positions start after the padding index.
         max_position_embeddings=recipe.longest + 2,
         bos_token_id=0,
         pad_token_id=1,
         eos_token_id=2,
-        hidden_dropout_prob=0.0,  # the text is hardly seen twice
+        # No dropout: the text is hardly seen twice.
+        hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
     with torch.random.fork_rng(devices=[]):
@@ -145,7 +166,10 @@ def new_model(recipe: Recipe) -> Any:
 
 
 def masked_loss(model: Any, given: Tensor, wanted: Tensor) -> Tensor:
-    """Mean cross entropy in nats over the chosen tokens; the head sees only these."""
+    """Return the mean cross entropy in nats over the chosen tokens.
+
+    The head computes logits for these tokens only.
+    """
     asked = wanted != NOT_CHOSEN
     hidden = model.roberta(input_ids=given).last_hidden_state[asked]
     return nn.functional.cross_entropy(model.lm_head(hidden), wanted[asked])
@@ -153,7 +177,7 @@ def masked_loss(model: Any, given: Tensor, wanted: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out_loss(model: Any, rows: Tensor, recipe: Recipe) -> float:
-    """``masked_loss`` over all rows, each masked once, by the recipe's seed."""
+    """Return ``masked_loss`` over all rows, each masked once, with the recipe's seed."""
     model.eval()
     given, wanted = hidden_from(rows, recipe.vocabulary, _generator(recipe, "held out"))
     total = 0.0
@@ -166,7 +190,7 @@ def held_out_loss(model: Any, rows: Tensor, recipe: Recipe) -> float:
 
 
 def unigram_loss(rows: Tensor, held_out: Tensor, recipe: Recipe) -> float:
-    """The same loss of somebody who knows how frequent each token is in ``rows`` (counted from one) and nothing else."""
+    """Return the same loss for a unigram model of ``rows`` with add-one counts."""
     counts = (
         torch.bincount(rows[rows >= len(SPECIAL)], minlength=recipe.vocabulary)[
             len(SPECIAL) :
@@ -178,7 +202,7 @@ def unigram_loss(rows: Tensor, held_out: Tensor, recipe: Recipe) -> float:
 
 
 def pretrain(model: Any, rows: Tensor, recipe: Recipe) -> None:
-    """Train in place; each step takes rows anew."""
+    """Train the model in place; each step draws rows at random."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
@@ -210,7 +234,8 @@ def make_encoder(texts: Sequence[str], recipe: Recipe, out: Path) -> dict[str, A
     Raises
     ------
     Mistake
-        The texts have too few passages to train on some and hold others out, or give another vocabulary than the recipe's.
+        The texts have too few passages for training and held-out data, or their vocabulary size is
+        not that of the recipe.
     """
     started = time.monotonic()
     training, held = passages.split(texts)
@@ -250,7 +275,7 @@ def make_encoder(texts: Sequence[str], recipe: Recipe, out: Path) -> dict[str, A
 
 
 def main() -> int:
-    """Read, train and report."""
+    """Read the texts, train, and print the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A study's rows as Markdown tables and a plot: mean over seeds with the spread, and arms compared in pairs."""
+"""Report of a study: Markdown tables and a plot, means over seeds, and paired comparisons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ Cells = dict[tuple[str, str], list[float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One table, and one part of the plot: a line per ``series``, a column and a tick per ``places``."""
+    """One table, and one part of the plot: a line per ``series``, a column per ``places``."""
 
     measure: str
-    """Which rows are shown."""
+    """Measure of the rows that are shown."""
     series: str
     places: str
     label: str
-    """What the numbers are."""
+    """Label of the numbers."""
     joined: bool = True
-    """Whether places come one after the other, so that a line joins them."""
+    """True if places are ordered, so that a line joins them."""
     pairs: tuple[Pair, ...] = ()
     """Series that are compared in pairs."""
 
@@ -54,7 +54,7 @@ def write_report(
 
 
 def cells_of(panel: Panel, rows: Rows) -> tuple[Cells, list[str], list[str]]:
-    """Values over seeds by (series, place), and both names in the order in which they were measured."""
+    """Return values over seeds by (series, place), and both names in order of measurement."""
     cells: Cells = {}
     for row in rows.rows:
         if row["measure"] == panel.measure:
@@ -100,7 +100,10 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def _plot(title: str, panels: Sequence[Panel], rows: Rows, path: Path) -> None:
-    """The panels side by side; dots with the spread over seeds, a little apart where no line joins them."""
+    """Plot the panels next to each other, as dots with the spread over seeds.
+
+    Dots without a joining line are slightly shifted.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What each study varies and measures. A row is one number: a loss, an accuracy or an error."""
+"""Studies of the tuning methods; a row is one number: a loss, an accuracy or an error."""
 
 import shutil
 import tempfile
@@ -25,18 +25,18 @@ from espalier.wire.adapters import Tensors
 KEYS = ("seed", "setting", "test", "measure")
 FIGURES = ("value",)
 GLOBAL = "global"
-"""Name of the public test items; a client's own go by its number."""
+"""Name of the public test items; a client's own items are named by its number."""
 RANK = 8
-"""Where all clients have one rank."""
+"""Rank in studies in which all clients have the same rank."""
 RANKS = (2, 2, 4, 4, 8, 8, 16, 16, 32, 32)
-"""Of the ten clients where they have different ones."""
+"""Ranks of the ten clients in studies with different ranks."""
 ALPHAS = (10.0, 1.0, 0.5, 0.1)
 MAJORITY = "majority of the test items"
 
 
 @dataclass
 class Bench:
-    """What all rows of a study share."""
+    """Common data of all rows of a study."""
 
     model: OpenedModel
     computing: Computing
@@ -47,7 +47,10 @@ class Bench:
     _sequences: Mapping[int, Sequences] | None = field(default=None, init=False)
 
     def settings(self, seed: int, **varied: Any) -> RunSettings:
-        """Settings of one federation; ``varied`` use underscores for hyphens and two for dots."""
+        """Return the settings of one federation.
+
+        In ``varied``, underscores stand for hyphens, and double underscores for dots.
+        """
         return parse(
             {
                 **self.common,
@@ -60,19 +63,20 @@ class Bench:
     def federation(
         self, settings: RunSettings, limits: Sequence[int] | None = None
     ) -> Iterator[Federation]:
-        """A federation, and a place for what its server keeps."""
+        """Yield a federation, with a temporary folder for its server."""
         with tempfile.TemporaryDirectory() as scratch:
             made = Federation(
                 settings, self.model, self.computing, Path(scratch), limits, self._sequences
             )
-            # Each client has a file of its own, whatever the seed.
+            # Each client has its own file, which does not depend on the seed, so the sequences are
+            # reused.
             if "{client}" in settings.data.path:
                 self._sequences = made.sequences
             yield made
 
     @property
     def public(self) -> ScoredItems:
-        """The public test items."""
+        """Public test items."""
         if self._public is None:
             settings = self.settings(self.seeds[0])
             classes = self.model.family.kind == "encoder"
@@ -85,7 +89,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Study:
-    """A study: its settings where the command line gives no others, the work, and what the report shows."""
+    """Study: default settings, work, and panels of the report."""
 
     title: str
     settings: Mapping[str, Any]
@@ -94,7 +98,7 @@ class Study:
 
 
 def _is_measured(rows: Rows, seed: int, setting: str, last: str, measure: str) -> bool:
-    """Whether the row that is written last of a setting is there, a measure of the test ``last``."""
+    """Return True if the last row of a setting exists, a measure of the test ``last``."""
     wanted = (str(seed), setting, last, measure)
     return any(
         (row["seed"], row["setting"], row["test"], row["measure"]) == wanted for row in rows.rows
@@ -104,7 +108,7 @@ def _is_measured(rows: Rows, seed: int, setting: str, last: str, measure: str) -
 def _put_down(
     rows: Rows, seed: int, setting: str, values: Sequence[tuple[str, str, float]]
 ) -> None:
-    """Write the rows of a setting, (test, measure, value) each, but for those that a stopped study has written already."""
+    """Record the rows of a setting, (test, measure, value) each, except existing ones."""
     for test, measure, value in values:
         for cell in rows.missing(
             iter([{"seed": seed, "setting": setting, "test": test, "measure": measure}])
@@ -112,11 +116,14 @@ def _put_down(
             rows.add(cell, value=value)
 
 
-# ----- Dolly's clients ------------------------------------------------------------------------------------------------
+# ----- Dolly's clients ----------------------------------------------------------------------------
 
 
 def dolly(bench: Bench, rows: Rows) -> None:
-    """Loss of four models on every client's held-out items, and on the public ones; alone, each client has one of its own."""
+    """Measure the loss of four models on every client's held-out items and on the public ones.
+
+    For the local baseline, each client has its own model.
+    """
     for seed in bench.seeds:
         settings = bench.settings(seed)
         with bench.federation(settings) as clients:
@@ -148,11 +155,11 @@ def dolly(bench: Bench, rows: Rows) -> None:
                 _put_down(rows, seed, "local-only", [*values, (GLOBAL, "loss", everywhere)])
 
 
-# ----- ranks ----------------------------------------------------------------------------------------------------------
+# ----- ranks --------------------------------------------------------------------------------------
 
 
 def ranks(bench: Bench, rows: Rows) -> None:
-    """HetLoRA's zero-padding against the SVD at clients of different ranks, and both ways of averaging at one rank."""
+    """Compare zero-padding and SVD with different ranks, and both averages with equal ranks."""
     number = int(bench.common["num-clients"])
     mixed = [RANKS[client * len(RANKS) // number] for client in range(number)]
     last = f"round {bench.settings(bench.seeds[0]).federation.rounds}"
@@ -202,13 +209,14 @@ def _losses_and_errors(
     return values
 
 
-# ----- an encoder on SST-2 --------------------------------------------------------------------------------------------
+# ----- encoder on SST-2 ---------------------------------------------------------------------------
 
 
 def encoder(bench: Bench, rows: Rows) -> None:
-    """Accuracy of three models on the public items, by how unevenly classes are spread over the clients.
+    """Measure the accuracy of three models on the public items, by unevenness of the classes.
 
-    The centralized model has the items of all clients, however they are spread, so it is trained once per seed.
+    The centralized model is trained on the items of all clients in any distribution, so it is
+    trained once per seed.
     """
     settings = bench.settings(bench.seeds[0])
     majority = majority_share(public_items(settings))
@@ -243,11 +251,14 @@ def encoder(bench: Bench, rows: Rows) -> None:
             )
 
 
-# ----- data of the studies --------------------------------------------------------------------------------------------
+# ----- study data ---------------------------------------------------------------------------------
 
 
 def first_records(clients: Sequence[Path], number: int, scratch: Path) -> str:
-    """The first records of each client's file, in a directory of their own; a path with ``{client}``. 0 takes all."""
+    """Write the first records of each client's file, and return the path pattern with ``{client}``.
+
+    0 takes all records.
+    """
     for client, file in enumerate(clients):
         if number:
             with open(file, encoding="utf-8", newline="\n") as lines:

@@ -1,1 +1,1 @@
-"""What the papers compare with."""
+"""Centralized baselines of the papers, on the pooled data of all clients."""

@@ -1,6 +1,6 @@
-"""The centralized baseline: one party prunes with the calibration windows of all clients (FedPrLLM section 4.1).
+"""Centralized baseline of FedPrLLM and FedSpaLLM: pruning with all clients' samples (section 4.1).
 
-It needs everybody's data in one place, so it exists in simulation only, where the data are already in one place.
+It needs all data in one place, so it exists only in simulation.
 """
 
 import torch
@@ -23,8 +23,9 @@ from strategies.engine.run import Run
 
 
 def pooled_windows(run: Run) -> Tensor:
-    """The calibration windows of all clients, (windows, tokens), int64."""
-    nowhere = simulated_node()  # a simulated node has no data of its own beside the run's [data]
+    """Return the calibration samples of all clients, (windows, tokens), int64."""
+    # A simulated node has no data besides the run's [data] table.
+    nowhere = simulated_node()
     clients = range(run.settings.num_clients)
     windows = torch.cat(
         [client_windows(run.settings, nowhere, run.model.encode, client) for client in clients]
@@ -34,12 +35,13 @@ def pooled_windows(run: Run) -> Tensor:
 
 
 def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
-    """Prune as a client of FedPrLLM that has everybody's windows: masks, the kept weights stay.
+    """Prune with all samples as one client of FedPrLLM would; remaining weights do not change.
 
     Returns
     -------
     Edits
-        What makes the dense model the pruned one; what is pruned is kept in ``store``, block by block.
+        Edits that turn the dense model into the pruned one. The masks are in ``store``, one blob
+        per block.
     """
     windows = pooled_windows(run)
     job = run.settings.of(FedPrLLMSettings)
@@ -56,7 +58,10 @@ def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
 
 
 def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
-    """The same as a client of FedSpaLLM that samples every layer, at the final sparsity at once."""
+    """Prune with all samples as one client of FedSpaLLM would.
+
+    The client samples every layer and prunes directly to the final sparsity.
+    """
     windows = pooled_windows(run)
     job = run.settings.of(FedSpaLLMSettings)
     plan = run.model.plan

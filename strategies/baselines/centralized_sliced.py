@@ -1,4 +1,4 @@
-"""Pooled-data baseline of SliceGPT; in simulation only, where all data are in one place."""
+"""Centralized baseline of SliceGPT; only in simulation, where all data are in one place."""
 
 from espalier.amounts import count
 from espalier.modeling.block_stream import BlockStream
@@ -12,7 +12,7 @@ from strategies.engine.run import Run
 
 
 def slicegpt_of_all(run: Run) -> OpenedModel:
-    """SliceGPT by one party that has the windows of all clients."""
+    """Return the model by SliceGPT on the pooled samples of all clients."""
     width = run.settings.of(SliceGptSettings).width(dense_width(run.model.plan))
     windows = pooled_windows(run)
     found = []

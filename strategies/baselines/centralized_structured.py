@@ -1,4 +1,4 @@
-"""Pooled-data baselines of methods that make smaller models; in simulation only, where all data are in one place."""
+"""Centralized baselines of structured methods; only in simulation, with all data in one place."""
 
 from espalier.amounts import count
 from espalier.modeling.block_stream import BlockStream
@@ -23,7 +23,7 @@ from strategies.engine.run import Run
 
 
 def flap_of_all(run: Run) -> OpenedModel:
-    """FLAP by one party that has the windows of all clients."""
+    """Return the model by FLAP on the pooled samples of all clients."""
     stream = BlockStream(run.model, run.computing)
     moments = []
     windows = pooled_windows(run)
@@ -37,7 +37,7 @@ def flap_of_all(run: Run) -> OpenedModel:
 
 
 def llm_pruner_of_all(run: Run) -> OpenedModel:
-    """LLM-Pruner by one party that has the windows of all clients."""
+    """Return the model by LLM-Pruner on the pooled samples of all clients."""
     job = run.settings.of(LlmPrunerSettings)
     windows = pooled_windows(run)
     blobs = tuned_by_one(run.model, run.computing, windows, job, run.settings.data.windows)
@@ -48,7 +48,10 @@ def llm_pruner_of_all(run: Run) -> OpenedModel:
 
 
 def llm_streamline_of_all(run: Run) -> OpenedModel:
-    """LLM-Streamline by one party that has the windows of all clients, in as many steps as theirs together."""
+    """Return the model by LLM-Streamline on the pooled samples of all clients.
+
+    It takes as many training steps as all clients together.
+    """
     job = run.settings.of(LlmStreamlineSettings)
     windows = pooled_windows(run)
     stream = BlockStream(run.model, run.computing)

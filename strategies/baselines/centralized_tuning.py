@@ -1,6 +1,7 @@
-"""The centralized baseline of the tuning methods: one party trains with all clients' sequences, in simulation only.
+"""Centralized baseline of the tuning methods: training on all clients' sequences, in simulation.
 
-It takes as many steps as the clients of all rounds together, with their batch size, so it comes to as many sequences as they.
+It takes as many steps as the clients of all rounds together with their batch size, so it processes
+the same number of sequences.
 """
 
 from functools import reduce
@@ -18,8 +19,14 @@ from strategies.engine.run import Run
 
 
 def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
-    """Train the run's adapters on everybody's sequences; the trained tensors by blob key and canonical name."""
-    # A simulated node has no data of its own beside the run's [data].
+    """Train the run's adapters on all clients' sequences.
+
+    Returns
+    -------
+    dict
+        The trained tensors by blob key and canonical name.
+    """
+    # A simulated node has no data besides the run's [data] table.
     settings = run.settings
     nowhere = simulated_node()
     clients = range(settings.num_clients)

@@ -1,1 +1,1 @@
-"""What every method is built on: the life of a run, rounds of messages, who takes part, what is on disk."""
+"""Shared parts of all methods: life of a run, rounds of messages, enrolment and files on disk."""

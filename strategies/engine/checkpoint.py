@@ -1,9 +1,10 @@
-"""The checkpoint of a run: what the server knows after the last finished round, replaced atomically.
+"""Checkpoint of a run: the server's state after the last finished round, replaced atomically.
 
-``checkpoint/state.json`` names blobs of ``checkpoint/blobs`` by hash; it is written after they are, so a crash leaves
-the previous round's checkpoint intact. It carries its own checksum (``espalier/storage/sealed.py``), and the state of the round
-before stays beside it as ``previous.json``: where the last one is damaged, a person can go back to it. Round 0 is the end of
-enrolment: a site keeps the number under which it was first asked, also before a round is finished.
+``checkpoint/state.json`` names blobs of ``checkpoint/blobs`` by hash. It is written after the
+blobs, so a crash leaves the previous checkpoint intact. It carries its own checksum
+(``espalier/storage/sealed.py``). The state of the round before stays as ``previous.json``, so that
+a person can go back to it if the last one is damaged. Round 0 is the end of enrolment: a site keeps
+its client number even if no round was finished.
 """
 
 from collections.abc import Collection
@@ -17,11 +18,11 @@ from espalier.storage.sealed import Damaged, read_sealed, sealed
 
 VERSION = 4
 NAMED = 3
-"""Damaged blobs that are named one by one."""
+"""Maximum number of damaged blobs that an error message lists."""
 
 
 class CheckpointFolder:
-    """Saves and loads checkpoints of one run."""
+    """Checkpoints of one run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -49,10 +50,11 @@ class CheckpointFolder:
 
         Parameters
         ----------
-        server_round : the round that is finished; 0: clients are enrolled, and none was asked for anything
+        server_round : finished round; 0 means that clients are enrolled and have received no
+            request
         clients : site -> client
-        identity : hashes of settings and model, which a resumed run must share
-        state : the strategy's own state, JSON values only; large data are named by their blob hash
+        identity : hashes of settings and model, which a resumed run must have too
+        state : the strategy's state, JSON values only; large data are named by their blob hash
         blobs : hashes of all blobs that the state names
         """
         document = {
@@ -64,7 +66,7 @@ class CheckpointFolder:
         }
         with replacing(self._last) as file:
             file.write(sealed({**document, "blobs": sorted(set(blobs))}))
-            # A round that is prepared has no new results.
+            # A checkpoint of the same round has no new results, so the previous file stays.
             if self._last.exists() and self._round_of_last() != server_round:
                 write_bytes(self._previous, self._last.read_bytes())
 
@@ -75,13 +77,13 @@ class CheckpointFolder:
             return None
 
     def load(self, identity: dict[str, str]) -> dict[str, Any] | None:
-        """The last checkpoint; None if nobody was enrolled as yet.
+        """Return the last checkpoint; None if no client was enrolled yet.
 
         Raises
         ------
         Mistake
-            It, or a blob that it names, is damaged or missing: then what remains is said; or it is of another version, or of a
-            run with other settings or another model.
+            The checkpoint or one of its blobs is damaged or missing (the message says what
+            remains), or it belongs to another version, other settings or another model.
         """
         if not self._last.exists():
             if self._previous.exists():
@@ -103,7 +105,7 @@ class CheckpointFolder:
         return [key for key in document["blobs"] if not self.blobs.is_whole(key)]
 
     def _told(self, document: dict[str, Any], damaged: list[str]) -> str:
-        """Which blobs are damaged, what remains, and what to do."""
+        """Return the error text: which blobs are damaged, what remains, and what to do."""
         files = [self.blobs.path(key) for key in damaged]
         named = ", ".join(file.name for file in files[:NAMED])
         named += f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
@@ -114,7 +116,7 @@ class CheckpointFolder:
         )
 
     def _remedy(self, damaged: Path) -> str:
-        """What remains, in words, and what to do."""
+        """Return what remains of the checkpoints, and what to do, as text."""
         anew = f"bring {damaged} back from a copy, or begin a new run (resume-from = '')"
         if not self._previous.exists():
             return f"no round before it remains: {anew}"

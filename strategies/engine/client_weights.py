@@ -1,9 +1,9 @@
-"""Limits on how much one client counts: every number that weighs a client in a result goes through ``count_claims``.
+"""Limits on the weight of one client; ``count_claims`` handles every number that weights a client.
 
-Covers: a client that claims a billion sequences, tokens or windows, sends scores that are a million times as large as the
-others', or says that it computes a billion times as fast.
-Does not cover: what a client does with the weight that is left to it (``update_limits.py``); several clients together; runs of
-one or two clients, in which there is nobody to outvote one.
+Covers: a client that claims a billion sequences or tokens, sends scores a million times as large as
+those of the others, or claims to compute a billion times as fast.
+Does not cover: the values that a client sends under its remaining weight (``update_limits.py``);
+several clients that work together; runs of one or two clients, in which no majority exists.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ def up_to_median(claimed: Mapping[int, float], most_ratio: float) -> dict[int, f
 
     Parameters
     ----------
-    claimed : by client, 0 or more
-    most_ratio : 1 or more
+    claimed : claim of each client, 0 or more
+    most_ratio : maximum multiple of the median, 1 or more
 
     Returns
     -------
     dict
-        The same, where nothing is above; the median is that of the claims above 0, of an even number the lower of the two in
-        the middle, so that one of two clients cannot raise it.
+        The claims, limited. The median is that of the positive claims; of an even number it is the
+        lower middle value, so that one of two clients cannot raise it.
     """
     positive = [value for value in claimed.values() if value > 0]
     if not positive:
@@ -36,20 +36,21 @@ def up_to_median(claimed: Mapping[int, float], most_ratio: float) -> dict[int, f
 
 
 def limited_weights(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
-    """Limit each claim to ``most_ratio`` times the median claim, and to as many times the mean of what then counts.
+    """Limit each claim to ``most_ratio`` times the median, then to that multiple of the mean.
 
-    With the second limit no client has more than ``most_ratio / n`` of the weight of n clients, however uneven they are: with
-    the default ratio of 2 at most 25% of eight. A ratio of 1 gives all clients the weight of the smallest.
+    The second limit refers to the mean of the limited claims. It gives no client more than
+    ``most_ratio / n`` of the weight of n clients, however unequal they are: at most 25% of eight
+    clients with the default ratio of 2. A ratio of 1 gives all clients the weight of the smallest.
 
     Parameters
     ----------
-    claimed : by client, 0 or more; a client of weight 0 is none of the n
-    most_ratio : 1 or more
+    claimed : claim of each client, 0 or more; clients of weight 0 are not among the n
+    most_ratio : maximum multiple of median and mean, 1 or more
 
     Returns
     -------
     dict
-        The same numbers, bit by bit, where no claim is above a limit.
+        The limited claims; unchanged bit by bit if no claim exceeds a limit.
     """
     counted = up_to_median(claimed, most_ratio)
     falling = sorted((value for value in counted.values() if value > 0), reverse=True)
@@ -57,10 +58,12 @@ def limited_weights(claimed: Mapping[int, float], most_ratio: float) -> dict[int
         return counted
     most = falling[-1]
     number = len(falling)
-    # Of each weight and all smaller ones, without cancellation.
+    # Suffix sums: each weight plus all smaller ones. Subtracting from the total would cancel
+    # digits.
     sums = list(accumulate(reversed(falling)))[::-1]
     for above, (value, rest) in enumerate(zip(falling, sums, strict=True)):
-        # if the first ``above`` clients count ``limit`` each: limit = ratio * (above * limit + rest) / number
+        # If the first ``above`` clients count ``limit`` each, the limit solves
+        # limit = ratio * (above * limit + rest) / number.
         if (room := number - most_ratio * above) <= 0:
             break
         if (limit := most_ratio * rest / room) >= value:
@@ -70,14 +73,18 @@ def limited_weights(claimed: Mapping[int, float], most_ratio: float) -> dict[int
 
 
 def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
-    """Return what each client can compute, dropped ones included, as the nodes say, each up to a multiple of the median's.
+    """Return the capability of each client, dropped ones included, limited relative to the median.
 
-    ``otherwise`` is what the operator can do beside setting ``capability`` on the nodes.
+    Parameters
+    ----------
+    rounds : rounds whose roster has the capabilities that the nodes reported
+    otherwise : setting that the operator can use instead of ``capability``, for the error message
 
     Raises
     ------
     Mistake
-        Some sites measured their capability, and some state it.
+        Some sites measured their capability and others state theirs, so the numbers cannot be
+        compared.
     """
     seats = [seat for _, seat in sorted(rounds.roster.seats.items())]
     measured = [seat.site for seat in seats if seat.measured]
@@ -95,12 +102,15 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
 def count_claims(
     rounds: Rounds, what: str, claimed: Mapping[int, float], most_ratio: float
 ) -> dict[int, float]:
-    """Return what counts of what each client claims; whose claim is limited is told, and noted on its seat for the summary.
+    """Return the counted part of each client's claim, and record the clients that were limited.
+
+    Each limited client gets a progress line and a note on its seat, for the summary.
 
     Parameters
     ----------
-    what : ``weight``, ``tokens``, ``scores`` and so on, for people
-    claimed, most_ratio : as of ``limited_weights``
+    rounds : rounds whose roster and progress are used
+    what : kind of the claim for messages, such as ``weight``, ``tokens`` or ``scores``
+    claimed, most_ratio : as in ``limited_weights``
     """
     counted = limited_weights(claimed, most_ratio)
     for client in note_claims(rounds, what, claimed, counted):
@@ -112,7 +122,7 @@ def count_claims(
 def note_claims(
     rounds: Rounds, what: str, claimed: Mapping[int, float], counted: Mapping[int, float]
 ) -> list[int]:
-    """Note on the seats whose claim counts less than it says, tell it where it is new, and return those clients."""
+    """Record limited claims on the seats, show new ones, and return the limited clients."""
     limited = [client for client, value in claimed.items() if counted[client] != value]
     for client in limited:
         seat = rounds.roster.seats[client]

@@ -1,4 +1,4 @@
-"""Time as a strategy sees it; tests give it another one."""
+"""Clock of a strategy; tests replace it with one that they move by hand."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds that only grow, and waiting."""
+    """Source of monotonic time, in seconds, and a function that waits."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

@@ -1,4 +1,4 @@
-"""Whether votes can be counted where a run wants them counted, asked before the clients have worked."""
+"""Check before a run starts that its device can count votes."""
 
 import numpy as np
 import torch
@@ -11,17 +11,21 @@ VOTERS = 9
 
 
 def require_counting(device: torch.device, asked: str) -> None:
-    """Count a few votes on a device other than the CPU, where a kernel must be compiled first.
+    """Check with a small example that votes can be counted on ``device``.
+
+    The CPU needs no check. On a CUDA device, Triton must compile a kernel first. The check runs
+    before clients have spent time on the run.
 
     Parameters
     ----------
-    device : where the run counts
-    asked : what the setting ``device`` says
+    device : device on which the run counts votes
+    asked : value of the setting ``device``, for the error message
 
     Raises
     ------
     Mistake
-        It cannot count: Triton is missing, or finds no C compiler, or no GPU that it knows.
+        Votes cannot be counted there: Triton is missing, finds no C compiler or does not support
+        the GPU, or the counts are wrong.
     """
     if device.type == "cpu":
         return
@@ -29,7 +33,8 @@ def require_counting(device: torch.device, asked: str) -> None:
         counter = VoteCounter((1, WEIGHTS), VOTERS, device)
         counter.count(np.full((VOTERS, 1), np.uint64(1)))
         found = counter.counts()[0].tolist()
-    except Exception as error:  # of Triton, of a compiler, or of the driver
+    # Triton, the C compiler and the driver raise exceptions of many types.
+    except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     else:
         reason = (

@@ -1,13 +1,17 @@
-"""Enrolment: sites that run the same program on the same model receive a seat each, and keep it.
+"""Enrolment: each site with the server's program and base model receives a seat and keeps it.
 
-Covers: the first node that enrols under a site's name holds it as long as it is connected and answers. Another node that says
-the name is only remembered. It gets the seat when the holder is gone, or has let every attempt's deadline pass: Flower lists a
-node that died for a while longer, and a site that is started again comes under another node id. One missed deadline, or an
-error that Flower reports of a connected holder, frees no seat. Nobody who is turned away makes the others wait longer.
-With the sites' public keys (``site-keys``) a name is no claim: who has not signed this very request with the site's key, or
-says a name of which there is no key, is turned away before it counts for anything, here and whenever a seat is given again.
-Does not cover, without these keys: who a node is. A node that claims a name before its owner does has it, and one that waits
-gets the seat of a site that dies, or is too slow for all its attempts. With them: two nodes that have one site's private key.
+Covers: the first node that enrols under a site's name holds the seat as long as it is connected and
+answers. Another node with the same name is only remembered. It receives the seat when the first
+node is gone or has let the deadlines of all attempts pass: Flower lists a dead node for a while
+longer, and a restarted site has a new node id. One missed deadline, or an error that Flower reports
+for a connected node, does not free a seat. Refused nodes do not make the others wait longer.
+With the sites' public keys (``site-keys``), a node must sign the request with its site's key. A
+node without a valid signature, or with a name that has no key, is refused before it counts for
+anything, also when a seat is reassigned.
+Does not cover, without these keys: the identity of a node. A node that claims a name before its
+owner has the seat. A node that waits receives the seat of a site that dies or is too slow for all
+its attempts.
+Does not cover, with keys: two nodes that have the private key of one site.
 """
 
 from collections import Counter
@@ -30,9 +34,9 @@ from strategies.engine.rounds import POLL_SECONDS, Rounds, error_of
 
 NO_CLIENT = -1
 REFUSED_SECONDS = 15.0
-"""Maximum seconds until refused nodes have the reason; a SuperNode asks every three seconds."""
+"""Maximum seconds until refused nodes have the reason; a SuperNode polls every 3 seconds."""
 TELL_SECONDS = 10.0
-"""How often it is said how many sites are connected while nothing changes."""
+"""Seconds between two lines on the number of connected sites if nothing changes."""
 
 
 SECOND = "a second node with this site name; give each node a site name of its own"
@@ -40,35 +44,36 @@ SECOND = "a second node with this site name; give each node a site name of its o
 
 @dataclass
 class Enroller:
-    """Asks every node once who it is."""
+    """Enrolment of the connected nodes: asks each for its name and assigns the seats."""
 
     rounds: Rounds
     code_sha256: str
     model_sha256: str
-    """What the server itself has; a site with another one is turned away."""
+    """Hash of the server's base model; a site with another one is refused."""
     keys: PublicKeys | None = None
-    """The sites' public keys, if the run has such; else names are claims."""
+    """Public keys of the sites; None if names are accepted without a signature."""
     _asked: set[int] = field(default_factory=set)
     _tries: Counter[int] = field(default_factory=Counter)
     """Number of times that each node was asked."""
     _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
     _untold: dict[str, tuple[int, Letter]] = field(default_factory=dict)
-    """Messages to refused nodes that were not answered yet."""
+    """Refusals sent to nodes that have not confirmed them yet, by message id."""
     _claims: dict[str, list[int]] = field(default_factory=dict)
-    """Site -> further nodes that say its name, in the order in which they did."""
+    """Further nodes that claim a site's name, in the order of their answers."""
 
     def enrol(self, clients: dict[str, int] | None = None) -> None:
-        """Give seats to sites.
+        """Assign seats to sites.
 
         Parameters
         ----------
-        clients : site -> client of an earlier part of this run; without it the first ``num-clients`` sites, in order of
-            their names, become clients 0, 1, ...
+        clients : site -> client of an earlier part of this run. If None, the first ``num-clients``
+            sites in order of their names become clients 0, 1, ...
 
         Raises
         ------
         RunFailed
-            Fewer sites than the quorum came before ``enrol-seconds`` had passed without a new one that can have a seat.
+            Fewer sites than the quorum enrolled before ``enrol-seconds`` passed without a new site
+            that can have a seat.
         """
         rounds = self.rounds
         settings = self.rounds.settings
@@ -85,6 +90,7 @@ class Enroller:
                     len(sites) <= wanted if clients is None else enrolment.site in clients
                 ):
                     end = rounds.clock.now() + settings.enrol_seconds
+            # Simulated clients queue for this machine's workers, so a busy worker extends the wait.
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
             found = len(sites if clients is None else sites.keys() & clients.keys())
@@ -115,7 +121,11 @@ class Enroller:
     def _tell_who_was_left(
         self, clients: Mapping[str, int], sites: Mapping[str, tuple[int, Enrolment]]
     ) -> None:
-        """Where somebody is missing: of nodes that have not said who they are, and of sites that a free seat is not for."""
+        """Record why seats stay free.
+
+        Reasons are nodes that did not answer the enrolment request, and sites that came after a
+        resumption and have no seat in this run.
+        """
         free = len(clients) < self.rounds.settings.num_clients
         for site in sorted(sites.keys() - clients.keys()) if free else ():
             why = (
@@ -130,7 +140,7 @@ class Enroller:
             )
 
     def look_for_nodes(self) -> None:
-        """Ask nodes that were not there before who they are, and remember those that say the name of a seat's site."""
+        """Ask newly connected nodes for their names; remember those that claim a seated site."""
         for node_id, enrolment in self._newly_enrolled():
             if (
                 not self._refusal(enrolment)
@@ -139,7 +149,10 @@ class Enroller:
                 self._claims.setdefault(enrolment.site, []).append(node_id)
 
     def reseat(self, seat: Seat) -> None:
-        """Give a seat to the next connected node of its name, if there is one; the one that held it goes last."""
+        """Move a seat to the next connected node that claims its site's name, if there is one.
+
+        The present holder, if still connected, becomes the last in line.
+        """
         self.look_for_nodes()
         connected = set(self.rounds.grid.get_node_ids())
         claims = [node_id for node_id in self._claims.get(seat.site, ()) if node_id in connected]
@@ -147,14 +160,19 @@ class Enroller:
             return
         last = [seat.node_id] if seat.node_id in connected else []
         seat.node_id, *self._claims[seat.site] = claims + last
-        self.rounds.roster.refused.pop(seat.site, None)  # as the second node of its name
+        # The node had been refused as the second one of its name.
+        self.rounds.roster.refused.pop(seat.site, None)
         text = f"seated again {seat.site}: it answers from another node now"
         self.rounds.progress.note("seated_again", text, client=seat.client, site=seat.site)
 
     def _take(
         self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]
     ) -> bool:
-        """Note an enrolled site, unless it is refused or a connected node has its name already; returns whether it is new."""
+        """Record an enrolled site and return True if it is new.
+
+        The site is refused if its program or model differs. A second node of a name is only
+        remembered while the first is connected.
+        """
         site = enrolment.site
         is_new = enrolment.site not in sites
         if reason := self._refusal(enrolment):
@@ -171,12 +189,12 @@ class Enroller:
             self._claims.setdefault(site, []).append(node_id)
             return False
         sites[site] = (node_id, enrolment)
-        # What another node of its name said, or itself before.
+        # Discard a refusal of another node of this name, or of this node's earlier answer.
         self.rounds.roster.refused.pop(site, None)
         return is_new
 
     def _tell(self, found: int, wanted: int, left: float) -> None:
-        """Say how many sites are connected, and how long others are waited for."""
+        """Show how many sites are connected, and how long the server waits for more."""
         rest = f", waiting up to {duration(max(0.0, left))} for more" if found < wanted else ""
         sites = (
             f"{found} of {count(wanted, 'site')}"
@@ -199,7 +217,7 @@ class Enroller:
                 )
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
-        """Ask nodes that have not been asked, and yield those whose answers have arrived."""
+        """Ask nodes that have not been asked, and yield the answers that have arrived."""
         for node_id in sorted(set(self.rounds.grid.get_node_ids()) - self._asked):
             self._asked.add(node_id)
             self._tries[node_id] += 1
@@ -227,7 +245,8 @@ class Enroller:
             if letter.header.status == "ok":
                 return self._known(letter, node_id, request)
             told, (site, reason) = None, refused_by(str(letter.scalars["reason"]))
-            if site and self.keys is not None:  # nothing is signed that says why it is not done
+            # The answer of a failed enrolment is not signed, so its site name is only a claim.
+            if site and self.keys is not None:
                 site, reason = "", f"says that it is {site}: {reason}"
         except Mistake as mistake:
             site = ""
@@ -236,12 +255,13 @@ class Enroller:
         return None
 
     def _known(self, letter: Letter, node_id: int, request: Letter) -> Enrolment:
-        """What a node says of itself, if it is who it says.
+        """Return a node's enrolment, after checking its signature if the run has site keys.
 
         Raises
         ------
         Mistake
-            The run has the sites' keys, and this node has not said its name with that of its site.
+            The site has no key in ``site-keys``, the answer is not signed, or the signature is not
+            valid.
         """
         if self.keys is None:
             return validate(Enrolment, letter.scalars)
@@ -264,7 +284,10 @@ class Enroller:
         return signed
 
     def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:
-        """Turn a site away; the node of a ``node_id`` hears why, and others know it, as they said so themselves."""
+        """Refuse a site or node and show the reason.
+
+        The reason is sent to ``node_id``. It is None for nodes that reported the reason themselves.
+        """
         if (shown := self.rounds.roster.refuse(who, reason)) is not None:
             self.rounds.progress.note(
                 "refused", f"refused      {who}: {shown}", who=who, reason=shown
@@ -273,7 +296,10 @@ class Enroller:
                 self._tell_node(node_id, reason)
 
     def _tell_node(self, node_id: int, reason: str) -> None:
-        """Send a node the reason why it takes no part, for its own log; simulated ones have the run's log."""
+        """Send a node the reason why it takes no part, for its own log.
+
+        Simulated nodes share the run's log and get no message.
+        """
         if self.rounds.shared_workers:
             return
         seat = Seat(NO_CLIENT, "", node_id)
@@ -282,7 +308,10 @@ class Enroller:
             self._untold[message_id] = (node_id, request)
 
     def _await_told(self) -> None:
-        """Wait a little until refused nodes have heard why: a run that ends takes its messages along."""
+        """Wait until refused nodes have confirmed the reason, up to ``REFUSED_SECONDS``.
+
+        Flower discards undelivered messages at the end of a run.
+        """
         clock = self.rounds.clock
         grid = self.rounds.grid
         end = clock.now() + REFUSED_SECONDS
@@ -300,7 +329,7 @@ class Enroller:
             clock.sleep(POLL_SECONDS)
 
     def _refusal(self, enrolment: Enrolment) -> str | None:
-        """Why a site cannot take part; None if it can."""
+        """Return the reason why a site cannot take part; None if it can."""
         if enrolment.code_sha256 != self.code_sha256:
             return (
                 f"runs another version of the program ({enrolment.code_sha256[:12]}, the server"

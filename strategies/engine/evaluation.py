@@ -1,4 +1,8 @@
-"""Evaluation by the clients, the same for every method: of their own result on public text, and of models on their own text."""
+"""Evaluation by the clients, for all methods.
+
+Clients evaluate their own result on evaluation texts, and several models on their own held-out
+text.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,33 +21,33 @@ from strategies.engine.run import Run
 
 @dataclass
 class ClientFigures:
-    """What clients found, by client; those that were not asked, or failed, are not among them."""
+    """Results of the clients' evaluation; clients that were not asked or failed are missing."""
 
     losses: dict[int, list[float]] = field(default_factory=dict)
-    """Mean loss in nats of the client's own result per public text, in the order in which the texts were sent."""
+    """Mean loss in nats of the client's own result per evaluation text, in text order."""
     own_losses: dict[int, list[float]] = field(default_factory=dict)
-    """The same of ``OWN_TEXT_MODELS`` on the client's own held-out text."""
+    """Mean loss in nats of each of ``OWN_TEXT_MODELS`` on the client's own held-out text."""
     test_scores: dict[int, list[float]] = field(default_factory=dict)
-    """Scores of the client's own result on public items, in the order of the metrics."""
+    """Scores of the client's own result on public test items, in the order of the metrics."""
 
     def clients(self) -> set[int]:
-        """Clients that found something."""
+        """Return the clients that have at least one result."""
         return self.losses.keys() | self.own_losses.keys() | self.test_scores.keys()
 
 
 class ClientEvaluation:
-    """Asks clients for losses and collects them.
+    """Requests for the clients' evaluation, and the results that they return.
 
     Parameters
     ----------
-    run : its ``evaluation`` settings say on what
-    public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; may be empty
-    tests : public test items, and the metrics by which clients score their own result on them; None: no such items
+    run : run whose ``evaluation`` settings apply
+    public_text : evaluation texts by name, shape (windows, tokens), int64; may be empty
+    tests : public test items and the metrics for them, or None
 
     Raises
     ------
     Mistake
-        Real sites would not evaluate on so little.
+        There are so few tokens or items that real sites would refuse to evaluate on them.
     """
 
     def __init__(
@@ -57,13 +61,13 @@ class ClientEvaluation:
         self.tests = tests
         self.asked = bool(public_text) or tests is not None or run.settings.evaluation.own_text
         self.figures = ClientFigures()
-        """What was found, once it is collected."""
+        """Results of the clients; filled by ``collect``."""
         self._texts, self._blobs = self._packed()
         if not run.simulation:
             require_many(self._texts)
 
     def requests(self, rounds: Rounds, server_round: int) -> list[Message]:
-        """One request per client; the public text is sent along."""
+        """Return one request per active client, with the evaluation texts and test items."""
         if not self.asked:
             return []
         return [
@@ -72,7 +76,7 @@ class ClientEvaluation:
         ]
 
     def _packed(self) -> tuple[Texts, dict[str, bytes]]:
-        """What is asked of every client, and the texts and items that are sent along."""
+        """Return the request's fields, and the blobs with evaluation texts and test items."""
         chosen = self.run.settings.evaluation
         windows = {
             name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()
@@ -95,7 +99,7 @@ class ClientEvaluation:
         return texts, blobs
 
     def collect(self, rounds: Rounds, replies: Iterable[Message]) -> None:
-        """Take the clients' figures as they arrive."""
+        """Record the clients' results as they arrive."""
         self.run.progress.begin("local only", len(rounds.roster.active()) if self.asked else 0)
         for reply in replies:
             letter = read(reply.content)

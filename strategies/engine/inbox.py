@@ -1,8 +1,8 @@
-"""The replies of one round on the server's disk: written as they arrive, read block by block in order of client.
+"""Inbox: replies of one round on the server's disk, read block by block in client order.
 
-So a client counts whole or not at all, however its parts arrive; the server's memory holds one reply part while it
-receives and one block's blob while it folds, whatever the number of clients; and what is folded never depends on who
-was first.
+A client counts completely or not at all, in whatever order its parts arrive. The server's memory
+holds one part of a reply while it receives, and one blob of a block while it aggregates,
+independent of the number of clients. The order of arrival has no effect on the result.
 """
 
 import shutil
@@ -42,7 +42,10 @@ class Inbox:
         self._expected: dict[int, int] = {}
 
     def receive(self, replies: Iterable[Message]) -> Iterator[Letter]:
-        """Store the blobs of each reply, and yield the letter without them; then nothing here holds them."""
+        """Store the blobs of each reply, and yield its letter without them.
+
+        The inbox keeps no reference to a reply after that, so its memory can be freed.
+        """
         for reply in replies:
             letter = read(reply.content)
             client = letter.header.client
@@ -55,7 +58,7 @@ class Inbox:
             yield letter
 
     def complete_clients(self) -> list[int]:
-        """Clients of which every part has arrived, ascending."""
+        """Return the clients whose parts have all arrived, in ascending order."""
         return sorted(
             client
             for client, parts in self._arrived.items()
@@ -63,7 +66,7 @@ class Inbox:
         )
 
     def tensor(self, client: int, key: str, tensor: str) -> torch.Tensor:
-        """One tensor of one client."""
+        """Return one tensor of one client."""
         file = self.root / f"{client:05d}" / key
         offset, spec = locate(file)[tensor]
         data = bytearray(spec.num_bytes)
@@ -80,13 +83,18 @@ class Inbox:
     def words(
         self, key: str, tensor: str, clients: Sequence[int] | None = None
     ) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """A flat U64 tensor of all complete clients, stretch by stretch, with a bounded number of bytes in memory.
+        """Read a flat U64 tensor of several clients in stretches of bounded size.
 
-        ``clients``: those that are read, by default all complete ones.
+        Parameters
+        ----------
+        key : key of the blob
+        tensor : name of the tensor in the blob
+        clients : clients whose tensors are read; by default all complete ones
 
         Yields
         ------
-        (first word, (clients, words) uint64), clients in order of client; the array is reused for the next stretch
+        (first word, (clients, words) uint64), clients in the given order. The array is reused for
+        the next stretch.
         """
         files = [
             self.root / f"{client:05d}" / key

@@ -1,8 +1,10 @@
-"""What all methods share: the life of a run from enrolment to evaluation, and of a round from its orders to its result.
+"""Base class of all methods: phases of a run from enrolment to evaluation, and of a round.
 
-A round: the server prepares (``before_round``), and what it decided is in the checkpoint before a message leaves; clients are
-brought what they need (``prepare``); they are asked (``order``), and their replies arrive part by part; clients that lost their
-state catch up once (``bring_again``); whoever's reply is whole and plausible counts (``fold``); then comes the checkpoint.
+A round has these steps. The server prepares it (``before_round``); its decisions are in the
+checkpoint before a message is sent. Clients receive what they need (``prepare``) and their orders
+(``order``); replies arrive part by part. Clients that lost their state catch up once
+(``bring_again``). Complete and plausible replies are aggregated (``fold``). The checkpoint ends the
+round.
 """
 
 from abc import abstractmethod
@@ -31,146 +33,165 @@ from strategies.engine.run import Run
 from strategies.engine.run_folder import Times
 
 PATIENCE = 4
-"""How many times as long as in its rounds a client may take for the same work alone, before it is asked again."""
+"""Factor between a client's time in all its rounds and its deadline for the local baseline."""
 
 
 class Method(Strategy):
-    """A strategy of Flower's whose rounds have deadlines, a quorum and a checkpoint, and whose messages come in parts.
+    """Flower strategy with deadlines, a quorum, checkpoints, and messages in parts.
 
     Parameters
     ----------
-    run : settings, base model, computing and run folder
-    evaluation : what clients evaluate after the last round; by default nothing
+    run : settings, base model, device and run folder
+    evaluation : evaluation by the clients after the last round; by default none
     """
 
     rounds: Rounds
     result: RunResult
-    """What the rounds lead to."""
+    """Result of the rounds."""
 
     SENT = "results"
-    """What clients send, in the plural, for people."""
+    """Plural noun for what clients send, for messages to people."""
     STEPS = ("replies", "reply")
-    """Names of the progress of arriving replies: of all, and of each."""
+    """Names of the progress of arriving replies: of all, and of one."""
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         self.run = run
         self.evaluation = evaluation or ClientEvaluation(run, {})
         self._prepared = 0
-        """The last round that ``before_round`` prepared."""
+        """Last round that ``before_round`` prepared."""
         self._asked: list[int] = []
-        """Clients of the round."""
+        """Clients that the present round asks."""
         self._catching_up: set[int] = set()
-        """Those among them that lost what they were brought, and are brought it again."""
+        """Clients of the round that lost their state and are receiving it again."""
         self._reports: dict[int, dict[str, Any]] = {}
-        """What each client of the round said when it had done its work."""
+        """Report of each client of the round, from its first reply part."""
         self.look: Callable[[Sequence[int]], dict[str, Any]] | None = None
-        """Measures the result as it is between rounds, where it is one per client that of those which still take part."""
-        self.enrolled: Callable[[Sequence[Seat]], None] = lambda _: None
-        """Hears who takes part, when all have enrolled."""
-        self.looks: list[dict[str, Any]] = []
-        """What was measured, each with its ``round``."""
+        """Function that evaluates the intermediate result for the given clients, or None.
 
-    # ----- what a method says -----------------------------------------------------------------------------------------
+        Methods with one model per client use it.
+        """
+        self.enrolled: Callable[[Sequence[Seat]], None] = lambda _: None
+        """Function that is called with all seats after enrolment."""
+        self.looks: list[dict[str, Any]] = []
+        """Evaluations between rounds, each with its ``round``."""
+
+    # ----- hooks that a method implements ---------------------------------------------------------
 
     @classmethod
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse a run that cannot be done with this model, before anything is started; ``Mistake`` says why.
+        """Refuse a run that is impossible with this model, before anything is started.
 
-        ``capabilities`` are those of the clients by name, as far as they are known: all of a simulation, none of a deployment.
+        Parameters
+        ----------
+        settings : settings of the run
+        model : opened base model
+        capabilities : known capabilities by client name: all in a simulation, none in a deployment
+
+        Raises
+        ------
+        Mistake
+            The run is impossible; the message says why.
         """
         return
 
     @property
     @abstractmethod
     def num_rounds(self) -> int:
-        """Rounds of the run; it may grow while the run goes on, when something is left to do."""
+        """Number of rounds of the run; it may grow during the run if work is left."""
 
     def before_round(self, server_round: int) -> bool:
-        """Decide at the server what a round needs; whether ``state`` holds something now that is not to be decided anew.
+        """Prepare a round at the server.
 
-        If so there is a checkpoint before a message leaves, and a resumed run does not come here for this round again.
+        Returns
+        -------
+        bool
+            True if a checkpoint must be written before messages are sent. After it, a resumed run
+            does not call this function for the round again.
         """
         return False
 
     def prepare(self, server_round: int) -> Iterable[Iterable[Message]]:
-        """Requests that bring the clients what they need for a round, one part of it after the other."""
+        """Return requests that push to the clients what they need for a round, part by part."""
         return []
 
     def clients_of(self, server_round: int) -> Sequence[int]:
-        """Clients that a round asks, those among them that still take part."""
+        """Return the clients that a round asks, among those that still take part."""
         return [seat.client for seat in self.rounds.roster.active()]
 
     @abstractmethod
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """What a client is asked to do in a round: scalars and blobs of its ``train``."""
+        """Return the order of a client in a round: fields and blobs of its ``train`` message."""
 
     @abstractmethod
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Keys of the blobs of each part in which the client's reply travels."""
+        """Return the blob keys of each part in which the client's reply is sent."""
 
     def part_order(self, client: int, hashes: list[str]) -> PartRequest:
-        """Scalars of a ``fetch`` of blobs with these hashes."""
+        """Return the fields of a ``fetch`` of the blobs with these hashes."""
         return PartRequest(blob_sha256=hashes)
 
     def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
-        """Blobs that go along with a ``fetch``, where its shapes do not follow from its scalars."""
+        """Return blobs to send with a ``fetch`` whose fields do not determine the shapes."""
         return {}
 
     def catches_up(self, server_round: int) -> bool:
-        """Whether a client that lost its state can be brought what it needs for a round."""
+        """Return True if clients that lost their state can receive it again in this round."""
         return False
 
     def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterable[Iterable[Message]]:
-        """Requests that bring clients which lost their state what they need, one part after the other."""
+        """Return requests that push the needed state to clients that lost theirs, part by part."""
         return []
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Note on a client's seat what its report says, for the summary."""
+        """Record parts of a client's report on its seat, for the summary."""
         return
 
     def sent_text(self, seat: Seat) -> str:
-        """What has arrived of a client, in words."""
+        """Return a phrase for a client's complete reply."""
         return f"{self.SENT} of {seat.site}"
 
     def received(self, server_round: int) -> None:
-        """All replies of a round are here, and none was looked at."""
+        """Record what the checks need; all replies of the round have arrived, none was read."""
         return
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Whether what a client sent can have come of honest work; if not, it is dropped here."""
+        """Return whether a client's reply is plausible.
+
+        An implementation drops the client if it is not.
+        """
         return True
 
     def quorum_of(self) -> int | None:
-        """Of how many clients the quorum is a share; None: of all of the run."""
+        """Return the number of clients that the quorum refers to; None: all clients of the run."""
         return None
 
     @abstractmethod
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Make of what these clients sent what the round leads to, in order of client."""
+        """Aggregate the replies of these clients, in client order."""
 
     def deliver(self, server_round: int) -> Iterable[Iterable[Message]]:
-        """Requests that bring the result to the clients, one part of it after the other; none if they do not need it."""
+        """Return requests that push the result to the clients, part by part, if they need it."""
         return []
 
     @abstractmethod
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, JSON values only."""
+        """Return the state for the checkpoint; it holds JSON values only."""
         return self.result.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         self.result.restore(state)
 
     def stored(self) -> Collection[str]:
-        """Hashes of all blobs that ``state`` names."""
+        """Return the hashes of all blobs that ``state`` names."""
         return self.result.stored()
 
-    # ----- the life of a run ------------------------------------------------------------------------------------------
+    # ----- phases of a run ------------------------------------------------------------------------
 
     def start(
         self,
@@ -184,12 +205,12 @@ class Method(Strategy):
     ) -> Result:
         """Run on a grid, from the last checkpoint if there is one.
 
-        Of Flower's arguments only ``grid`` is used, the others are part of the run's settings.
+        Of Flower's arguments only ``grid`` is used; the run's settings replace the others.
 
         Raises
         ------
         RunFailed
-            Too few clients enrolled, or finished a round; checkpoints of earlier rounds stay.
+            Too few clients enrolled or finished a round. Checkpoints of earlier rounds stay.
         Mistake
             The checkpoint is damaged, lost, or of another run.
         """
@@ -211,7 +232,9 @@ class Method(Strategy):
             self._resume(saved)
         self.enrolled(self.rounds.roster.active())
         self.summary()
-        if not saved:  # a resumption asks the same of the same clients, who answer a round once
+        # A resumed run must ask the same clients for the same work, because a client answers a
+        # round only once.
+        if not saved:
             self._save(0)
         result = Result()
         while (server_round := self.rounds.finished + 1) <= self.num_rounds:
@@ -232,7 +255,7 @@ class Method(Strategy):
         return result
 
     def _round(self, server_round: int, grid: Grid) -> MetricRecord | None:
-        """One round, and its checkpoint."""
+        """Run one round and write its checkpoint."""
         if self._prepared < server_round and self.before_round(server_round):
             self._prepared = server_round
             self._save(server_round - 1)
@@ -256,7 +279,7 @@ class Method(Strategy):
         return metrics
 
     def _look(self, server_round: int) -> None:
-        """Measure what the rounds have led to, where that is wanted after this one."""
+        """Evaluate the intermediate result if ``evaluation.every`` asks for it after this round."""
         every = self.run.settings.evaluation.every
         if self.look is not None and every and server_round % every == 0:
             clients = [seat.client for seat in self.rounds.roster.active()]
@@ -284,9 +307,10 @@ class Method(Strategy):
         run.folder.save_times(Times(run.seconds(), roster.times()))
 
     def note_saved(self, server_round: int) -> None:
-        """The round is in the checkpoint, so that it does not come again: what is to be written of it once can be.
+        """Write output that belongs to a round once; its checkpoint is complete.
 
-        A resumption calls it for all finished rounds anew: the server may have been killed between the two.
+        A resumption calls it again for all finished rounds, because the server may have been killed
+        between the checkpoint and this call.
         """
         return
 
@@ -309,7 +333,7 @@ class Method(Strategy):
         )
 
     def _exchange_all(self, parts: Iterable[Iterable[Message]]) -> None:
-        """Bring clients something; what they answer is the method's business."""
+        """Push the parts to the clients, and pass each answer to ``note_delivered``."""
         for requests in parts:
             for reply in self.rounds.exchange(requests):
                 self.note_delivered(read(reply.content))
@@ -320,7 +344,10 @@ class Method(Strategy):
         parts: Iterable[tuple[Scalars, Mapping[str, bytes]]],
         clients: Collection[int] | None = None,
     ) -> Iterator[list[Message]]:
-        """Requests that bring scalars and blobs to clients that still take part, one part after the other; None: to all."""
+        """Return requests that push fields and blobs to active clients, part by part.
+
+        ``clients`` restricts them; None means all.
+        """
         for part, (scalars, blobs) in enumerate(parts):
             seats = [seat for seat in self.receiving() if clients is None or seat.client in clients]
             yield [
@@ -329,20 +356,20 @@ class Method(Strategy):
             ]
 
     def receiving(self) -> list[Seat]:
-        """Clients that still take part, without those that lost what they were brought and do not catch up yet."""
+        """Return the active clients, except those that lost their state and must catch up first."""
         behind = set(self.rounds.lost or ()) - self._catching_up
         return [seat for seat in self.rounds.roster.active() if seat.client not in behind]
 
     def note_delivered(self, letter: Letter) -> None:
-        """Take note of the answer to a ``deliver``, where the method's contract lets it say something."""
+        """Process the answer to a ``deliver``, if the method's contract lets it carry fields."""
         return
 
-    # ----- a round ----------------------------------------------------------------------------------------------------
+    # ----- phases of a round ----------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's orders, to those of its clients that still take part."""
+        """Return the round's orders for those of its clients that still take part."""
         active = {seat.client for seat in self.rounds.roster.active()}
         self._asked = [client for client in self.clients_of(server_round) if client in active]
         return self._orders(
@@ -363,7 +390,7 @@ class Method(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[None, MetricRecord]:
-        """Receive the replies as they come, and fold those that are whole and plausible."""
+        """Receive the replies as they arrive, and aggregate the complete and plausible ones."""
         self.run.progress.begin(self.STEPS[0], len(self._asked))
         inbox = Inbox(self.run.folder.inbox)
         for letter in inbox.receive(chain(replies, self._caught_up(server_round))):
@@ -378,7 +405,7 @@ class Method(Strategy):
         return None, MetricRecord({"num-clients": len(clients)})
 
     def _caught_up(self, server_round: int) -> Iterator[Message]:
-        """Bring clients that lost their state what they need, and ask again."""
+        """Push lost state to the clients that need it, then repeat their orders."""
         lost = sorted(self.rounds.lost or {})
         if not lost:
             return
@@ -389,7 +416,7 @@ class Method(Strategy):
         yield from self.rounds.exchange(again, self.next_part)
 
     def next_part(self, letter: Letter) -> Message | None:
-        """Ask for the part of a client's reply that follows the one which has arrived, by the hashes of its report."""
+        """Return the request for the next part of a client's reply, by the hashes of its report."""
         header = letter.header
         if header.kind == "train":
             self._reports[header.client] = letter.scalars
@@ -413,19 +440,25 @@ class Method(Strategy):
             text = f"{self.sent_text(seat)}, {seat.work()}"
             self.run.progress.step(self.STEPS[1], text, client=seat.client, seconds=seat.seconds)
 
-    # ----- what clients make alone ------------------------------------------------------------------------------------
+    # ----- local baselines ------------------------------------------------------------------------
 
     def alone_order(self, seat: Seat) -> Alone | None:
-        """What a client is to make by itself; None: nothing."""
+        """Return the order for a client's local baseline; None if it makes none."""
         return Alone()
 
     @property
     def lets_work_alone(self) -> bool:
-        """Whether clients make something by themselves: what is evaluated, and the rounds do not leave."""
+        """True if clients compute a local baseline.
+
+        They do if it is evaluated and the rounds do not yield it.
+        """
         return self.evaluation.asked and self.run.settings.job.makes_alone
 
     def _let_work_alone(self, server_round: int) -> None:
-        """Let clients make what the rounds do not leave; it may take as long as they."""
+        """Let the clients compute their local baselines.
+
+        The time limit grows with the time that the rounds took.
+        """
         if not self.lets_work_alone:
             return
         orders = [
@@ -453,10 +486,12 @@ class Method(Strategy):
             )
 
     def _patience(self, seat: Seat) -> float:
-        """Seconds that a client may take to do alone what it did in its rounds: a multiple of what those were measured to take.
+        """Return the seconds that a client may take for its local baseline.
 
-        One that worked in some of the rounds only is expected to be as fast in all of them; one that worked in none, as fast as
-        the slowest of the others. Clients measure themselves: none is believed that a round took longer than it was waited for.
+        The limit is ``PATIENCE`` times the expected time of all rounds. A client that worked in
+        some rounds is expected to be as fast in all of them. A client that worked in none is
+        expected to be as fast as the slowest other client. Clients report their own times, so a
+        round counts at most as long as the server would have waited.
         """
         most = self.rounds.settings.deadline_seconds * self.rounds.settings.attempts
         seats = self.rounds.roster.seats.values()
@@ -468,15 +503,19 @@ class Method(Strategy):
         )
         return PATIENCE * expected
 
-    # ----- evaluation by the clients ----------------------------------------------------------------------------------
+    # ----- evaluation by the clients --------------------------------------------------------------
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask every client how well its own result predicts public text, which is sent along, and models its own text."""
+        """Return the evaluation requests to the clients.
+
+        Each client evaluates its own result on evaluation texts that are sent along, and models on
+        its own text.
+        """
         return self.evaluation.requests(self.rounds, server_round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """Take note of what clients found, in ``evaluation.figures``."""
+        """Record the clients' results in ``evaluation.figures``."""
         self.evaluation.collect(self.rounds, replies)
         return MetricRecord({"num-clients": len(self.evaluation.figures.clients())})

@@ -1,6 +1,7 @@
-"""What a person sees while a run works: one line per event with a bar, and the same events in ``metrics.jsonl``.
+"""Progress of a run: one line per event with a bar, and the same events in ``metrics.jsonl``.
 
-Texts may quote what a client wrote. Each is shown, and stored, as one line of printable characters.
+Texts may quote strings from clients. Each text is shown and stored as one line of printable
+characters.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,13 @@ from strategies.engine.run_folder import RunFolder
 
 WIDTH = 24
 MOST_CHARACTERS = 10_000
-"""Of a line; reasons are shorter, a line with all clients' names may be long."""
+"""Maximum length of a line. Most are shorter; one with the names of all clients may be long."""
 SECONDS_OF_SILENCE = 60.0
-"""While the server waits for others and hears nothing of them."""
+"""Seconds between two progress lines while the server waits for clients and receives nothing."""
 
 
 class Progress:
-    """Reports steps of a piece of work whose size is known."""
+    """Progress of a piece of work with a known number of steps."""
 
     def __init__(
         self, folder: RunFolder, clock: Clock, show: Callable[[str], None] = print
@@ -45,7 +46,7 @@ class Progress:
         self.event("begin", title=title, total=total)
 
     def step(self, event: str, text: str, **details: Any) -> None:
-        """One step is done; shows the bar, what was done, and the time left at this pace."""
+        """Finish one step: show the bar, ``text``, the elapsed and the expected remaining time."""
         self._done += 1
         elapsed = self._clock.now() - self._started
         left = elapsed / self._done * max(0, self._total - self._done)
@@ -58,16 +59,19 @@ class Progress:
         self.event(event, done=self._done, total=self._total, text=text, **details)
 
     def note(self, event: str, text: str, **details: Any) -> None:
-        """Something happened that is no step."""
+        """Show and record an event that is not a step."""
         self._line(text)
         self.event(event, text=text, **details)
 
     def beat(self, text: str) -> None:
-        """Hear how far this process's own work is; every few seconds a line of it is shown, where there is no other."""
+        """Report progress of this process's own work.
+
+        A line is shown every few seconds, unless another line was shown in the meantime.
+        """
         self._beats(text)
 
     def waiting(self, whom: str) -> None:
-        """Nothing happens but that others are waited for; said once a minute."""
+        """Report that the server only waits for clients; a line is shown once a minute."""
         self._waits(whom)
 
     def _beaten(self, line: str) -> None:
@@ -82,7 +86,7 @@ class Progress:
         self._waits.another_line()
 
     def event(self, event: str, **details: Any) -> None:
-        """Append an event to ``metrics.jsonl``; a number that is NaN or infinite is null there."""
+        """Append an event to ``metrics.jsonl``; NaN and infinite numbers are stored as null."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         told = {
             name: printable(value, MOST_CHARACTERS) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Windows of a public text that a method's server works on, and which texts it may be."""
+"""Calibration samples from a public text for work at the server, and a check of that text."""
 
 from filecmp import cmp
 from pathlib import Path
@@ -14,28 +14,28 @@ from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 
 
 class NamesPublicText(Protocol):
-    """A method's table with these keys."""
+    """Settings table of a method that reads a public text."""
 
     @property
     def public_text(self) -> str:
-        """A built-in text, or the path of a file."""
+        """Name of a built-in text, or path of a file."""
 
     @property
     def public_windows(self) -> int:
-        """Windows of it."""
+        """Number of samples."""
 
     @property
     def public_window_tokens(self) -> int:
-        """Tokens of a window."""
+        """Number of tokens in a sample."""
 
 
 def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> Tensor:
-    """Windows of the public text: (windows, tokens), int64.
+    """Return samples of the public text, shape (windows, tokens), int64.
 
     Raises
     ------
     Mistake
-        The file is missing, empty, not UTF-8, or has not even one window.
+        The file is missing, empty, not UTF-8, or too short for one sample.
     """
     path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
     what = f"{settings.method}.public-text"
@@ -49,12 +49,13 @@ def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedMod
 
 
 def require_public_text(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> None:
-    """Refuse public text that models are compared on, and windows that are longer than the model takes.
+    """Check that models are not evaluated on the public text, and that its samples fit the model.
 
     Raises
     ------
     Mistake
-        It names the key.
+        The text is an evaluation text or the test file, or a sample is longer than the model's
+        context. The message names the key.
     """
     method = settings.method
     chosen = job.public_text
@@ -82,7 +83,10 @@ def _file(path: str) -> Path:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths are one file, or files of the same bytes; what cannot be read is told elsewhere."""
+    """Return True if both paths are the same file or have the same bytes.
+
+    Files that cannot be read are reported elsewhere.
+    """
     try:
         return one == other or cmp(one, other, shallow=False)
     except OSError:

@@ -1,20 +1,23 @@
-"""What the rounds of a run lead to, as the engine and the server's results see it, whatever the method."""
+"""Interface of a run's result, which is the same for the engine and for every method."""
 
 from collections.abc import Collection
 from typing import Any, Protocol
 
 
 class RunResult(Protocol):
-    """A result keeps its large data in the checkpoint's blobs, and names them by hash."""
+    """Result of the rounds so far.
+
+    Large data are stored as blobs of the checkpoint; the result names them by their hash.
+    """
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, JSON values only."""
+        """Return the state for the checkpoint; it holds JSON values only."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
 
     def stored(self) -> Collection[str]:
-        """Hashes of all blobs that ``state`` names."""
+        """Return the hashes of all blobs that ``state`` names."""
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
+        """Return the method's own entries of ``summary.json``."""

@@ -1,4 +1,4 @@
-"""Who takes part: sites and their numbers, and what became of each in this run."""
+"""Roster of a run: sites, their client numbers, and the outcome of each client."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,50 +10,56 @@ Status = Literal["completed", "dropped"]
 
 
 MOST_REFUSED = 200
-"""Refused sites and nodes that are told one by one; further ones are counted."""
+"""Maximum number of refused sites and nodes that are listed; the rest is only counted."""
 BEYOND = "further nodes"
 
 KEPT = ("status", "reason", "capability", "measured", "metrics", "capped")
-"""What a checkpoint keeps of a seat."""
+"""Attributes of a seat that a checkpoint stores."""
 
 
 @dataclass
 class Seat:
-    """One client: the number that the server gave to a site, and the Flower node that the site answers from."""
+    """One client: its number, its site, and the Flower node that answers for the site."""
 
     client: int
     site: str
     node_id: int
-    """Flower's id of the node that the site last answered from; 0 if it has not been seen in this process."""
+    """Flower's id of the node that last answered for the site; 0 if not seen in this process."""
     status: Status = "completed"
     reason: str = ""
     capability: float = 1.0
-    """How much the site can compute, beside others."""
+    """Computing speed of the site relative to other sites."""
     measured: bool = False
-    """Whether the capability was measured; if not, it was stated."""
+    """True if the node measured its capability, False if its configuration states it."""
     approval: bool = False
     """True if a person at the site approves its replies before they leave."""
     seconds: float = 0.0
-    """Of all its work in the run."""
+    """Seconds of work in all rounds of the run."""
     rounds: int = 0
-    """In which it worked."""
+    """Number of rounds in which the client worked."""
     metrics: dict[str, Any] = field(default_factory=dict)
     capped: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Limits applied to this client, by name. For a claim such as ``weight``: the last value
-    ``claimed``, the value ``counted``, and the number of rounds (``times``). For a tensor such as
-    ``update``: the largest ``factor`` above the limit, and the number of tensors in all rounds."""
+    """Limits applied to this client, by name.
+
+    A claim such as ``weight`` has the last value ``claimed``, the value ``counted``, and the number
+    of rounds (``times``). A tensor such as ``update`` has the largest ``factor`` above the limit,
+    and the number of tensors in all rounds (``times``).
+    """
     silent: bool = False
-    """It did its part, but failed in the evaluation that follows; it is asked nothing more, and ``reason`` says why."""
+    """True if the client finished its rounds but failed in the evaluation after them.
+
+    It then receives no more requests, and ``reason`` gives the error.
+    """
     _of_round: float = 0.0
 
     def worked(self, seconds: float) -> None:
-        """It worked for a round."""
+        """Record ``seconds`` of work in one round."""
         self.seconds += seconds
         self.rounds += 1
         self._of_round = seconds
 
     def work(self) -> str:
-        """How long it worked, in words: in its last round, and in all of them if there were more."""
+        """Return the working time of the last round, and of several rounds in all, as text."""
         of_round = f"{duration(self._of_round, tenths=True)} of work"
         return (
             of_round
@@ -65,7 +71,7 @@ class Seat:
         )
 
     def limits_in_words(self) -> list[str]:
-        """Return a clause for each claim that was limited, and for rounds that the client was left out of."""
+        """Return a clause for each limited claim, and one for rounds that left the client out."""
         found = []
         for what, note in self.capped.items():
             if what == "distance":
@@ -78,28 +84,28 @@ class Seat:
         return found
 
     def drop(self, reason: str) -> None:
-        """The client's contribution is lost; the first reason stays."""
+        """Drop the client: its contribution does not count. The first reason is kept."""
         if self.status != "dropped":
             self.status = "dropped"
             self.reason = printable(reason)
 
     def leave_out(self, reason: str) -> None:
-        """The client's contribution counts, but not its evaluation."""
+        """Exclude the client from the evaluation; its contribution to the result still counts."""
         self.silent = True
         self.reason = printable(reason)
 
 
 @dataclass
 class Roster:
-    """All seats, by client. A site that has no seat never inherits a number."""
+    """All seats, by client number. A site without a seat never inherits a number."""
 
     seats: dict[int, Seat] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    """Sites (or node ids) that enrolled and were turned away, with the reason; see ``refuse``."""
+    """Sites (or node ids) whose enrolment was refused, with the reason; see ``refuse``."""
     _beyond: int = 0
 
     def active(self) -> list[Seat]:
-        """Seats whose client still takes part, by client."""
+        """Return the seats of clients that still take part, in client order."""
         return [
             seat
             for _, seat in sorted(self.seats.items())
@@ -107,7 +113,13 @@ class Roster:
         ]
 
     def refuse(self, who: str, reason: str) -> str | None:
-        """Note that a site, or node, was turned away; returns the reason as it is shown, None if there were too many."""
+        """Record that a site or node was refused.
+
+        Returns
+        -------
+        str or None
+            The reason as it is shown; None if there are already ``MOST_REFUSED`` entries.
+        """
         who = printable(who)
         if who not in self.refused and len(self.refused) >= MOST_REFUSED:
             self._beyond += 1
@@ -117,21 +129,23 @@ class Roster:
         return self.refused[who]
 
     def of_site(self, site: str) -> Seat | None:
-        """The seat of a site."""
+        """Return the seat of a site, or None."""
         return next((seat for seat in self.seats.values() if seat.site == site), None)
 
     def clients(self) -> dict[str, int]:
-        """Site -> client, for the checkpoint."""
+        """Return the client number of each site, for the checkpoint."""
         return {seat.site: client for client, seat in sorted(self.seats.items())}
 
     def finished(self) -> int:
-        """How many clients did their part."""
+        """Return the number of clients that were not dropped."""
         return sum(seat.status == "completed" for seat in self.seats.values())
 
     def missing(self, asked: int) -> list[tuple[str, str]]:
-        """Who of the ``asked`` clients did not do its part, and why: dropped ones, and where seats are free, those refused.
+        """Return the clients that are missing from the result, each with the reason.
 
-        A second node with the name of a seat's site is none of them.
+        These are the dropped clients and, if fewer than ``asked`` sites have a seat, the refused
+        sites and the number of clients that never connected. A second node with the name of a
+        seated site does not count as missing.
         """
         missing = [
             (seat.site, seat.reason)
@@ -150,34 +164,40 @@ class Roster:
         return missing + refused + [("a client", "never connected")] * never
 
     def not_evaluated(self) -> list[tuple[str, str]]:
-        """Who did its part and failed in the evaluation, and why."""
+        """Return the sites that failed in the evaluation only, each with the reason."""
         seats = [seat for _, seat in sorted(self.seats.items())]
         return [
             (seat.site, seat.reason) for seat in seats if seat.silent and seat.status == "completed"
         ]
 
     def times(self) -> dict[str, list[float]]:
-        """Seconds and rounds of each client's work, for a resumption; they differ from run to run and are in no checkpoint."""
+        """Return seconds and rounds of work of each client, for a resumed run.
+
+        They differ from run to run, so they are stored next to the checkpoint and not in it.
+        """
         return {
             str(client): [seat.seconds, seat.rounds] for client, seat in sorted(self.seats.items())
         }
 
     def restore_times(self, times: dict[str, list[float]]) -> None:
-        """Take over what ``times`` returned."""
+        """Restore the values that ``times`` returned."""
         for client, seat in self.seats.items():
             seconds, rounds = times.get(str(client), (0.0, 0))
             seat.seconds = seconds
             seat.rounds = int(rounds)
 
     def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps of each client; no times, so that equal runs have equal checkpoints."""
+        """Return the entries of a checkpoint: one per client, without times.
+
+        Without times, equal runs have equal checkpoints.
+        """
         return [
             {"client": client, **{name: getattr(seat, name) for name in KEPT}}
             for client, seat in sorted(self.seats.items())
         ]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the entries that ``state`` returned."""
         for entry in state:
             for name in entry.keys() & set(KEPT):
                 setattr(self.seats[entry["client"]], name, entry[name])

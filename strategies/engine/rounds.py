@@ -1,9 +1,11 @@
-"""Rounds: send requests, pull replies one at a time, check them, send again, keep a quorum.
+"""Rounds: send requests, receive and check replies one at a time, send again, require a quorum.
 
-Flower loses a message that is in flight when its node restarts, so every message has a deadline of its own and is sent
-again under a new id; handlers are idempotent. A client that fails, is late too often, or sends what its contract does
-not allow loses its own contribution, with the reason on record; the round goes on while the quorum holds. A seat goes to
-another node only when the node that holds it is gone, or let the last attempt's deadline pass too (see ``enrolment``).
+Flower loses a message that is in flight when its node restarts. So every message has its own
+deadline and is sent again under a new id; client handlers are idempotent. A client loses its
+contribution, with a recorded reason, if it fails, misses too many deadlines, or sends a reply that
+its contract does not allow. The round continues as long as the quorum is met. A seat moves to
+another node only when its node is gone or has missed the deadline of the last attempt too (see
+``enrolment``).
 """
 
 import math
@@ -32,30 +34,40 @@ from strategies.engine.run_folder import RunFolder
 DAY = 86_400.0
 POLL_SECONDS = 0.1
 SELDOM_SECONDS = 0.5
-"""How often to ask for a reply, and how often where none has come for a while; each question costs the SuperLink time."""
+"""Seconds between two polls: while replies arrive, and after ``A_WHILE`` seconds without one.
+
+Each poll costs the SuperLink time.
+"""
 A_WHILE = 5.0
 LOOK_SECONDS = 5.0
-"""How often new nodes are looked for while replies are awaited."""
+"""Seconds between two searches for new nodes while the server waits for replies."""
 ROUND_SECONDS = DAY
 ROUND_DEADLINES = 10
-"""Limit of a round of real sites if ``round-seconds`` is 0: the larger of these seconds and this
-multiple of all attempts of one message."""
+"""Limit of a round of real sites if ``round-seconds`` is 0.
+
+The limit is the larger of ``ROUND_SECONDS`` and this multiple of the time of all attempts of one
+message.
+"""
 SIMULATED_TTL = 30 * DAY
-"""The same where messages queue for one machine's workers, however long that takes; Flower's own default is half a day."""
+"""Lifetime of a message in a simulation, in seconds.
+
+Messages queue for the workers of one machine, however long that takes; Flower's own default is half
+a day.
+"""
 NAMED = 4
-"""Of the clients that are waited for."""
+"""Maximum number of clients that a progress line names."""
 
 TOLD_REASONS = 20
-"""Clients whose reasons are told when the quorum is missed; ``summary.json`` has all."""
+"""Maximum number of reasons in the error for a missed quorum; ``summary.json`` has all."""
 
 Patience = Callable[[Seat], float]
 
 FollowUp = Callable[[Letter], Message | None]
-"""What to ask a client next, after its first reply, or after a request that was made by this; None when there is no more."""
+"""Return the next request to a client after its first reply or a later request, or None."""
 
 
 class RunFailed(RuntimeError):
-    """The run cannot go on; its message says why. What was finished before stays on disk."""
+    """Error that ends a run; the message gives the reason. Finished rounds stay on disk."""
 
 
 @dataclass(eq=False)
@@ -63,19 +75,19 @@ class _Pending:
     request: Letter
     seat: Seat
     message_id: str | None
-    """None while the message waits for its site's node to come back."""
+    """Flower's message id; None while the message waits for the site's node to reconnect."""
     seconds: float
-    """How long one attempt may take."""
+    """Seconds that one attempt may take."""
     deadline: float
     node_id: int
-    """The node that it was sent to."""
+    """Node to which the message was sent."""
     since: float
-    """Time at which its first attempt was sent."""
+    """Time at which the first attempt was sent."""
 
 
 @dataclass
 class Rounds:
-    """The engine that all strategies share; it knows messages and time, not methods."""
+    """Message exchange of a run, shared by all strategies; it has no code for single methods."""
 
     grid: Grid
     settings: RunSettings
@@ -86,22 +98,31 @@ class Rounds:
     clock: Clock = field(default_factory=Clock)
     roster: Roster = field(default_factory=Roster)
     shared_workers: bool = False
-    """Simulated clients queue for this machine's workers: their deadlines count from anybody's last reply or work."""
+    """True in a simulation, where clients queue for this machine's workers.
+
+    Their deadlines count from the last reply or work of any client.
+    """
     work: AtWork | None = None
-    """Of clients on this machine: who is at work, and what they say of it."""
+    """Log of the simulated clients' work on this machine; None in a deployment."""
     finished: int = 0
-    """Rounds that are finished."""
+    """Number of finished rounds."""
     lost: dict[int, str] | None = None
-    """Clients that said in this round that they lost their state, and why; None where it cannot be brought back."""
+    """Clients that reported lost state in this round, with the reason.
+
+    None if the state of this round cannot be restored.
+    """
     ends: float = math.inf
-    """Time at which the round, or the evaluation, ends for clients that have not answered."""
+    """Time at which the round or the evaluation ends for clients that have not answered."""
     evaluating: bool = False
-    """Rounds are over: a client that fails now keeps its contribution."""
+    """True after the last round: a client that fails now keeps its contribution."""
     look_for_nodes: Callable[[], None] = lambda: None
-    """Asks nodes that are new who they are (see ``enrolment``)."""
+    """Function that asks new nodes for their names (see ``enrolment``)."""
     reseat: Callable[[Seat], None] = lambda _: None
-    """Gives a seat whose node is gone, or silent to the last, to another node of its site, if there is one; for a while Flower
-    lists a node that is gone beside the one that came for it."""
+    """Function that moves a seat to another node of its site, if there is one.
+
+    It is called if the seat's node is gone or missed the last deadline. Flower lists a dead node
+    for a while, together with its replacement.
+    """
 
     def request(
         self,
@@ -112,7 +133,7 @@ class Rounds:
         blobs: dict[str, bytes] | None = None,
         part: int = 0,
     ) -> Message:
-        """A first-attempt request to a client."""
+        """Return the first attempt of a request to a client."""
         header = Header(
             schema_version=SCHEMA_VERSION,
             kind=kind,
@@ -127,16 +148,25 @@ class Rounds:
         return self._envelope(Letter(header, scalars.model_dump(), blobs or {}), seat)
 
     def push(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> str | None:
-        """Send a letter to where its client is now, and return Flower's message id; None if Flower did not take it.
+        """Send a letter to the present node of its client.
 
-        ``seconds`` is how long its answer may take, if longer than other messages'.
+        Parameters
+        ----------
+        letter : request to send
+        seat : seat of the client
+        seconds : time that the answer may take, if more than ``deadline-seconds``
+
+        Returns
+        -------
+        str or None
+            Flower's message id; None if Flower did not accept the message.
         """
         message = self._envelope(letter, seat, seconds)
         self.folder.ledger.record("down", seat.client, letter, message.content)
         return next(iter(self.grid.push_messages([message])), None)
 
     def pull(self, message_id: str) -> Message | None:
-        """The reply to one message, if it has arrived."""
+        """Return the reply to a message, or None if it has not arrived."""
         return next(iter(self.grid.pull_messages([message_id])), None)
 
     def _envelope(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> Message:
@@ -144,11 +174,18 @@ class Rounds:
         return address(letter, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
 
     def begin(self, least: float = 0.0) -> None:
-        """Begin a round, or what is asked after the rounds, which may take ``round-seconds``, but ``least`` seconds."""
+        """Start the time limit of a round, or of the requests after the rounds.
+
+        The limit is ``round_seconds()``, but at least ``least`` seconds.
+        """
         self.ends = self.clock.now() + max(self.round_seconds(), least)
 
     def round_seconds(self) -> float:
-        """Return how long a round may take; simulated clients queue for this machine, however long that takes."""
+        """Return the time limit of a round in seconds.
+
+        It is infinite for simulated clients without ``round-seconds``, because they queue for this
+        machine.
+        """
         settings = self.settings
         if settings.round_seconds:
             return settings.round_seconds
@@ -159,7 +196,7 @@ class Rounds:
         )
 
     def _of_a_message(self) -> float:
-        """Return how long all attempts of a message may take."""
+        """Return the seconds that all attempts of a message may take together."""
         return self.settings.deadline_seconds * self.settings.attempts
 
     def exchange(
@@ -168,25 +205,29 @@ class Rounds:
         follow_up: FollowUp = lambda _: None,
         patience: Patience = lambda _: 0.0,
     ) -> Iterator[Message]:
-        """Send requests and yield each reply that its contract allows, as it arrives; clients that fail are dropped.
+        """Send requests, and yield each valid reply as it arrives. Clients that fail are dropped.
 
         Parameters
         ----------
-        requests : one per client, made by ``request``
-        follow_up : called with each client's first good reply, then with the requests that it made; what it returns is sent
-            to the same client, at most ``REQUESTS_AHEAD`` at a time
-        patience : how many seconds an answer of a client may take, where that is more than ``deadline-seconds``
+        requests : one message per client, made by ``request``
+        follow_up : function that returns the next request to the same client, or None. It is called
+            with the client's first valid reply, then with each request that it returned. At most
+            ``REQUESTS_AHEAD`` requests to a client are open at a time.
+        patience : function that returns the seconds an answer of a client may take, if more than
+            ``deadline-seconds``
 
         Yields
         ------
         Message
-            One reply part at a time; the next is not pulled before this one is done with, but it is asked for.
+            One part of a reply at a time. The next part is requested before this one is processed,
+            but pulled only after it.
         """
         pending = [self._send(read(message.content), patience) for message in requests]
         last: dict[int, Letter] = {}
         next_look = self.clock.now() + LOOK_SECONDS
         last_reply = self.clock.now()
-        # who was not late in a round that is nearly over, is given as long as one message may take
+        # Near the end of the round's time, clients still get the time of one message with its
+        # attempts.
         ends = max(self.ends, self.clock.now() + min(self._of_a_message(), self.round_seconds()))
         while pending:
             if self.clock.now() >= ends:
@@ -194,11 +235,13 @@ class Rounds:
                 return
             idle = True
             for entry in list(pending):
-                if entry not in pending:  # its client was dropped meanwhile
+                # The client was dropped while this loop ran.
+                if entry not in pending:
                     continue
                 reply = self.pull(entry.message_id) if entry.message_id is not None else None
                 if reply is None:
                     late = self.clock.now() >= entry.deadline and not self._work_goes_on(pending)
+                    # A message without an id was not sent; its node may have reconnected by now.
                     if entry.message_id is None or late:
                         self._send_again(entry, pending, _late(entry.seat), late=late)
                     continue
@@ -210,7 +253,8 @@ class Rounds:
                 if letter is not None:
                     pending.remove(entry)
                     self._ask_ahead(letter, pending, last, follow_up)
-                    # It shares the reply's blobs, of which one part at a time is in memory.
+                    # The letter shares the reply's blobs. Drop it, so that only one part is in
+                    # memory.
                     letter = None
                     yield reply
                 del reply
@@ -225,7 +269,7 @@ class Rounds:
                 )
 
     def somebody_works(self) -> bool:
-        """Whether a client is at work on this machine, for whose worker others may queue; shows what clients say of it."""
+        """Return True if a simulated client is working, and show the clients' progress lines."""
         if not self.shared_workers or self.work is None:
             return False
         for line in self.work.new_lines():
@@ -233,7 +277,10 @@ class Rounds:
         return self.work.anybody()
 
     def _work_goes_on(self, pending: list[_Pending]) -> bool:
-        """Where clients queue for workers, nobody is late while one of them works."""
+        """Return True if a simulated client is working; then all deadlines start again.
+
+        Other clients may be waiting for the worker of that client, so none of them is late.
+        """
         if goes_on := self.somebody_works():
             self._restart_deadlines(pending)
         return goes_on
@@ -245,9 +292,11 @@ class Rounds:
     def _ask_ahead(
         self, letter: Letter, pending: list[_Pending], last: dict[int, Letter], follow_up: FollowUp
     ) -> None:
-        """Send a client what comes next; it answers one request after the other, so a deadline counts from the one before.
+        """Send a client its next requests.
 
-        ``last`` holds the last request to each client that followed its first reply: parts may arrive in any order.
+        The client answers one request after the other, so each deadline counts from the request
+        before. ``last`` holds the last follow-up request of each client, because parts may arrive
+        in any order.
         """
         client = letter.header.client
         own = [entry for entry in pending if entry.seat.client == client]
@@ -259,7 +308,7 @@ class Rounds:
             own.append(self._send(last[client]))
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):
-            # One that was overtaken may be lost, and waits no longer.
+            # A part that a later one has overtaken may be lost, so its deadline is not extended.
             if entry.request.header.part > letter.header.part:
                 entry.deadline = self.clock.now() + place * entry.seconds
 
@@ -280,9 +329,10 @@ class Rounds:
     def _send_again(
         self, entry: _Pending, pending: list[_Pending], reason: str, *, late: bool
     ) -> None:
-        """Send a request again to wherever its site now is; after the last attempt the client is dropped.
+        """Send a request again to the site's present node; drop the client after the last attempt.
 
-        ``attempts`` are the holder's of a seat. Where another node of its name takes the seat, as many more follow at most.
+        The holder of a seat has ``attempts`` attempts. If the seat moves to another node of the
+        site, that node has as many again.
         """
         seat = entry.seat
         header = entry.request.header
@@ -296,7 +346,7 @@ class Rounds:
                 entry.message_id = None
                 return
             reason = "its node is not connected"
-        # The seat has gone to another node, which was not asked yet.
+        # The seat has moved to another node, which has not been asked yet.
         elsewhere = entry.node_id != seat.node_id
         if header.attempt >= (2 * attempts if elsewhere else attempts):
             self._give_up(
@@ -324,7 +374,7 @@ class Rounds:
         pending[pending.index(entry)] = following
 
     def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
-        """Check a reply; None means that the client was dropped, is asked again, or is to catch up."""
+        """Check a reply; return None if the client was dropped, asked again, or has to catch up."""
         if not reply.has_content():
             self._send_again(entry, pending, error_of(reply), late=False)
             return None
@@ -342,12 +392,12 @@ class Rounds:
         return letter
 
     def _give_up(self, entry: _Pending, pending: list[_Pending], why: str) -> None:
-        """Drop a client, and await nothing more of it."""
+        """Drop a client, and stop waiting for its replies."""
         pending[:] = [other for other in pending if other.seat is not entry.seat]
         self.drop(entry.request.header.kind, entry.seat, why)
 
     def _end(self, pending: list[_Pending]) -> None:
-        """Drop the clients that have not answered when the round is over."""
+        """Drop the clients that have not answered by the end of the round."""
         while pending:
             self._give_up(
                 pending[0],
@@ -357,7 +407,10 @@ class Rounds:
             )
 
     def drop(self, kind: Kind, seat: Seat, why: str) -> None:
-        """A client is asked nothing more; its contribution is lost, unless it was made before."""
+        """Drop a client: it receives no more requests.
+
+        Its contribution is lost, unless the rounds are over.
+        """
         reason = printable(f"{kind}: {why}")
         if self.evaluating:
             seat.leave_out(reason)
@@ -372,14 +425,17 @@ class Rounds:
         )
 
     def checked(self, reply: Message, request: Letter, seat: Seat) -> Letter:
-        """The letter in a reply, in the ledger with its tensors; of one that is refused the ledger gets the bytes alone.
+        """Return the letter in a reply after checking it against its contract.
+
+        A valid reply is recorded in the ledger with its tensors, a refused one with its bytes only.
 
         Raises
         ------
         Mistake
-            It is not what its contract allows; whatever a reply does to its reader, it costs its sender alone.
+            The reply is not what its contract allows. Any exception while reading a reply becomes
+            this error, so that it affects only its sender.
         OSError
-            The ledger cannot be written; no reply is to blame for this server's disk.
+            The ledger cannot be written. That is a fault of the server's disk, not of the reply.
         """
         try:
             letter = read(reply.content)
@@ -396,7 +452,7 @@ class Rounds:
         return letter
 
     def _is_to_catch_up(self, entry: _Pending, letter: Letter) -> bool:
-        """Whether a client lost what was brought to it and can be brought it again; once in a round."""
+        """Return True if a client reported lost state that can be restored, once in a round."""
         seat = entry.seat
         header = entry.request.header
         reason = str(letter.scalars["reason"])
@@ -420,14 +476,21 @@ class Rounds:
         return True
 
     def require_quorum(self, number: int, what: str, of: int | None = None) -> None:
-        """End the run if too few clients did something, of all or of ``of`` that were asked.
+        """Raise an error if fewer clients than the quorum did something.
+
+        Parameters
+        ----------
+        number : number of clients that did it
+        what : verb phrase for the error message
+        of : number of clients that were asked; by default ``num-clients``
 
         Raises
         ------
         RunFailed
-            With the reason of every client that did not.
+            The quorum is missed. The message has the reason of every client that failed.
         """
         asked = self.settings.num_clients if of is None else of
+        # Rounding first: a product such as 3.0000000000000004 must not become 4.
         needed = math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
         if number >= needed:
             return
@@ -445,14 +508,17 @@ class Rounds:
 
 
 def error_of(reply: Message) -> str:
-    """What Flower says in place of an answer, with the node's own words where it has any."""
+    """Return Flower's error, with the node's own text and the remedy if there are such."""
     reason = printable(reply.error.reason or "")
     told = f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
     return f"{told}; the node {load_remedy()}" if could_not_load(reply) else told
 
 
 def _waited_for(pending: list[_Pending], now: float) -> str:
-    """Return who is waited for, a few of them by name; of sites whose replies a person approves also since when."""
+    """Return the names of at most ``NAMED`` sites that have not answered.
+
+    For sites whose replies need approval, the text also says how long ago they were asked.
+    """
     first: dict[str, _Pending] = {}
     for entry in pending:
         if entry.seat.site not in first or entry.since < first[entry.seat.site].since:

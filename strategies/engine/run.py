@@ -1,4 +1,4 @@
-"""One run as every strategy sees it."""
+"""State of one run that every strategy receives."""
 
 from dataclasses import dataclass, field
 
@@ -19,21 +19,21 @@ from strategies.engine.run_folder import RunFolder
 
 @dataclass
 class Run:
-    """What a strategy is given: settings, the dense model, and a place to write."""
+    """Settings, dense model and output folder of a run."""
 
     settings: RunSettings
     model: OpenedModel
     folder: RunFolder
     lineage: str
-    """Names the run to its clients, also after it was resumed: letters, digits and hyphens."""
+    """Name of the run at its clients, also after a resumption: letters, digits and hyphens."""
     clock: Clock = field(default_factory=Clock)
     simulation: bool = False
     computing: Computing = field(
         default_factory=lambda: Computing(torch.device("cpu"), torch.float32, 1)
     )
-    """Device, dtype and threads of what the server computes."""
+    """Device, dtype and number of threads of the server's computations."""
     site_keys: PublicKeys | None = None
-    """Of the sites that may take part, where their names are bound to keys."""
+    """Public keys of the sites that may take part; None if site names are not bound to keys."""
     seconds_before: float = field(init=False)
     """Seconds that the run had taken when it was interrupted; 0 for a new run."""
     progress: Progress = field(init=False)
@@ -48,22 +48,22 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        """Where votes are counted."""
+        """Device on which the server counts votes."""
         return self.computing.device
 
     def seconds(self) -> float:
-        """Return how long the run has taken so far, with its parts before a resumption."""
+        """Return the seconds of the run so far, including the parts before a resumption."""
         return self.seconds_before + self.clock.now() - self._started
 
     def work(self) -> AtWork | None:
-        """Where simulated clients, which are on this machine, say that they are at work; None if there are none."""
+        """Return the log in which simulated clients report their work; None for a deployment."""
         return AtWork(NodeSettings().state_root(), self.lineage) if self.simulation else None
 
     def identity(self) -> dict[str, str]:
-        """What a resumed run must share with the run that it continues."""
+        """Return the hashes that a resumed run must have in common with the interrupted one."""
         return identity(self.settings, self.model)
 
 
 def identity(settings: RunSettings, model: OpenedModel) -> dict[str, str]:
-    """What a checkpoint says of the run that it is of."""
+    """Return the hashes of settings and model that identify a run in its checkpoint."""
     return {"settings": settings.digest(), "model": model.sha256}

@@ -1,4 +1,4 @@
-"""The files of one run that a strategy writes while it works."""
+"""Files of one run that a strategy writes while it runs."""
 
 import math
 import os
@@ -19,16 +19,19 @@ SECONDS = "seconds.json"
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds that a run has taken so far, including the parts before it was resumed."""
+    """Time that a run has taken so far, including the parts before it was resumed."""
 
     run: float = 0.0
-    """Seconds from the start of the server, without those between an interruption and the resumption."""
+    """Seconds since the start of the server, without gaps before a resumption."""
     clients: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds and rounds of each client's work."""
+    """Seconds and rounds of work of each client."""
 
 
 class _Lines(JsonLines):
-    """Lines that are appended only as long as the run's directory is there: a file in a new one would look like a run's."""
+    """JSON Lines file that is only appended to while the run directory exists.
+
+    Appending creates missing directories, and a new directory with one file would look like a run.
+    """
 
     def __init__(self, folder: "RunFolder", name: str) -> None:
         super().__init__(folder.path / name)
@@ -41,8 +44,11 @@ class _Lines(JsonLines):
 
 @dataclass
 class RunFolder:
-    """A run directory: ``metrics.jsonl``, ``ledger.jsonl``, ``seconds.json``, ``checkpoint/`` and ``inbox/``
-    (replies of the open round)."""
+    """Directory of a run.
+
+    It holds ``metrics.jsonl``, ``ledger.jsonl``, ``seconds.json``, ``checkpoint/`` and ``inbox/``
+    (replies of the open round).
+    """
 
     path: Path
     metrics: JsonLines = field(init=False)
@@ -52,7 +58,7 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        # As long as it is open, no other directory is taken for this one.
+        # An open handle keeps the inode, so that no other directory can be taken for this one.
         self._handle = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
         self.metrics = _Lines(self, "metrics.jsonl")
@@ -77,12 +83,12 @@ class RunFolder:
         return self.path / "checkpoint"
 
     def require_not_begun(self) -> None:
-        """Refuse to begin a run again whose rounds ``metrics.jsonl`` tells of.
+        """Check that the directory is not that of a run whose checkpoint was lost.
 
         Raises
         ------
         Mistake
-            A round was finished here, so that a checkpoint was written, which is gone.
+            ``metrics.jsonl`` records a finished round, so there was a checkpoint, and it is gone.
         """
         if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(
             errors="replace"
@@ -94,12 +100,14 @@ class RunFolder:
             )
 
     def restore_ledger(self, state: list[list[int]]) -> None:
-        """Let the ledger go on from the sums of a checkpoint, without times anew that its file has.
+        """Continue the ledger from the sums of a checkpoint.
+
+        Times that the ledger file already has are not written again.
 
         Raises
         ------
         Mistake
-            The file cannot be read.
+            The ledger file cannot be read.
         """
         try:
             self.ledger.restore(state, timed_in(self._written.path))
@@ -112,11 +120,14 @@ class RunFolder:
         return self.path / "inbox"
 
     def save_times(self, times: Times) -> None:
-        """Write how long the run has taken so far; beside the checkpoint, which is the same in equal runs."""
+        """Write the time that the run has taken so far.
+
+        The file lies next to the checkpoint, because equal runs have equal checkpoints.
+        """
         write_json(self.path / SECONDS, {"run": times.run, "clients": times.clients})
 
     def load_times(self) -> Times:
-        """Return what was written last; nothing has taken any time if nothing was.
+        """Return the times that were written last, or zeros if there are none.
 
         Raises
         ------

@@ -1,9 +1,11 @@
-"""Limits on how far one client's update goes: its change of a tensor counts up to a multiple of the median client's.
+"""Limits on the size of one client's update, relative to the update of the median client.
 
-Covers: an update that is scaled up, or turned round, by one client of several; also factors of which one is huge and the other
-tiny, since each factor is compared with what the clients began with.
-Does not cover: a direction. A client may send the opposite of what it learned, as large as that multiple; then a round of eight
-goes about half as far. Nor several clients together, nor rounds of one or two clients.
+Covers: an update of one client of several that is scaled up or has its sign reversed. Also factors
+of which one is huge and the other tiny, because each factor is compared with its value before
+training.
+Does not cover: the direction of an update. A client may send the opposite of what it learned,
+scaled up to the limit; a round of eight clients then makes about half the progress. Does not cover
+several clients that work together, or rounds of one or two clients.
 """
 
 from collections.abc import Mapping
@@ -14,24 +16,31 @@ from pruning_kernels.clipping import clip_factors
 from strategies.engine.rounds import Rounds
 
 LARGEST_TOLD = 1e15
-"""Largest factor that is reported, for a tensor that was clipped to zero."""
+"""Largest factor that is reported; a tensor that was clipped to zero has no finite one."""
 
 
 class UpdateLimits:
-    """Clipping of one round's updates, and who was clipped.
+    """Clipping of the updates of one round, and a record of the clipped clients.
 
     Parameters
     ----------
-    most_ratio : ``federation.max-update-ratio``
+    most_ratio : maximum size of an update as a multiple of the median
+        (``federation.max-update-ratio``)
     """
 
     def __init__(self, most_ratio: float) -> None:
         self.most_ratio = most_ratio
         self._clipped: dict[int, dict[Any, float]] = {}
-        """Factor above the limit of each clipped tensor, by client."""
+        """Factor by which each clipped tensor exceeded the limit, by client."""
 
     def factors(self, place: Any, sizes: Mapping[int, float]) -> dict[int, float]:
-        """Return ``clip_factors`` of one tensor's changes, and remember who was clipped; ``place`` names the tensor."""
+        """Return ``clip_factors`` for the changes of one tensor, and record the clipped clients.
+
+        Parameters
+        ----------
+        place : name of the tensor
+        sizes : norm of the change, by client
+        """
         found = clip_factors(sizes, self.most_ratio)
         for client, factor in found.items():
             if factor < 1:
@@ -39,16 +48,28 @@ class UpdateLimits:
         return found
 
     def note(self, client: int, place: Any, claimed: float, counted: float) -> None:
-        """Remember that something of a client's counts less, or more, than it sent; ``place`` names what."""
+        """Record that a value of a client counts less, or more, than the client sent.
+
+        Parameters
+        ----------
+        client : number of the client
+        place : name of the value
+        claimed : value that the client sent
+        counted : value that is used
+        """
         low, high = sorted((claimed, counted))
         self._clipped.setdefault(client, {})[place] = (
             min(high / low, LARGEST_TOLD) if low > 0 else LARGEST_TOLD
         )
 
     def tell(self, rounds: Rounds, what: str = "update") -> None:
-        """Note on the seats who was clipped in the round, how often and how much; a line of progress for each.
+        """Record the clipped clients on their seats, and show a progress line for each.
 
-        ``what`` was: ``update``, ``moments`` and so on; ``distance`` of updates that are left out for theirs.
+        Parameters
+        ----------
+        rounds : rounds whose roster and progress are used
+        what : kind of the limited values, such as ``update`` or ``moments``; ``distance`` for
+            updates that are left out because they are far from the others
         """
         for client, places in sorted(self._clipped.items()):
             seat = rounds.roster.seats[client]

@@ -1,8 +1,10 @@
-"""Time that a round would take on other devices than those that compute: arithmetic, no clock is read.
+"""Virtual clock: computed time of a round on other devices than those of the simulation.
 
-A simulation runs on one machine, so its own seconds say nothing of a heterogeneous fleet (FedSpine section 5.1). Here a round's
-time follows from what was computed and sent, and from what each device can do (``espalier.settings.fleet``). What the paper
-measures on real kits also has memory, caches and drivers in it; the constants below count multiplications and additions alone.
+A simulation runs on one machine, so its measured seconds are no measure of a heterogeneous fleet
+(FedSpine section 5.1). Here the time of a round follows from the numbers of operations and bytes
+and from the speed of each device (``espalier.settings.fleet``). No clock is read. The paper
+measures on development kits, where memory, caches and drivers take time too; this model counts
+multiplications and additions only.
 """
 
 import math
@@ -12,19 +14,25 @@ from espalier.settings.fleet import Conditions
 
 FROZEN = 4
 TRAINED = 6
-"""Operations per parameter and token of a step: 2 forward, 2 backward to the inputs, and 2 more to a trained parameter."""
+"""Operations per parameter and token of a training step.
+
+A frozen parameter takes 2 in the forward pass and 2 in the backward pass to the inputs. A trained
+parameter takes 2 more for its gradient.
+"""
 
 
 def computing_seconds(
     steps: int, tokens: int, kept: int, trained: int, conditions: Conditions
 ) -> float:
-    """Seconds of local training, ``steps tokens (4 P_kept + 6 P_lora) / speed``.
+    """Return the seconds of local training, ``steps tokens (4 P_kept + 6 P_lora) / speed``.
 
     Parameters
     ----------
-    steps, tokens : of the round, and of a step
-    kept : frozen parameters that the device still has; pruned ones cost nothing
-    trained : of its LoRA adapters, and what else it trains
+    steps : number of steps in the round
+    tokens : number of tokens in a step
+    kept : number of frozen parameters that the device has after pruning; removed ones cost nothing
+    trained : number of trained parameters: LoRA adapters and others, such as a classification head
+    conditions : speed of the device in this round
 
     Raises
     ------
@@ -40,12 +48,12 @@ def computing_seconds(
 
 
 def sending_seconds(num_bytes: int, conditions: Conditions) -> float:
-    """Seconds that bytes take, down and up together, ``8 bytes / bandwidth``.
+    """Return the seconds to send ``num_bytes``, download plus upload: ``8 bytes / bandwidth``.
 
     Raises
     ------
     ValueError
-        Their number is negative.
+        ``num_bytes`` is negative.
     """
     if num_bytes < 0:
         raise ValueError(f"bytes are at least 0, got {num_bytes}")
@@ -53,12 +61,12 @@ def sending_seconds(num_bytes: int, conditions: Conditions) -> float:
 
 
 def round_seconds(seconds: Mapping[int, float] | Sequence[float]) -> float:
-    """How long the round lasts: as long as its slowest device; 0 without devices."""
+    """Return the duration of a round in seconds: that of its slowest device, 0 without devices."""
     return max(_times(seconds), default=0.0)
 
 
 def waiting_seconds(seconds: Mapping[int, float] | Sequence[float]) -> float:
-    """Mean time that devices wait for the slowest one (equation 1); 0 without devices.
+    """Return the mean time that devices wait for the slowest one (equation 1), 0 without devices.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""The methods, each a strategy that reads like its paper."""
+"""Federated methods; each file is one strategy and follows the steps of its paper."""

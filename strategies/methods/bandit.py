@@ -1,13 +1,15 @@
-"""S-UCB: a bandit whose arms are the points of a square, one per device (FedSpine section 4.1.2, algorithm 1).
+"""S-UCB: a bandit per device over the unit square (FedSpine section 4.1.2, algorithm 1).
 
-The square is cut into cells, the leaves of the paper's tree. In each round the cell with the largest upper confidence bound is
-chosen, a point is drawn in it, and the cell is cut at that point while it is larger than ``granularity``. Rewards of earlier
-rounds count less. Nothing here knows what a point or a reward means: ``refining_arms.py`` and ``refining_reward.py`` do.
+The square is divided into cells, the leaves of the paper's tree. Each round selects the cell with
+the largest upper confidence bound and draws a point in it. If the cell is larger than
+``granularity``, it is then split at that point. Rewards of earlier rounds count less. Points and
+rewards get their meaning in ``refining_arms.py`` and ``refining_reward.py``.
 
-Where this differs from the paper. Line 4 of algorithm 1 lacks the argmax, and line 9 is blank: the partition stays. Cells are
-half-open, so that a point on a cut is in one cell alone. ``log n_t`` in equation 5 is negative for ``n_t < 1``, as it is in
-round 2, so it is ``log(1 + n_t)`` here; its factor is ``exploration``, 2 in the paper. A cell without a point has no mean: it
-comes before all others, and chance decides between several.
+Differences from the paper: line 4 of algorithm 1 lacks the argmax, and line 9 is blank; here the
+partition is kept. Cells are half-open, so that a point on a border belongs to one cell only. ``log
+n_t`` in equation 5 is negative for ``n_t < 1``, as in round 2, so this code uses ``log(1 + n_t)``;
+its factor is ``exploration`` (2 in the paper). A cell without a point has no mean; it precedes all
+others, and ties are broken at random.
 """
 
 import math
@@ -22,14 +24,14 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 
 PURPOSE = "bandit"
-"""Of the seeds that decisions are drawn with."""
+"""Purpose name of the seeds for the bandit's draws."""
 SMALLEST_PART = 0.25
-"""Of ``granularity``: no cut leaves a thinner cell."""
+"""Minimum side of a cell after a split, as a fraction of ``granularity``."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The points (u, v) with ``left <= u < right`` and ``low <= v < high``."""
+    """Rectangle of the points (u, v) with ``left <= u < right`` and ``low <= v < high``."""
 
     left: float
     right: float
@@ -37,16 +39,19 @@ class Cell:
     high: float
 
     def holds(self, u: float, v: float) -> bool:
-        """Whether the point lies in it."""
+        """Return whether the cell contains the point."""
         return self.left <= u < self.right and self.low <= v < self.high
 
     @property
     def diameter(self) -> float:
-        """Length of its diagonal; the paper does not say which diameter it means."""
+        """Length of the diagonal; the paper does not define its diameter."""
         return math.hypot(self.right - self.left, self.high - self.low)
 
     def cut_at(self, u: float, v: float, thinnest: float) -> tuple["Cell", ...]:
-        """The cells that vertical and horizontal cuts through a point make: 4, or fewer where a part would be thinner."""
+        """Return the cells after vertical and horizontal splits through a point.
+
+        There are 4 cells, or fewer if a part would be thinner than ``thinnest``.
+        """
         columns = _cut(self.left, u, self.right, thinnest)
         rows = _cut(self.low, v, self.high, thinnest)
         return tuple(Cell(*column, *row) for column in columns for row in rows)
@@ -57,7 +62,7 @@ WHOLE = Cell(0.0, 1.0, 0.0, 1.0)
 
 @dataclass(frozen=True)
 class Pull:
-    """A point that was played, and what it brought."""
+    """Point that was played, with its reward."""
 
     u: float
     v: float
@@ -67,24 +72,25 @@ class Pull:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Parameters of S-UCB, of which the paper names but the 2 of equation 5.
+    """Parameters of S-UCB; the paper gives only the factor 2 of equation 5.
 
-    The defaults are for rewards from 0 to 1 and some hundred rounds. With the paper's 2 such a bandit does hardly better than
-    arms drawn at random, as the bound is far above any reward; and a small granularity makes more cells than there are rounds
-    to see each of them twice (``python -m benchmarks.fedspine regret``).
+    The defaults are for rewards from 0 to 1 and a few hundred rounds. With the paper's factor, the
+    bound is far above any reward, and the bandit is hardly better than random arms. A small
+    granularity makes more cells than there are rounds to visit each of them twice (``python -m
+    benchmarks.fedspine regret``).
 
     Raises
     ------
     Mistake
-        One is out of range.
+        A parameter is out of range.
     """
 
     discount: float = 0.98
-    """lambda of equation 4, above 0 and at most 1: a reward of k rounds ago counts with its k-th power."""
+    """Discount lambda of equation 4, in (0, 1]: a reward from k rounds ago has weight lambda^k."""
     granularity: float = 0.4
-    """delta of algorithm 1, above 0: a cell with a smaller diameter, or this one, is not cut."""
+    """Threshold delta of algorithm 1, above 0: only cells with a larger diameter are split."""
     exploration: float = 0.01
-    """xi, at least 0, in place of the 2 of equation 5."""
+    """Factor xi >= 0, which replaces the 2 of equation 5."""
 
     def __post_init__(self) -> None:
         if not 0 < self.discount <= 1:
@@ -102,25 +108,26 @@ class Exploration:
 
 @dataclass(frozen=True)
 class Bandit:
-    """What one device's bandit knows; a value, so that a checkpoint may hold it."""
+    """State of one device's bandit; immutable, so that a checkpoint can store it."""
 
     how: Exploration
     cells: tuple[Cell, ...] = (WHOLE,)
-    """They tile the square."""
+    """Cells that tile the square."""
     history: tuple[Pull, ...] = ()
-    """Ascending by round."""
+    """Points that were played, ascending by round."""
 
     def draw(
         self, seed: int, device: int, server_round: int, least: float = 0.0
     ) -> tuple[float, float]:
-        """Decide which point to play.
+        """Draw the point to play.
 
         Parameters
         ----------
-        seed : of the run; with device and round it decides alone what is drawn
-        server_round : later than all that were learned
-        least : in [0, 1]: points below this u can no longer be played (the paper's arm space), and cells are cut off there; at
-            1 the right-most cells are whole again, as u then means nothing any more
+        seed : seed of the run
+        device : number of the device; seed, device and round determine the random stream
+        server_round : round, later than all learned ones
+        least : minimum u in [0, 1] (the paper's shrinking arm space); cells are truncated there. At
+            1 the rightmost cells are used whole, because u then has no effect
 
         Returns
         -------
@@ -130,7 +137,7 @@ class Bandit:
         Raises
         ------
         ValueError
-            The round is none that comes next, or ``least`` is not in [0, 1].
+            The round is not later than the learned ones, or ``least`` is not in [0, 1].
         """
         self._require_later(server_round)
         if not 0 <= least <= 1:
@@ -148,12 +155,15 @@ class Bandit:
         )
 
     def learn(self, u: float, v: float, reward: float, server_round: int) -> "Bandit":
-        """The same bandit after a point was played; a device that gave no answer teaches nothing, and is not learned from.
+        """Return the bandit after a point was played.
+
+        A device without a valid reply gives no reward, so nothing is learned from it.
 
         Raises
         ------
         ValueError
-            The point is not in the square, the reward is not finite, or the round is none that comes next.
+            The point is not in the square, the reward is not finite, or the round is not later than
+            the learned ones.
         """
         self._require_later(server_round)
         if not WHOLE.holds(u, v):
@@ -171,7 +181,10 @@ class Bandit:
         )
 
     def bounds(self, cells: Sequence[Cell], server_round: int) -> list[float]:
-        """U_t of each cell (equations 4 to 6): infinite where no point lies in it, or where all are long forgotten."""
+        """Return U_t of each cell (equations 4 to 6).
+
+        It is infinite for cells without a point, or if the weights of all their points are 0.
+        """
         edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells]).T[
             :, :, None
         ]
@@ -209,10 +222,10 @@ class Bandit:
                 " was learned"
             )
 
-    # ----- as text ----------------------------------------------------------------------------------------------------
+    # ----- JSON -----------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; floats survive, as JSON writes them with all their digits."""
+        """Return JSON values; JSON keeps all digits of the floats."""
         return {
             "discount": self.how.discount,
             "granularity": self.how.granularity,
@@ -223,12 +236,12 @@ class Bandit:
 
     @staticmethod
     def from_json(document: Any) -> "Bandit":
-        """Read what ``to_json`` returned.
+        """Read the values that ``to_json`` returned.
 
         Raises
         ------
         Mistake
-            It is something else: cells that do not tile the square, or rounds or rewards that cannot be.
+            They are damaged: cells do not tile the square, or rounds or rewards are impossible.
         """
         try:
             how = Exploration(
@@ -259,7 +272,7 @@ class Bandit:
 
 
 def tile(cells: Sequence[Cell]) -> bool:
-    """Whether every point of the square lies in exactly one cell, by the cells' corners."""
+    """Return whether every point of the square lies in exactly one cell."""
     if not all(
         0 <= cell.left < cell.right <= 1 and 0 <= cell.low < cell.high <= 1 for cell in cells
     ):
@@ -283,5 +296,5 @@ def _cut(start: float, at: float, end: float, thinnest: float) -> tuple[tuple[fl
 
 
 def _within(start: float, end: float, share: float) -> float:
-    """A point of [start, end); rounding does not carry it to the end."""
+    """Return a point of [start, end); rounding cannot move it to the end."""
     return min(start + (end - start) * share, math.nextafter(end, start))

@@ -1,4 +1,4 @@
-"""FedSpine's mean of one matrix: a row counts with the devices that kept it (section 4.4, equations 15 and 16)."""
+"""FedSpine's mean of one matrix over the devices that kept a row (equations 15 and 16)."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ SIDES: tuple[PrunedSide, PrunedSide] = ("rows", "columns")
 
 
 def kept_map(units: CutUnits, cut: Cut, index: int, adapter: Adapter) -> Tensor:
-    """Rows, or columns, of a matrix of block ``index`` that stay when units are cut: bool, one each.
+    """Return the rows or columns of a matrix of block ``index`` that remain after a cut: bool.
 
-    A matrix is cut on one side: that on which its groups or channels lie.
+    A matrix is cut only on the side of its groups or channels.
     """
     name = adapter.linear.name
     kind, _ = kind_of(name)
@@ -35,7 +35,7 @@ def covered_mean(
     divisor: Divisor,
     last: KeptFactors | None,
 ) -> Factors:
-    """The mean of devices' updates of one matrix; see ``coverage_mean``."""
+    """Return the mean of the devices' updates of one matrix; see ``coverage_mean``."""
     _, side = kind_of(adapter.linear.name)
     return coverage_mean(
         clients, weights, SIDES[side], adapter.rank, adapter.scaling, divisor, last
@@ -43,7 +43,10 @@ def covered_mean(
 
 
 def part_of(adapter: Adapter, b: Tensor, a: Tensor, keep: Tensor) -> KeptFactors | None:
-    """What some devices still have of the last global update; None of one that is zero, and where nobody has any."""
+    """Return the part of the last global update on rows or columns ``keep``.
+
+    It is None if the update is zero, or if ``keep`` is empty.
+    """
     _, side = kind_of(adapter.linear.name)
     if not (bool(b.any()) and bool(keep.any())):
         return None

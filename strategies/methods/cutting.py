@@ -1,4 +1,4 @@
-"""What methods share that decide which units of a model go: their result, and how clients get it."""
+"""Base class of methods that remove prunable groups: their result, and its way to the clients."""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,9 +21,9 @@ from strategies.results.cuts import CutResult
 
 
 class Cutting(Method):
-    """One round, unless a subclass has more; it decides in ``fold``.
+    """Structured pruning in one round, decided in ``fold``; a subclass may have more rounds.
 
-    Takes what ``Method`` does.
+    The parameters are those of ``Method``.
     """
 
     result: CutResult
@@ -35,24 +35,33 @@ class Cutting(Method):
 
     @classmethod
     def biases(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Canonical names of the matrices that get a bias."""
+        """Return the canonical names of the matrices that get a bias."""
         return ()
 
     @classmethod
     def scaled(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Kinds of units that get scales."""
+        """Return the kinds of prunable groups that get scales."""
         return ()
 
     @classmethod
     def blocks(cls, settings: RunSettings, plan: ModelPlan) -> range:
-        """Blocks of which units may be cut; ``Mistake`` where there is none, beginning with the key of the method's table."""
+        """Return the blocks whose groups may be removed.
+
+        Raises
+        ------
+        Mistake
+            No block remains. The message begins with the key in the method's table.
+        """
         return range(len(plan.blocks))
 
     @classmethod
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse an encoder, a share that cannot be cut, and a form in which the smaller model could not be written."""
+        """Refuse an encoder, an impossible pruning ratio, or a model that cannot be written.
+
+        Some forms of output cannot hold a model whose blocks differ in shape.
+        """
         check_labels(model.family, None, str(model.directory / "config.json"))
         try:
             blocks = cls.blocks(settings, model.plan)
@@ -61,18 +70,18 @@ class Cutting(Method):
             raise Mistake(f"{settings.method}.{mistake}") from None
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Every client is asked for what it finds in the dense model."""
+        """Return the order to measure the dense model; it has no fields."""
         return NoScalars(), {}
 
     def keep(self, blobs: Iterator[bytes]) -> None:
-        """Keep what is cut, block after block."""
+        """Store the decision of each block."""
         self.run.progress.begin("cutting", len(self.run.model.plan.blocks))
         for index, blob in enumerate(blobs):
             self.result.blobs.append(self.result.store.put(blob))
             self.run.progress.step("cut", f"block {index}", block=index)
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring what is cut to the clients, part by part, so that they can evaluate it on their own text."""
+        """Push the decisions to the clients, part by part, for the evaluation on their own text."""
         if not self.run.settings.evaluation.own_text:
             return
         places = {block_key(block.index): block.index for block in self.run.model.plan.blocks}

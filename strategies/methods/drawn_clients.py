@@ -1,4 +1,4 @@
-"""Which clients a round asks: drawn from the seed, so that a plan of the run and the run itself draw the same."""
+"""Selection of a round's clients by the run's seed, the same in an estimate and in the run."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,7 +12,10 @@ S = TypeVar("S")
 
 
 def drawn(settings: RunSettings, server_round: int, seats: Sequence[S]) -> list[S]:
-    """Those among ``seats`` that a round asks, in their order; all, where ``federation.sampled-clients`` is 1."""
+    """Return the seats that a round asks, in their order.
+
+    All seats are returned if ``federation.sampled-clients`` is 1.
+    """
     number = settings.federation.clients_of_round(len(seats))
     if number >= len(seats):
         return list(seats)

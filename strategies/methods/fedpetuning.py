@@ -1,8 +1,9 @@
 """FedPETuning (Zhang et al. 2023): federated averaging of LoRA adapters.
 
-In every round each sampled client trains the global adapters on its own data, and the server averages what they send. The base
-model stays as it is, and where it is. Averaging the factors A and B, as the paper does, is not averaging the updates B A; with
-``aggregation = "svd"`` the updates are averaged, and the best approximation of the adapters' rank is kept.
+In every round each sampled client trains the global adapters on its own data, and the server
+averages the results. The base model is frozen and is not sent. The paper averages the factors A and
+B, which is not the same as averaging the updates B A. With ``aggregation = "svd"`` the updates are
+averaged, and the best approximation with the adapters' rank is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,15 +51,15 @@ from strategies.results.timed import DeviceTime, RoundTime
 
 
 class FedPETuning(Method):
-    """Federated averaging of adapters.
+    """Strategy of FedPETuning: federated averaging of adapters.
 
-    Takes what ``Method`` does.
+    The parameters are those of ``Method``.
     """
 
     SENT = "adapters"
     STEPS = ("training", "trained")
     REPORT: type[TuningReport] = TuningReport
-    """What clients report beside their adapters."""
+    """Fields that clients report with their adapters."""
 
     result: RunResult
 
@@ -74,20 +75,20 @@ class FedPETuning(Method):
         )
         self.fleet = fleet_of_run(run.settings, simulation=run.simulation)
         self._limits: dict[int, int] = {}
-        """Largest rank that each client of the round was asked to train."""
+        """Maximum rank that each client of the round trains."""
         self._told: dict[int, TuningReport] = {}
-        """What each client of the round said when it had."""
+        """Report of each client of the round."""
         self._weights: dict[int, float] = {}
-        """What each client of the round weighs in the mean."""
+        """Weight of each client of the round in the mean."""
         self.limits, self.far = (UpdateLimits(self.federation.max_update_ratio) for _ in range(2))
 
     def new_result(self) -> RunResult:
-        """What the rounds lead to, before any."""
+        """Return the initial result, before the first round."""
         return AdapterResult(self.run.settings, self.run.model, self.run.checkpoint.blobs)
 
     @property
     def averaged(self) -> AdapterResult:
-        """The global adapters, which clients train and the server averages."""
+        """Global adapters, which clients train and the server averages."""
         assert isinstance(self.result, AdapterResult)
         return self.result
 
@@ -95,7 +96,7 @@ class FedPETuning(Method):
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse adapters that the model cannot have, what cannot be quantised, and a fleet that is not there."""
+        """Refuse adapters or NF4 that the model does not allow, and an unknown fleet."""
         require_fleet(settings)
         trained(model.plan, settings)
         if settings.training.base == "nf4":
@@ -103,11 +104,11 @@ class FedPETuning(Method):
 
     @property
     def num_rounds(self) -> int:
-        """As many as the settings say."""
+        """Number of rounds in the settings."""
         return self.federation.rounds
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         lora = self.run.settings.lora
         training = self.run.settings.training
         averaged = "updates" if self.job.averages_updates else "factors"
@@ -122,14 +123,20 @@ class FedPETuning(Method):
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
-        """The global adapters, and how large what clients began with was."""
+        """Return the global adapters, the magnitudes for ``Reach``, and the fleet's fingerprint."""
         return self.result.state() | {
             "reach": self.reach.starts,
             "fleet": fingerprint_of(self.fleet),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned; ``Mistake`` where the fleet has changed meanwhile."""
+        """Restore the state that ``state`` returned.
+
+        Raises
+        ------
+        Mistake
+            The fleet has changed since the run began.
+        """
         if state["fleet"] != fingerprint_of(self.fleet):
             raise Mistake(
                 f"{self.run.settings.method}.fleet: is not the fleet that the run began with; bring"
@@ -138,44 +145,50 @@ class FedPETuning(Method):
         self.result.restore(state)
         self.reach.starts = state["reach"]
 
-    # ----- who trains, and at which rank ------------------------------------------------------------------------------
+    # ----- selection of clients and ranks ---------------------------------------------------------
 
     def draw(self, server_round: int) -> None:
-        """Draw the round's clients from those that still take part; the draw follows from the seed, and nothing is kept."""
+        """Select the round's clients from the active ones.
+
+        The seed determines the selection, so it is not stored.
+        """
         sampled = drawn(self.run.settings, server_round, self.seats_of_rounds())
         self._limits = {seat.client: self.limit_of(seat) for seat in sampled}
 
     def seats_of_rounds(self) -> list[Seat]:
-        """Clients from which a round's are drawn."""
+        """Return the clients from which a round's clients are selected."""
         return self.rounds.roster.active()
 
     def clients_of(self, server_round: int) -> Sequence[int]:
-        """The clients that were drawn."""
+        """Return the selected clients."""
         return list(self._limits)
 
     def quorum_of(self) -> int | None:
-        """The quorum is of those that were drawn, where not all are."""
+        """Return the number of selected clients if not all were selected."""
         return len(self._limits) if self.federation.sampled_clients < 1 else None
 
     def limit_of(self, seat: Seat) -> int:
-        """Largest rank of the adapters that a client trains in its next round."""
+        """Return the maximum rank of the adapters that a client trains in its next round."""
         return self.job.rank_limit_of(seat.client, self.run.settings.lora)
 
-    # ----- the global adapters on their way down ----------------------------------------------------------------------
+    # ----- global adapters to the clients ---------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Draw the round's clients, and bring them the global adapters, all parts but the last, which comes with the order."""
+        """Select the round's clients, and push the global adapters to them.
+
+        The last part is sent with the order.
+        """
         self.draw(server_round)
         if server_round > 1:
             yield from self.deliveries(self._limits, server_round, omitted=1)
 
     @property
     def brings_result(self) -> bool:
-        """Whether the clients get the result: where they evaluate it on their own text."""
+        """True if clients receive the result, for the evaluation on their own text."""
         return self.run.settings.evaluation.own_text
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the result to the clients, whole and part by part, so that they can evaluate it on their own text."""
+        """Push the complete result to the clients for the evaluation on their own text."""
         if self.brings_result:
             largest = self.run.settings.lora.largest_rank
             whole = {seat.client: largest for seat in self.rounds.roster.active()}
@@ -184,7 +197,10 @@ class FedPETuning(Method):
     def deliveries(
         self, limits: Mapping[int, int], server_round: int, omitted: int
     ) -> Iterator[list[Message]]:
-        """The global adapters for clients with these rank limits, but for the last parts that are ``omitted``."""
+        """Yield requests that push the global adapters to clients with these rank limits.
+
+        ``omitted`` is the number of last parts that are not pushed.
+        """
         cut = {
             client: self._parts(client, limit)[: -omitted or None]
             for client, limit in limits.items()
@@ -203,19 +219,19 @@ class FedPETuning(Method):
         )
 
     def first_delivery(self, server_round: int) -> int:
-        """Number of the ``deliver`` that brings the first part of the global adapters."""
+        """Return the number of the ``deliver`` with the first part of the global adapters."""
         return 0
 
     def adapters_for(self, client: int, limit: int) -> AdapterPlan:
-        """The adapters that a client has at a rank limit."""
+        """Return the adapters of a client at a rank limit."""
         return self.averaged.adapters.limited(limit)
 
     def adapter_for(self, client: int, key: str, adapter: Adapter) -> Adapter:
-        """One of them, of the blob ``key``, as a client of the round trains it."""
+        """Return the adapter of the blob ``key`` as a client of the round trains it."""
         return adapter.limited(self._limits[client])
 
     def blob_for(self, client: int, key: str, limit: int) -> bytes:
-        """One blob of the global adapters as it is sent to a client."""
+        """Return one blob of the global adapters as it is sent to a client."""
         return self.averaged.blob(key, limit)
 
     def _parts(self, client: int, limit: int) -> list[list[str]]:
@@ -225,34 +241,41 @@ class FedPETuning(Method):
         found = {key: self.blob_for(client, key, limit) for key in self._parts(client, limit)[part]}
         return found | dict(self.part_blobs(server_round, client))
 
-    # ----- the round --------------------------------------------------------------------------------------------------
+    # ----- round ----------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """A drawn client trains; the first round begins with adapters that everybody makes from the seed."""
+        """Return the order to train.
+
+        The first round needs no adapters, because every client makes the initial ones from the
+        seed.
+        """
         limit = self._limits[client]
         return Order(rank_limit=limit), (
             self._blobs(server_round, client, limit, -1) if server_round > 1 else {}
         )
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Whole blocks, and the head."""
+        """Return the reply parts; each consists of complete blocks, or the head."""
         return self._parts(client, self._limits[client])
 
     def part_order(self, client: int, hashes: list[str]) -> PartRequest:
-        """The client's ranks say of which adapters."""
+        """Return a ``fetch`` that names the client's ranks, which determine the shapes."""
         return PartOrder(
             blob_sha256=hashes, rank_limit=self._limits[client], rank=self._reports[client]["rank"]
         )
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """The rank that it goes on with, steps that were left out, and with weights by samples how many it has."""
+        """Record rank and number of skipped steps; with weights by samples, also their number."""
         told = self._told[seat.client] = validate(self.REPORT, report)
         skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
         samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
         seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Whether training can have led to all that a client sent; if not, it is dropped."""
+        """Return whether training can have led to all numbers of a reply.
+
+        A client that fails the check is dropped.
+        """
         for key, shapes in self.adapters_for(client, self._limits[client]).shapes().items():
             start = self._start(key)
             for name, shape in shapes.items():
@@ -266,16 +289,19 @@ class FedPETuning(Method):
                     return False
         return True
 
-    # ----- aggregation ------------------------------------------------------------------------------------------------
+    # ----- aggregation ----------------------------------------------------------------------------
 
     def received(self, server_round: int) -> None:
-        """Take note of what the round's clients began with: what was sent to them, or the values made from the seed."""
+        """Record the values with which the round's clients began.
+
+        These are the adapters that were sent, or in round 1 those made from the seed.
+        """
         for key, tensors in self._first_values() if server_round == 1 else self._sent_values():
             for name, tensor in tensors.items():
                 self.reach_of(name).note(key, {name: tensor})
 
     def reach_of(self, name: str) -> Reach:
-        """How far training can have moved a tensor of this name."""
+        """Return the limits for tensors of this name."""
         return self.reach
 
     def _first_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
@@ -288,7 +314,7 @@ class FedPETuning(Method):
                 yield key, self.averaged.received(key, limit)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Average the adapters blob by blob, in order of client."""
+        """Average the adapters blob by blob, in client order."""
         clients = self._near_each_other(server_round, inbox, clients)
         self.settle(inbox, clients)
         self.note_round(server_round, clients)
@@ -300,11 +326,12 @@ class FedPETuning(Method):
         self.limits.tell(self.rounds)
 
     def _near_each_other(self, server_round: int, inbox: Inbox, clients: list[int]) -> list[int]:
-        """The clients but those whose update is far from the others': they have no part in this round.
+        """Return the clients without those whose update is far from the others.
 
-        A client is left out that is more than ``federation.max-update-ratio`` times as far from the mean of the others' updates
-        as the median client is. Which directions clients go in does not matter as long as they differ alike: where the mean
-        has converged, every client's update is the opposite of the sum of the others'.
+        A client is left out of the round if the distance of its update from the mean of the other
+        updates is more than ``federation.max-update-ratio`` times the median distance. Different
+        directions are fine as long as all clients differ to the same degree. When the mean has
+        converged, for example, each client's update is the opposite of the sum of the others.
         """
         if len(clients) < LEAST_CLIENTS:
             return clients
@@ -333,6 +360,7 @@ class FedPETuning(Method):
                 gram += changes @ changes.T
         distances = dict(zip(clients, distances_from_others(gram), strict=True))
         usual = median_low(distances.values())
+        # The small term tolerates rounding if all updates are nearly equal.
         most = self.limits.most_ratio * usual + 1e-6 * float(gram.diagonal().max().sqrt())
         far = [client for client in clients if distances[client] > most]
         for client in far:
@@ -343,16 +371,16 @@ class FedPETuning(Method):
     def spread(
         self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]
     ) -> torch.Tensor:
-        """A client's change of a tensor in the shape of the global one, zero where the client has no part of it."""
+        """Return a client's change of a tensor in the global shape, padded with zeros."""
         whole = change.new_zeros(tuple(shape))
         whole[tuple(map(slice, change.shape))] = change
         return whole
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
-        """Take over what the round's clients reported, before their adapters are averaged; here there is nothing to settle."""
+        """Process the reports of the round's clients before their adapters are averaged."""
 
     def note_round(self, server_round: int, clients: list[int]) -> None:
-        """Note how long the round takes by the clock of the fleet that the run pretends to have, if it has one."""
+        """Record the duration of the round by the virtual clock, if the run has a fleet."""
         if self.fleet is not None:
             sent = {client: self.bytes_of(client, server_round) for client in clients}
             times = {
@@ -364,7 +392,7 @@ class FedPETuning(Method):
             self.run.progress.note("timed", f"timed        {note.in_words()}", **note.to_json())
 
     def note_saved(self, server_round: int) -> None:
-        """Write down what pretended devices took for the round, unless it is written already."""
+        """Write the virtual times of the round to the ledger, unless they are there already."""
         if self.fleet is None:
             return
         for note in (note for note in self.averaged.rounds if note.round == server_round):
@@ -374,13 +402,13 @@ class FedPETuning(Method):
                 )
 
     def bytes_of(self, client: int, server_round: int) -> int:
-        """What a client of the round gets and sends, in numbers of adapters."""
+        """Return the bytes of adapters that a client receives and sends in the round."""
         return bytes_of_round(
             self.adapters_for(client, self._limits[client]), self.run.settings, server_round
         )
 
     def seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
-        """T_i of the round, by the fleet's clock."""
+        """Return T_i of the round in seconds, by the virtual clock."""
         assert self.fleet is not None
         adapters = self.adapters_for(client, self._limits[client])
         kept = self.parameters_of(client)
@@ -389,11 +417,15 @@ class FedPETuning(Method):
         )
 
     def parameters_of(self, client: int) -> int:
-        """Parameters of the frozen model that a client trains on."""
+        """Return the number of parameters of the frozen model that a client trains on."""
         return self.run.model.plan.num_parameters
 
     def _limits_after(self, server_round: int) -> list[int]:
-        """Rank limits to which the global adapters go next: to train them, and after the last round to evaluate the whole."""
+        """Return the rank limits with which the global adapters are sent next.
+
+        They are sent for training, and after the last round in full rank if clients evaluate the
+        result.
+        """
         if server_round == self.num_rounds:
             return [self.run.settings.lora.largest_rank] if self.brings_result else []
         return [self.limit_of(seat) for seat in self.rounds.roster.active()]
@@ -401,7 +433,10 @@ class FedPETuning(Method):
     def _folded(
         self, inbox: Inbox, clients: list[int]
     ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-        """The mean of each block's adapters; one matrix's adapters of all clients are in memory at a time."""
+        """Yield the mean of each block's adapters.
+
+        Only one matrix's adapters of all clients are in memory at a time.
+        """
         adapters = self.averaged.adapters
         keys = list(adapters.shapes())
         self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
@@ -424,7 +459,10 @@ class FedPETuning(Method):
                 )
 
     def _mean_of_whole(self, inbox: Inbox, key: str, name: str, clients: list[int]) -> torch.Tensor:
-        """Mean of one tensor that is trained whole, float32; summed in float64, in order of client."""
+        """Return the mean of one tensor that is trained without LoRA: float32.
+
+        The sum is in float64 and in client order.
+        """
         shape = self.averaged.adapters.whole[key][name]
         start = self.averaged.tensors(key)
         total = 0.0
@@ -441,9 +479,11 @@ class FedPETuning(Method):
     def _factors(
         self, inbox: Inbox, key: str, adapter: Adapter, clients: list[int]
     ) -> list[Factors]:
-        """One matrix's adapters as the clients trained them, each factor's change up to a multiple of the median client's.
+        """Return one matrix's adapters as the clients trained them, with limited changes.
 
-        All clients began the round with the same factors, so that a huge B beside a tiny A is far from them in both.
+        The change of each factor is limited relative to the median client. All clients began the
+        round with the same factors, so a pair of a huge B and a tiny A is far from them in both
+        factors.
         """
         found = []
         start = self.averaged.tensors(key)
@@ -466,10 +506,17 @@ class FedPETuning(Method):
         shapes: Mapping[int, Mapping[str, Shape]],
         start: Mapping[str, torch.Tensor],
     ) -> dict[str, dict[int, float]]:
-        """Return the factors on the clients' changes of tensors, by name and client.
+        """Return the factors that limit the clients' changes of tensors, by name and client.
 
-        ``shapes`` are those of each client; ``start`` is what the round began with. Changes are compared by the root of their
-        mean square, as ranks and numbers of rows may differ.
+        Changes are compared by their root mean square, because ranks and numbers of rows may
+        differ.
+
+        Parameters
+        ----------
+        inbox : replies of the round
+        key : key of the blob
+        shapes : shapes of each client's tensors, by client and name
+        start : values at the start of the round
         """
         sizes: dict[str, dict[int, float]] = {}
         for client, of_client in shapes.items():
@@ -493,7 +540,7 @@ class FedPETuning(Method):
         start: Mapping[str, torch.Tensor],
         factor: float,
     ) -> torch.Tensor:
-        """One tensor as a client trained it; only ``factor`` of the way from what it began with, where that is below 1."""
+        """Return one tensor as a client trained it; a ``factor`` below 1 reduces its change."""
         trained = self._trained(
             self._sent(inbox, client, key, name, shape), self._start(key), client, key, name
         )
@@ -505,16 +552,17 @@ class FedPETuning(Method):
     def _sent(
         self, inbox: Inbox, client: int, key: str, name: str, shape: tuple[int, ...]
     ) -> torch.Tensor:
-        """One tensor as a client sent it, float32."""
+        """Return one tensor as a client sent it: float32."""
         return read_adapter(
             partial(inbox.tensor, client, key), name, shape, self.federation.payload
         )
 
     def _start(self, key: str) -> Mapping[str, torch.Tensor]:
-        """What clients' differences are added to: the global adapters of the round; nothing where values are sent.
+        """Return the values to which clients' differences are added; empty if values are sent.
 
-        Clients began with what rounding left of them. So what it took moves the point at which they trained, and does not come
-        back with what they send.
+        These are the round's global adapters before rounding, although clients began with rounded
+        ones. So the rounding error of the download only moves the point at which the gradient is
+        taken, and is not part of the update.
         """
         return self.averaged.tensors(key) if self.federation.sends_differences else {}
 
@@ -526,7 +574,7 @@ class FedPETuning(Method):
         key: str,
         name: str,
     ) -> torch.Tensor:
-        """One tensor as a client trained it; of ranks that it gave up, where it sent zeros, nothing is left."""
+        """Return one tensor as a client trained it; ranks that the client removed are zero."""
         if not start:
             return sent
         return sums({name: self._begun(start, client, key, name, tuple(sent.shape))}, {name: sent})[
@@ -536,18 +584,18 @@ class FedPETuning(Method):
     def _begun(
         self, start: Mapping[str, torch.Tensor], client: int, key: str, name: str, shape: Shape
     ) -> torch.Tensor:
-        """Return a client's initial value of one tensor of ``start``; zeros for ranks that it gave up."""
+        """Return a client's initial value of one tensor of ``start``; zeros for removed ranks."""
         own = self.part_for(client, key, name, start[name])
         return cut_to_rank({name: own[tuple(map(slice, shape))]}, self._told[client].rank)[name]
 
     def part_for(self, client: int, key: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """What a client has of a tensor of the global adapters, at every rank."""
+        """Return a client's part of a global tensor, at full rank."""
         return tensor
 
     def mean_of(
         self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]
     ) -> Factors:
-        """The mean of one matrix's adapters."""
+        """Return the mean of one matrix's adapters."""
         weights = [self._weights[client] for client in clients]
         if self.job.averages_updates:
             return weighted_mean(factors, weights, adapter.rank, adapter.scaling)

@@ -1,11 +1,13 @@
-"""FedPrLLM (papers: "Exploring Federated Pruning for Large Language Models").
+"""FedPrLLM (paper: "Exploring Federated Pruning for Large Language Models").
 
-Every client sends the mask by which it would prune the model. The server counts the votes for each weight (step 3) and
-prunes the weights that most clients would prune, within each comparison group (step 4 and section 3.2.1). With weight
-scaling it shrinks the others by the share of clients that would prune them (step 6); one-shot pruning decides all blocks
-in one round, iterative pruning one block per round, and sends each decision back (step 7). Clients then go on behind the
-masked block, as step 7 reads, or with ``continue-behind = "scaled"`` behind the scaled one, as the published code does. Ties,
-which the paper leaves open and its code breaks at random without a seed, go to the smaller magnitude by default.
+Each client sends the mask with which it would prune the model. The server counts the votes for each
+weight (step 3), and prunes the weights with most votes within each comparison group (step 4 and
+section 3.2.1). With weight scaling, it multiplies each remaining weight by the fraction of clients
+that voted to keep it (step 6). One-shot pruning decides all blocks in one round. Iterative pruning
+decides one block per round and sends each decision back (step 7); clients continue behind the
+masked block as in step 7, or behind the scaled one as in the published code (``continue-behind =
+"scaled"``). By default, ties prune the weight with smaller magnitude: the paper does not define
+ties, and its code breaks them at random without a seed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +33,9 @@ from strategies.results.votes import VoteResult
 
 
 class FedPrLLM(Method):
-    """Mask voting.
+    """Strategy of FedPrLLM: voting on prune masks.
 
-    Takes what ``Method`` does.
+    The parameters are those of ``Method``.
     """
 
     SENT = "masks"
@@ -51,16 +53,16 @@ class FedPrLLM(Method):
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse a pattern that does not divide the rows of a matrix."""
+        """Refuse a pattern that does not fit the rows of a matrix."""
         require_pattern_fits(model.plan, settings)
 
     @property
     def num_rounds(self) -> int:
-        """One, or one per block."""
+        """Number of rounds: 1 for one-shot pruning, one per block for iterative pruning."""
         return 1 if self.settings.strategy == "one-shot" else len(self.run.model.plan.blocks)
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         job = self.settings
         amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
         text = (
@@ -70,10 +72,13 @@ class FedPrLLM(Method):
         scaling = ", weight scaling" if job.weight_scaling else ""
         self.run.progress.note("method", f"fedprllm     {amount}, {text}{scaling}")
 
-    # ----- the round --------------------------------------------------------------------------------------------------
+    # ----- round ----------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Every client is asked for its mask; in iterative pruning the decision on the block before comes along (step 7)."""
+        """Return the order to send masks.
+
+        In iterative pruning it carries the decision on the block before (step 7).
+        """
         if self.settings.strategy == "one-shot" or server_round == 1:
             return NoScalars(), {}
         before = server_round - 2
@@ -87,22 +92,25 @@ class FedPrLLM(Method):
         )
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Whole blocks' masks."""
+        """Return the reply parts; each consists of the masks of complete blocks."""
         return parts_of(
             mask_blobs(self.run.model.plan, self.settings, server_round),
             self.run.settings.part_bytes,
         )
 
     def catches_up(self, server_round: int) -> bool:
-        """Whether a client goes on from the hidden states of an earlier round."""
+        """Return True if clients continue from stored hidden states, which they may have lost."""
         return self.settings.strategy == "iterative" and server_round > 1
 
     def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
-        """All that was decided, to clients that lost their hidden states: they walk from the beginning."""
+        """Push all decisions to clients that lost their hidden states.
+
+        These clients start again at the first block.
+        """
         return self.bring(server_round, self._decided(server_round - 1 if lost else 0), lost)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Count the votes block by block and decide what is pruned (section 3.2, steps 3 and 4)."""
+        """Count the votes block by block, and decide the masks (section 3.2, steps 3 and 4)."""
         blocks = blocks_of_round(self.run.model.plan, self.settings, server_round)
         self.run.progress.begin("voting", len(blocks))
         for index in blocks:
@@ -117,15 +125,15 @@ class FedPrLLM(Method):
             self.result.decide(block, counters)
             self.run.progress.step("voted", f"block {index}", block=index)
 
-    # ----- evaluation by the clients ----------------------------------------------------------------------------------
+    # ----- evaluation by the clients --------------------------------------------------------------
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the result to the clients, part by part, so that they can evaluate it on their own text."""
+        """Push the result to the clients, part by part, for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             yield from self.bring(server_round, self._decided(len(self.run.model.plan.blocks)))
 
     def _decided(self, decided: int) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
-        """The first ``decided`` blocks, part by part."""
+        """Yield the decisions on the first ``decided`` blocks, part by part."""
         scaled = self.settings.weight_scaling
         for blocks in decided_parts(self.run.model.plan, self.run.settings, decided):
             blobs = {block_key(index): self.result.blob(index) for index in blocks}

@@ -1,11 +1,15 @@
-"""FedSODA ("Federated Fine-tuning of LLMs via Similarity Group Pruning and Orchestrated Distillation Alignment").
+"""FedSODA: federated fine-tuning of an adapter on a sub-model.
 
-Clients have no base model. The server drops blocks of it whose outputs are like those of a block before them (section 4.2), and
-clients get what is left, in NF4: an emulator, which is frozen, and an adapter, the last blocks, whose LoRA they train and the
-server averages (section 4.4). Before the first round and every few rounds the server aligns the sub-model with the full one, by
-LoRA in the emulator that learns from public text (section 4.3). At the end the adapter is plugged into the full model.
+Paper: "Federated Fine-tuning of LLMs via Similarity Group Pruning and Orchestrated Distillation
+Alignment".
+Clients have no base model. The server drops blocks whose outputs are similar to those of an earlier
+block (section 4.2). Clients receive the remaining blocks in NF4: a frozen emulator, and an adapter
+(the last blocks), whose LoRA they train and the server averages (section 4.4). Before the first
+round and every few rounds, the server aligns the sub-model with the full model: it trains LoRA in
+the emulator on public text (section 4.3). At the end the adapter is plugged into the full model.
 
-FedOT and FedBiOT are the same with other settings: other blocks for the adapter, others that go, others that are aligned.
+FedOT and FedBiOT are the same procedure with other settings: other blocks for the adapter, other
+dropped blocks, and other alignment.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -48,21 +52,25 @@ from strategies.results.sub_model import SubModelResult, require_sub_model
 class FedSoda(FedPETuning):
     """FedPETuning of an adapter on a sub-model that the server keeps aligned.
 
-    Takes what ``FedPETuning`` does.
+    The parameters are those of ``FedPETuning``.
     """
 
     result: SubModelResult
     job: FedSodaSettings
 
     _held: dict[int, int]
-    """The alignment that each client has which has the sub-model; 0: none."""
+    """Alignment round of the emulator's LoRA at each client with the sub-model; 0 means none."""
     _lacking: dict[int, list[int]]
-    """Pieces of the sub-model that clients said they lack."""
+    """Pieces of the sub-model that each client reported as missing."""
     _drawn: tuple[int, list[int]]
-    """A round, and the clients that were drawn for it; who is dropped before its checkpoint is replaced by nobody."""
+    """Round, and the clients that were selected for it.
+
+    A resumed run keeps this selection: clients that were dropped before the round's checkpoint are
+    not replaced.
+    """
 
     def new_result(self) -> SubModelResult:
-        """The sub-model that is to come."""
+        """Return the result without a sub-model, which ``before_round`` makes."""
         run = self.run
         self._held = {}
         self._lacking = {}
@@ -73,14 +81,18 @@ class FedSoda(FedPETuning):
 
     @property
     def averaged(self) -> AdapterResult:
-        """The adapter's LoRA."""
+        """LoRA of the adapter, which clients train and the server averages."""
         return self.result.adapter
 
     @classmethod
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse an encoder, more blocks to drop than there are, text that is evaluated on, and what FedPETuning refuses."""
+        """Refuse an impossible run before it starts.
+
+        Impossible are an encoder, more dropped blocks than the emulator has, public text that is
+        also an evaluation text, and everything that FedPETuning refuses.
+        """
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
         job = settings.of(FedSodaSettings)
@@ -106,27 +118,27 @@ class FedSoda(FedPETuning):
 
     @staticmethod
     def reads_public_text(job: FedSodaSettings) -> bool:
-        """Whether the server compares blocks, or aligns."""
+        """Return True if the server compares blocks or aligns on public text."""
         return job.aligns or (job.drop == "similar" and job.group_layers > 0)
 
     @staticmethod
     def public_windows(settings: RunSettings, model: OpenedModel) -> Tensor:
-        """Windows of the public text: (windows, tokens), int64."""
+        """Return samples of the public text, shape (windows, tokens), int64."""
         return public_windows(settings, settings.of(FedSodaSettings), model)
 
     def _public_sha256(self) -> str:
-        """Hash of the windows that the server reads; empty where it reads none."""
+        """Return the hash of the samples that the server reads; empty if it reads none."""
         if not self.reads_public_text(self.job):
             return ""
         return sha256(self.windows.numpy().tobytes())
 
     @cached_property
     def windows(self) -> Tensor:
-        """Windows of the public text: (windows, tokens), int64."""
+        """Samples of the public text, shape (windows, tokens), int64."""
         return self.public_windows(self.run.settings, self.run.model)
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         job = self.job
         blocks = len(self.run.model.plan.blocks)
         first = f"aligned before round 1 ({count(job.pre_align_steps, 'step')})"
@@ -143,7 +155,7 @@ class FedSoda(FedPETuning):
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
-        """The sub-model, all LoRA, what each client has of it, and which public text all of it rests on."""
+        """Return the sub-model, all LoRA, the clients' versions and the hash of the public text."""
         held = {str(client): aligned for client, aligned in sorted(self._held.items())}
         return super().state() | {
             "held": held,
@@ -152,7 +164,7 @@ class FedSoda(FedPETuning):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         super().restore(state)
         self._held = {int(client): aligned for client, aligned in state["held"].items()}
         self._drawn = (state["drawn"][0], list(state["drawn"][1]))
@@ -164,10 +176,10 @@ class FedSoda(FedPETuning):
         if self.result.dropped is not None:
             self.rounds.plan = self.result.model.plan
 
-    # ----- at the server, before a round ------------------------------------------------------------------------------
+    # ----- server work before a round -------------------------------------------------------------
 
     def before_round(self, server_round: int) -> bool:
-        """Make the sub-model; align it at first, and again every few rounds."""
+        """Make the sub-model before round 1, and align it then and every few rounds."""
         job = self.job
         if server_round == 1:
             self._prune()
@@ -179,7 +191,7 @@ class FedSoda(FedPETuning):
         return server_round == 1 or steps > 0
 
     def _prune(self) -> None:
-        """Algorithm 1, or blocks at even distances."""
+        """Select the blocks to drop: by similarity (algorithm 1), or at even distances."""
         job = self.job
         run = self.run
         emulator = job.emulator_of(len(run.model.plan.blocks))
@@ -202,7 +214,10 @@ class FedSoda(FedPETuning):
         run.progress.note("sub_model", text, dropped=dropped, bytes=size)
 
     def _align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
-        """Section 4.3, with the current adapter in both models, which the paper leaves open."""
+        """Align the emulator with the full model (section 4.3).
+
+        Both models contain the present adapter; the paper does not specify this.
+        """
         job = self.job
         run = self.run
         result = self.result
@@ -239,24 +254,25 @@ class FedSoda(FedPETuning):
         )
         run.progress.step("aligned", text, round=server_round, losses=outcome.losses)
 
-    # ----- what clients are brought -----------------------------------------------------------------------------------
+    # ----- messages to the clients ----------------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Draw the round's clients, and bring them what they lack: the sub-model, the alignment, the adapter's LoRA."""
+        """Select the round's clients; push the sub-model, alignment and LoRA that they lack."""
         self._draw_once(server_round)
         held = len(self._held)
         yield from self._files(
             server_round, [client for client in self._limits if client not in self._held]
         )
         if len(self._held) > held:
-            # Nobody was asked yet: a resumption does not bring the same files again.
+            # No client has been asked yet. With this checkpoint, a resumed run does not push the
+            # files again.
             self._save(self.rounds.finished)
         yield from self._sub_model(server_round, list(self._limits))
         if server_round > 1:
             yield from self.deliveries(self._limits, server_round, omitted=1)
 
     def _draw_once(self, server_round: int) -> None:
-        """Draw the round's clients, or take those that were drawn before the run was resumed."""
+        """Select the round's clients, or restore the selection from before a resumption."""
         if self._drawn[0] != server_round:
             self.draw(server_round)
             self._drawn = (server_round, sorted(self._limits))
@@ -264,11 +280,11 @@ class FedSoda(FedPETuning):
         self._limits = {client: self.limit_of(seats[client]) for client in self._drawn[1]}
 
     def catches_up(self, server_round: int) -> bool:
-        """A client may lose its state, or the sub-model."""
+        """Return True: a client may have lost its state or the sub-model."""
         return True
 
     def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
-        """All of it, to clients that lost theirs."""
+        """Push sub-model, alignment and adapter LoRA to clients that lost them."""
         for client in lost:
             self._held.pop(client, None)
         yield from self._sub_model(server_round, lost)
@@ -277,7 +293,7 @@ class FedSoda(FedPETuning):
             yield from self.deliveries(limits, server_round, omitted=1)
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the sub-model to clients that evaluate and were not drawn of late, and the result if they evaluate it."""
+        """Push the sub-model to clients that evaluate and lack it, then the result if needed."""
         if self.evaluation.asked:
             yield from self._sub_model(
                 server_round, [seat.client for seat in self.rounds.roster.active()]
@@ -285,7 +301,7 @@ class FedSoda(FedPETuning):
         yield from super().deliver(server_round)
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """A drawn client trains, on a sub-model that is named."""
+        """Return the order to train, with the hash and alignment of the sub-model."""
         order, blobs = super().order(server_round, client)
         named = SubModelOrder(
             **order.model_dump(),
@@ -295,7 +311,7 @@ class FedSoda(FedPETuning):
         return named, blobs
 
     def _sub_model(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
-        """What clients lack of the sub-model's files, then of its emulator's LoRA."""
+        """Push missing files of the sub-model, then the emulator's LoRA to outdated clients."""
         yield from self._files(
             server_round, [client for client in clients if client not in self._held]
         )
@@ -309,7 +325,7 @@ class FedSoda(FedPETuning):
             self._held |= dict.fromkeys(stale, self.result.aligned)
 
     def _files(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
-        """Offer the sub-model, and then bring each client the pieces that it said it lacks."""
+        """Offer the sub-model, then push to each client the pieces that it reported as missing."""
         if not clients:
             return
         self._lacking = {}
@@ -327,7 +343,7 @@ class FedSoda(FedPETuning):
         self._held |= dict.fromkeys(self._lacking, 0)
 
     def note_delivered(self, letter: Letter) -> None:
-        """A client has answered an offer."""
+        """Record the missing pieces from a client's answer to an offer."""
         if "pieces" in letter.scalars:
             self._lacking[letter.header.client] = letter.scalars["pieces"]
 

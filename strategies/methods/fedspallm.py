@@ -1,9 +1,10 @@
-"""FedSpaLLM (papers: "FedSpaLLM: Federated Pruning of Large Language Models").
+"""FedSpaLLM (paper: "FedSpaLLM: Federated Pruning of Large Language Models").
 
-In every round each client prunes the layers that were sampled for it (equation 8, algorithm 1) and sends their masks and kept
-weights. The server takes, for each weight, the mean over the clients that kept it (equation 5), and prunes the weights that
-most clients pruned until the sparsity is reached (equations 6 and 7). A layer is a decoder block. Layers that a round did
-not reach, because the samples are too few or their clients died, are pruned in further rounds.
+In every round each client prunes the layers that were sampled for it (equation 8, algorithm 1), and
+sends their masks and kept weights. For each weight, the server takes the mean over the clients that
+kept it (equation 5). It prunes the weights that most clients pruned until the sparsity is reached
+(equations 6 and 7). A layer is a decoder block. Layers that the planned rounds did not reach,
+because of too few samples or failed clients, are pruned in further rounds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,13 +43,16 @@ from strategies.methods.pattern_fit import require_pattern_fits
 from strategies.results.kept import KeptResult
 
 LARGEST_KEPT = 100
-"""A kept weight may be so many times as large as the largest of its dense matrix; SparseGPT's updates stay far below."""
+"""Maximum ratio of a kept weight to the largest weight of its dense matrix.
+
+Updates by SparseGPT stay far below this ratio.
+"""
 
 
 class FedSpaLLM(Method):
-    """l0 aggregation with mask expansion and layer sampling.
+    """Strategy of FedSpaLLM: l0 aggregation with mask expansion and layer sampling.
 
-    Takes what ``Method`` does.
+    The parameters are those of ``Method``.
     """
 
     SENT = "layers"
@@ -64,7 +68,7 @@ class FedSpaLLM(Method):
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
         self.held = HeldLayers(self.result, run.settings.part_bytes)
         self._samples: dict[int, list[int]] = {}
-        """The layers that each client of the round was asked for."""
+        """Layers that each client of the round prunes."""
         self._largest: dict[str, float] = {}
         self._weights: dict[int, float] = {}
         self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
@@ -73,7 +77,7 @@ class FedSpaLLM(Method):
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse a pattern that does not divide the rows of a matrix, and samples that together do not cover all layers."""
+        """Refuse a pattern that does not fit, or samples that cannot cover all layers."""
         require_pattern_fits(model.plan, settings)
         if capabilities:
             job = settings.of(FedSpaLLMSettings)
@@ -93,14 +97,14 @@ class FedSpaLLM(Method):
 
     @property
     def num_rounds(self) -> int:
-        """The rounds of the settings, and one more as long as a layer is not pruned to the sparsity."""
+        """Rounds of the settings, plus one more while a layer has not reached the sparsity."""
         finished = self.rounds.finished
         planned = self.run.settings.federation.rounds
         more = finished >= planned and self.result.unfinished()
         return max(planned, finished + 1 if more else finished)
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         job = self.settings
         amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
         expansion = "mask expansion" if job.mask_expansion else "no mask expansion"
@@ -111,22 +115,24 @@ class FedSpaLLM(Method):
         self.run.progress.note("method", f"fedspallm    {amount}, {text}")
 
     def state(self) -> dict[str, Any]:
-        """The global model, what each client holds of it, and the samples of the round that was prepared."""
+        """Return the global model, the layers that each client holds, and the prepared samples."""
         samples = {str(client): blocks for client, blocks in sorted(self._samples.items())}
         return {"layers": self.result.state(), "held": self.held.state(), "samples": samples}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         self.result.restore(state["layers"])
         self.held.restore(state["held"])
         self._samples = {int(client): blocks for client, blocks in state["samples"].items()}
 
-    # ----- samples ----------------------------------------------------------------------------------------------------
+    # ----- samples --------------------------------------------------------------------------------
 
     def before_round(self, server_round: int) -> bool:
-        """Draw the layers of each client (equation 8): of all, those pruned longest ago first if not all can be covered.
+        """Draw the layers of each client (equation 8).
 
-        A resumption draws no others: clients answer a round once.
+        If the clients cannot cover all layers, those that were pruned longest ago come first. The
+        samples go to the checkpoint, because a resumed run must not draw others: a client answers a
+        round only once.
         """
         everybody = layers_per_client(
             len(self.plan.blocks), self.settings.sampled_layers, self._capabilities()
@@ -146,12 +152,16 @@ class FedSpaLLM(Method):
         return True
 
     def _to_sample(self, server_round: int) -> list[int]:
-        """Layers from which a round's samples are drawn."""
+        """Return the layers from which a round's samples are drawn."""
         planned = server_round <= self.run.settings.federation.rounds
         return list(range(len(self.plan.blocks))) if planned else self.result.unfinished()
 
     def _capabilities(self) -> dict[int, float]:
-        """What each client can compute, dropped ones included: as the settings say, else as the nodes do, within a ratio."""
+        """Return the capability of each client, dropped ones included.
+
+        The settings take precedence over the nodes' own values, which are limited relative to the
+        median.
+        """
         if self.settings.capabilities:
             return {
                 client: self.settings.capability_of(client)
@@ -159,15 +169,18 @@ class FedSpaLLM(Method):
             }
         return counted_capabilities(self.rounds, "fedspallm.capabilities")
 
-    # ----- the round --------------------------------------------------------------------------------------------------
+    # ----- round ----------------------------------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring every client the stale layers that it will read: those up to its last sampled one; before round 1 none are."""
+        """Push to every client the stale layers that it will read.
+
+        These are the layers up to its last sampled one. Before round 1 no layer is stale.
+        """
         ends = {client: blocks[-1] + 1 for client, blocks in self._samples.items()}
         yield from self.held.updates(self.rounds, server_round, self.result.layers(), ends)
 
     def clients_of(self, server_round: int) -> Sequence[int]:
-        """Those for which layers were sampled (algorithm 1, lines 3 to 7)."""
+        """Return the active clients with sampled layers (algorithm 1, lines 3 to 7)."""
         active = {seat.client for seat in self.rounds.roster.active()}
         self._samples = {
             client: blocks for client, blocks in self._samples.items() if client in active
@@ -179,33 +192,36 @@ class FedSpaLLM(Method):
         return list(self._samples)
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """A client prunes its sampled layers, behind the global model as it is."""
+        """Return the order to prune the sampled layers of the current global model."""
         return Sample(blocks=self._samples[client], versions=self.result.versions), {}
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Whole layers."""
+        """Return the reply parts; each consists of complete layers."""
         return parts_of(
             sample_specs(self.plan, self.run.settings, server_round, self._samples[client]),
             self.run.settings.part_bytes,
         )
 
     def part_order(self, client: int, hashes: list[str]) -> PartRequest:
-        """The sample says of which layers."""
+        """Return a ``fetch`` that names the sampled layers, which determine the shapes."""
         return SamplePart(blocks=self._samples[client], blob_sha256=hashes)
 
     def catches_up(self, server_round: int) -> bool:
-        """A client may lose its layers of the global model; the first round begins with the base model's."""
+        """Return True after round 1: a client may have lost its layers of the global model.
+
+        Round 1 starts from the base model, which every client has.
+        """
         return server_round > 1
 
     def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
-        """The layers that they read in this round, to clients that lost theirs."""
+        """Push the layers of this round to clients that lost theirs."""
         for client in lost:
             self.held.forget(client)
         ends = {client: self._samples[client][-1] + 1 for client in lost}
         return self.held.updates(self.rounds, server_round, self.result.layers(), ends)
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """The damping that SparseGPT took, and with weights by samples how many windows there are."""
+        """Record SparseGPT's damping and the layers; with weights by samples, also their number."""
         weighed = self.run.settings.federation.client_weights == "samples"
         names = ("damping", *(["calibration_windows"] if weighed else []))
         seat.metrics = {name: report[name] for name in names} | {
@@ -213,13 +229,14 @@ class FedSpaLLM(Method):
         }
 
     def sent_text(self, seat: Seat) -> str:
-        """How many layers."""
+        """Return a phrase with the number of layers."""
         return f"{count(len(self._samples[seat.client]), 'layer')} of {seat.site}"
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Return whether kept weights are such as the client's method leaves them; if not, it is dropped.
+        """Return whether kept weights are consistent with the local method.
 
-        SparseGPT changes them, and none may be far beyond the dense ones. Other methods leave them bit by bit as they are.
+        SparseGPT changes weights, but none far beyond the dense ones. The other methods leave kept
+        weights unchanged, bit by bit. A client that fails the check is dropped.
         """
         for block in (self.plan.blocks[index] for index in self._samples[client]):
             before = self._before(block.index) if self.settings.local_method != "sparsegpt" else {}
@@ -252,7 +269,10 @@ class FedSpaLLM(Method):
         return True
 
     def _before(self, index: int) -> dict[str, Tensor]:
-        """The matrices of a layer as the round's clients began with them, in the model's dtype, by canonical name."""
+        """Return a layer's matrices as they were before this round.
+
+        They are in the model's dtype, by canonical name.
+        """
         matrices = self.result.matrices(index)
         block = self.plan.blocks[index]
         return {
@@ -271,10 +291,10 @@ class FedSpaLLM(Method):
             )
         return self._largest[linear.parameter]
 
-    # ----- aggregation ------------------------------------------------------------------------------------------------
+    # ----- aggregation ----------------------------------------------------------------------------
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Fold the sampled layers, one after the other (lines 15 to 18)."""
+        """Aggregate the sampled layers one by one (algorithm 1, lines 15 to 18)."""
         claimed = {client: self._claimed_weight(client) for client in clients}
         self._weights = count_claims(
             self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
@@ -297,7 +317,11 @@ class FedSpaLLM(Method):
     def _folded(
         self, inbox: Inbox, block: BlockPlan, clients: list[int]
     ) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
-        """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of client."""
+        """Yield sum and votes of each matrix of a layer, over the clients that sampled it.
+
+        Clients are added in client order, so that the float sum does not depend on the order of
+        arrival.
+        """
         key = block_key(block.index)
         changes = self.settings.local_method == "sparsegpt" and len(clients) >= LEAST_CLIENTS
         before = self._before(block.index) if changes else {}
@@ -324,10 +348,11 @@ class FedSpaLLM(Method):
     def _clipped(
         self, inbox: Inbox, key: str, linear: LinearPlan, clients: list[int], before: Tensor
     ) -> dict[int, Tensor]:
-        """Return the factors on the changes of rows, of clients with too large a row: (rows,) float64.
+        """Return factors that limit the changes of rows: (rows,) float64, by client.
 
-        SparseGPT changes kept weights so that they stand in for pruned ones, by much the same amount at every client. Rows are
-        compared by the root mean square of their changes.
+        Only clients above the limit are in the result. SparseGPT changes kept weights to compensate
+        for pruned ones, by similar amounts at all clients. Rows are compared by the root mean
+        square of their changes.
         """
         sizes = []
         for client in clients:
@@ -352,13 +377,14 @@ class FedSpaLLM(Method):
             return 1.0
         return float(self.rounds.roster.seats[client].metrics["calibration_windows"])
 
-    # ----- evaluation by the clients ----------------------------------------------------------------------------------
+    # ----- evaluation by the clients --------------------------------------------------------------
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the clients what they evaluate and do not hold: the model that their own layers belong in, and the result.
+        """Push to the clients the layers that they need for the evaluation and do not hold.
 
-        A client's own model is its layers of the last round in the global model that the round began with (equation 9); the
-        result is evaluated on a client's own text alone.
+        A client's own model consists of its layers of the last round and of the global model before
+        that round (equation 9). The result itself is needed only for the evaluation on the clients'
+        own text.
         """
         if self.evaluation.asked:
             yield from self.held.updates(self.rounds, server_round, self.result.before)
@@ -367,26 +393,32 @@ class FedSpaLLM(Method):
 
 
 def _bits(numbers: Tensor) -> Tensor:
-    """The numbers as integers, so that equal means bit by bit."""
+    """Return the numbers as integers of the same width, for a bitwise comparison."""
     return numbers.contiguous().view(
         {2: torch.int16, 4: torch.int32, 8: torch.int64}[numbers.element_size()]
     )
 
 
 def _kept_places(mask: Words, shape: tuple[int, int]) -> Tensor:
-    """Return the places that a packed prune mask keeps: bool, shaped like the matrix."""
+    """Return True for kept weights of a packed prune mask: bool, shape of the matrix."""
     return torch.from_numpy(~unpack(mask, shape))
 
 
 def _row_changes(kept: Tensor, before: Tensor, places: Tensor) -> Tensor:
-    """Root mean square of the changes of each row's kept weights: (rows,) float64; 0 where none is kept."""
+    """Return the root mean square of the changes of each row's kept weights.
+
+    Shape (rows,), float64; 0 for rows without kept weights.
+    """
     squares = torch.zeros(places.shape, dtype=torch.float32)
     squares[places] = (kept.to(torch.float32) - before[places].to(torch.float32)).square()
     return (squares.sum(dim=1, dtype=torch.float64) / places.sum(dim=1).clamp(min=1)).sqrt()
 
 
 def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> Tensor:
-    """Kept weights of which each row's changes are multiplied by a factor; rows of factor 1 stay as they are: float32."""
+    """Return kept weights with each row's changes multiplied by a factor: float32.
+
+    Rows with factor 1 are returned unchanged.
+    """
     row_of = places.nonzero()[:, 0]
     of_each = factors.to(torch.float32)[row_of]
     begun = before[places].to(torch.float32)

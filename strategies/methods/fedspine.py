@@ -1,11 +1,13 @@
-"""FedSpine (Yao et al. 2025): devices prune and tune in turn, each by a ratio and a LoRA rank that suit what it can do.
+"""FedSpine (Yao et al. 2025): devices prune and fine-tune in turn, each at its own ratio and rank.
 
-A round has the paper's five stages. The server chooses a ratio and a rank for every device (``refining_choice.py``). Each is
-asked to cut its model down to that ratio, by the importances that it measured in the round before; the global adapters go down
-as what it keeps has them, the first ranks of each; it trains, and measures. The updates are averaged row by row over the
-devices that kept the row, each with a weight by the importance of its LoRA modules. What the round came to teaches the bandits.
+A round has the paper's five stages. The server chooses a pruning ratio and a LoRA rank for every
+device (``refining_choice.py``). Each device cuts its model to that ratio, by the importance that it
+measured in the round before. The global adapters are sent in the shapes of the smaller model and
+with the device's first ranks. The device trains and measures. The server averages the updates row
+by row over the devices that kept the row, each with a weight from the importance of its LoRA
+modules (section 4.4). The outcome of the round trains the bandits.
 
-A device's first round tunes the whole model, as nothing was measured before it.
+In its first round a device trains the whole model, because nothing was measured before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,9 +51,9 @@ from strategies.results.refined import DeviceRound, RefinedResult, RoundNote
 
 
 class FedSpine(FedPETuning):
-    """FedPETuning of devices that prune their models on the way.
+    """FedPETuning of devices that prune their models during the run.
 
-    Takes what ``FedPETuning`` does.
+    The parameters are those of ``FedPETuning``.
     """
 
     REPORT = SpineReport
@@ -63,21 +65,21 @@ class FedSpine(FedPETuning):
         self.units = CutUnits.of(run.model.plan)
         self.choices = Choices(run.settings, self.units.wanted(self.job))
         self._arms: dict[int, Arm] = {}
-        """What each device is asked for in the round; those that train for the first time are not among them."""
+        """Ratio and rank of each device in the round; devices in their first round have none."""
         self._importance: dict[int, float] = {}
-        """I(B_total) of the round's devices."""
+        """Importance I(B_total) of the round's devices."""
         self._questioned: set[int] = set()
-        """Of the round's devices those that were asked for more."""
+        """Devices of the round that were asked to cut more."""
         self._kept_their_cut: set[int] = set()
-        """Of those the ones that cut nothing."""
+        """Devices among them that cut nothing."""
 
     def new_result(self) -> RefinedResult:
-        """The adapters that clients make from the seed, and whole models."""
+        """Return the initial result: adapters made from the seed, and whole models."""
         return RefinedResult(self.run.settings, self.run.model, self.run.checkpoint.blobs)
 
     @property
     def refined(self) -> RefinedResult:
-        """The global adapters and what each device has cut."""
+        """Global adapters, and the cut of each device."""
         assert isinstance(self.result, RefinedResult)
         return self.result
 
@@ -85,8 +87,11 @@ class FedSpine(FedPETuning):
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse a model without units, units that no adapter measures, a share that cannot go, bandits that cannot learn, a
-        fleet of too few devices."""
+        """Refuse an impossible run before it starts.
+
+        Impossible are a model without prunable groups, groups that no adapter measures, an
+        unreachable pruning ratio, bandits that cannot learn, and a fleet with too few devices.
+        """
         require_falls(settings)
         model.require_units()
         super().require_fit(settings, model, capabilities)
@@ -95,7 +100,7 @@ class FedSpine(FedPETuning):
         require_share(settings, model.plan)
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         job = self.job
         settings = self.run.settings
         ranks = (
@@ -113,22 +118,22 @@ class FedSpine(FedPETuning):
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 
     def state(self) -> dict[str, Any]:
-        """The adapters, cuts and rounds, what the bandits know, and what was chosen for the round that is next."""
+        """Return adapters, cuts, rounds, the bandits' state and the choices for the next round."""
         return super().state() | {
             "choices": self.choices.to_json(),
             "arms": arms_to_json(self._arms),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         super().restore(state)
         self.choices.restore(state["choices"])
         self._arms = arms_from_json(state["arms"])
 
-    # ----- stage 1: configuration update ------------------------------------------------------------------------------
+    # ----- stage 1: configuration update ----------------------------------------------------------
 
     def before_round(self, server_round: int) -> bool:
-        """Choose a ratio and a rank for every device that still takes part and has measured its units."""
+        """Choose ratio and rank for every active device that has measured its groups."""
         if server_round == 1:
             return False
         measured = [
@@ -138,14 +143,17 @@ class FedSpine(FedPETuning):
         return True
 
     def limit_of(self, seat: Seat) -> int:
-        """r_t of a device."""
+        """Return r_t, the rank of a device."""
         arm = self._arms.get(seat.client)
         return self.job.usual_rank(self.run.settings.lora) if arm is None else arm.rank
 
-    # ----- stages 2 and 3: cuts are agreed, and the adapters go down --------------------------------------------------
+    # ----- stages 2 and 3: cuts and adapters to the devices ---------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Draw the round's devices, let each cut its model, and bring it the global adapters, all parts but the last."""
+        """Select the round's devices, request their cuts, and push the global adapters.
+
+        The last part of the adapters is sent with the order.
+        """
         self._questioned = set()
         self._kept_their_cut = set()
         self.draw(server_round)
@@ -154,7 +162,7 @@ class FedSpine(FedPETuning):
             yield from self.deliveries(self._limits, server_round, omitted=1)
 
     def _questions(self, server_round: int) -> list[Message]:
-        """What to cut, to the devices that have not cut as much as they are asked for."""
+        """Return the cut requests to the devices that have not reached their ratio."""
         asked = [
             seat
             for seat in self.receiving()
@@ -173,14 +181,14 @@ class FedSpine(FedPETuning):
         ]
 
     def _has_to_cut(self, client: int) -> bool:
-        """Whether a device is asked for more in the round than it has cut."""
+        """Return True if a device's ratio of the round is above its present cut."""
         arm = self._arms.get(client)
         return arm is not None and not self.units.reaches(
             self.refined.cut_of(client), arm.pruned, self.job
         )
 
     def note_delivered(self, letter: Letter) -> None:
-        """Take a device's cut."""
+        """Store a device's cut."""
         if STRUCTURE not in letter.blobs:
             return
         client = letter.header.client
@@ -196,39 +204,39 @@ class FedSpine(FedPETuning):
             )
 
     def first_delivery(self, server_round: int) -> int:
-        """In a round the first message is the question what to cut."""
+        """Return 1 in a round, because ``deliver`` 0 is the cut request; 0 after the rounds."""
         return 1 if server_round <= self.num_rounds else 0
 
     def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
-        """What a device has cut goes along with all that comes in its shapes; in round 1 nothing is."""
+        """Return the bits of a device's cut, which determine the shapes; none in round 1."""
         return self._bits(client) if server_round > 1 else {}
 
     def _bits(self, client: int) -> dict[str, bytes]:
         return {STRUCTURE: self.refined.bits(client)}
 
     def adapters_for(self, client: int, limit: int) -> AdapterPlan:
-        """Those of what a device keeps."""
+        """Return the adapters in the shapes of a device's smaller model."""
         return self.refined.plan_for(client, limit)
 
     def adapter_for(self, client: int, key: str, adapter: Adapter) -> Adapter:
-        """One of them, as a device of the round trains it."""
+        """Return one adapter as a device of the round trains it."""
         index = block_of_key(key)
         assert index is not None
         plan = self.refined.plan_for(client, self._limits[client])
         return next(one for one in plan.blocks[index] if one.linear.name == adapter.linear.name)
 
     def blob_for(self, client: int, key: str, limit: int) -> bytes:
-        """One blob of the global adapters, cut as the device's model is."""
+        """Return one blob of the global adapters in the shapes of a device's smaller model."""
         return self.refined.blob_for(client, key, limit)
 
     def part_for(self, client: int, key: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Rows of B, or columns of A, of what a device keeps."""
+        """Return the rows of B, or columns of A, that a device keeps."""
         return self.refined.part_for(client, key, {name: tensor})[name]
 
     def spread(
         self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]
     ) -> torch.Tensor:
-        """Rows, or columns, of what a device keeps, at their places in the whole matrix."""
+        """Return the change with a device's rows or columns at their places in the whole matrix."""
         index = block_of_key(key)
         adapters = self.averaged.adapters.blocks.get(index, ()) if index is not None else ()
         adapter = next((one for one in adapters if name in one.shapes()), None)
@@ -246,32 +254,32 @@ class FedSpine(FedPETuning):
 
     @property
     def brings_result(self) -> bool:
-        """Devices need it for their own models."""
+        """True if devices need the result for their own models."""
         return self.evaluation.asked or self.lets_work_alone
 
     @property
     def lets_work_alone(self) -> bool:
-        """Devices write their models, whether or not anybody evaluates them."""
+        """True if devices write their models, even if nobody evaluates them."""
         return self.job.makes_alone
 
     def _limits_after(self, server_round: int) -> list[int]:
-        """What goes down is cut for each device when it does."""
+        """Return no limits: adapters are cut for each device when they are sent."""
         return []
 
-    # ----- stage 4 is the devices' (client_app/fedspine.py); what they say of it --------------------------------------
+    # ----- stage 4: reports of the devices, which train in client_app/fedspine.py -----------------
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """The rank that it trained, steps that were left out, and what it has cut."""
+        """Record trained rank, skipped steps and the device's pruning ratio."""
         super().note_report(seat, report)
         seat.metrics |= {"pruned": self.units.share(self.refined.cut_of(seat.client))}
 
     def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        """No device begins with a larger number than the global adapters have."""
+        """Yield the global adapters: no device begins with larger numbers than these."""
         for key in self.averaged.blobs:
             yield key, self.averaged.tensors(key)
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
-        """Say what the devices' LoRA modules are worth."""
+        """Compute the importance of the devices' LoRA modules."""
         claimed = {client: self._report(client).taylor for client in clients}
         taylor = count_claims(self.rounds, "importance", claimed, self.federation.max_weight_ratio)
         self._importance = comparable(
@@ -282,7 +290,7 @@ class FedSpine(FedPETuning):
         )
 
     def note_round(self, server_round: int, clients: list[int]) -> None:
-        """Say how long each device was at work, and teach the bandits."""
+        """Record the time of each device, and update the bandits."""
         sent = {client: self.bytes_of(client, server_round) for client in clients}
         seconds = {
             client: self.seconds_of(client, server_round, sent[client]) for client in clients
@@ -321,7 +329,10 @@ class FedSpine(FedPETuning):
         return told
 
     def _spectral(self, inbox: Inbox, clients: list[int]) -> list[tuple[int, float]]:
-        """Second term of equation 14 of each device, from what it sent: nobody has to be believed."""
+        """Return the second term of equation 14 for each device.
+
+        It is computed from the adapters that were sent, so it does not rely on a device's claim.
+        """
         sums: dict[int, list[float]] = {client: [] for client in clients}
         for index, adapter in self.averaged.adapters:
             for client, factors in zip(
@@ -331,14 +342,14 @@ class FedSpine(FedPETuning):
         return [(client, fmean(values)) for client, values in sums.items()]
 
     def bytes_of(self, client: int, server_round: int) -> int:
-        """Of numbers and of bits."""
+        """Return the bytes of adapters and of cut bits."""
         adapters = self.adapters_for(client, self._limits[client])
         asked = client in self._questioned
         bits = bytes_of_bits(adapters, self.units, self.run.settings, server_round, asked=asked)
         return super().bytes_of(client, server_round) + bits
 
     def seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
-        """By the fleet's clock, or as the device measured it."""
+        """Return the seconds by the virtual clock, or as the device measured them."""
         return (
             self._report(client).seconds
             if self.fleet is None
@@ -346,7 +357,7 @@ class FedSpine(FedPETuning):
         )
 
     def parameters_of(self, client: int) -> int:
-        """What a device has not cut."""
+        """Return the number of parameters that a device has not removed."""
         return structured_plan(
             self.run.model.plan, self.refined.structure_of(client)
         ).num_parameters
@@ -367,10 +378,10 @@ class FedSpine(FedPETuning):
             arrived,
         )
 
-    # ----- stage 5: aggregation ---------------------------------------------------------------------------------------
+    # ----- stage 5: aggregation -------------------------------------------------------------------
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Average the updates, and let go of what was for this round."""
+        """Average the updates, then clear the caches of this round."""
         super().fold(server_round, inbox, clients)
         self.refined.forget_plans()
 
@@ -384,9 +395,9 @@ class FedSpine(FedPETuning):
     def mean_of(
         self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]
     ) -> Factors:
-        """The mean of one matrix's updates, over those that kept a row of it, or a column.
+        """Return the mean of one matrix's updates over the devices that kept a row or column.
 
-        What devices keep that have no part in it stays as it was, where nobody else kept it.
+        Parts that only devices without a valid reply in this round keep are left unchanged.
         """
         maps = {
             seat.client: self._kept(seat.client, key, adapter)

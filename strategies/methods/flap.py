@@ -1,9 +1,11 @@
-"""FLAP, federated (An et al. 2024, "Fluctuation-based Adaptive Structured Pruning for Large Language Models").
+"""Federated FLAP (An et al. 2024).
 
-Every client watches the inputs of each block's attention output and down in the dense model, and sends their mean and spread
-per channel. The server pools them exactly, so that it decides what one party would that has all windows, but for rounding to
-float32: which key-value groups and channels go, by the published metric, standardised within each block and compared over all
-of them (section 3.3), and which biases take their place (section 3.4).
+Paper: "Fluctuation-based Adaptive Structured Pruning for Large Language Models".
+Every client observes the inputs of each block's attention output and FFN down projection in the
+dense model, and sends their mean and sum of squared deviations per channel. The server pools them
+exactly. Up to float32 rounding, it decides as one party with all calibration samples would. It
+removes key-value groups and channels by the published metric, standardized within each block and
+compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
 """
 
 from collections.abc import Sequence
@@ -25,9 +27,9 @@ from strategies.methods.cutting import Cutting
 
 
 class Flap(Cutting):
-    """Pooled fluctuation.
+    """Strategy of FLAP: pooled fluctuation of the inputs.
 
-    Takes what ``Method`` does.
+    The parameters are those of ``Method``.
     """
 
     SENT = "moments"
@@ -35,11 +37,11 @@ class Flap(Cutting):
 
     @classmethod
     def biases(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Those whose inputs are watched, unless the settings want none."""
+        """Return the matrices with observed inputs, or none if the settings exclude biases."""
         return biases(settings)
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         job = self.run.settings.of(FlapSettings)
         bias = ", with biases in their place" if job.bias_compensation else ""
         text = (
@@ -49,11 +51,11 @@ class Flap(Cutting):
         self.run.progress.note("method", f"flap         {text}")
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Whole blocks' moments."""
+        """Return the reply parts; each consists of the moments of complete blocks."""
         return parts_of(moment_specs(self.run.model.plan), self.run.settings.part_bytes)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Pool the moments and decide what is cut."""
+        """Pool the moments and decide the cut."""
         most = self.run.settings.of(FlapSettings).max_client_ratio
         claimed = {client: int(self._reports[client]["tokens"]) for client in clients}
         sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
@@ -89,7 +91,7 @@ class Flap(Cutting):
         limits.tell(self.rounds, "moments")
 
     def _size(self, inbox: Inbox, client: int, tokens: int) -> float:
-        """How large the inputs are that a client tells of: their root mean square, summed over matrices."""
+        """Return the root mean square of a client's inputs, summed over matrices."""
         found = (
             _moments(inbox, client, block.index, name, tokens)
             for block in self.run.model.plan.blocks

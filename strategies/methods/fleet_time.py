@@ -1,7 +1,7 @@
-"""How long a device's round of LoRA takes by the clock of a pretended fleet: T of FedSpine's equations 1 and 3.
+"""Virtual time of a device's LoRA round: T in FedSpine's equations 1 and 3.
 
-The time follows from what is computed and sent, so that it is the same in every run. What is sent counts as the contracts have
-it: numbers of adapters and bits, both ways, without headers and scalars.
+The time follows from the numbers of operations and bytes, so it is the same in every run. Bytes are
+those of the contracts: adapters and cut bits, both ways, without headers and other fields.
 """
 
 from pathlib import Path
@@ -19,16 +19,18 @@ from espalier.wire.tuning import blob_specs, parts
 from strategies.engine.virtual_clock import computing_seconds, sending_seconds
 
 FLEETS = Path(__file__).parents[2] / "conf" / "devices"
-"""Where fleets lie that have a name."""
+"""Folder of the named fleets."""
 
 
 def fleet_of(name: str) -> Fleet | None:
-    """The fleet of the setting ``fleet``: one of ``conf/devices`` by its name, or a file; None where times are measured.
+    """Return the fleet of the setting ``fleet``; None if times are measured.
+
+    ``name`` is a fleet of ``conf/devices`` or the path of a file.
 
     Raises
     ------
     Mistake
-        There is none, or it is wrong.
+        The fleet does not exist or is not valid.
     """
     if not name:
         return None
@@ -37,12 +39,12 @@ def fleet_of(name: str) -> Fleet | None:
 
 
 def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
-    """The fleet that a run pretends to have; None where its method has no clock, or another one.
+    """Return the fleet that a run simulates; None if its method has no virtual clock or it is off.
 
     Raises
     ------
     Mistake
-        There is none of the name, it is wrong, or it has too few devices.
+        The fleet does not exist, is not valid, or has too few devices.
     """
     job = settings.job
     name = job.fleet_name(simulation=simulation) if isinstance(job, TimedSettings) else ""
@@ -59,18 +61,21 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
 
 
 def require_fleet(settings: RunSettings) -> None:
-    """Refuse a fleet that is not there, or has too few devices, where it is named; of `auto` whoever knows of a simulation."""
+    """Refuse a named fleet that does not exist or has too few devices.
+
+    The value ``auto`` is checked later, because it depends on whether the run is a simulation.
+    """
     if isinstance(settings.job, TimedSettings) and settings.job.fleet_is_named:
         fleet_of_run(settings, simulation=False)
 
 
 def fingerprint_of(fleet: Fleet | None) -> str:
-    """SHA-256 of what a fleet is, empty without one: a resumed run must go on with the same."""
+    """Return the SHA-256 of a fleet, empty without one; a resumed run must have the same."""
     return sha256(fleet.model_dump_json().encode()) if fleet is not None else ""
 
 
 def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: int) -> int:
-    """Bytes of numbers that a device gets and sends in a round; in round 1 nothing comes down."""
+    """Return the bytes of adapters that a device receives and sends; round 1 has no download."""
     up = sum(
         spec.num_bytes for blob in blob_specs(adapters, settings).values() for spec in blob.values()
     )
@@ -80,8 +85,10 @@ def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: i
 def bytes_of_bits(
     adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int, *, asked: bool
 ) -> int:
-    """Bytes of what a device has cut, in a round after the first: they come with every part of the adapters and with every
-    request for one, the first aside, which is the order itself; and they go once each way where it is asked what to cut.
+    """Return the bytes of cut bits that a device receives and sends in a round; 0 in round 1.
+
+    They travel with each part of the adapters and each request for a part; the order itself is the
+    first request. A device that is asked to cut receives and sends them once more.
     """
     bits = sum(spec.num_bytes for spec in units.specs.values())
     return 0 if server_round == 1 else bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
@@ -96,9 +103,9 @@ def virtual_seconds(
     adapters: AdapterPlan,
     num_bytes: int,
 ) -> float:
-    """Seconds of a device's round: its steps over full sequences, and its bytes.
+    """Return the seconds of a device's round: its steps over full sequences, plus its bytes.
 
-    ``kept`` are the parameters of the frozen model that it still has.
+    ``kept`` is the number of parameters of the frozen model that the device still has.
     """
     training = settings.training
     sequence = (

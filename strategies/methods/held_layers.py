@@ -1,4 +1,4 @@
-"""Which layers of the global model each client of FedSpaLLM holds, and the messages that bring it those that it will read."""
+"""Versions of the global layers at each client of FedSpaLLM, and messages that push new ones."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,12 +12,12 @@ from strategies.results.kept import KeptResult, Layers
 
 
 class HeldLayers:
-    """The version of every layer at every client; at first all clients hold the dense model.
+    """Version of every layer at every client; at first all clients have the dense model.
 
     Parameters
     ----------
-    result : the global model, and where its layers are kept
-    part_bytes : largest payload of one message
+    result : global model and the store of its layers
+    part_bytes : maximum payload of one message, in bytes
     """
 
     def __init__(self, result: KeptResult, part_bytes: int) -> None:
@@ -26,19 +26,19 @@ class HeldLayers:
         self._versions: dict[int, list[int]] = {}
 
     def state(self) -> dict[str, list[int]]:
-        """Versions by client, for a checkpoint."""
+        """Return the versions by client, for a checkpoint."""
         return {str(client): versions for client, versions in sorted(self._versions.items())}
 
     def restore(self, state: dict[str, list[int]]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the versions that ``state`` returned."""
         self._versions = {int(client): versions for client, versions in state.items()}
 
     def forget(self, client: int) -> None:
-        """A client lost what it held, and has the dense model again."""
+        """Reset a client that lost its layers to the dense model."""
         self._versions.pop(client, None)
 
     def stale(self, client: int, model: Layers) -> list[int]:
-        """Layers of which a client holds another version than a model has."""
+        """Return the layers whose version at a client differs from the model's."""
         held = self._held(client)
         return [index for index, version in enumerate(model.versions) if version != held[index]]
 
@@ -49,14 +49,18 @@ class HeldLayers:
         model: Layers,
         ends: Mapping[int, int] | None = None,
     ) -> Iterator[list[Message]]:
-        """Messages that bring every active client its stale layers of a model, part by part.
+        """Yield messages that push to every active client its stale layers, part by part.
 
-        Clients that get the same part are asked together, and their messages share its blobs, so that memory holds one part
-        at a time whatever the number of clients.
+        Clients that need the same part receive it in the same step, and their messages share its
+        blobs. So only one part is in memory, for any number of clients.
 
         Parameters
         ----------
-        ends : client -> number of layers; a client is brought none from there on, since it will not read them. None: all
+        rounds : rounds that make the requests
+        server_round : round of the messages
+        model : layers to push
+        ends : client -> number of layers that it reads; later layers are not pushed. None means all
+            layers
         """
         stale = {seat.client: self.stale(seat.client, model) for seat in rounds.roster.active()}
         if ends is not None:

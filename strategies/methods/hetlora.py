@@ -1,10 +1,11 @@
-"""HetLoRA (Cho et al. 2024): federated averaging of LoRA adapters of another rank at every client.
+"""HetLoRA (Cho et al. 2024): federated averaging of LoRA adapters with a rank per client.
 
-A round has three steps. Distribution by truncation: a client of rank r_k gets the first r_k columns of B
-and rows of A. Local training, with rank self-pruning: a client whose last ranks became weaker gives them up. Aggregation: A and
-B are padded with zeros to the largest rank, and a client weighs as much as the Frobenius norm of its update. With
-``aggregation = "svd"`` the updates B A are averaged instead, and their best approximation is kept; truncation then leaves each
-client the best one of its own rank.
+A round has three steps. Distribution by truncation: a client of rank r_k receives the first r_k
+columns of B and rows of A. Local training with rank self-pruning: a client removes its last ranks
+if they became weaker. Aggregation: A and B are padded with zeros to the largest rank, and a
+client's weight is the Frobenius norm of its update. With ``aggregation = "svd"`` the updates B A
+are averaged instead, and the best low-rank approximation is kept; truncation then gives each client
+the best approximation of its rank.
 """
 
 import math
@@ -25,20 +26,20 @@ from strategies.methods.fedpetuning import FedPETuning
 class HetLoRA(FedPETuning):
     """FedPETuning with a rank per client.
 
-    Takes what ``FedPETuning`` does.
+    The parameters are those of ``FedPETuning``.
     """
 
     _ranks: dict[int, int] | None = None
-    """r_k of each client in its next round; None before the first."""
+    """Rank r_k of each client in its next round; None before the first round."""
     _norms: dict[int, float]
-    """||Delta W_k|| of the round's clients."""
+    """Norm ||Delta W_k|| of the round's clients."""
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
         self.hetlora = run.settings.of(HetLoRASettings)
 
     def state(self) -> dict[str, Any]:
-        """The global adapters, and every client's rank."""
+        """Return the global adapters and every client's rank."""
         ranks = (
             {}
             if self._ranks is None
@@ -47,40 +48,41 @@ class HetLoRA(FedPETuning):
         return super().state() | ranks
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         super().restore(state)
         self._ranks = {int(client): rank for client, rank in state["ranks"].items()}
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method, its main settings and the clients' ranks."""
         super().summary()
         ranks = ", ".join(
             f"{seat.site} {self.limit_of(seat)}" for seat in self.rounds.roster.active()
         )
         self.run.progress.note("ranks", f"ranks        {ranks}")
 
-    # ----- the clients' ranks -----------------------------------------------------------------------------------------
+    # ----- the clients' ranks ---------------------------------------------------------------------
 
     def limit_of(self, seat: Seat) -> int:
-        """r_k: the rank that a client has now."""
+        """Return r_k, the present rank of a client."""
         if self._ranks is None:
             self._ranks = self._first_ranks()
         return self._ranks[seat.client]
 
     def alone_order(self, seat: Seat) -> Alone:
-        """To train adapters of the rank that it began with."""
+        """Return the order for a local baseline with the client's first rank."""
         return Alone(rank_limit=self._first_ranks()[seat.client])
 
     def _first_ranks(self) -> dict[int, int]:
-        """As the settings say, else in proportion to capability: the most capable client has the adapters' whole rank.
+        """Return the initial ranks: those of the settings, or in proportion to capability.
 
-        The paper's ranks lie between r_min and r_max, by what a device can do, and it does not say how; here r_max is
-        ``lora.rank``, and r_min at least 1. A stated capability counts up to a multiple of the median's.
+        The most capable client gets the full rank of the adapters. In the paper, ranks lie between
+        r_min and r_max according to the device, by an unspecified rule; here r_max is ``lora.rank``
+        and r_min is at least 1. Stated capabilities are limited relative to the median.
 
         Raises
         ------
         Mistake
-            Some sites measured their capability, and some state it.
+            Some sites measured their capability and others state theirs.
         """
         seats = self.rounds.roster.seats
         lora = self.run.settings.lora
@@ -94,7 +96,7 @@ class HetLoRA(FedPETuning):
         }
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
-        """Weigh the clients' updates, and take over the ranks that self-pruning left them."""
+        """Compute the clients' weights, and adopt the ranks that self-pruning left."""
         if self.federation.client_weights == "norms":
             self._norms = self._norms_of(inbox, clients)
         for client in clients:
@@ -105,13 +107,14 @@ class HetLoRA(FedPETuning):
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=left)
         self._ranks = (self._ranks or {}) | {client: self._told[client].rank for client in clients}
 
-    # ----- the clients' weights ---------------------------------------------------------------------------------------
+    # ----- the clients' weights -------------------------------------------------------------------
 
     def _norms_of(self, inbox: Inbox, clients: list[int]) -> dict[int, float]:
-        """||Delta W_k||_F over all adapted matrices together, from what was sent; all 1 where all of them are 0.
+        """Return ||Delta W_k||_F over all adapted matrices of each client; all 1 if all are 0.
 
-        The paper writes Delta W_k = B_k A_k for the whole of a client's LoRA modules and gives each client one weight; so the
-        matrices are taken as one long vector, and no matrix of a client weighs more than another.
+        The paper writes Delta W_k = B_k A_k for all LoRA modules of a client together and gives
+        each client one weight. So the norm treats the matrices as one long vector, and all matrices
+        of a client have the same weight.
         """
         squares: dict[int, list[float]] = {client: [] for client in clients}
         for index, adapter in self.averaged.adapters:

@@ -1,8 +1,9 @@
-"""Which layers each client prunes in a round, in proportion to what it can compute (FedSpaLLM section 4.3, equation 8).
+"""Layer sampling of FedSpaLLM, in proportion to the clients' capability (section 4.3, equation 8).
 
-Where the places suffice, every layer is covered at least once: the layers, in random order, are dealt out to the clients'
-places first, and the remaining places are filled at random. The draw treats all layers alike, so a client that prunes k of L
-layers has each of them with probability k / L, and equal clients have equal probabilities.
+If the clients' places suffice, every layer is sampled at least once. The layers, in random order,
+are first assigned to random places of the clients; the remaining places are filled at random. All
+layers are treated alike, so a client that prunes k of L layers has each layer with probability k /
+L, and equal clients have equal probabilities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,16 @@ from espalier.settings.seeds import derive_seed
 def layers_per_client(
     num_layers: int, share: float, capabilities: Mapping[int, float]
 ) -> dict[int, int]:
-    """k_i of each client: the most capable client prunes ``share`` of all layers, the others in proportion, at least one.
+    """Return k_i, the number of layers that each client prunes.
+
+    The most capable client prunes the fraction ``share`` of all layers, the others proportionally
+    fewer, but at least one.
 
     Parameters
     ----------
-    num_layers : L
-    share : in (0, 1]
-    capabilities : r_i > 0 by client, in any unit
+    num_layers : number of layers L
+    share : fraction in (0, 1]
+    capabilities : capability r_i > 0 of each client, in any unit
 
     Returns
     -------
@@ -39,12 +43,12 @@ def layers_per_client(
 
 
 def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str, int]) -> None:
-    """Refuse a round whose clients, k_i by name, have fewer places together than there are layers.
+    """Raise an error if the clients' places, k_i by name, do not cover all layers.
 
     Raises
     ------
     Mistake
-        They have; where ``coverage`` lets further rounds prune what is left, they may.
+        There are fewer places than layers, and ``coverage`` requires all layers in every round.
     """
     total = sum(min(number, num_layers) for number in places.values())
     if total < num_layers and job.coverage == "every-round":
@@ -63,12 +67,16 @@ def drawn_layers(
     versions: Sequence[int],
     places: Mapping[int, int],
 ) -> dict[int, list[int]]:
-    """The layers of every client in a round: of ``layers`` those pruned longest ago first, if not all can be covered.
+    """Draw the layers of every client in a round.
+
+    If not all of ``layers`` can be covered, those that were pruned longest ago come first.
 
     Parameters
     ----------
-    seed : of the run
-    versions : the round in which each layer of the model was last pruned
+    seed : seed of the run
+    server_round : round, which selects the random stream
+    layers : layers that are drawn from
+    versions : round in which each layer of the model was last pruned
     places : client -> k_i
     """
     generator = np.random.default_rng(derive_seed(seed, "layers", server_round=server_round))
@@ -84,13 +92,14 @@ def sample_layers(
 
     Parameters
     ----------
-    layers : those that are drawn from; the first of them are covered first if not all can be
-    places : client -> k_i; a client never has a layer twice, so more places than layers count as that many
+    layers : layers that are drawn from; the first of them have precedence if not all can be covered
+    places : client -> k_i; values above the number of layers are reduced to it
+    generator : source of random numbers
 
     Returns
     -------
     dict
-        client -> ascending layers
+        client -> layers in ascending order, without repetition
     """
     sizes = {client: min(places[client], len(layers)) for client in sorted(places)}
     total = sum(sizes.values())

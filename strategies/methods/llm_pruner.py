@@ -1,11 +1,14 @@
-"""LLM-Pruner, federated (Ma et al. 2023, "LLM-Pruner: On the Structural Pruning of Large Language Models").
+"""Federated LLM-Pruner (Ma et al. 2023).
 
-Every client takes the gradient of its loss and sends for each unit, a key-value group or a channel with all weights that hang
-on it, weights times gradients, summed. The server adds the clients' scores up and cuts the units of lowest score; the first and
-last blocks stay whole (section 4.1). What is left is tuned by a run of its own: ``espalier run fedpetuning model=runs/...``.
+Paper: "LLM-Pruner: On the Structural Pruning of Large Language Models".
+Every client computes the gradient of its loss. For each prunable group (a key-value group or a
+channel, with all coupled weights), it sends the sum of weights times gradients. The server adds the
+clients' scores and removes the groups with the lowest score. The first and last blocks are kept
+(section 4.1). A separate run fine-tunes the result: ``espalier run fedpetuning model=runs/...``.
 
-With its settings also Mask Tuning (Kwon et al. 2022): clients send Fisher information, by which the cut is searched for and
-then rearranged; and in a second round the normal equations of scales of what stays, which the server adds up and solves.
+With the corresponding settings, Mask Tuning (Kwon et al. 2022) is included. Clients also send
+Fisher information, which guides the search for the cut and its rearrangement. In a second round
+they send normal equations for scales of the remaining groups, which the server adds and solves.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,13 +52,16 @@ from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.cutting import Cutting
 
 LEAST_DAMPING = 1e-3
-"""With which normal equations have to have a solution: float32 leaves real ones eigenvalues a little below 0."""
+"""Minimum damping with which normal equations must have a solution.
+
+Float32 rounding gives valid equations eigenvalues slightly below 0.
+"""
 
 
 class LlmPruner(Cutting):
-    """Summed first-order scores, or Fisher information; then, if it is wanted, summed normal equations of scales.
+    """Strategy of LLM-Pruner: summed first-order scores or Fisher information, optional scales.
 
-    Takes what ``Method`` does.
+    The parameters are those of ``Method``.
     """
 
     SENT = "scores"
@@ -70,19 +76,19 @@ class LlmPruner(Cutting):
 
     @classmethod
     def blocks(cls, settings: RunSettings, plan: ModelPlan) -> range:
-        """Those that are not spared."""
+        """Return the blocks that may be cut."""
         return cut_blocks(plan, settings.of(LlmPrunerSettings))
 
     @classmethod
     def scaled(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Those that are rescaled."""
+        """Return the kinds of prunable groups that get scales."""
         return settings.of(LlmPrunerSettings).rescaled
 
     @classmethod
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse also equations that fit into no message."""
+        """Refuse what ``Cutting`` refuses, and equations that do not fit in a message."""
         super().require_fit(settings, model, capabilities)
         try:
             require_sendable(model.plan, settings.of(LlmPrunerSettings))
@@ -90,7 +96,7 @@ class LlmPruner(Cutting):
             raise Mistake(f"{settings.method}.{mistake}") from None
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         job = self.job
         spared = f"{job.spare_first} first and {job.spare_last} last blocks spared"
         refined = {"rearranged": job.rearrange, "rescaled": job.rescale}
@@ -101,20 +107,20 @@ class LlmPruner(Cutting):
         )
         self.run.progress.note("method", f"llm-pruner   {text}")
 
-    # ----- messages ---------------------------------------------------------------------------------------------------
+    # ----- messages -------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Score all units; then measure those that stay."""
+        """Return the order to score all groups, or in round 2 to measure the remaining ones."""
         return NoScalars(), self.part_blobs(server_round, client)
 
     def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
-        """What is cut, in the round that is about what stays."""
+        """Return the cut in round 2, because it determines the shapes; nothing in round 1."""
         if server_round == 1:
             return {}
         return {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Whole blocks' scores, or the equations of whole kinds."""
+        """Return the reply parts: scores of complete blocks, or equations of complete kinds."""
         scoring = server_round == 1
         specs = (
             score_specs(self.plan, self.run.settings)
@@ -124,7 +130,7 @@ class LlmPruner(Cutting):
         return parts_of(specs, self.run.settings.part_bytes)
 
     def sent_text(self, seat: Seat) -> str:
-        """Scores, or equations."""
+        """Return a phrase for the reply: scores or normal equations."""
         return f"{'normal equations' if self.rounds.finished else self.SENT} of {seat.site}"
 
     def _cut(self) -> CutOfBlocks:
@@ -132,10 +138,13 @@ class LlmPruner(Cutting):
             self.plan, [self.result.blob(block.index) for block in self.plan.blocks]
         )
 
-    # ----- what came back ---------------------------------------------------------------------------------------------
+    # ----- replies --------------------------------------------------------------------------------
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Whether normal equations can have come of real outputs, so that their sum has a solution; if not, it is dropped."""
+        """Return whether normal equations are Gram matrices, so that their sum has a solution.
+
+        A client whose equations are not is dropped.
+        """
         for place in equation_places(self._cut(), self.job) if self.rounds.finished else ():
             joint, _ = self._equations(inbox, client, place)
             if not is_positive(joint, max(self.job.rescale_damping, LEAST_DAMPING)):
@@ -148,7 +157,10 @@ class LlmPruner(Cutting):
         return True
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Add the scores up and decide what is cut; then add the equations up and decide on scales."""
+        """Aggregate scores and decide the cut, or aggregate equations and solve for scales.
+
+        Scores arrive in round 1, equations in round 2.
+        """
         if server_round == 1:
             self.keep(self._chosen(inbox, clients))
         else:
@@ -181,7 +193,7 @@ class LlmPruner(Cutting):
         self.limits.tell(self.rounds, "scores of units")
 
         def fisher_of(place: int, kind: str) -> Tensor:
-            """The factors of all clients below each other."""
+            """Return the Fisher factors of all clients, stacked along the rows."""
             index = blocks[place]
             units = getattr(units_of(plan, plan.blocks[index]), kind)
             windows = self.run.settings.data.windows
@@ -200,7 +212,7 @@ class LlmPruner(Cutting):
         return taylor_cuts(self.run.model, scores, job, fisher_of)
 
     def _limited(self, scores: Mapping[int, Tensor], place: tuple[int, str]) -> list[Tensor]:
-        """Scores of units of one kind in a block, each within a ratio of the median client's, by client."""
+        """Return the scores of one kind in a block, limited relative to the median, by client."""
         found = []
         sizes = torch.stack([one.abs() for one in scores.values()])
         for (client, own), size, limited in zip(
@@ -220,16 +232,16 @@ class LlmPruner(Cutting):
         return found
 
     def _counted(self, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
-        """By what a client's sums are multiplied, so that they count no more than they may."""
+        """Return the factors that limit the clients' sums."""
         counted = count_claims(self.rounds, what, sizes, self.job.max_score_ratio)
         return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
-    # ----- scales -----------------------------------------------------------------------------------------------------
+    # ----- scales ---------------------------------------------------------------------------------
 
     def _equations(
         self, inbox: Inbox, client: int, place: tuple[int, str]
     ) -> tuple[Tensor, Tensor]:
-        """Those of a client, float64."""
+        """Return joint matrix and aims of a client's normal equations: float64."""
         key = equation_key(*place)
         aims = inbox.tensor(client, key, AIMS).double()
         return unpacked(inbox.tensor(client, key, JOINT).double(), len(aims)), aims
@@ -262,7 +274,11 @@ class LlmPruner(Cutting):
     def _scales(
         self, inbox: Inbox, factor: Mapping[int, float], refused: list[tuple[int, str]]
     ) -> Callable[[int, str], Tensor | None]:
-        """Solves the sum of the clients' equations of a place, in order of client, and notes where that is of no use."""
+        """Return a function that solves the sum of the clients' equations of a place.
+
+        The clients are added in client order. Places without a usable solution are appended to
+        ``refused``.
+        """
 
         def of(index: int, kind: str) -> Tensor | None:
             joint = torch.zeros(())
@@ -282,17 +298,17 @@ class LlmPruner(Cutting):
     def _limited_equations(
         self, inbox: Inbox, clients: Sequence[int], place: tuple[int, str]
     ) -> dict[int, tuple[Tensor, Tensor]]:
-        """Normal equations of a place by client, in which no unit's numbers are far from the median client's.
+        """Return the normal equations of a place, limited relative to the median client.
 
-        What a unit gives by itself, and what its aim is of that, are each held near the median client's. A joint matrix is
-        scaled on both sides, so that it stays one of inner products.
+        For each group, both its own squared output and the ratio of its aim to that square are kept
+        near the median. A joint matrix is scaled on both sides, so that it stays a Gram matrix.
         """
         found = {client: self._equations(inbox, client, place) for client in clients}
         own = torch.stack([joint.diagonal().clamp(min=0) for joint, _ in found.values()])
         shares = torch.stack([aims for _, aims in found.values()]) / own.where(
             own > 0, torch.ones(()).double()
         )
-        # Products of two units' outputs over few tokens vary twice as much, in powers.
+        # Products of two groups' outputs vary twice as much in exponent as scores do.
         most = self.limits.most_ratio**2
         within = within_ratio(own, most)
         near = within_band(shares, most)
@@ -308,7 +324,7 @@ class LlmPruner(Cutting):
         return found
 
     def _size(self, inbox: Inbox, client: int, places: Sequence[tuple[int, str]]) -> float:
-        """How large the numbers are that a client tells: what units give by themselves, and with all."""
+        """Return the sum of a client's own squared outputs and absolute aims, over the places."""
         total = 0.0
         for place in places:
             key = equation_key(*place)
@@ -319,7 +335,7 @@ class LlmPruner(Cutting):
 
 
 def _within_scores(factor: Tensor, scores: Tensor) -> Tensor:
-    """A factor of the Fisher information, (rows, units), of which no column's squares sum to more than the unit's score."""
+    """Return a Fisher factor, (rows, groups), whose column squares sum to at most the score."""
     squares = factor.square().sum(dim=0)
     beyond = squares > scores * (1 + ROUNDING)
     return (

@@ -1,9 +1,11 @@
-"""LLM-Streamline, federated (Chen et al. 2025, "Streamlining Redundant Layers to Compress Large Language Models").
+"""Federated LLM-Streamline (Chen et al. 2025).
 
-In the first round every client says of each stretch of neighbouring blocks how like its output is to its input (section 2.2);
-the server pools the cosines over all tokens, and the stretch with the highest goes. One layer comes in its place, which begins
-as the stretch's first block and learns, at each client, to do what the stretch does (section 2.3); its weights are averaged
-round by round. Or nothing comes in its place.
+Paper: "Streamlining Redundant Layers to Compress Large Language Models".
+In the first round, every client measures for each stretch of adjacent blocks the cosine between its
+input and output (section 2.2). The server pools the cosines over all tokens, and removes the
+stretch with the highest one. One layer replaces it. The layer starts as the stretch's first block
+and is trained at each client to reproduce the stretch (section 2.3); its weights are averaged every
+round. Optionally the stretch is removed without a replacement.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,9 +47,9 @@ from strategies.results.streamlined import StreamlinedResult
 
 
 class LlmStreamline(Method):
-    """Pooled cosines, then an averaged layer.
+    """Strategy of LLM-Streamline: pooled cosines, then an averaged layer.
 
-    Takes what ``Method`` does.
+    The parameters are those of ``Method``.
     """
 
     result: StreamlinedResult
@@ -68,7 +70,7 @@ class LlmStreamline(Method):
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse an encoder, a share that leaves no block, and a form in which the smaller model could not be written."""
+        """Refuse an encoder, a ratio that leaves no block, or a model that cannot be written."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         job = settings.of(LlmStreamlineSettings)
         blocks = len(model.plan.blocks)
@@ -79,7 +81,7 @@ class LlmStreamline(Method):
             raise Mistake(f"{settings.method}.{mistake}") from None
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         blocks = len(self.run.model.plan.blocks)
         place = "nothing comes in their place"
         if self.job.replacement == "layer":
@@ -91,23 +93,26 @@ class LlmStreamline(Method):
         self.run.progress.note("method", text)
 
     def state(self) -> dict[str, Any]:
-        """The result, and how large what clients began with was."""
+        """Return the result and the magnitudes for ``Reach``."""
         return self.result.state() | {"reach": self.reach.starts}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         self.result.restore(state)
         self.reach.starts = state["reach"]
 
-    # ----- messages ---------------------------------------------------------------------------------------------------
+    # ----- messages -------------------------------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the layer, all parts but the last, which comes with the order."""
+        """Push the layer, all parts but the last, which is sent with the order."""
         if server_round > 2:
             yield from self.bring(server_round, self._layer(self._parts()[:-1]))
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Compare blocks; then train the layer, at first from the base's own block."""
+        """Return the order to compare blocks, or after round 1 to train the layer.
+
+        In round 2, clients start from the base model's own block, so nothing is sent.
+        """
         if server_round == 1:
             return NoScalars(), {}
         blobs = (
@@ -116,15 +121,15 @@ class LlmStreamline(Method):
         return Replace(start=self.result.start), blobs
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """The cosines, or the layer's tensors."""
+        """Return the reply parts: the cosines, or the layer's tensors."""
         return [[SIMILARITY_KEY]] if server_round == 1 else self._parts()
 
     def part_order(self, client: int, hashes: list[str]) -> PartRequest:
-        """Where the stretch begins says of which layer."""
+        """Return a ``fetch`` that names the stretch, which determines the shapes."""
         return ReplacePart(blob_sha256=hashes, start=self.result.start)
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the result to the clients, so that they can evaluate it on their own text."""
+        """Push the result to the clients for the evaluation on their own text."""
         if self.run.settings.evaluation.own_text:
             yield from self.bring(
                 server_round + 1,
@@ -134,17 +139,17 @@ class LlmStreamline(Method):
     def _layer(
         self, parts: Sequence[Sequence[str]]
     ) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
-        """Parts of the layer, and where it belongs."""
+        """Yield parts of the layer with the start of the stretch."""
         for keys in parts:
             yield Replace(start=self.result.start), {key: self.result.blob(key) for key in keys}
 
     def _parts(self) -> list[list[str]]:
         return layer_parts(self.run.model.plan, self.run.settings, self.result.start)
 
-    # ----- what came back ---------------------------------------------------------------------------------------------
+    # ----- replies --------------------------------------------------------------------------------
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
-        """Steps that were left out, and with weights by samples how many windows it has."""
+        """Record skipped steps; with weights by samples, also the number of samples."""
         if "skipped_steps" in report:
             told = self._told[seat.client] = validate(LayerReport, report)
             samples = (
@@ -154,13 +159,16 @@ class LlmStreamline(Method):
             seat.metrics = {**samples, "skipped_steps": skipped}
 
     def received(self, server_round: int) -> None:
-        """Take note of what the round's clients began with."""
+        """Record the values with which the round's clients began."""
         if server_round > 1:
             for name, value in self.result.received().items():
                 self.reach.note(name, {name: value})
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Whether training can have led to all that a client sent; if not, it is dropped."""
+        """Return whether training can have led to all numbers of a reply.
+
+        A client that fails the check is dropped.
+        """
         for name in self._shapes() if self.rounds.finished else ():
             if self._sent(inbox, client, name).abs().max().item() > self.reach.limit(name, name):
                 reason = f"reply refused: {name}: {self.reach.reason}"
@@ -169,7 +177,7 @@ class LlmStreamline(Method):
         return True
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Pool the cosines and choose; then average the layer, tensor by tensor, in order of client."""
+        """Pool the cosines and choose the stretch; in later rounds average the layer."""
         if server_round == 1:
             self._choose(inbox, clients)
             return
@@ -201,7 +209,10 @@ class LlmStreamline(Method):
         self.run.progress.note("chosen", text, first=first, last=last)
 
     def _limited(self, cosines: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
-        """Cosines whose distance from 1 is within a ratio of the median client's, stretch by stretch: (clients, stretches)."""
+        """Return cosines with limited distance from 1: (clients, stretches).
+
+        The distance is limited relative to the median client, for each stretch.
+        """
         distances = (1 - cosines).clamp(min=0)
         limited = within_ratio(distances, SINGLE_NUMBERS * self.federation.max_update_ratio)
         changed = limited != distances
@@ -217,7 +228,7 @@ class LlmStreamline(Method):
         return layer_shapes(self.run.model.plan.blocks[self.result.start])
 
     def _sent(self, inbox: Inbox, client: int, name: str) -> torch.Tensor:
-        """One tensor as a client sent it, float32."""
+        """Return one tensor as a client sent it: float32."""
         return read_adapter(
             partial(inbox.tensor, client, name), name, self._shapes()[name], self.federation.payload
         )
@@ -225,9 +236,10 @@ class LlmStreamline(Method):
     def _mean(
         self, inbox: Inbox, name: str, weights: Mapping[int, float], begun: torch.Tensor
     ) -> torch.Tensor:
-        """The mean of one tensor, float32; summed in float64, in order of client, and added to what differences are from.
+        """Return the mean of one tensor: float32, summed in float64 in client order.
 
-        Each client's change counts up to a multiple of the median client's; one client's tensor is in memory at a time.
+        Each client's change is limited relative to the median client. If clients send differences,
+        the mean is added to the initial value. Only one client's tensor is in memory at a time.
         """
         differ = self.federation.sends_differences
         start = begun.to(torch.float64)

@@ -1,4 +1,4 @@
-"""Whether an n:m pattern fits every matrix of a model; known before anything is sent."""
+"""Check that an n:m pattern fits every matrix of a model, before anything is sent."""
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.pruning import PruningSettings
@@ -8,12 +8,12 @@ from pruning_kernels.comparison_groups import group_size
 
 
 def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
-    """Refuse a pattern that does not divide the rows of a matrix, or the columns that a client decides at a time.
+    """Check that a pattern divides the rows of every matrix, and the columns of a SparseGPT step.
 
     Raises
     ------
     Mistake
-        It names the method's pattern and the matrix.
+        It does not. The message names the method's pattern and the matrix.
     """
     job = settings.of(PruningSettings)
     for linear in (linear for block in plan.blocks for linear in block.linears):

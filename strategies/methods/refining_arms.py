@@ -1,8 +1,9 @@
-"""What a point of the bandit's square means: a pruning ratio and a LoRA rank (FedSpine section 4.1.2).
+"""Arms of FedSpine's bandit: the pruning ratio and LoRA rank of a point (section 4.1.2).
 
-The paper's arm space is ``[p_{t-1}, p*] x [r_min, r_max]``. After a round all that was played lies at or below ``p_{t-1}``,
-outside of what can still be played, so its bandit starts again with every round; that is ``absolute`` here. With ``relative``
-a point says how much further to prune, and the same point means the same in every round.
+The paper's arm space is ``[p_{t-1}, p*] x [r_min, r_max]``. After a round, all played points lie at
+or below ``p_{t-1}`` and cannot be played again, so the paper's bandit starts anew in every round;
+this is ``absolute``. With ``relative`` a point gives the next pruning step, so it has the same
+meaning in every round.
 """
 
 import sys
@@ -13,17 +14,17 @@ from espalier.settings.mistakes import Mistake
 
 Kind = Literal["relative", "absolute"]
 ROUNDING = 4 * sys.float_info.epsilon
-"""More than a product and a quotient of floats can be off together."""
+"""Bound on the relative rounding error of a product and a quotient of floats."""
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """What a device is asked for in a round."""
+    """Request to a device in a round."""
 
     pruned: float
-    """p_t: share of the prunable parameters that is gone after this round's cut, never less than before."""
+    """Pruning ratio p_t after this round's cut, never below the one before."""
     rank: int
-    """r_t of its LoRA adapters."""
+    """Rank r_t of the device's LoRA adapters."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class ArmSpace:
     """
 
     target: float
-    """p*, in [0, 1)."""
+    """Target pruning ratio p*, in [0, 1)."""
     largest_step: float
-    """Delta_max of ``relative``, above 0 and at most 1: see ``step_for``."""
+    """Maximum step Delta_max of ``relative``, in (0, 1]; see ``step_for``."""
     lowest_rank: int
     highest_rank: int
     kind: Kind = "relative"
@@ -58,19 +59,21 @@ class ArmSpace:
             raise Mistake(f"arm space = {self.kind!r}: choose relative or absolute")
 
     def least(self, pruned: float) -> float:
-        """Below which u no arm can be played any more, for ``Bandit.draw``, of a device of which so much is pruned.
+        """Return the u below which no arm can be played, for ``Bandit.draw``.
 
-        Of ``absolute`` never above the u that was drawn and led there, whatever product and quotient are rounded to.
+        ``pruned`` is the device's present pruning ratio. With ``absolute``, the result is never
+        above the u that led to this ratio, despite rounding.
         """
         if self.kind == "relative":
             return 0.0
         return pruned / self.target * (1 - ROUNDING) if pruned < self.target else 1.0
 
     def refinement(self, u: float, v: float, pruned: float) -> Refinement:
-        """The arm at a point.
+        """Return the arm of a point.
 
-        ``relative``: ``p_t = min(p_{t-1} + u Delta_max, p*)`` and ``r = round(r_min (r_max / r_min)^v)``, which gives every
-        doubling of the rank the same room. ``absolute``: ``p_t = u p*`` and ``r = round(r_min + v (r_max - r_min))``.
+        ``relative``: ``p_t = min(p_{t-1} + u Delta_max, p*)`` and ``r = round(r_min (r_max /
+        r_min)^v)``, so that every doubling of the rank has equal probability. ``absolute``: ``p_t =
+        u p*`` and ``r = round(r_min + v (r_max - r_min))``.
         """
         low = self.lowest_rank
         high = self.highest_rank
@@ -84,12 +87,14 @@ class ArmSpace:
 
 
 def step_for(target: float, rounds: int) -> float:
-    """Delta_max with which a device that always draws the middle reaches its target in so many rounds, ``2 p* / T``.
+    """Return Delta_max so that a device reaches its target in ``rounds`` rounds, ``2 p* / T``.
+
+    The device is assumed to draw u = 1/2 in each round.
 
     Raises
     ------
     Mistake
-        There is no round.
+        ``rounds`` is below 1.
     """
     if rounds < 1:
         raise Mistake(f"rounds of pruning = {rounds}: has to be at least 1")

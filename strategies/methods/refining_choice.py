@@ -1,7 +1,7 @@
-"""Who chooses what a device is asked for in a round (FedSpine, stage 1): its bandit, a schedule, or chance.
+"""Choice of each device's pruning ratio and rank (FedSpine, stage 1): bandit, schedule or random.
 
-A choice follows from the run's seed, the device, the round and what the device's bandit has learned; what others do plays no
-part, nor does the order in which they are asked.
+A choice depends on the run's seed, the device, the round and the device's bandit. It does not
+depend on other devices or on the order of the calls.
 """
 
 from collections.abc import Mapping
@@ -19,54 +19,54 @@ from strategies.methods.refining_arms import ArmSpace, Refinement, step_for
 from strategies.methods.refining_reward import Outcome, UsualGains, literal_rewards, scaled_rewards
 
 ROUNDING = 1e-9
-"""So near to the target a schedule is there."""
+"""Distance to the target within which a schedule has reached it."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What a device is asked for in a round, and why."""
+    """Request to a device in a round, and the point that led to it."""
 
     u: float
     v: float
-    """The point of the square; without effect where nothing is chosen."""
+    """Second coordinate of the point (u, v); without effect if the schedule decides."""
     before: float
-    """p_{t-1} that it was asked for."""
+    """Pruning ratio p_{t-1} that was requested before."""
     pruned: float
-    """p_t."""
+    """Requested pruning ratio p_t."""
     rank: int
-    """r_t."""
+    """Requested rank r_t."""
 
 
 @dataclass
 class Choices:
-    """What all devices are asked for, and what their bandits know.
+    """Requests to all devices, and the state of their bandits.
 
     Parameters
     ----------
-    settings : of the run
-    target : p*, of the parameters of groups and channels
+    settings : settings of the run
+    target : target pruning ratio p* of the parameters of prunable groups
     """
 
     settings: RunSettings
     target: float
     bandits: dict[int, Bandit] = field(default_factory=dict)
     pruned: dict[int, float] = field(default_factory=dict)
-    """p that each device came to, of those that have trained in a round."""
+    """Pruning ratio of each device that has trained in a round."""
     usual: UsualGains = field(default_factory=UsualGains)
 
     @property
     def job(self) -> FedSpineSettings:
-        """The method's table."""
+        """Settings of the method."""
         return self.settings.of(FedSpineSettings)
 
     @property
     def rounds(self) -> int:
-        """Of pruning."""
+        """Number of pruning rounds T."""
         return self.job.rounds_of_pruning(self.settings.federation.rounds)
 
     @property
     def space(self) -> ArmSpace:
-        """What the points of the square mean."""
+        """Arm space of a device."""
         largest = self.settings.lora.largest_rank
         job = self.job
         lowest = min(job.rank_min, largest)
@@ -75,11 +75,11 @@ class Choices:
         )
 
     def knows(self, client: int) -> bool:
-        """Whether a device has trained in a round, and so has measured its units."""
+        """Return True if a device has trained in a round, and so has measured its groups."""
         return client in self.pruned
 
     def arm(self, client: int, server_round: int) -> Arm:
-        """What a device is asked for."""
+        """Return the request to a device."""
         job = self.job
         before = self.pruned.get(client, 0.0)
         u, v = self._point(client, server_round, before)
@@ -101,7 +101,7 @@ class Choices:
         return least + (1 - least) * u, v
 
     def _scheduled(self, before: float, server_round: int) -> Refinement:
-        """The same step for all, ``p* / T``, from a round on, and one rank."""
+        """Return the fixed schedule: steps of ``p* / T`` from ``prune_from`` on, and one rank."""
         pruned = (
             before + self.target / self.rounds if server_round >= self.job.prune_from else before
         )
@@ -116,12 +116,15 @@ class Choices:
             client, Bandit(Exploration(job.discount, job.granularity, job.exploration))
         )
 
-    # ----- what came of it --------------------------------------------------------------------------------------------
+    # ----- learning -------------------------------------------------------------------------------
 
     def learn(
         self, arms: Mapping[int, Arm], outcomes: Mapping[int, Outcome], server_round: int
     ) -> dict[int, float]:
-        """Take what a round came to, and return its rewards; a device that did not cut as it was asked teaches nothing."""
+        """Update the bandits with the outcomes of a round, and return the rewards.
+
+        A device that did not cut to the requested ratio does not update its bandit.
+        """
         self.usual = self.usual.and_of(outcomes)
         job = self.job
         if job.reward == "scaled":
@@ -144,10 +147,10 @@ class Choices:
                 )
         return rewards
 
-    # ----- as text ----------------------------------------------------------------------------------------------------
+    # ----- JSON -----------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "bandits": {
                 str(client): bandit.to_json() for client, bandit in sorted(self.bandits.items())
@@ -157,7 +160,13 @@ class Choices:
         }
 
     def restore(self, document: Any) -> None:
-        """Take over what ``to_json`` returned; ``Mistake`` where it is something else."""
+        """Restore the values that ``to_json`` returned.
+
+        Raises
+        ------
+        Mistake
+            They are damaged.
+        """
         try:
             self.bandits = {
                 int(client): Bandit.from_json(bandit)
@@ -174,12 +183,18 @@ class Choices:
 
 
 def arms_to_json(arms: Mapping[int, Arm]) -> dict[str, Any]:
-    """JSON values."""
+    """Return JSON values."""
     return {str(client): asdict(arm) for client, arm in sorted(arms.items())}
 
 
 def arms_from_json(document: Mapping[str, Any]) -> dict[int, Arm]:
-    """Read what ``arms_to_json`` returned; ``Mistake`` where it is something else."""
+    """Read the values that ``arms_to_json`` returned.
+
+    Raises
+    ------
+    Mistake
+        They are damaged.
+    """
     try:
         return {int(client): Arm(**arm) for client, arm in document.items()}
     except (TypeError, ValueError, AttributeError):

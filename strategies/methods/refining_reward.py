@@ -1,10 +1,11 @@
-"""What a round was worth to a device's bandit (FedSpine section 4.1.2, equation 3, and our reading of it).
+"""Rewards of FedSpine's bandits (section 4.1.2, equation 3, and a bounded variant).
 
-Equation 3 multiplies the fall of the loss by the step of pruning and by the importance of the LoRA modules, and divides by the
-gap between the device's time and the mean. It has no bound, while the bandit's confidence bound is of the order of 1; it is
-negative where the loss rises, it has no value where the gap is 0, and it is 0 from when the target is reached.
-``scaled_rewards`` has the same four terms, each between 0 and 1; ``literal_rewards`` has the equation itself. No device's
-reward depends on the order in which devices are given.
+Equation 3 multiplies the decrease of the loss by the pruning step and the importance of the LoRA
+modules, and divides by the gap between the device's time and the mean time. It is unbounded, while
+the bandit's confidence bound is of order 1. It is negative if the loss rises, undefined if the gap
+is 0, and always 0 after the target is reached. ``scaled_rewards`` has the same four terms, each
+between 0 and 1; ``literal_rewards`` is the equation itself. Rewards do not depend on the order of
+the devices.
 """
 
 import math
@@ -17,37 +18,40 @@ import numpy as np
 from espalier.settings.mistakes import Mistake
 
 LARGEST_REWARD = 1e9
-"""Magnitude to which equation 3 is cut, so that sums of rewards stay finite."""
+"""Maximum magnitude of equation 3, so that sums of rewards stay finite."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a device's round came to."""
+    """Measurements of a device's round."""
 
     loss_before: float
-    """F at the start of the round, nats; a number that is not finite counts as no progress, here and below."""
+    """Loss F at the start of the round, in nats; a non-finite loss counts as no progress."""
     loss_after: float
     pruned_before: float
-    """p_{t-1}."""
+    """Pruning ratio p_{t-1} before the round."""
     pruned: float
-    """p_t."""
+    """Pruning ratio p_t after the round."""
     importance: float
-    """I(B_total), see ``factor_importance.comparable``."""
+    """Importance I(B_total) of the LoRA modules, see ``factor_importance.comparable``."""
     seconds: float
-    """T_i of the round, by the real clock or the virtual one."""
+    """Duration T_i of the round in seconds, measured or by the virtual clock."""
     arrived: bool = False
-    """As many units are gone as p* takes, or all that can go, although ``pruned`` may be below it."""
+    """True if the device has removed all groups that p* requires, or all that can be removed.
+
+    ``pruned`` may be below p* even then.
+    """
 
 
 @dataclass(frozen=True)
 class UsualGains:
-    """The relative falls of the loss in the last rounds, from which it follows what a large one is."""
+    """Relative decreases of the loss in the last rounds; they define a large decrease."""
 
     rounds: int = 20
-    """How many rounds are looked back on, at least 1; the paper knows no such number."""
+    """Number of rounds in the window, at least 1. This parameter is not in the paper."""
     quantile: float = 0.9
     seen: tuple[tuple[float, ...], ...] = field(default=())
-    """Of each round those of all devices, ascending."""
+    """Decreases of all devices in each round, ascending."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 <= self.quantile <= 1:
@@ -57,18 +61,18 @@ class UsualGains:
             )
 
     def and_of(self, outcomes: Mapping[int, Outcome]) -> "UsualGains":
-        """With a further round; the earliest one is forgotten where there are too many."""
+        """Return a copy with a further round; the oldest round is dropped if there are too many."""
         seen = (*self.seen, tuple(sorted(gain(outcome) for outcome in outcomes.values())))
         return UsualGains(self.rounds, self.quantile, seen[-self.rounds :])
 
     @property
     def large(self) -> float:
-        """The quantile of all that were seen; 0 where nothing was."""
+        """Quantile of all decreases in the window; 0 if it is empty."""
         flat = [value for values in self.seen for value in values]
         return float(np.quantile(flat, self.quantile)) if flat else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "rounds": self.rounds,
             "quantile": self.quantile,
@@ -77,7 +81,13 @@ class UsualGains:
 
     @staticmethod
     def from_json(document: Any) -> "UsualGains":
-        """Read what ``to_json`` returned; ``Mistake`` where it is something else."""
+        """Read the values that ``to_json`` returned.
+
+        Raises
+        ------
+        Mistake
+            They are damaged.
+        """
         try:
             seen = tuple(tuple(map(float, values)) for values in document["seen"])
             found = UsualGains(int(document["rounds"]), float(document["quantile"]), seen)
@@ -94,9 +104,10 @@ class UsualGains:
 
 
 def gain(outcome: Outcome) -> float:
-    """The relative fall of the loss, ``(F_before - F_after) / F_before``, from 0 to 1.
+    """Return the relative decrease of the loss, ``(F_before - F_after) / F_before``, from 0 to 1.
 
-    0 where the loss rose, where one of the two is not finite, and where the former was not above 0.
+    It is 0 if the loss rose, if one of the two losses is not finite, or if the first is not
+    positive.
     """
     before = outcome.loss_before
     after = outcome.loss_after
@@ -114,26 +125,28 @@ def scaled_rewards(
     *,
     of_steps: bool = True,
 ) -> dict[int, float]:
-    """Rewards from 0 to 1 of the devices of a round.
+    """Return rewards from 0 to 1 for the devices of a round.
 
-    The product of four terms. Progress: ``gain`` over ``usual.large``, at most 1; 0 where there was none. Pruning: the step
-    over ``largest_step``, at most 1; 1 once the target is reached, by the share or by units, and without ``of_steps``.
-    Importance: over the largest of the round; 1 where none is above 0, and 0 for one that is not finite. Time: ``1 / (1 +
-    |T_i - mean T| / (tolerance mean T))``; 1 where the mean is 0, and 0 for a time that is not finite or negative, which has
-    no part in the mean.
+    A reward is the product of four terms. Progress: ``gain`` divided by ``usual.large``, at most 1;
+    0 without a decrease. Pruning: the step divided by ``largest_step``, at most 1; 1 after the
+    target is reached (by ratio or by groups), and 1 without ``of_steps``. Importance: relative to
+    the largest of the round; 1 if none is positive, 0 if not finite. Time: ``1 / (1 + |T_i - mean
+    T| / (tolerance mean T))``; 1 if the mean is 0. A time that is not finite or negative gives 0
+    and is not part of the mean.
 
     Parameters
     ----------
-    outcomes : by device
-    usual : with this round in it
-    target, largest_step : p* and Delta_max
-    tolerance : kappa, above 0: a device that is off by this share of the mean time gets half
-    of_steps : whether steps of pruning are chosen, so that they say something of an arm
+    outcomes : outcome of each device
+    usual : decreases of the loss, this round included
+    target : target pruning ratio p*
+    largest_step : maximum pruning step Delta_max
+    tolerance : kappa > 0; a device whose time differs from the mean by this fraction gets half
+    of_steps : whether pruning steps are chosen, so that they say something about an arm
 
     Raises
     ------
     Mistake
-        ``tolerance`` or ``largest_step`` is not above 0.
+        ``tolerance`` or ``largest_step`` is not a finite positive number.
     """
     for name, value in (("tolerance", tolerance), ("largest step", largest_step)):
         if not (math.isfinite(value) and value > 0):
@@ -166,16 +179,16 @@ def scaled_rewards(
 def literal_rewards(
     outcomes: Mapping[int, Outcome], smallest_gap: float = 1e-3
 ) -> dict[int, float]:
-    """Equation 3 itself, ``Delta F Delta p I / |T_i - mean T|``, of the devices of a round.
+    """Return equation 3, ``Delta F Delta p I / |T_i - mean T|``, for the devices of a round.
 
-    Negative where the loss rose, and 0 where nothing was pruned, also at the target: that is the equation. A gap below
-    ``smallest_gap``, in seconds, counts as that one. Where any term is not finite the reward is 0, and its magnitude is at most
-    ``LARGEST_REWARD``.
+    As in the equation, the reward is negative if the loss rose, and 0 if nothing was pruned, also
+    at the target. A gap below ``smallest_gap`` seconds is replaced by it. If a term is not finite,
+    the reward is 0; its magnitude is at most ``LARGEST_REWARD``.
 
     Raises
     ------
     Mistake
-        ``smallest_gap`` is not above 0.
+        ``smallest_gap`` is not a finite positive number.
     """
     if not (math.isfinite(smallest_gap) and smallest_gap > 0):
         raise Mistake(
@@ -201,7 +214,10 @@ def literal_rewards(
 
 
 def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
-    """Of those that are times; in an order of their own, so that the last bit depends on nobody's place."""
+    """Return the mean of the valid times.
+
+    The summands are sorted, so that the last bit does not depend on the order of the devices.
+    """
     known = [
         outcome.seconds
         for outcome in outcomes.values()
@@ -211,7 +227,7 @@ def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
 
 
 def _share(value: float, of: float) -> float:
-    """A share from 0 to 1; 0 for what is not finite."""
+    """Return ``value / of`` limited to 0 to 1; 0 if ``value`` is not finite."""
     return min(1.0, max(0.0, value / of)) if math.isfinite(value) else 0.0
 
 

@@ -1,8 +1,8 @@
-"""SFT-P (client-conditioned structural masks trained together with LoRA).
+"""SFT-P: structural masks per client, trained together with LoRA.
 
-Clients train a generator of masks that they share, and LoRA, each beside an embedding of its own, which stays with it; the
-server averages generator and LoRA (algorithm 1, equation 15). After the last round every client makes its own smaller dense
-model of what came out, within its own budget.
+Clients train a shared mask generator and LoRA, and each client a private embedding, which stays at
+the client. The server averages generator and LoRA (algorithm 1, equation 15). After the last round
+every client builds its own smaller dense model from the result, within its own budget.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ from strategies.results.adapters import AdapterResult
 
 
 class SftP(FedPETuning):
-    """FedPETuning of a generator of masks, and of LoRA beside it.
+    """FedPETuning of a mask generator and LoRA.
 
-    Takes what ``FedPETuning`` does.
+    The parameters are those of ``FedPETuning``.
     """
 
     job: SftPSettings
@@ -42,16 +42,17 @@ class SftP(FedPETuning):
         self.reach_of_generator = Reach(
             settings, steps, differences=self.federation.sends_differences
         )
-        # Names differ, and a checkpoint has them together.
+        # The names of their tensors differ, so both share one dictionary, which goes to the
+        # checkpoint.
         self.reach_of_generator.starts = self.reach.starts
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         super().restore(state)
         self.reach_of_generator.starts = self.reach.starts
 
     def new_result(self) -> AdapterResult:
-        """Generator and LoRA, before any round."""
+        """Return generator and LoRA before the first round."""
         run = self.run
         plan = self.run.model.plan
         first = first_shared(plan, run.settings)
@@ -63,7 +64,11 @@ class SftP(FedPETuning):
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse a family without lanes, a share that cannot go, a rate that is too high, and what FedPETuning refuses."""
+        """Refuse an impossible run before it starts.
+
+        Impossible are a family without residual dimensions to cut, an unreachable pruning ratio, a
+        learning rate that is too high, and everything that FedPETuning refuses.
+        """
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
         model.require_units()
@@ -96,7 +101,7 @@ class SftP(FedPETuning):
                 raise Mistake(f"{method}.{mistake}") from None
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         job = self.job
         settings = self.run.settings
         size = num_parameters(shape_of(settings).shapes(self.run.model.plan))
@@ -107,11 +112,11 @@ class SftP(FedPETuning):
         self.run.progress.note("method", f"{settings.method:<12} {text}")
 
     def seats_of_rounds(self) -> list[Seat]:
-        """Clients that are not late."""
+        """Return the active clients without late ones, which join only after the rounds."""
         return [seat for seat in super().seats_of_rounds() if not self._is_late(seat)]
 
     def quorum_of(self) -> int | None:
-        """The quorum is of those that are not late."""
+        """Return the number of clients that are not late, if some are."""
         drawn = super().quorum_of()
         return (
             self.run.settings.num_clients - self.job.late_clients
@@ -121,11 +126,14 @@ class SftP(FedPETuning):
 
     @property
     def lets_work_alone(self) -> bool:
-        """Clients write their models, whether or not anybody evaluates them."""
+        """True if clients write their models, even if nobody evaluates them."""
         return self.job.makes_alone
 
     def alone_order(self, seat: Seat) -> Alone | None:
-        """A client writes its model; one that was in no round fits its embedding before."""
+        """Return the order to write the client's model.
+
+        A client without a round in the run trains its embedding first.
+        """
         fits = not seat.rounds and self.job.fits_alone(self.federation)
         return Alone(fits=fits) if self.job.keep_models or fits else None
 
@@ -134,9 +142,9 @@ class SftP(FedPETuning):
 
     @property
     def brings_result(self) -> bool:
-        """Clients need it for their own models."""
+        """True if clients need the result for their own models."""
         return self.evaluation.asked or self.lets_work_alone
 
     def reach_of(self, name: str) -> Reach:
-        """The generator is trained at a rate of its own."""
+        """Return the limits; the generator's differ, because it has its own learning rate."""
         return self.reach_of_generator if name.startswith(PREFIX) else self.reach

@@ -1,9 +1,11 @@
-"""SliceGPT, federated (Ashkboos et al. 2024, "SliceGPT: Compress Large Language Models by Deleting Rows and Columns").
+"""Federated SliceGPT (Ashkboos et al. 2024).
 
-Every client sends the second moments of its signals at every norm of the dense model (section 3.3). The server takes their
-mean over all windows, so that it finds the principal components that one party would which has all of them, but for rounding to
-float32; it rotates the residual stream onto them, a basis for each norm, and deletes the minor ones (section 3.4). Or the
-signals are those of a public text, and clients send nothing.
+Paper: "SliceGPT: Compress Large Language Models by Deleting Rows and Columns".
+Every client sends the second moments of its signals at every norm of the dense model (section 3.3).
+The server averages them over all calibration samples. Up to float32 rounding, it finds the same
+principal components as one party with all samples. It rotates the residual stream onto them, with
+one basis per norm, and deletes the minor ones (section 3.4). Alternatively the signals are those of
+a public text, and clients send nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,9 +44,9 @@ from strategies.results.sliced import SlicedResult
 
 
 class SliceGpt(Method):
-    """Pooled second moments, or those of a public text.
+    """Strategy of SliceGPT: pooled second moments of clients, or those of a public text.
 
-    Takes what ``Method`` does.
+    The parameters are those of ``Method``.
     """
 
     result: SlicedResult
@@ -65,7 +67,7 @@ class SliceGpt(Method):
     def require_fit(
         cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
     ) -> None:
-        """Refuse a model that cannot be rotated, a width of nothing, and a public text that cannot be used."""
+        """Refuse a model that cannot be rotated, a width of 0, or an unusable public text."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         require_sliceable(model)
         job = settings.of(SliceGptSettings)
@@ -78,7 +80,7 @@ class SliceGpt(Method):
             public_windows(settings, job, model)
 
     def summary(self) -> None:
-        """Show what will be done."""
+        """Show the method and its main settings."""
         whose = (
             "all clients"
             if self.job.covariances == "clients"
@@ -91,7 +93,7 @@ class SliceGpt(Method):
         self.run.progress.note("method", text)
 
     def before_round(self, server_round: int) -> bool:
-        """From public text the server finds the bases by itself."""
+        """Compute the bases from public text at the server, if the settings say so."""
         if self.job.covariances == "clients":
             return False
         windows = public_windows(self.run.settings, self.job, self.run.model)
@@ -99,15 +101,18 @@ class SliceGpt(Method):
         return True
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
-        """Every client is asked for its moments in the dense model, or only whether it is there."""
+        """Return the order to measure moments.
+
+        With public text it only checks that clients answer.
+        """
         return NoScalars(), {}
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """The moments of whole places."""
+        """Return the reply parts; each consists of the moments of complete places."""
         return moment_parts(self.plan, self.run.settings)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Pool the moments, place after place, in order of client, and find the bases."""
+        """Pool the moments place by place, in client order, and compute the bases."""
         if self.job.covariances == "public":
             return
         told = {client: validate(MomentsReport, self._reports[client]) for client in clients}
@@ -119,7 +124,10 @@ class SliceGpt(Method):
         self.limits.tell(self.rounds, "moments")
 
     def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
-        """The mean of all clients' moments at a place, (width, width), float64; each client's limited by the others'."""
+        """Return the mean of the clients' moments at a place, (width, width), float64.
+
+        From three clients on, each client's moments are limited by the mean of the others.
+        """
         width = dense_width(self.plan)
         total = sum(weights.values())
         mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)
@@ -137,7 +145,7 @@ class SliceGpt(Method):
         return mean - excess
 
     def _find(self, moments: Iterator[Tensor]) -> None:
-        """Find a basis for each place, one at a time."""
+        """Compute a basis for each place, one at a time."""
         names = places(self.plan)
         self.run.progress.begin("slicing", len(names))
         for name, found in zip(names, moments, strict=True):
@@ -147,7 +155,7 @@ class SliceGpt(Method):
             )
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the bases to the clients, part by part, so that they can evaluate the sliced model on their own text."""
+        """Push the bases to the clients, for the evaluation on their own text."""
         if not self.run.settings.evaluation.own_text:
             return
         numbers = {place: number for number, place in enumerate(places(self.plan))}

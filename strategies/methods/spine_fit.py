@@ -1,4 +1,4 @@
-"""What FedSpine needs of a model and of the settings together: found out before anything starts."""
+"""Checks of model and settings for FedSpine, before a run starts."""
 
 from espalier.modeling.quantised_layout import BLOCK
 from espalier.modeling.structured.units import ModelUnits
@@ -13,7 +13,11 @@ from espalier.wire.structure import unit_size
 
 
 def require_falls(settings: RunSettings) -> None:
-    """Refuse a bandit that cannot learn: within a single step no loss falls, so that all its rewards would be 0."""
+    """Refuse a bandit with one training step per round.
+
+    Rewards depend on the decrease of the loss within a round. With one step there is none, and all
+    rewards would be 0.
+    """
     if settings.of(FedSpineSettings).allocation == "bandit" and settings.training.steps < 2:
         raise Mistake(
             f"training.steps = {settings.training.steps}: a bandit learns from how far the loss"
@@ -23,7 +27,7 @@ def require_falls(settings: RunSettings) -> None:
 
 
 def require_share(settings: RunSettings, plan: ModelPlan) -> None:
-    """Refuse a share that cannot go, because a unit of each kind stays in every block."""
+    """Refuse a pruning ratio that would leave a block without a group of each kind."""
     try:
         ModelUnits.of(plan).share_of_units(plan, settings.of(FedSpineSettings))
     except Mistake as mistake:
@@ -31,7 +35,10 @@ def require_share(settings: RunSettings, plan: ModelPlan) -> None:
 
 
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
-    """Refuse units that no adapter lies on: they are measured by the gradients of adapters, in every block."""
+    """Refuse prunable groups without adapters.
+
+    The importance of a group is computed from the gradients of its adapters.
+    """
     adapters = trained(plan, settings)
     of_kind = {kind: list[str]() for kind in KINDS}
     for linear in plan.blocks[0].linears:
@@ -49,7 +56,7 @@ def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
 
 
 def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
-    """Refuse cuts that leave a matrix whose rows are no whole blocks of NF4, where the base is held in it."""
+    """Refuse cuts of an NF4 base whose rows would not be whole NF4 blocks."""
     if settings.training.base != "nf4":
         return
     multiple = settings.of(FedSpineSettings).channel_multiple

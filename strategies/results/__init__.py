@@ -1,1 +1,1 @@
-"""What rounds lead to, as it is kept, sent and written."""
+"""Results of runs: how they are stored, sent and merged into a model."""

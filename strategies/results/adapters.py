@@ -1,8 +1,9 @@
-"""The global adapters of a run, blob by blob: what the clients' adapters were folded to, and what is sent of it.
+"""Global adapters of a run, blob by blob: the averaged tensors, and their form on the wire.
 
-Everything lies in the checkpoint's blobs; here are the hashes. The global tensors are kept in float32. Clients begin with what
-the payload's dtype leaves of them, or of their difference from the first ones: these any client can make, also one that missed
-rounds or lost its private state. With error feedback what is lost is added the next time.
+The data are in the checkpoint's blobs; this object has the hashes. The global tensors are float32.
+Clients begin with values that are rounded to the wire dtype, or with the rounded difference from
+the first adapters. Every client can make the first adapters, even if it missed rounds or lost its
+private state. With error feedback, the rounding error is added to the next values that are sent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,42 +27,42 @@ from espalier.wire.tuning import trained
 from strategies.results.timed import RoundTime, seconds_of_all
 
 STATE = ("blobs", "sent", "lost")
-"""Attributes that a checkpoint keeps as they are."""
+"""Attributes that a checkpoint stores without conversion."""
 
 
 class Adapters(Protocol):
-    """Adapters of a model, as they are written, merged and measured."""
+    """Interface of adapters that are written, merged and measured."""
 
     adapters: AdapterPlan
 
     @property
     def rounds(self) -> Sequence[RoundTime]:
-        """What each round took by a fleet's clock; empty without one."""
+        """Time of each round by the virtual clock; empty without one."""
 
     @property
     def blobs(self) -> Mapping[str, str]:
         """Hash of each blob's tensors, by blob key."""
 
     def tensors(self, key: str) -> dict[str, Tensor]:
-        """Tensors of one blob: float32, by canonical name."""
+        """Return the tensors of one blob: float32, by canonical name."""
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """What merges the adapters into one block's dense weights."""
+        """Return the edits that merge the adapters into one block's dense weights."""
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
+        """Return the method's own entries of ``summary.json``."""
 
 
 class AdapterResult:
-    """The global adapters.
+    """Global adapters of a run.
 
     Parameters
     ----------
-    settings : of the run
-    model : the base model
-    store : where tensors are kept, for a run the checkpoint's blobs
-    adapters : which there are; None: those that the run's clients train
-    first : what the run begins with; None: as the run's seed makes it
+    settings : settings of the run
+    model : base model
+    store : store for the tensors, in a run that of the checkpoint
+    adapters : plan of the adapters; None for those that the run's clients train
+    first : initial values; None for those of the run's seed
     """
 
     NOTE: ClassVar[type[RoundTime]] = RoundTime
@@ -83,39 +84,42 @@ class AdapterResult:
         self.blobs: dict[str, str] = dict(self._first)
         """Hash of each blob's tensors in the store, by blob key."""
         self.sent: dict[str, dict[str, str]] = {}
-        """Hash of each blob as it is sent to the clients of a rank limit, by the limit and the key."""
+        """Hash of each blob as it is sent, by rank limit and key."""
         self.lost: dict[str, dict[str, str]] = {}
-        """Hash of what sending lost so far, likewise; empty without error feedback."""
+        """Hash of each blob's accumulated rounding error, by rank limit and key.
+
+        Empty without error feedback.
+        """
         self.rounds: list[RoundTime] = []
-        """What each round took; empty where no clock tells."""
+        """Time of each round; empty without a virtual clock."""
 
     def state(self) -> dict[str, Any]:
-        """Hashes of everything, and what was noted of the rounds."""
+        """Return all hashes, and the entries of the rounds."""
         return {name: getattr(self, name) for name in STATE} | {
             "rounds": [note.to_json() for note in self.rounds]
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
         self.rounds = [self.NOTE.from_json(note) for note in state["rounds"]]
 
     def stored(self) -> list[str]:
-        """Hashes of all blobs that the state names."""
+        """Return the hashes of all blobs that the state names."""
         sending = [*self.sent.values(), *self.lost.values()]
         return [*self.blobs.values(), *(key for keys in sending for key in keys.values())]
 
     def tensors(self, key: str) -> dict[str, Tensor]:
-        """Global tensors of one blob: float32, by canonical name."""
+        """Return the global tensors of one blob: float32, by canonical name."""
         return load(self.store.get(self.blobs[key]))
 
     def replace(
         self, folded: Iterable[tuple[str, Mapping[str, Tensor]]], rank_limits: Iterable[int]
     ) -> None:
-        """Take new global tensors, blob by blob, and make what is sent of them to clients of these rank limits.
+        """Store new global tensors, blob by blob, and pack them for clients of these rank limits.
 
-        What was sent to clients of other limits, and what that lost, is forgotten.
+        Packed blobs and rounding errors of other limits are discarded.
         """
         limits = sorted(set(rank_limits))
         self.sent = {}
@@ -130,7 +134,15 @@ class AdapterResult:
     def _pack(
         self, key: str, tensors: Mapping[str, Tensor], first: Mapping[str, Tensor], limit: int
     ) -> None:
-        """Make what is sent of one blob's tensors to clients of a rank limit; ``first`` are those that the run began with."""
+        """Pack one blob for clients of a rank limit.
+
+        Parameters
+        ----------
+        key : key of the blob
+        tensors : global tensors of the blob
+        first : its initial tensors, from which differences are taken
+        limit : rank limit
+        """
         federation = self.settings.federation
         job = self.settings.of(AdapterAveraging)
         name = str(limit)
@@ -146,7 +158,7 @@ class AdapterResult:
             self.lost.setdefault(name, {})[key] = self.store.put(save(lost))
 
     def _cut(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
-        """What clients of a rank limit have of one blob's tensors."""
+        """Return the part of one blob's tensors for clients of a rank limit."""
         shapes = self.adapters.limited(limit).shapes()[key]
         return {
             name: tensors[name][tuple(slice(size) for size in shape)]
@@ -154,15 +166,18 @@ class AdapterResult:
         }
 
     def _first_tensors(self, key: str) -> dict[str, Tensor]:
-        """What the run began with, of one blob: it is in memory for as long as its caller holds it."""
+        """Return the initial tensors of one blob.
+
+        They are read from the store each time, so that memory holds one blob only.
+        """
         return load(self.store.get(self._first[key]))
 
     def blob(self, key: str, limit: int) -> bytes:
-        """One blob as it is sent to clients of a rank limit."""
+        """Return one blob as it is sent to clients of a rank limit."""
         return self.store.get(self.sent[str(limit)][key])
 
     def received(self, key: str, limit: int) -> dict[str, Tensor]:
-        """What clients of a rank limit have when ``blob`` has arrived: float32, by canonical name."""
+        """Return the tensors that clients have after they received ``blob``: float32, by name."""
         federation = self.settings.federation
         shapes = self.adapters.limited(limit).shapes()[key]
         found = unpack_adapters(shapes, self.blob(key, limit), federation.payload)
@@ -170,7 +185,7 @@ class AdapterResult:
         return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """What merges the global adapters into one block's dense weights."""
+        """Return the edits that merge the global adapters into one block's dense weights."""
         blocks = [index] if index in self.adapters.blocks else []
         tensors = {number: self.tensors(block_key(number)) for number in blocks}
         return merged(
@@ -180,11 +195,14 @@ class AdapterResult:
 
     @property
     def seconds(self) -> float:
-        """Of all rounds together, each as long as its slowest device; 0 where no clock tells."""
+        """Total seconds of the rounds, each as long as its slowest device.
+
+        It is 0 without a virtual clock.
+        """
         return seconds_of_all(self.rounds)
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
+        """Return the method's own entries of ``summary.json``."""
         ranks = sorted({adapter.rank for _, adapter in self.adapters})
         waiting = [note.waiting_seconds for note in self.rounds]
         times = {"waiting_seconds": sum(waiting) / len(waiting)} if waiting else {}
@@ -192,9 +210,10 @@ class AdapterResult:
 
 
 def _alive(tensors: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One blob's tensors; where an adapter has lost a rank, in A and in B, its row of A is that of ``first`` again.
+    """Return one blob's tensors, with dead ranks revived.
 
-    Both parts of such a rank would have no gradient for ever. The update ``B A`` stays, as B's column is zero.
+    A rank that is zero in both A and B has no gradient and would stay zero. Its row of A is reset
+    to that of ``first``. The update ``B A`` does not change, because the column of B is zero.
     """
     alive = dict(tensors)
     for name in [name for name in alive if name.endswith(".lora_a")]:

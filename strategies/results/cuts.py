@@ -1,4 +1,4 @@
-"""What was cut out of the model: for each block one bit per unit, and biases or scales, in the checkpoint's blobs."""
+"""Result of structured pruning: one bit per prunable group of each block, and biases or scales."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from espalier.wire.structure import BlockStructure
 
 
 class CutResult:
-    """A smaller model, once it is decided.
+    """Smaller model, available when the cut is decided.
 
     Parameters
     ----------
-    model : the base
-    store : where blobs are kept, for a run the checkpoint's
+    model : base model
+    store : store for the blobs, in a run that of the checkpoint
     biases : canonical names of the matrices that get a bias
     """
 
@@ -28,28 +28,28 @@ class CutResult:
         """Hash of each block's blob."""
 
     def state(self) -> dict[str, Any]:
-        """What was decided, by hash."""
+        """Return the hashes of the decided blocks."""
         return {"blobs": self.blobs}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         self.blobs = state["blobs"]
 
     def stored(self) -> list[str]:
-        """Hashes of all blobs that the state names."""
+        """Return the hashes of all blobs that the state names."""
         return self.blobs
 
     def blob(self, index: int) -> bytes:
-        """What is cut of one block, as it travels."""
+        """Return the cut of one block as it is sent."""
         return self.store.get(self.blobs[index])
 
     @property
     def model(self) -> OpenedModel:
-        """The smaller model."""
+        """Smaller model."""
         return open_cut(self.base, self.blob, self.biases)
 
     def report(self) -> dict[str, Any]:
-        """How much of the model stays, and which units of each block."""
+        """Return size and remaining fraction of the model, and the group counts of each block."""
         small = self.model
         assert small.structure is not None
         blocks = [
@@ -66,7 +66,7 @@ class CutResult:
         return found | ({"scales_of_blocks": scales} if any(scales) else {})
 
     def _scales(self, block: BlockStructure) -> dict[str, list[float]]:
-        """The least and the greatest scale of a block's units that stay, by kind."""
+        """Return the smallest and largest scale of a block's kept groups, by kind."""
         scales = {
             kind: own[list(block.kept(kind))]
             for kind, own in scales_of(self.blob(block.source)).items()

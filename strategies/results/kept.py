@@ -1,6 +1,7 @@
-"""The global model of FedSpaLLM: of every layer that was pruned, its mask and kept weights, and in which round that was.
+"""Global model of FedSpaLLM: mask, kept weights and version of every pruned layer.
 
-Everything lies in the checkpoint's blobs, layer by layer; here are their hashes and what is reported of them.
+The data are in the checkpoint's blobs, one per layer; this object has the hashes and the reported
+numbers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,29 +28,29 @@ from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.votes import Sizes, VoteCounter, magnitudes
 
 STATE = ("versions", "blobs", "num_kept", "unanimous", "kept_zeros", "local_share")
-"""Attributes that a checkpoint keeps."""
+"""Attributes that a checkpoint stores."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The global model at one time; of every layer, dense ones too."""
+    """Global model at one point in time; all layers, including dense ones."""
 
     versions: list[int]
-    """The round in which each layer was last pruned; 0: it is dense."""
+    """Round in which each layer was last pruned; 0 for a dense layer."""
     blobs: list[str]
-    """Hash of each pruned layer in the store."""
+    """Hash of each pruned layer in the store; empty for a dense layer."""
     num_kept: list[list[int]]
-    """Weights that each matrix of a pruned layer keeps."""
+    """Number of kept weights in each matrix of a pruned layer."""
 
 
 class KeptResult:
-    """The layers of a run as the last rounds left them.
+    """Layers of a run after the last round.
 
     Parameters
     ----------
-    settings : of the run
-    model : the dense model
-    store : where pruned layers are kept, for a run the checkpoint's blobs
+    settings : settings of the run
+    model : dense model
+    store : store for pruned layers, in a run that of the checkpoint
     """
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
@@ -59,41 +60,47 @@ class KeptResult:
         self.seed = settings.seed
         self.store = store
         self.versions = [0] * len(model.plan.blocks)
-        """The round in which each layer was last pruned; 0: it is dense."""
+        """Round in which each layer was last pruned; 0 for a dense layer."""
         self.blobs = [""] * len(model.plan.blocks)
-        """Hash of each pruned layer in the store."""
+        """Hash of each pruned layer in the store; empty for a dense layer."""
         self.num_kept: list[list[int]] = [[] for _ in model.plan.blocks]
-        """Weights that each matrix of a pruned layer keeps."""
+        """Number of kept weights in each matrix of a pruned layer."""
         self.unanimous = [0] * len(model.plan.blocks)
-        """Weights of each layer that every client which sampled it pruned: the l0 mean's zeros before the expansion."""
+        """Number of weights of each layer that every sampling client pruned.
+
+        These are the zeros of the l0 mean before mask expansion.
+        """
 
         self.kept_zeros = [0] * len(model.plan.blocks)
-        """Weights of each layer that are kept and yet zero: pruned by all clients, or in a round before."""
+        """Number of kept weights of each layer that are zero.
+
+        All clients pruned them, or they were pruned in an earlier round.
+        """
         self.local_share = 0.0
-        """Share of the weights that are pruned in a client's own model, on average over the clients of the last round."""
+        """Sparsity of a client's own model, averaged over the clients of the last round."""
         self.before = self.layers()
-        """The global model that the last round began with."""
+        """Global model at the start of the last round."""
 
     def state(self) -> dict[str, Any]:
-        """Hashes and numbers of all layers."""
+        """Return hashes and numbers of all layers."""
         return {name: getattr(self, name) for name in STATE} | {"before": asdict(self.before)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
         self.before = Layers(**state["before"])
 
     def layers(self) -> Layers:
-        """The global model as it is now; later rounds do not change what is returned."""
+        """Return a copy of the present global model, which later rounds do not change."""
         return Layers(list(self.versions), list(self.blobs), list(self.num_kept))
 
     def stored(self) -> list[str]:
-        """Hashes of all blobs that the state names."""
+        """Return the hashes of all blobs that the state names."""
         return [key for key in dict.fromkeys([*self.blobs, *self.before.blobs]) if key]
 
     def unfinished(self) -> list[int]:
-        """Layers that were not yet pruned to the run's sparsity."""
+        """Return the layers that are not yet pruned to the run's sparsity."""
         reached = [
             version > 0 and sparsity_of(self.run, version) == self.settings.sparsity
             for version in self.versions
@@ -106,7 +113,7 @@ class KeptResult:
         server_round: int,
         folded: Iterator[tuple[LinearPlan, KeptMean, VoteCounter]],
     ) -> None:
-        """Make one layer of the global model from what was folded of each of its matrices (equations 5 to 7)."""
+        """Make one layer of the global model from its sums and votes (equations 5 to 7)."""
         matrices = {}
         unanimous = 0
         zeros = 0
@@ -132,9 +139,10 @@ class KeptResult:
         self.unanimous[block.index], self.kept_zeros[block.index] = unanimous, zeros
 
     def note_local_models(self, samples: Sequence[Sequence[int]], server_round: int) -> None:
-        """Note ``before`` and work out ``local_share``, before the round's layers are decided.
+        """Set ``before`` and ``local_share``, before the round's layers are decided.
 
-        A client's own model is its own layers in the global model that the round began with (equation 9).
+        A client's own model consists of its layers of this round and the global model at its start
+        (equation 9).
         """
         self.before = self.layers()
         blocks = self.model.plan.blocks
@@ -158,9 +166,11 @@ class KeptResult:
         weight: np.ndarray,
         votes: VoteCounter,
     ) -> Words:
-        """The most pruned weights up to the round's sparsity, those that every client pruned first (equation 7).
+        """Return the mask of the most pruned weights at the round's sparsity (equation 7).
 
-        The number is ``int(s * d)``, as everywhere in this program; the paper rounds up, which is one weight per matrix.
+        Weights that every client pruned come first. The number of pruned weights is ``int(s * d)``,
+        as in the whole program; the paper rounds up, which makes at most one more weight per
+        matrix.
         """
         sizes: Sizes | None = None
         if self.settings.ties == "magnitude":
@@ -175,17 +185,17 @@ class KeptResult:
         )
 
     def blob(self, index: int) -> bytes:
-        """One pruned layer as it travels."""
+        """Return one pruned layer as it is sent."""
         return self.store.get(self.blobs[index])
 
     def num_bytes(self, index: int, num_kept: Sequence[int]) -> int:
-        """Bytes of one pruned layer's tensors, whose matrices keep so many weights."""
+        """Return the bytes of one pruned layer whose matrices keep ``num_kept`` weights."""
         block = self.model.plan.blocks[index]
         kept = dict(zip((linear.name for linear in block.linears), num_kept, strict=True))
         return sum(spec.num_bytes for spec in kept_specs(block, kept).values())
 
     def matrices(self, index: int) -> dict[str, PrunedMatrix]:
-        """One layer by canonical linear name; empty if it is dense."""
+        """Return one layer by canonical linear name; empty if it is dense."""
         return (
             unpack_kept(self.model.plan.blocks[index], self.blob(index))
             if self.versions[index]
@@ -193,7 +203,7 @@ class KeptResult:
         )
 
     def prune_masks(self, index: int) -> dict[str, Tensor]:
-        """The prune masks of one layer: bool, by canonical linear name."""
+        """Return the prune masks of one layer: bool, by canonical linear name."""
         block = self.model.plan.blocks[index]
         matrices = self.matrices(index)
         return {
@@ -206,21 +216,25 @@ class KeptResult:
         }
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """What the method does to one layer's dense weights."""
+        """Return the edits of one layer's dense weights."""
         return replaced(
             lambda index: {name: matrix.weight() for name, matrix in self.matrices(index).items()}
         )(index)
 
     def zeros_beyond_masks(self) -> int:
-        """Kept weights that are zero: those that every client pruned beyond a group's share, and those of earlier rounds."""
+        """Return the number of kept weights that are zero.
+
+        Either every client pruned them, beyond the sparsity of their comparison group, or they were
+        pruned in an earlier round.
+        """
         return sum(self.kept_zeros)
 
     def local_sparsity(self) -> float:
-        """Share of the weights that are pruned in a client's own model, on average over clients."""
+        """Return the sparsity of a client's own model, averaged over clients."""
         return self.local_share
 
     def centralized_sparsity(self) -> float:
-        """Share of the weights that one party prunes which has all data: every layer, at the final sparsity."""
+        """Return the sparsity of the centralized baseline: every layer at the final sparsity."""
         kept = sum(
             sum(num_kept(block, self.run, self.run.federation.rounds).values())
             for block in self.model.plan.blocks
@@ -228,7 +242,7 @@ class KeptResult:
         return 1 - kept / self.model.plan.num_weights
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
+        """Return the method's own entries of ``summary.json``."""
         return {
             "layer_versions": self.versions,
             "sparsity_before_expansion": sum(self.unanimous) / self.model.plan.num_weights,

@@ -1,4 +1,4 @@
-"""What FedSpine's rounds lead to: the global adapters, what each device has cut of its model, and what every round came to."""
+"""Result of FedSpine: global adapters, each device's cut, and the outcome of every round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,29 +19,32 @@ from strategies.results.timed import DeviceTime, RoundTime
 
 @dataclass(frozen=True)
 class DeviceRound(DeviceTime):
-    """What a round came to at one device."""
+    """Outcome of a round at one device."""
 
     pruned: float
-    """Share of the parameters of groups and channels that is gone, as the bits have it."""
+    """Pruning ratio: removed fraction of the parameters of prunable groups, by the cut bits."""
     rank: int
     importance: float
-    """I(B_total), beside those of the round's other devices."""
+    """Importance I(B_total), relative to the round's other devices."""
     reward: float
     kept_its_cut: bool
-    """It was asked to cut more, and cut nothing: it had measured nothing new, or nothing more can go."""
+    """True if the device was asked to cut more and cut nothing.
+
+    It had measured nothing new, or nothing more can be removed.
+    """
 
 
 @dataclass(frozen=True)
 class RoundNote(RoundTime):
-    """What a round came to, in measured seconds where there is no fleet."""
+    """Outcome of a round; times are measured if there is no fleet."""
 
     DEVICE: ClassVar[type[DeviceTime]] = DeviceRound
 
 
 class RefinedResult(AdapterResult):
-    """The global adapters, of the whole model, and a cut of the model for each device.
+    """Global adapters of the whole model, and a cut of the model for each device.
 
-    Takes what ``AdapterResult`` does.
+    The parameters are those of ``AdapterResult``.
     """
 
     NOTE = RoundNote
@@ -50,29 +53,29 @@ class RefinedResult(AdapterResult):
         super().__init__(settings, *arguments)
         self.units = CutUnits.of(self.model.plan)
         self.cuts: dict[int, str] = {}
-        """Hash of the bits of what each device has cut; devices that have cut nothing are not among them."""
+        """Hash of each device's cut bits; devices without a cut have no entry."""
         self._plans: dict[tuple[str | None, int], AdapterPlan] = {}
         self._structures: dict[str | None, Structure] = {}
         self._cuts: dict[str | None, Cut] = {}
 
     def state(self) -> dict[str, Any]:
-        """Hashes of everything, and what was noted of the rounds."""
+        """Return all hashes, and the entries of the rounds."""
         cuts = {str(client): key for client, key in sorted(self.cuts.items())}
         return super().state() | {"cuts": cuts}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         super().restore(state)
         self.cuts = {int(client): key for client, key in state["cuts"].items()}
 
     def stored(self) -> list[str]:
-        """Hashes of all blobs that the state names."""
+        """Return the hashes of all blobs that the state names."""
         return [*super().stored(), *self.cuts.values()]
 
-    # ----- a device's model -------------------------------------------------------------------------------------------
+    # ----- model of a device ----------------------------------------------------------------------
 
     def bits(self, client: int) -> bytes:
-        """What a device has cut, as it travels."""
+        """Return a device's cut as it is sent."""
         return (
             self.store.get(self.cuts[client])
             if client in self.cuts
@@ -80,26 +83,26 @@ class RefinedResult(AdapterResult):
         )
 
     def cut_of(self, client: int) -> Cut:
-        """The same: (units,), bool; not to be written to."""
+        """Return a device's cut: (units,), bool; read-only, because it is cached."""
         key = self.cuts.get(client)
         if key not in self._cuts:
             self._cuts[key] = self.units.read(self.bits(client))
         return self._cuts[key]
 
     def structure_of(self, client: int) -> Structure:
-        """What a device keeps of the model."""
+        """Return the structure of a device's smaller model."""
         key = self.cuts.get(client)
         if key not in self._structures:
             self._structures[key] = self.units.structure(self.cut_of(client))
         return self._structures[key]
 
     def take_cut(self, client: int, bits: bytes) -> bool:
-        """Take what a device has cut now; whether that is another cut than before."""
+        """Store a device's cut; return True if it differs from the one before."""
         before, self.cuts[client] = self.bits(client), self.store.put(bits)
         return before != bits
 
     def plan_for(self, client: int, rank_limit: int) -> AdapterPlan:
-        """The adapters of a device."""
+        """Return the adapters in the shapes of a device's smaller model."""
         key = (self.cuts.get(client), rank_limit)
         if key not in self._plans:
             bits = self.bits(client) if client in self.cuts else None
@@ -107,28 +110,34 @@ class RefinedResult(AdapterResult):
         return self._plans[key]
 
     def forget_plans(self) -> None:
-        """Let go of what was made of cuts that are past."""
+        """Clear the caches, which hold entries of outdated cuts."""
         self._plans.clear()
         self._structures.clear()
         self._cuts.clear()
 
     def part_for(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a device has of some tensors of a blob, at every rank: the rows of B and columns of A of what it keeps."""
+        """Return a device's part of some tensors of a blob, at full rank.
+
+        These are the rows of B and columns of A that the device keeps.
+        """
         if client not in self.cuts:
             return dict(tensors)
         return cut_trained({key: tensors}, self.model.plan, self.structure_of(client))[key]
 
     def blob_for(self, client: int, key: str, rank_limit: int) -> bytes:
-        """One blob of the global adapters as it is sent to a device: its rows and columns, and the first ranks."""
+        """Return one blob of the global adapters as it is sent to a device.
+
+        It has the device's rows and columns, and its first ranks.
+        """
         shapes = self.plan_for(client, rank_limit).shapes()[key]
         own = self.part_for(client, key, self.tensors(key))
         cut = {name: own[name][tuple(map(slice, shape))] for name, shape in shapes.items()}
         return pack_adapters(cut, self.settings.federation.payload)[0]
 
-    # ----- for the summary --------------------------------------------------------------------------------------------
+    # ----- summary --------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
+        """Return the method's own entries of ``summary.json``."""
         pruned = {
             str(client): self.units.share(self.cut_of(client)) for client in sorted(self.cuts)
         }

@@ -1,4 +1,4 @@
-"""The bases along which a residual stream is sliced, place by place, in the checkpoint's blobs."""
+"""Result of SliceGPT: one basis of the residual stream per place, in the checkpoint's blobs."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from espalier.storage.blobs import BlobStore
 from espalier.wire.slicegpt import dense_width
 
 STATE = ("bases", "kept")
-"""Attributes that a checkpoint keeps."""
+"""Attributes that a checkpoint stores."""
 
 
 class SlicedResult:
-    """A sliced model, once its bases are found.
+    """Sliced model, available when its bases are computed.
 
     Parameters
     ----------
-    model : the base
-    store : where bases are kept, for a run the checkpoint's
-    width : of the residual stream that is left
+    model : base model
+    store : store for the bases, in a run that of the checkpoint
+    width : width of the residual stream after slicing
     """
 
     def __init__(self, model: OpenedModel, store: BlobStore, width: int) -> None:
@@ -31,39 +31,39 @@ class SlicedResult:
         self.bases: list[str] = []
         """Hash of each place's blob."""
         self.kept: list[float] = []
-        """Which share of the signals' squared length lies in each basis."""
+        """Fraction of the signals' squared norm that each basis retains."""
 
     def state(self) -> dict[str, Any]:
-        """Hashes and shares."""
+        """Return hashes and fractions."""
         return {name: getattr(self, name) for name in STATE}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
 
     def stored(self) -> list[str]:
-        """Hashes of all blobs that the state names."""
+        """Return the hashes of all blobs that the state names."""
         return self.bases
 
     def take(self, moments: Tensor) -> float:
-        """Find the basis of the next place from its second moments; which share of them lies in it."""
+        """Compute and store the basis of the next place; return the fraction that it retains."""
         basis, kept = basis_of(moments, self.width)
         self.bases.append(self.store.put(pack_basis(basis)))
         self.kept.append(kept)
         return kept
 
     def blob(self, place: int) -> bytes:
-        """A basis as it travels."""
+        """Return the basis of a place as it is sent."""
         return self.store.get(self.bases[place])
 
     @property
     def model(self) -> SlicedModel:
-        """The sliced model, whose tensors are made when they are read."""
+        """Sliced model, whose tensors are computed when they are read."""
         return SlicedModel(self.base, lambda place: read_basis(self.blob(place)), self.width)
 
     def report(self) -> dict[str, Any]:
-        """How much of the model stays, and of its signals."""
+        """Return size, remaining fraction and width of the model, and the retained fractions."""
         parameters = self.model.plan.num_parameters
         return {
             "parameters": parameters,

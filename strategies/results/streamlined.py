@@ -1,4 +1,7 @@
-"""Which blocks gave way, and the layer in their place, tensor by tensor, in the checkpoint's blobs."""
+"""Result of LLM-Streamline: the removed blocks, and the layer that replaces them.
+
+The layer is stored tensor by tensor in the checkpoint's blobs.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,17 +19,17 @@ from espalier.wire.adapter_payload import differences, pack_adapters
 from espalier.wire.replacement_payload import read_layer
 
 STATE = ("start", "cosines", "layer", "sent")
-"""Attributes that a checkpoint keeps."""
+"""Attributes that a checkpoint stores."""
 
 
 class StreamlinedResult:
-    """A smaller model, once its blocks are chosen.
+    """Smaller model, available when its blocks are chosen.
 
     Parameters
     ----------
-    settings : of the run
-    model : the base
-    store : where tensors are kept, for a run the checkpoint's
+    settings : settings of the run
+    model : base model
+    store : store for the tensors, in a run that of the checkpoint
     """
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
@@ -36,35 +39,38 @@ class StreamlinedResult:
         self.job = settings.of(LlmStreamlineSettings)
         self.span = self.job.span(len(model.plan.blocks))
         self.start = -1
-        """The first of the blocks that go; -1 before they are chosen."""
+        """Index of the first removed block; -1 before the choice."""
         self.cosines: list[float] = []
-        """How little each stretch of blocks changes its input, by its first block."""
+        """Cosine between input and output of each stretch of blocks, by its first block."""
         self.layer: dict[str, str] = {}
-        """Hash of each tensor of the layer, float32, by canonical name; none before it is trained."""
+        """Hash of each float32 tensor of the layer, by canonical name; empty before training."""
         self.sent: dict[str, str] = {}
-        """Hash of each of its blobs as it is sent."""
+        """Hash of each of the layer's tensors as it is sent."""
 
     def state(self) -> dict[str, Any]:
-        """Numbers and hashes."""
+        """Return numbers and hashes."""
         return {name: getattr(self, name) for name in STATE}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
 
     def stored(self) -> list[str]:
-        """Hashes of all blobs that the state names."""
+        """Return the hashes of all blobs that the state names."""
         return [*self.layer.values(), *self.sent.values()]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The layer: float32, by canonical name; before the first round that trains it, the base's block."""
+        """Return the layer: float32, by canonical name.
+
+        Before its first training it is the base model's block.
+        """
         if not self.layer:
             return first_layer(self.base, self.start)
         return {name: load(self.store.get(blob))[name] for name, blob in self.layer.items()}
 
     def replace(self, folded: Iterable[tuple[str, Tensor]]) -> None:
-        """Take a new layer, tensor by tensor, and make what is sent of it."""
+        """Store a new layer, tensor by tensor, in full precision and as it is sent."""
         federation = self.settings.federation
         first = first_layer(self.base, self.start)
         layer: dict[str, str] = {}
@@ -77,11 +83,11 @@ class StreamlinedResult:
         self.layer = layer
 
     def blob(self, name: str) -> bytes:
-        """One tensor as it is sent."""
+        """Return one tensor as it is sent."""
         return self.store.get(self.sent[name])
 
     def received(self) -> Mapping[str, Tensor]:
-        """The layer with which clients begin a round: float32, by canonical name."""
+        """Return the layer with which clients begin a round: float32, by canonical name."""
         first = first_layer(self.base, self.start)
         return (
             read_layer(
@@ -93,12 +99,12 @@ class StreamlinedResult:
 
     @property
     def model(self) -> OpenedModel:
-        """The smaller model."""
+        """Smaller model."""
         layer = self.tensors() if self.job.replacement == "layer" else None
         return open_streamlined(self.base, self.start, self.span, layer)
 
     def report(self) -> dict[str, Any]:
-        """Which blocks went, and how like their input their output was."""
+        """Return size and remaining fraction of the model, the removed blocks, and all cosines."""
         small = self.model
         share = small.plan.num_parameters / self.base.plan.num_parameters
         trained = (

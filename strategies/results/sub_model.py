@@ -1,7 +1,8 @@
-"""The result of FedSODA: a sub-model, LoRA of its emulator and of its adapter, and the adapter plugged into the full model.
+"""Result of FedSODA: a sub-model, LoRA of its emulator and adapter, and the plugged-in adapter.
 
-The sub-model is written into the run directory, ``sub-model/``, in the layout of Hugging Face, and offered to clients as the
-files that lie there. It follows from the base model, the settings and the blocks that go, so a checkpoint names these alone.
+The sub-model is written to ``sub-model/`` in the run directory in Hugging Face format, and its
+files are offered to clients. It follows from the base model, the settings and the dropped blocks,
+so a checkpoint stores only these.
 """
 
 import hashlib
@@ -35,14 +36,14 @@ CHUNK = 16 * 1024 * 1024
 
 
 class SubModelResult:
-    """What FedSODA leads to.
+    """Result of FedSODA.
 
     Parameters
     ----------
-    settings : of the run
-    base : the full model
-    store : of the checkpoint
-    folder : where the sub-model is written
+    settings : settings of the run
+    base : full model
+    store : blob store of the checkpoint
+    folder : directory of the sub-model
     """
 
     def __init__(
@@ -54,39 +55,43 @@ class SubModelResult:
         self.folder = folder
         self.job = settings.of(FedSodaSettings)
         self.dropped: list[int] | None = None
-        """Blocks of the full model that go; None before that is decided."""
+        """Dropped blocks of the full model; None before the decision."""
         self.starts: list[int] = []
         """First blocks of the pruned groups, in the full model."""
         self.distances: list[float] = []
-        """By which they were chosen."""
+        """Angular distances that decided the groups."""
         self.aligned = 0
-        """The round before which the emulator was last aligned."""
+        """Round before which the emulator was last aligned."""
 
-    # ----- the sub-model ----------------------------------------------------------------------------------------------
+    # ----- sub-model ------------------------------------------------------------------------------
 
     def decide(self, dropped: list[int], starts: list[int], distances: list[float]) -> None:
-        """Make the sub-model without some blocks."""
+        """Write and open the sub-model without the dropped blocks."""
         self.dropped = dropped
         self.starts = starts
         self.distances = distances
         write_sub_model(
-            self.base, self.kept, self.folder, self.settings
-        )  # anew: what lies there may be of a run that was killed
+            self.base,
+            self.kept,
+            self.folder,
+            self.settings,
+            # Write it again in any case: existing files may be from a run that was killed.
+        )
         self._open()
 
     @property
     def kept(self) -> list[int]:
-        """Blocks of the full model that the sub-model has, in order."""
+        """Blocks of the full model that remain in the sub-model, in order."""
         assert self.dropped is not None
         return [block.index for block in self.base.plan.blocks if block.index not in self.dropped]
 
     @property
     def groups(self) -> list[Group]:
-        """The index map of section 4.3."""
+        """Index map of section 4.3."""
         return index_map(self.starts, self.dropped or [])
 
     def places(self) -> Places:
-        """Which outputs of the sub-model are held against which of the full one."""
+        """Return the outputs of sub-model and full model that alignment compares."""
         between = {group.smaller: group.full + self.job.group_layers for group in self.groups}
         return Places(
             between, (self._emulator[-1], self.job.emulator_of(len(self.base.plan.blocks))[-1])
@@ -106,7 +111,7 @@ class SubModelResult:
         )
 
     def _open(self) -> None:
-        """Open the sub-model."""
+        """Open the sub-model, and make the initial adapters."""
         self.model = open_model(str(self.folder))
         self.manifest = manifest_of(self.folder, self.settings.part_bytes)
         self.adapter = AdapterResult(self.settings, self.model, self.store)
@@ -116,7 +121,7 @@ class SubModelResult:
             self.emulator = AdapterResult(self.settings, self.model, self.store, plan)
 
     def piece(self, index: int) -> bytes:
-        """One piece of the sub-model's files."""
+        """Return one piece of the sub-model's files."""
         start = index * self.manifest.piece_bytes
         return b"".join(
             _bytes_between(
@@ -124,10 +129,10 @@ class SubModelResult:
             )
         )
 
-    # ----- a checkpoint -----------------------------------------------------------------------------------------------
+    # ----- checkpoint -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Return the state for the checkpoint."""
         if self.dropped is None:
             return {"dropped": None}
         return {
@@ -141,7 +146,13 @@ class SubModelResult:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned.
+
+        Raises
+        ------
+        Mistake
+            The files in ``folder`` are not the sub-model of this run.
+        """
         if state["dropped"] is None:
             return
         self.aligned = state["aligned"]
@@ -161,13 +172,13 @@ class SubModelResult:
             self.emulator.restore(state["emulator"])
 
     def stored(self) -> list[str]:
-        """Hashes of all blobs that the state names."""
+        """Return the hashes of all blobs that the state names."""
         if self.dropped is None:
             return []
         return [*self.adapter.stored(), *(self.emulator.stored() if self.emulator else [])]
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
+        """Return the method's own entries of ``summary.json``."""
         return self.adapter.report() | {
             "dropped_blocks": self.dropped,
             "groups": [[group.full, group.smaller] for group in self.groups],
@@ -176,17 +187,20 @@ class SubModelResult:
         }
 
     def plugged(self) -> "Plugged":
-        """The adapter where it belongs in the full model (algorithm 2, line 22); the emulator's LoRA is left behind."""
+        """Return the adapter at its place in the full model (algorithm 2, line 22).
+
+        It does not include the emulator's LoRA.
+        """
         return Plugged(self.settings, self.base, self.adapter, self.kept, self.report())
 
     def sub_edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """What merges adapter and emulator's LoRA into one block of the sub-model."""
+        """Return the edits that merge all LoRA into one block of the sub-model."""
         emulated = self.emulator.edits(index) if self.emulator and self.aligned else {}
         return {**emulated, **self.adapter.edits(index)}
 
 
 class Plugged:
-    """Adapters of the sub-model under the full model's numbers: read as an ``AdapterResult`` is."""
+    """Adapters with the full model's block numbers, and the interface of ``AdapterResult``."""
 
     def __init__(
         self,
@@ -209,22 +223,22 @@ class Plugged:
         return {full: self._of.blobs[key] for full, key in self._keys.items()}
 
     def tensors(self, key: str) -> dict[str, Tensor]:
-        """Tensors of one blob: float32, by canonical name."""
+        """Return the tensors of one blob: float32, by canonical name."""
         return load(self._of.store.get(self.blobs[key]))
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """What merges the adapter into one block's dense weights; nothing in blocks of the emulator."""
+        """Return the edits that merge the adapter into one block; none in the emulator."""
         return self._of.edits(self._places[index]) if index in self._places else {}
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
+        """Return the method's own entries of ``summary.json``."""
         return self._report
 
 
 def write_sub_model(
     base: OpenedModel, kept: list[int], target: Path, settings: RunSettings
 ) -> None:
-    """Write some blocks of a base as a model of its own, in NF4 or as they are."""
+    """Write some blocks of a base model as a model, in NF4 or in the base's dtype."""
     job = settings.of(FedSodaSettings)
     whole = len(kept) == len(base.plan.blocks)
     model = base if whole else _without_others(base, kept)
@@ -237,12 +251,12 @@ def write_sub_model(
 
 
 def require_sub_model(base: OpenedModel, num_dropped: int) -> None:
-    """Refuse a base of which a model without some blocks could not be written.
+    """Check that the base model can be written without some blocks.
 
     Raises
     ------
     Mistake
-        It says why.
+        It cannot; the message says why.
     """
     if num_dropped:
         require_form(
@@ -255,7 +269,13 @@ def _without_others(base: OpenedModel, kept: list[int]) -> OpenedModel:
 
 
 def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
-    """What clients are offered of a folder: all its files that a model has."""
+    """Return the manifest of a folder: the model files that are offered to clients.
+
+    Raises
+    ------
+    Mistake
+        ``part-bytes`` is so small that there would be too many pieces.
+    """
     names = sorted(file.name for file in folder.iterdir() if FILES.fullmatch(file.name))
     sizes = [(folder / name).stat().st_size for name in names]
     hashes = [_sha256_of(folder / name) for name in names]
@@ -274,7 +294,7 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
 
 
 def _bytes_between(folder: Path, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:
-    """Bytes of the folder's files, one after the other, in chunks."""
+    """Yield a range of the concatenated files of the folder, in chunks."""
     before = 0
     for name, size in zip(manifest.names, manifest.sizes, strict=True):
         first = max(start - before, 0)

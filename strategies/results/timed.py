@@ -1,4 +1,4 @@
-"""What rounds took by the clock of a fleet that the run pretends to have, device by device."""
+"""Time of each round and device, by the virtual clock of a simulated fleet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,54 +11,54 @@ from strategies.engine.virtual_clock import round_seconds, waiting_seconds
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """What a round took at one device."""
+    """Time and bytes of a round at one device."""
 
     seconds: float
     num_bytes: int
-    """Of adapters, and of bits of what is cut, on the wire, both ways, without headers and scalars."""
+    """Bytes of adapters and cut bits on the wire, both ways, without headers and other fields."""
 
 
 @dataclass(frozen=True)
 class RoundTime:
-    """What a round took."""
+    """Time of a round."""
 
     DEVICE: ClassVar[type[DeviceTime]] = DeviceTime
 
     round: int
     seconds: float
-    """Until the slowest device was done."""
+    """Seconds until the slowest device had finished."""
     waiting_seconds: float
-    """Gamma (FedSpine's equation 1)."""
+    """Mean waiting time Gamma in seconds (FedSpine's equation 1)."""
     devices: Mapping[int, Any]
-    """What it came to at each device, by client, ascending."""
+    """Values of each device, by client, ascending."""
 
     @classmethod
     def of(cls, server_round: int, devices: Mapping[int, DeviceTime]) -> Self:
-        """The note of a round of these devices."""
+        """Return the entry of a round with these devices."""
         seconds = [own.seconds for own in devices.values()]
         return cls(server_round, round_seconds(seconds), waiting_seconds(seconds), devices)
 
     def in_words(self) -> str:
-        """How long it was, for the progress."""
+        """Return the duration and the waiting time as text, for a progress line."""
         return (
             f"{duration(self.seconds, tenths=True)} of a round,"
             f" {duration(self.waiting_seconds, tenths=True)} of waiting"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return asdict(self) | {
             "devices": {str(client): asdict(own) for client, own in self.devices.items()}
         }
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Read what ``to_json`` returned.
+        """Read the values that ``to_json`` returned.
 
         Raises
         ------
         Mistake
-            It is damaged.
+            They are damaged.
         """
         try:
             devices = {
@@ -72,5 +72,5 @@ class RoundTime:
 
 
 def seconds_of_all(rounds: Sequence[RoundTime]) -> float:
-    """Of all rounds together, each as long as its slowest device."""
+    """Return the total seconds of the rounds, each as long as its slowest device."""
     return sum(note.seconds for note in rounds)

@@ -1,6 +1,7 @@
-"""What the clients' votes decide: the prune masks of each block, and how much kept weights shrink (FedPrLLM steps 3 to 6).
+"""Result of FedPrLLM: prune masks of each block and scales of the kept weights (steps 3 to 6).
 
-Everything lies in the checkpoint's blobs, block by block; here are their hashes and what is reported of them.
+The data are in the checkpoint's blobs, one per block; this object has their hashes and the reported
+numbers.
 """
 
 from collections.abc import Mapping
@@ -25,17 +26,17 @@ from pruning_kernels.comparison_groups import pruned_in_matrix
 from pruning_kernels.votes import Sizes, VoteCounter, magnitudes
 
 STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")
-"""Attributes that a checkpoint keeps."""
+"""Attributes that a checkpoint stores."""
 
 
 class VoteResult:
-    """The decided blocks of a run, in order.
+    """Decided blocks of a run, in order.
 
     Parameters
     ----------
-    settings : of the run
-    model : the dense model
-    store : where masks and counts are kept, for a run the checkpoint's blobs
+    settings : settings of the run
+    model : dense model
+    store : store for masks and counts, in a run that of the checkpoint
     """
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
@@ -45,29 +46,29 @@ class VoteResult:
         self.votes_dtype = votes_dtype(settings.num_clients)
         self.store = store
         self.mask_blobs: list[str] = []
-        """Hash of each decided block's masks in the store."""
+        """Hash of each decided block's masks."""
         self.count_blobs: list[str] = []
-        """Hash of each decided block's vote counts there; with weight scaling only."""
+        """Hash of each decided block's vote counts; only with weight scaling."""
         self.num_voters: list[int] = []
-        """How many clients voted on each decided block."""
+        """Number of clients that voted on each decided block."""
         self.unanimous_survivors = 0
-        """Weights that are kept although every client would prune them (column comparison has many)."""
+        """Number of kept weights that all clients voted to prune (many by column comparison)."""
 
     def state(self) -> dict[str, Any]:
-        """What was decided, by hash, and what is reported of it."""
+        """Return the hashes of the decided blocks, and the reported numbers."""
         return {name: getattr(self, name) for name in STATE}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
 
     def stored(self) -> list[str]:
-        """Hashes of all blobs that the state names."""
+        """Return the hashes of all blobs that the state names."""
         return [*self.mask_blobs, *self.count_blobs]
 
     def decide(self, block: BlockPlan, counters: Mapping[str, VoteCounter]) -> None:
-        """Decide the prune masks of the next block by its votes, and keep them and what else the result needs."""
+        """Decide the prune masks of the next block by its votes, and store the result."""
         (voters,) = {counter.num_voters for counter in counters.values()}
         masks = {}
         votes = {}
@@ -85,7 +86,10 @@ class VoteResult:
             self.count_blobs.append(self.store.put(pack_tensors(votes)))
 
     def _sizes(self, block: BlockPlan, linear: LinearPlan) -> Sizes | None:
-        """Among equally voted weights the smaller size goes first; None: the lower index."""
+        """Return the values that break ties: the smaller one is pruned first.
+
+        None means that the lower index is pruned first.
+        """
         if self.settings.ties == "magnitude":
             return magnitudes(self.model.checkpoint.read(linear.parameter))
         if self.settings.ties == "random":
@@ -94,41 +98,44 @@ class VoteResult:
         return None
 
     def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
+        """Return the method's own entries of ``summary.json``."""
         return {"unanimous_survivors": self.unanimous_survivors}
 
     def zeros_beyond_masks(self) -> int:
-        """Kept weights that weight scaling turns into zeros, since all clients would prune them."""
+        """Return the number of kept weights that weight scaling sets to zero.
+
+        Their factor is the fraction of clients that voted to keep them, which is 0.
+        """
         return self.unanimous_survivors if self.settings.weight_scaling else 0
 
     def blob(self, index: int) -> bytes:
-        """The decided prune masks of one block as they travel."""
+        """Return the prune masks of one block as they are sent."""
         return self.store.get(self.mask_blobs[index])
 
     def votes_blob(self, index: int) -> bytes:
-        """The votes on one decided block as they travel; with weight scaling only."""
+        """Return the votes on one block as they are sent; only with weight scaling."""
         return self.store.get(self.count_blobs[index])
 
     def prune_masks(self, index: int) -> dict[str, torch.Tensor]:
-        """The decided prune masks of one block: bool, by canonical linear name."""
+        """Return the prune masks of one block: bool, by canonical linear name."""
         return unpack_masks(self.model.plan.blocks[index], self.blob(index))
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """What the method does to one block's dense weights (steps 5 and 6)."""
+        """Return the edits of one block's dense weights (steps 5 and 6)."""
         if self.settings.weight_scaling:
             return masked_and_scaled(self.prune_masks, self.kept_shares)(index)
         return masked(self.prune_masks)(index)
 
     def kept_shares(self, index: int) -> dict[str, torch.Tensor]:
-        """``(m - votes) / m`` for the weights of one block, float32, by canonical linear name."""
+        """Return ``(m - votes) / m`` of one block's weights: float32, by canonical linear name."""
         return kept_shares(unpack_tensors(self.votes_blob(index)), self.num_voters[index])
 
     def centralized_sparsity(self) -> float:
-        """Share of the prunable weights that one party masks which has all data: as much as a client does."""
+        """Return the sparsity of the centralized baseline, which is that of a client."""
         return self.local_sparsity()
 
     def local_sparsity(self) -> float:
-        """Share of the prunable weights that one client alone masks, as its settings demand it."""
+        """Return the sparsity of a client's local baseline, as the settings demand."""
         shapes = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
         pruned = sum(
             pruned_in_matrix(shape, self.settings.sparsity, self.settings.local_group)
