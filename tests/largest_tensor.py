@@ -1,4 +1,4 @@
-"""How large are the tensors that a computation makes?"""
+"""Size of the largest tensor that a computation creates."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class LargestTensor:
-    """Watches every operation of torch while it is entered, those within others too; views do not count.
+    """Mode that watches every operation of torch, nested ones included; views do not count.
 
-    ``numbers`` is the most elements that a new tensor had.
+    ``numbers`` is the largest number of elements of a new tensor.
     """
 
     def __init__(self) -> None:

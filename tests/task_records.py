@@ -1,4 +1,4 @@
-"""A record of every task."""
+"""One record of every task."""
 
 from typing import Any
 

@@ -1,10 +1,12 @@
-"""Two network namespaces with a wire between them that is slow, late and loses packets; making them takes root on Linux.
+"""Two network namespaces with a slow wire between them that delays and loses packets.
 
-    python slow_network.py PID PID DELAY LOSS MEGABITS    the wire itself, between the namespaces of two processes
+    python slow_network.py PID PID DELAY LOSS MEGABITS    the wire between the namespaces
+                                                          of two processes
 
-The wire is a process that holds a TUN device in either namespace and carries IP packets between them: each way has so many
-megabits a second, at most a second of packets waiting, ``DELAY`` seconds on the way, and a share ``LOSS`` of them vanishes.
-What TCP makes of that is the kernel's.
+Network namespaces need root on Linux. The wire is a process that holds a TUN device in each
+namespace and carries IP packets between them. Each direction has a bandwidth of ``MEGABITS`` per
+second, a queue of at most one second, a delay of ``DELAY`` seconds, and loses the fraction ``LOSS``
+of the packets. The kernel's TCP does the rest.
 """
 
 import ctypes
@@ -31,13 +33,13 @@ IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
 CLONE_NEWNET = 0x40000000
 MOST_WAITING = 1.0
-"""Seconds of packets that wait for their turn; what comes then is dropped."""
+"""Maximum waiting time of a packet in the queue, in seconds; later packets are dropped."""
 LARGEST = 65_536
 
 
 @dataclass(frozen=True)
 class Ends:
-    """How a command is given at either end."""
+    """Command prefixes that run a command at either end."""
 
     server: Sequence[str]
     site: Sequence[str]
@@ -45,7 +47,7 @@ class Ends:
 
 @contextmanager
 def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
-    """A network for the length of a block; skips where none can be made."""
+    """Yield a slow network; skip the test if none can be created."""
     if sys.platform != "linux" or os.geteuid() != 0 or not os.access("/dev/net/tun", os.W_OK):
         pytest.skip("network namespaces take root on Linux, and /dev/net/tun")
     with ExitStack() as stack:
@@ -66,7 +68,7 @@ def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
 
 @contextmanager
 def _namespace() -> Iterator[int]:
-    """A process in a network namespace of its own, which lasts as long as it does."""
+    """Start a process in its own network namespace, which lasts as long as the process."""
     with _ended(subprocess.Popen(["unshare", "--net", "sleep", "infinity"])) as holder:
         own = os.readlink("/proc/self/ns/net")
         eventually(
@@ -116,7 +118,7 @@ def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) ->
 
 
 def _device(pid: int, address: str, other: str) -> int:
-    """A TUN device in a process's namespace, with an address, and the way to the other's."""
+    """Open a TUN device in a process's namespace, with an address and a route to the other end."""
     with open(f"/proc/{pid}/ns/net") as space:
         if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
