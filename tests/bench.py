@@ -146,6 +146,7 @@ class Bench:
         """
         grid = grid or self.grid(**changes)
         before = self.runs()
+        # A test may have set ``before_push`` already; its function still sees every other message.
         look = grid.before_push
 
         def kill(message: Message) -> None:
@@ -156,6 +157,7 @@ class Bench:
         grid.before_push = kill
         with suppress(Killed):
             raise AssertionError(f"{self.run(grid, **changes)} came to its end")
+        # A resumed run makes no new directory.
         (folder,) = self.runs() - before or {Path(changes["resume_from"])}
         return folder
 

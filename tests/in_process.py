@@ -91,10 +91,12 @@ class InProcessGrid(Grid):
         message_id = message.metadata.__dict__["_message_id"] = f"message-{self._counter}"
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None:
+            # No reply ever arrives from an unknown node, as with a node that is gone.
             return message_id
         try:
             reply: Message | None = self.answer(message, context)
         except Exception as error:
+            # Flower reports an exception of a ClientApp in the same way.
             reply = Message(Error(2, str(error)), reply_to=message)
         partition = int(context.node_config.get("partition-id", -1))
         if partition in self.tamper and reply is not None:
@@ -123,5 +125,7 @@ class InProcessGrid(Grid):
         return pulled
 
 
+# Outside a Flower task no message can be made, so this process plays one.
 play_task()
+# The server must treat this grid as that of a simulation.
 espalier.flower.grid.GRIDS += (InProcessGrid,)

@@ -40,6 +40,7 @@ class _Watching(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         made = function(*args, **(kwargs or {}))
+        # Results that share storage with an argument are views or in-place results.
         given = {
             one.untyped_storage().data_ptr()
             for one in tree_leaves((args, kwargs))

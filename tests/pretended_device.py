@@ -64,10 +64,12 @@ class DeviceTensor(Tensor):
         def inner(value: Any) -> Any:
             if not isinstance(value, DeviceTensor):
                 return value
+            # An in-place operation must return the given wrapper and not a new one.
             given[id(value.inner)] = value
             return value.inner
 
         found = func(*tree_map(inner, args), **tree_map(inner, kwargs))
+        # ``copy_`` returns its target, which may lie on the CPU while the source is on the device.
         if str(func) == "aten.copy_.default":
             return args[0]
         return tree_map(lambda value: given.get(id(value), _wrapped(value)), found)
@@ -141,6 +143,7 @@ def _to(value: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         args = (other.device, other.dtype, *args)
     device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     format_of = {} if memory_format is None else {"memory_format": memory_format}
+    # torch must see a plain call here, without the mode.
     with torch._C.DisableTorchFunction():
         here = Tensor.to(value, dtype or value.dtype, copy=copy, **format_of)
     return here if device is None else _moved(here, device, copy=False)
@@ -149,6 +152,7 @@ def _to(value: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
 def _moved(value: Tensor, device: torch.device, copy: bool) -> Tensor:
     if device.type == value.device.type:
         return value
+    # A meta tensor has no values, so the copy has none either.
     if device.type == "meta" or value.is_meta:
         return torch.empty_like(
             value.inner if isinstance(value, DeviceTensor) else value, device=device

@@ -1,4 +1,4 @@
-"""One record of every task."""
+"""Records for tests, one for every task."""
 
 from typing import Any
 

@@ -122,7 +122,7 @@ def test_an_editable_install_is_the_checkout_alone(tmp_path: Path) -> None:
     assert paths.split() == [str(ROOT)]
 
 
-# ----- behaviour ----------------------------------------------------------------------------------
+# ----- behavior -----------------------------------------------------------------------------------
 
 
 def test_flower_makes_the_same_bundle_of_it_as_of_the_checkout(installed: Path) -> None:

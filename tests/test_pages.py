@@ -117,7 +117,7 @@ def defined_in(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", METHOD_PAGES, ids=named)
 def test_files_and_functions_of_a_method_are_where_its_page_says(page: Path) -> None:
-    """In `` `file.py`, `function` `` the file defines the names that follow it."""
+    """The names that follow a file in `` `file.py`, `function` `` are defined in it."""
     file: Path | None = None
     for name in re.findall(
         r"`([\w/.]+)`", "\n".join(line for line in text_of(page).splitlines() if ".py`" in line)

@@ -131,6 +131,7 @@ class Engine:
             return f"{self.project}-base:1"
         found = re.search(r"^ARG BASE=(\S+)", DOCKERFILE.read_text(), re.MULTILINE)
         assert found is not None
+        # As with ``docker build``, the last ``--build-arg`` counts.
         named = [word.removeprefix("BASE=") for word in given if word.startswith("BASE=")]
         base = named[-1] if named else found[1]
         if self.run("image", "inspect", base, check=False).returncode != 0:
@@ -180,6 +181,7 @@ def _found(wanted: str) -> Iterator[Engine]:
 
 
 def _docker(environment: dict[str, str], builds_with: list[str] | None = None) -> Engine:
+    # Older installations have compose only as a separate program.
     for compose in (["docker", "compose"], ["docker-compose"]):
         if _answers([*compose, "version"]):
             return Engine(["docker"], compose, environment, builds_with or [])
@@ -210,6 +212,7 @@ def _own_daemon() -> Iterator[str]:
         "--pidfile",
         f"{folder}/pid",
     ]
+    # Without a firewall and a bridge the daemon leaves the machine's network unchanged.
     command += ["--host", socket, "--iptables=false", "--ip6tables=false", "--bridge=none"]
     with (
         open(folder / "log", "wb") as log,

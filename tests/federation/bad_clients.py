@@ -61,8 +61,10 @@ def save_trained_llama(folder: Path, language: str, steps: int = 150) -> Path:
         AutoTokenizer.from_pretrained(path)(sentences(language, "pretraining", 400))["input_ids"]
     )
     windows = tokens[: len(tokens) // 32 * 32].view(-1, 32)
+    # Training must not change the random numbers of the test that calls this function.
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        # The tiny model has random norms, with which it would learn slowly.
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 torch.nn.init.ones_(parameter)
@@ -110,10 +112,12 @@ class BadClient:
     def __call__(self, request: Message, reply: Message) -> Message:
         asked = read(request.content)
         letter = read(reply.content)
+        # From round 2 on, requests carry the tensors that training begins with.
         if asked.header.kind in ("train", "deliver") and asked.header.server_round > 1:
             self.begun |= {key: load(blob) for key, blob in asked.blobs.items()}
         if letter.header.kind not in ("train", "fetch") or letter.header.status != "ok":
             return reply
+        # The reply lists the hashes of all its blobs, also of those in other parts.
         before = {sha256(blob): key for key, blob in letter.blobs.items()}
         self.change(self, letter)
         named = letter.scalars["blob_sha256"]

@@ -172,6 +172,7 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
                 expected[name][-1], rel=1e-3
             )
     (own,) = [metric for metric in document["metrics"] if metric["dataset"] == "own-text"]
+    # No single party has the clients' own text, so there is no centralized value.
     assert own["values"]["centralized"] is None
     for name, values in expected.items():
         assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-3)
@@ -439,6 +440,7 @@ class Promises(Federations):
     def test_an_unexpected_error_tells_its_type_alone(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # The message of the error contains private text, and only its type may leave.
         def fail(*_: object, **__: object) -> None:
             raise IndexError(private_text(0)[:200])
 
@@ -460,6 +462,7 @@ class Promises(Federations):
 
         honest = job_of(self.method).train
 
+        # The reply has a field that the contract does not know.
         def chatty(site: Any, request: Any) -> Any:
             letter = honest(site, request)
             letter.scalars["note"] = private_text(0)[:80]
@@ -545,6 +548,7 @@ class Promises(Federations):
             save = CheckpointFolder.save
 
             def save_on_full_disk(folder: CheckpointFolder, server_round: int, *state: Any) -> None:
+                # From the checkpoint of the last round on, nothing can be written any more.
                 disk.full = disk.full or server_round == self.last_round
                 save(folder, server_round, *state)
 
@@ -632,8 +636,10 @@ class Promises(Federations):
             if client == 2 and read(r.content).header.kind == "train"
         )
         asked = read(request.content)
+        # Spoil a copy, because other tests read the same run.
         copied = Message(write(read(reply.content)), reply_to=request)
         contract = contract_for(asked, lambda: model.plan, settings)
+        # The copy itself satisfies the contract, so that the spoiled part is the reason.
         check_reply(read(copied.content), asked, contract)
         with pytest.raises(Mistake):
             check_reply(read(SPOILS[spoil](copied).content), asked, contract)

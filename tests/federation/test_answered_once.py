@@ -50,7 +50,7 @@ def fails(_: PrivateState) -> None:
 def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
     """A failed order must not allow another order of the same round.
 
-    Otherwise a server could try orders until one fails in a way that depends on a client's text.
+    A server could otherwise try orders until one fails in a way that depends on a client's text.
     """
     with pytest.raises(Mistake, match="no finite score"):
         answer_once(site, order(1, layers=[0]), work(fails))

@@ -81,7 +81,7 @@ def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_rank
     assert clients[3]["capped"]["capability"] == {"claimed": 1e9, "counted": 4.0}
     sent = sent_adapters(grid, 1)
     norms = norm_weights(sent)
-    # Here both norm limits (a multiple of the median, then of the mean) are 1: equal weights.
+    # At ratio 1 a weight exceeds neither the median nor the mean, so all clients weigh the same.
     weights = dict.fromkeys(norms, 1.0)
     assert sum("weight" in client["capped"] for client in clients) == 3
     for found, mean in zip(

@@ -84,7 +84,7 @@ def brought(
 
 
 class TestFedPETuning(Promises):
-    """Two rounds of a few steps on two matrices of each block."""
+    """Federations with two rounds of a few steps on two matrices of each block."""
 
     method = "fedpetuning"
     settings: ClassVar[dict[str, Any]] = {
@@ -486,7 +486,7 @@ class TestFedPETuning(Promises):
         bench.run(federation__payload="nf4", fedpetuning__aggregation=aggregation)
         assert any(owed) == (aggregation == "factors")
 
-    # ----- the optimiser --------------------------------------------------------------------------
+    # ----- the optimizer --------------------------------------------------------------------------
 
     @pytest.mark.parametrize("kept", [True, False])
     def test_two_rounds_of_one_client_are_one_of_twice_the_steps_if_its_optimiser_goes_on(

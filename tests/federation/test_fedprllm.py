@@ -363,7 +363,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert model_files(masked) != model_files(uninterrupted)
 
     def test_one_client_iterative_is_one_shot(self, bench: Bench) -> None:
-        """One voter with equal comparison groups decides alone.
+        """The decision of one voter equals its vote if the comparison groups are equal.
 
         Both strategies therefore run the same pruned blocks.
         """
@@ -459,7 +459,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert [event["client"] for event in events(folder) if event["event"] == "lost"] == [2]
 
     def test_a_forged_loss_costs_its_sender_alone(self, bench: Bench) -> None:
-        """In round 1 a client has nothing to lose.
+        """A client has nothing to lose in round 1.
 
         In a later round it must not report a loss under another client's number.
         """
@@ -672,10 +672,10 @@ def votes_of(received: list[tuple[int, Message]]) -> Counter[tuple[str, str, int
 def test_vote_by_hand() -> None:
     r"""Three clients vote on a 2x3 matrix at 50% sparsity, checked on paper.
 
-        votes   3 1 2    above the threshold 2: only (0, 0)
-                2 2 0    at the threshold: (0, 2), (1, 0) and (1, 1) compete for two places
+    votes   3 1 2    above the threshold 2: only (0, 0)
+            2 2 0    at the threshold: (0, 2), (1, 0) and (1, 1) compete for two places
 
-        \|W\| is 5, 4 and 9 there, so (1, 0) and (0, 2) are pruned.
+    \|W\| is 5, 4 and 9 there, so (1, 0) and (0, 2) are pruned.
     """
     from pruning_kernels.bitmask import pack, unpack
     from pruning_kernels.votes import VoteCounter, magnitudes

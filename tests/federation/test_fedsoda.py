@@ -79,7 +79,7 @@ def merged(tensors: Mapping[str, torch.Tensor], weight: torch.Tensor, name: str)
 
 
 class TestFedSoda(Promises):
-    """Two rounds on a model of four blocks.
+    """Federations with two rounds on a model of four blocks.
 
     One block is dropped, and the last block is the adapter. The server aligns before both rounds.
     """
@@ -531,7 +531,7 @@ class TestFedSoda(Promises):
             on_own_text.run(again, fedsoda__groups=2, fedsoda__group_layers=0)
 
     def test_a_site_takes_one_model_in_a_run(self, bench: Bench) -> None:
-        """Otherwise a server could query the same data again and again with other tokenizers."""
+        """A server could otherwise query the same data again and again with other tokenizers."""
         grid = bench.grid()
         requests = list[Message]()
         grid.before_push = requests.append

@@ -104,10 +104,9 @@ class SpaLLMPromises(PruningPromises):
 
 
 class TestFedSpaLLM(Federations):
-    """One round in which every client prunes every layer.
+    """Federations with one round in which every client prunes every layer.
 
-    It takes over those promises that runs of one round and of several rounds keep in different
-    ways.
+    The class takes over those promises that runs of one and of several rounds keep differently.
     """
 
     test_every_message_matches_its_contract_both_ways = (
@@ -657,9 +656,9 @@ class TestRounds(SpaLLMPromises):
     def test_clients_that_lost_their_layers_are_brought_them_again_and_go_on(
         self, six: Bench, whole_six: Uninterrupted
     ) -> None:
-        """In round 4 one client loses its state and two lose a part.
+        """The state of one client and a part of two others is lost before round 4.
 
-        Layers that they hold but do not read follow at the end.
+        Layers that these clients hold but do not read follow at the end.
         """
         damaged = {0: "", 1: "held.json", 2: "*.blob"}
         grid = six.grid()

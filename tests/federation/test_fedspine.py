@@ -47,7 +47,10 @@ SHARES = {"fedspine__selection": "global", "fedspine__share": 0.25, "fedspine__p
 
 
 class TestFedSpine(PersonalPromises):
-    """Two rounds of a few steps: the first tunes the whole model, the second prunes 25%."""
+    """Federations with two rounds of a few steps.
+
+    Round 1 tunes the whole model, round 2 prunes 25%.
+    """
 
     method = "fedspine"
     settings: ClassVar[dict[str, Any]] = {

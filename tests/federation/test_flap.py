@@ -97,7 +97,7 @@ def kept_units(folder: Path) -> list[dict[str, Any]]:
 
 
 class TestFlap(Promises):
-    """One round in which all groups compete."""
+    """Federations with one round in which all groups compete."""
 
     method = "flap"
     settings: ClassVar[dict[str, Any]] = {"flap.share": SHARE}
@@ -352,5 +352,5 @@ def test_a_site_that_draws_more_windows_than_the_run_asks_for_takes_part(
 
 
 def test_texts_of_the_bench_differ() -> None:
-    """Otherwise pooled moments would equal those of one client."""
+    """Pooled moments would otherwise equal those of one client."""
     assert len({private_text(client) for client in range(4)}) == 4

@@ -77,7 +77,10 @@ def assert_zero_beyond(letter: Letter, rank: int) -> None:
 
 
 class TestHetLoRA(Promises):
-    """Two rounds of a few steps on two matrices of each block, with ranks 2, 4, 8 and 8."""
+    """Federations with two rounds of a few steps on two matrices of each block.
+
+    The clients have ranks 2, 4, 8 and 8.
+    """
 
     method = "hetlora"
     settings: ClassVar[dict[str, Any]] = {

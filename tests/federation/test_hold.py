@@ -133,6 +133,7 @@ def told(reply: Message) -> tuple[Any, ...]:
     These are the duration of the work and the flag that replies need approval.
     """
     letter = read(reply.content)
+    # The two runs that are compared have different names.
     header = letter.header.model_copy(update={"lineage": "any"})
     return (
         header,
@@ -142,7 +143,7 @@ def told(reply: Message) -> tuple[Any, ...]:
 
 
 class OneSite:
-    """Real site that holds replies, with a server that sends it handmade requests."""
+    """Real site whose replies wait for approval, with a server that sends handmade requests."""
 
     def __init__(self, bench: Bench, holds: str = "tensors", **changes: Any) -> None:
         self.bench = bench
@@ -423,7 +424,10 @@ def test_a_reply_is_called_by_four_characters_or_more(
 
 
 def test_a_file_that_was_changed_is_held_anew(bench: Bench, time: Time) -> None:
-    """A damaged reply can be removed and is then held again from the stored answer of the round."""
+    """A damaged reply can be removed.
+
+    The stored answer of the round then waits for approval again.
+    """
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     ((replies,),) = [held_at(state(bench))]
@@ -497,7 +501,7 @@ def test_numbers_wait_too_where_the_owner_says_so(
             site.ask("alone", 2, scalars=asked)
     else:
         assert site.ask("alone", 2, scalars=asked).scalars["seconds"] > 0
-    # An error text is not held.
+    # An error text does not wait for approval.
     assert site.ask("alone", 7, scalars=asked).header.status == "failed"
 
 

@@ -108,7 +108,7 @@ def searched_by_hand(scores: dict[tuple[int, str, int], float]) -> set[tuple[int
 
 
 class TestLlmPruner(Promises):
-    """One round; both blocks of the tiny model may be pruned."""
+    """Federations with one round; both blocks of the tiny model may be pruned."""
 
     method = "llm-pruner"
     settings: ClassVar[dict[str, Any]] = {

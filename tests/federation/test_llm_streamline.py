@@ -131,7 +131,7 @@ def sent(received: list[tuple[int, Message]], server_round: int, client: int) ->
 
 
 class TestLlmStreamline(Promises):
-    """One layer replaces two of four blocks and is trained for two rounds."""
+    """Federations in which one layer replaces two of four blocks and is trained for two rounds."""
 
     method = "llm-streamline"
     settings: ClassVar[dict[str, Any]] = {
@@ -277,7 +277,7 @@ class TestLlmStreamline(Promises):
         assert report["trained_parameters"] == 16 * 16 * 2 + 8 * 16 * 2 + 3 * 24 * 16 + 2 * 16
 
     def test_nothing_comes_in_their_place(self, pointed: Bench) -> None:
-        """One round without training is compared with the centralized and the local baselines."""
+        """A round without training is compared with the centralized and the local baselines."""
         changes = {
             "llm_streamline__replacement": "none",
             "federation__rounds": 0,

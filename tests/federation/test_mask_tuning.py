@@ -147,7 +147,10 @@ def changing(change: Callable[[dict[str, np.ndarray]], None], of_round: int) -> 
 
 
 class TestMaskTuning(Promises):
-    """Two rounds with search, rearrangement and rescaling; both blocks may be pruned."""
+    """Federations with two rounds; both blocks of the tiny model may be pruned.
+
+    Round 1 leads to search and rearrangement, round 2 to rescaling.
+    """
 
     method = "llm-pruner"
     settings: ClassVar[dict[str, Any]] = TUNED

@@ -62,7 +62,7 @@ def kinds(grid: InProcessGrid, partition: int = 0) -> list[str]:
     ]
 
 
-# ----- a message of its own -----------------------------------------------------------------------
+# ----- message of the local baseline --------------------------------------------------------------
 
 
 @every_method
@@ -139,7 +139,7 @@ def test_an_evaluation_without_it_is_refused(bench: Bench) -> None:
     )
 
 
-# ----- its deadline -------------------------------------------------------------------------------
+# ----- deadline of the local baseline -------------------------------------------------------------
 
 
 def patience(seats: list[Seat], client: int, num_rounds: int) -> float:
@@ -248,7 +248,7 @@ def test_damaged_times_are_told(bench: Bench) -> None:
         folder.load_times()
 
 
-# ----- a message that comes again -----------------------------------------------------------------
+# ----- repeated messages --------------------------------------------------------------------------
 
 
 def requests_of(bench: Bench) -> dict[str, Letter]:

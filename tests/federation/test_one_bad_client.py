@@ -1,7 +1,8 @@
-"""One bad client of eight that satisfies its contract.
+"""Promise about one bad client of eight that satisfies its contract.
 
-It makes the result of no method more than 10% worse, or it is dropped. The model has learned a
-language of a few words, so a spoiled result is visible. Clients tune it to another language.
+The client makes the result of no method more than 10% worse, or it is dropped. The model has
+learned a language of a few words, so a spoiled result is visible. Clients tune it to another
+language.
 """
 
 from collections.abc import Mapping

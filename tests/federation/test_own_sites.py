@@ -113,7 +113,7 @@ def tuning(bench: Bench) -> Bench:
 
 
 def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
-    """With two calibration tokens, a server could guess them and verify the guess."""
+    """A server could guess two calibration tokens and verify the guess."""
     changes = {"data__windows": 1, "data__window_tokens": 2}
     site = OneSite(bench, {"least-tokens": 0}, **changes)
     assert "least-tokens = 2048: an answer would rest on fewer" in site.refusal("train")
@@ -337,7 +337,7 @@ def test_a_site_answers_so_many_runs(bench: Bench) -> None:
 def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench: Bench) -> None:
     """A server that asks for ever more samples would learn how many there are.
 
-    Each run that asks counts, whatever the answer.
+    Each run that asks counts, regardless of the answer.
     """
     node = {"most-runs": 3}
     asked = {
@@ -400,7 +400,7 @@ def test_two_sites_that_share_a_state_directory_answer_with_their_own_masks(benc
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning"])
 def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> None:
-    """Otherwise a server could ask for five clients with different samples of the same text."""
+    """A server could otherwise ask for five clients with different samples of the same text."""
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method
     scalars = {
@@ -419,7 +419,7 @@ def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> No
 
 
 def test_a_run_keeps_its_settings(bench: Bench) -> None:
-    """Otherwise one run could ask as much as many runs."""
+    """A run could otherwise ask as much as many runs."""
     assert OneSite(bench).ask("train").header.status == "ok"
     told = OneSite(bench, data__windows=3).refusal("train")
     assert (
@@ -447,7 +447,7 @@ def test_an_evaluation_is_told_once(bench: Bench) -> None:
 def test_an_evaluation_is_of_the_texts_that_the_settings_name(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a server could evaluate any number of invented texts at once."""
+    """A server could otherwise evaluate any number of invented texts at once."""
     site = OneSite(bench)
     tokens = list(range(16))
     site.ask("train")
@@ -524,9 +524,9 @@ def test_a_round_that_the_run_does_not_have_is_refused(
 
 
 def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> None:
-    """Otherwise the site trains on one sequence.
+    """The site would otherwise train on one sequence.
 
-    A server then recognizes it by its score among nine texts.
+    A server could then recognize it by its score among nine texts.
     """
     (bench.folder / "text-0.txt").write_text(" ".join(private_text(0).split()[:8]))
     site = OneSite(tuning(bench), {"least-tokens": 0})

@@ -236,7 +236,7 @@ def test_the_summary_decides_nothing(
 def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three sites arrives only at the resumption.
+    """The second of three sites arrives only at the resumption.
 
     Its name precedes that of a site that has already worked.
     """

@@ -43,7 +43,7 @@ from strategies.engine.rounds import RunFailed
 
 
 class TestSftP(PersonalPromises):
-    """Two rounds of a few steps; two clients prune 20% and two clients 50%."""
+    """Federations with two rounds of a few steps; two clients prune 20% and two clients 50%."""
 
     method = "sft-p"
     settings: ClassVar[dict[str, Any]] = {
@@ -68,7 +68,7 @@ class TestSftP(PersonalPromises):
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def no_pictures(cls) -> Iterator[None]:
-        """Draw no pictures: few tests need them, and drawing takes longer than the rest of a run."""
+        """Draw no pictures: few tests need them, and drawing takes most of a run's time."""
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(personal_masks, "draw", lambda figures, folder: [])
             yield

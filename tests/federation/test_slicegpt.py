@@ -100,7 +100,7 @@ def changing(
 
 
 class TestSliceGpt(Promises):
-    """One round that keeps 12 of 16 dimensions of the residual stream."""
+    """Federations with one round that keeps 12 of 16 dimensions of the residual stream."""
 
     method = "slicegpt"
     settings: ClassVar[dict[str, Any]] = SMALL

@@ -50,7 +50,7 @@ class Lacks(Scalars):
 
 
 class TestToyMethod(Promises):
-    """Two rounds."""
+    """Federations of the toy with two rounds."""
 
     method = "toy"
     settings: ClassVar[dict[str, Any]] = {"toy.strength": 0.5}

@@ -300,7 +300,10 @@ def until(what: Callable[[], bool]) -> None:
 def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(
     tmp_path: Path, script: str
 ) -> None:
-    """One worker stays, one asks to end after each answer, and one dies with its task."""
+    """The first worker stays, the second asks to end after each answer.
+
+    The third dies with its task.
+    """
     tokens = tmp_path / "tokens"
     worker = Worker([sys.executable, "-c", script, str(tokens)])
     for number in range(3):

@@ -184,7 +184,10 @@ def test_the_command_ends_before_a_superlink_is_started(
 def test_a_look_that_the_system_ends_is_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
-    """If memory is short, a signal kills the process of the check, and nothing is started."""
+    """The process of the check is killed by a signal, as if memory is short.
+
+    Nothing is started.
+    """
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: -9)
     monkeypatch.setattr(
         "espalier.launch.command.own_superlink", lambda: pytest.fail("a SuperLink was started")

@@ -1,4 +1,4 @@
-"""Processes under a keeper end with their parent, whatever ends it and wherever they moved."""
+"""Processes under a keeper end with their parent, however it ends and wherever they moved."""
 
 import os
 import signal
@@ -129,6 +129,7 @@ def test_when_the_keeper_is_killed_the_block_ends_what_carries_its_token(tmp_pat
         process.wait()
         assert not any(map(gone, processes))
     try:
+        # The orphan has another environment without the token, so only the keeper knew it.
         assert all(map(gone, [one for one in processes if one != orphan]))
     finally:
         orphan.kill()

@@ -153,6 +153,7 @@ def federation(
     """
     env = environment(folder / "flower")
     fleet, control, *nodes = free_ports(2 + len(sites))
+    # Flower 1.40 and later serves sites at the Control API's port.
     fleet = control if sites_share_port() else fleet
     ports = dict(zip(sites, nodes, strict=True))
     superlink = [
@@ -271,6 +272,7 @@ def _forward(server: socket.socket, port: int, tap: Tap) -> None:
                 near.close()
                 continue
             for source, target in ((near, far), (far, near)):
+                # One recorder per direction keeps the byte streams apart.
                 tap.captured.append(bytearray())
                 Thread(target=_pump, args=(source, target, tap.captured[-1]), daemon=True).start()
 
@@ -280,6 +282,7 @@ def _pump(source: socket.socket, target: socket.socket, kept: bytearray) -> None
         while data := source.recv(65536):
             kept += data
             target.sendall(data)
+    # The other direction of the connection may still carry data.
     with suppress(OSError):
         target.shutdown(socket.SHUT_WR)
 

@@ -55,6 +55,7 @@ def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
         words = [sys.executable, __file__, *map(str, pids), str(delay), str(loss), str(megabits)]
         stack.enter_context(_ended(subprocess.Popen(words)))
         server, site = ([*_inside(pid)] for pid in pids)
+        # A refused connection shows that packets pass the wire in both directions.
         asked = (
             f"import errno, socket, sys; sys.exit(socket.socket().connect_ex(('{SITE}', 9)) !="
             " errno.ECONNREFUSED)"
@@ -95,6 +96,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]
 
 def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) -> None:
     """Carry packets between two devices for ever."""
+    # A fixed seed makes the losses repeatable.
     chance = random.Random(0)
     under_way = list[tuple[float, int, int, bytes]]()
     number = 0
@@ -106,10 +108,12 @@ def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) ->
         for device in ready:
             packet = os.read(device, LARGEST)
             way = devices.index(device)
+            # A packet is sent after its predecessors in the same direction.
             begins = max(now, free[way])
             if chance.random() < loss or begins - now > MOST_WAITING:
                 continue
             free[way] = begins + 8 * len(packet) / (megabits * 1e6)
+            # The number breaks ties, so that packets of equal time keep their order.
             number += 1
             heapq.heappush(under_way, (free[way] + delay, number, devices[1 - way], packet))
         while under_way and under_way[0][0] <= now:
@@ -119,6 +123,7 @@ def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) ->
 
 def _device(pid: int, address: str, other: str) -> int:
     """Open a TUN device in a process's namespace, with an address and a route to the other end."""
+    # The TUN device is created in the namespace that this thread is in.
     with open(f"/proc/{pid}/ns/net") as space:
         if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
