@@ -156,7 +156,7 @@ def tensors(of: Callable[[str, torch.Tensor], torch.Tensor]) -> Change:
 def updates(of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], only: str = "") -> Change:
     """Return a change that replaces trained tensors with a function of trained and initial values.
 
-    It applies to tensors whose names contain ``only``.
+    It applies to tensors whose names end with ``only``.
     """
 
     def change(self: BadClient, letter: Letter) -> None:
