@@ -1,4 +1,7 @@
-"""Byte-level tokenizers that add a token before a text, behind it, both or none, with a prefix space or without."""
+"""Byte-level tokenizers that add a start token, an end token, both or none to a text.
+
+Each kind exists with and without a prefix space.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -12,14 +15,14 @@ START = 0
 END = 1
 SPECIAL = ["<s>", "</s>"]
 KINDS = list(itertools.product((False, True), repeat=3))
-"""Start token, end token, prefix space."""
+"""All combinations of start token, end token and prefix space."""
 WORDS = (
     "the quiet harbour of a copper engine: Question Answer positive negative True False 42 ten's"
 )
 
 
 def raw_tokenizer(prefix_space: bool) -> Tokenizer:
-    """One that adds no tokens."""
+    """Return a byte-level BPE tokenizer that adds no tokens."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     made.decoder = decoders.ByteLevel()
@@ -32,7 +35,10 @@ def raw_tokenizer(prefix_space: bool) -> Tokenizer:
 
 
 def tokenizer_adding(start: bool, end: bool, prefix_space: bool) -> PreTrainedTokenizerFast:
-    """The same with tokens added by its post-processor, as transformers loads it."""
+    """Return the tokenizer as transformers loads it.
+
+    Its post-processor adds the start and end tokens.
+    """
     made = raw_tokenizer(prefix_space)
     template = " ".join(["<s>"] * start + ["$A"] + ["</s>"] * end)
     if start or end:
@@ -45,16 +51,17 @@ def tokenizer_adding(start: bool, end: bool, prefix_space: bool) -> PreTrainedTo
 
 
 def save_tokenizer_adding(folder: Path, start: bool, end: bool, prefix_space: bool) -> None:
-    """Put it beside a model in place of the model's own."""
+    """Replace the tokenizer of the model in ``folder``."""
     tokenizer_adding(start, end, prefix_space).save_pretrained(folder)
 
 
 def split_slowly(
     made: Tokenizer, start: bool, context: str, continuation: str
 ) -> tuple[list[int], list[int]]:
-    """Tokens of the context and of the continuation, as lm-evaluation-harness splits them without an end token.
+    """Split context and continuation as lm-evaluation-harness does, without an end token.
 
-    Blank space at the end of the context is moved to the continuation, a character at a time.
+    Return the tokens of both. Whitespace at the end of the context moves to the continuation, one
+    character at a time.
     """
     while context and context[-1].isspace():
         context, continuation = context[:-1], context[-1] + continuation

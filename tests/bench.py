@@ -1,4 +1,4 @@
-"""A small federation in this process: a tiny model, private texts, and a run of the real ServerApp over it."""
+"""Small federation in this process: a tiny model, private texts and runs of the real ServerApp."""
 
 import json
 import random
@@ -19,13 +19,14 @@ from espalier.settings.run import default_values, unread
 from espalier.wire.messages import Header, read
 
 ROOT = Path(__file__).parent.parent
-server_app.app.tell_plan = lambda *_, **__: None  # a bench has many runs, whose plans nobody reads
+# Benches start many runs, and nobody reads their plans.
+server_app.app.tell_plan = lambda *_, **__: None
 server_app.app.tell_time_of_sites = lambda *_: None
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys, as Flower hands them out."""
+    """Return the nested settings with dotted keys, as Flower passes them on."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         flat |= (
@@ -36,23 +37,26 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 LOCAL_ONLY = {"evaluation.local-only": True}
 EVALUATED = LOCAL_ONLY | {"evaluation.own-text": True, "evaluation.centralized": "auto"}
-"""All comparisons that a run can make; without them a run of a bench takes a third of the time."""
+"""Settings of all comparisons that a run can make; without them a run takes a third of the time."""
 
 
 class Killed(SystemExit):
-    """The ServerApp's process is gone."""
+    """Simulated end of the ServerApp's process."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """What benches may share: a tiny model and a public text. Runs over equal paths have equal settings, so equal bytes."""
+    """Tiny model and evaluation text that benches may share.
+
+    Runs over equal paths have equal settings, and therefore equal bytes.
+    """
 
     model: Path
     public: Path
 
 
 def home(folder: Path) -> Home:
-    """Make them in a folder."""
+    """Create the model and the evaluation text in ``folder``."""
     model = save_tiny_llama(folder / "base")
     (folder / "public.txt").write_text("\n\n".join(private_text(99).split("\n\n")[:15]))
     return Home(model, folder / "public.txt")
@@ -60,9 +64,10 @@ def home(folder: Path) -> Home:
 
 @dataclass
 class Bench:
-    """``num_clients`` sites with a private text each; every run gets a fresh grid over the same sites.
+    """Federation of ``num_clients`` sites with one private text each.
 
-    The dense and the federated model are evaluated on two windows of the public text; see ``EVALUATED`` for the others.
+    Every run gets a fresh grid over the same sites. A run evaluates the dense and the federated
+    model on two sequences of the evaluation text; ``EVALUATED`` adds the other comparisons.
     """
 
     folder: Path
@@ -71,7 +76,7 @@ class Bench:
     num_clients: int = 4
     time: FakeTime = field(default_factory=FakeTime)
     home: Home | None = None
-    """Model and public text, where they are not made in ``folder``."""
+    """Shared model and evaluation text; None creates them in ``folder``."""
 
     def __post_init__(self) -> None:
         shared = self.home or home(self.folder)
@@ -82,7 +87,10 @@ class Bench:
         self._runs = 0
 
     def config(self, **changes: Any) -> dict[str, Any]:
-        """The run configuration, flat; ``changes`` use underscores for hyphens and two for dots."""
+        """Return the flat run configuration.
+
+        In the names of ``changes`` an underscore stands for a hyphen and two underscores for a dot.
+        """
         common = {
             "method": self.method,
             "model": str(self.model),
@@ -111,7 +119,7 @@ class Bench:
         return chosen | {key: value for key, value in default_values().items() if key in of_others}
 
     def grid(self, **changes: Any) -> InProcessGrid:
-        """A grid with one connected node per site."""
+        """Return a grid with one connected node per site."""
         nodes = [
             {
                 "partition-id": client,
@@ -123,7 +131,7 @@ class Bench:
         return InProcessGrid(client_app.app.app, nodes, self.config(**changes))
 
     def run(self, grid: InProcessGrid | None = None, **changes: Any) -> Path:
-        """Run the ServerApp's work and return the run directory."""
+        """Execute the ServerApp's work and return the run directory."""
         self._runs += 1
         grid = grid or self.grid(**changes)
         context = Context(10**self._runs, 0, {}, RecordDict(), self.config(**changes))
@@ -132,9 +140,13 @@ class Bench:
     def killed(
         self, when: Callable[[Header], bool], grid: InProcessGrid | None = None, **changes: Any
     ) -> Path:
-        """The directory of a run whose process is gone before the first message with such a header leaves."""
+        """Kill a run and return its directory.
+
+        The run ends before the first message leaves whose header satisfies ``when``.
+        """
         grid = grid or self.grid(**changes)
         before = self.runs()
+        # A test may have set ``before_push`` already; its function still sees every other message.
         look = grid.before_push
 
         def kill(message: Message) -> None:
@@ -145,23 +157,27 @@ class Bench:
         grid.before_push = kill
         with suppress(Killed):
             raise AssertionError(f"{self.run(grid, **changes)} came to its end")
+        # A resumed run makes no new directory.
         (folder,) = self.runs() - before or {Path(changes["resume_from"])}
         return folder
 
     def runs(self) -> set[Path]:
-        """The directories of all runs so far."""
+        """Return the directories of all runs so far."""
         return set((self.folder / "runs").glob("*"))
 
 
 def private_text(client: int) -> str:
-    """Passages that no other client and no public text has."""
+    """Return passages that occur in no other client's text and in no evaluation text."""
     generator = random.Random(f"private {client}")
     words = [f"{word}{generator.randrange(1000)}" for word in WORDS]
     return "\n\n".join(" ".join(generator.choices(words, k=12)) for _ in range(30))
 
 
 def model_files(folder: Path) -> dict[str, bytes]:
-    """The pruned model and its masks, or the adapters, by file name; without the cards, which tell the settings."""
+    """Return the pruned model and its masks, or the adapters, by file name.
+
+    Model cards are left out because they contain the settings.
+    """
     found = [
         *folder.glob("masks.safetensors"),
         *sorted(folder.glob("adapter/*")),
@@ -173,7 +189,7 @@ def model_files(folder: Path) -> dict[str, bytes]:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """Every file of a run that must repeat, by name."""
+    """Return every file of a run that must be reproducible, by name."""
     files = [file for file in sorted(folder.glob("checkpoint/**/*")) if file.is_file()] + sorted(
         folder.glob("*/README.md")
     )
@@ -183,7 +199,7 @@ def results(folder: Path) -> dict[str, bytes]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """``summary.json`` without times."""
+    """Return ``summary.json`` without the times."""
     document: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     for entry in (document, *document["clients"]):
         entry.pop("seconds")
@@ -191,5 +207,5 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """``metrics.jsonl``."""
+    """Return the events of ``metrics.jsonl``."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

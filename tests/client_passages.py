@@ -1,4 +1,4 @@
-"""A client's own passages, as its calibration windows are cut from them."""
+"""Passages of one client, from which its calibration samples are cut."""
 
 from espalier.corpora.client_text import split_passages
 from espalier.settings.node import NodeSettings
@@ -8,5 +8,5 @@ from espalier.settings.run import DataSettings
 def client_passages(
     data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int = 0
 ) -> list[str]:
-    """Those that are not held out."""
+    """Return the client's passages that are not held out."""
     return list(split_passages(data, node, client, num_clients, seed)[0])

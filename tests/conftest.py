@@ -1,11 +1,11 @@
-"""What tests of several rooms share."""
+"""Fixtures and pytest settings that all tests share."""
 
 import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
 
-# Workers share the cores: threads that wait must not spin.
+# Test workers share the cores, so threads that wait must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hypothesis
@@ -13,32 +13,36 @@ import pytest
 import torch
 from devices import DEVICES, tests_work_on, working_on
 
-hypothesis.settings.register_profile("espalier", deadline=None)  # a busy machine is no mistake
+# A busy machine must not make a test fail.
+hypothesis.settings.register_profile("espalier", deadline=None)
 hypothesis.settings.load_profile("espalier")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the tests of a file together where pytest-xdist deals them out: many share processes or a model."""
+    """Keep the tests of one file on one pytest-xdist worker: many share processes or a model."""
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist, config.option.loadscopereorder = "loadscope", False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real processes first, which mostly wait, then files with many tests: so workers end together."""
+    """Start with tests of real processes, then with files that have many tests.
+
+    Tests of real processes mostly wait. This order lets all workers end at about the same time.
+    """
     number = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.get_closest_marker("processes") is None, -number[item.path]))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What is there by now, libraries and thousands of tests, stays: the collector need not go through it again and again."""
+    """Exempt libraries and collected tests from garbage collection: they live until the end."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Private state lies in a directory of this process, apart from the user's own and from other processes of tests."""
+    """Keep private state in a directory of this process, apart from the user's own."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
@@ -46,10 +50,14 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_power_cuts() -> Iterator[None]:
-    """No test looks at a disk whose power was cut, so nothing waits for it; when files are synced, some tests note."""
+    """Replace ``os.fsync``: no test cuts the power, so no test has to wait for the disk.
+
+    Tests that check when files are synced patch ``os.fsync`` themselves.
+    """
 
     def sync(handle: int) -> None:
-        os.fstat(handle)  # what is not open is still refused
+        # A closed file descriptor must still raise an error.
+        os.fstat(handle)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(os, "fsync", sync)
@@ -58,20 +66,20 @@ def no_power_cuts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def short_public_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sites of tests evaluate on less than real ones do."""
+    """Allow evaluation on shorter texts than those of real sites."""
     monkeypatch.setattr("espalier.wire.evaluation.LEAST_PREDICTIONS", 15)
     monkeypatch.setattr("espalier.wire.evaluation.LEAST_ITEMS", 1)
 
 
 @pytest.fixture(params=DEVICES, scope="module")
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Every device in turn; without a CUDA device its tests are skipped."""
+    """Yield every device in turn; CUDA tests are skipped on a machine without a CUDA device."""
     with working_on(request.param) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def tests_on_device(device: torch.device) -> Iterator[None]:
-    """The tensors that a test makes lie on every device in turn."""
+    """Put the tensors that a test creates on every device in turn."""
     with tests_work_on(device):
         yield

@@ -1,7 +1,8 @@
-"""The devices that tests run on: the CPU everywhere, a CUDA device where there is one.
+"""Devices that tests run on: the CPU everywhere, and a CUDA device if the machine has one.
 
-With ``PRETEND_CUDA=1`` in the environment the tests of a CUDA device run on a pretended one, which finds tensors of two devices
-that meet (``pretended_device``); it stands in for none of their numbers.
+With ``PRETEND_CUDA=1`` in the environment, CUDA tests run on a pretended device
+(``pretended_device``). It detects operations that mix tensors of two devices. It does not reproduce
+the numerical results of a real device.
 """
 
 import os
@@ -33,7 +34,7 @@ DEVICES = [
 
 @contextmanager
 def working_on(device: torch.device) -> Iterator[torch.device]:
-    """The device, which is there, or is pretended to be there, until the tests have worked on it."""
+    """Yield a real or pretended device while tests use it."""
     if device.type == "cuda" and PRETENDED:
         with pretended():
             yield device
@@ -43,15 +44,15 @@ def working_on(device: torch.device) -> Iterator[torch.device]:
 
 @contextmanager
 def pretended() -> Iterator[None]:
-    """A CUDA device that is pretended, and what counts and draws numbers on it."""
+    """Pretend a CUDA device, including its vote counter and its random generator."""
     with pretended_device(), _pretended_parts():
         yield
 
 
 class _MadeByTests(TorchFunctionMode):
-    """Puts the tensors that a test's own lines make on a device, and brings to the CPU those that they show to NumPy.
+    """Move tensors that a test creates to a device, and tensors that it shows to NumPy to the CPU.
 
-    What the tested code makes lies where that code says: a device that it forgot is not given here.
+    Tensors of the tested code stay where that code puts them, so a forgotten device is detected.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,7 +72,7 @@ class _MadeByTests(TorchFunctionMode):
 
 @contextmanager
 def tests_work_on(device: torch.device) -> Iterator[None]:
-    """Let tests make their tensors on a device that ``working_on`` gave."""
+    """Put the tensors that tests create on a device that ``working_on`` gave."""
     if device.type == "cpu":
         yield
     else:
@@ -81,7 +82,7 @@ def tests_work_on(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _pretended_parts() -> Iterator[None]:
-    """The kernel that needs Triton, in torch; a device's generator, which is the CPU's."""
+    """Replace the Triton kernel with torch code and the device's generator with that of the CPU."""
     from pruning_kernels.device_votes import _count_one_by_one
 
     name = "pruning_kernels.vote_planes_cuda"
@@ -105,6 +106,9 @@ def _not_pretended(*_: Any, **__: Any) -> None:
 def assert_close(
     found: torch.Tensor, expected: torch.Tensor, cpu: float = 1e-5, cuda: float = 1e-4
 ) -> None:
-    """Results of a forward pass agree as closely as the device that made the first one allows."""
+    """Assert that results of a forward pass agree within the device's tolerance.
+
+    The device of ``found`` selects the tolerance.
+    """
     tolerance = cpu if found.device.type == "cpu" else cuda
     torch.testing.assert_close(found, expected.to(found.device), rtol=tolerance, atol=tolerance)

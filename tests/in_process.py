@@ -1,4 +1,4 @@
-"""A grid without Ray or gRPC: messages go to the real ClientApp, in this process."""
+"""Grid without Ray or gRPC: messages go to the real ClientApp in this process."""
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -14,17 +14,17 @@ from espalier.flower.outside_task import play_task
 from strategies.engine.clock import Clock
 
 Tamper = Callable[[Message, Message], Message | None]
-"""(request, reply) -> the reply that arrives; None: none ever does."""
+"""Function (request, reply) -> reply that arrives; None if no reply arrives."""
 
 
 class FakeTime:
-    """A clock that moves only when somebody sleeps."""
+    """Clock that advances only when code sleeps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def clock(self) -> Clock:
-        """The clock to give to the code under test."""
+        """Return the clock for the code under test."""
         return Clock(now=lambda: self.seconds, sleep=self._sleep)
 
     def _sleep(self, seconds: float) -> None:
@@ -32,10 +32,11 @@ class FakeTime:
 
 
 class InProcessGrid(Grid):
-    """Answers each pushed message at once, with ``simulated`` as a node of a simulation does.
+    """Grid that answers each pushed message at once.
 
-    ``tamper`` changes or swallows the replies of a partition; ``held`` hands a partition's replies out only at the
-    n-th pull, so that others overtake them; ``before_push`` sees every message first and may raise.
+    With ``simulated`` it answers as a simulated node. ``tamper`` changes or drops the replies of a
+    partition. ``held`` returns a partition's replies only at the n-th pull, so that others overtake
+    them. ``before_push`` sees every message first and may raise an error.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ class InProcessGrid(Grid):
         self._counter = 0
 
     def connect(self, node_config: dict[str, Any], run_config: dict[str, Any]) -> int:
-        """Add a node and return its id; later nodes have lower ids, so order of ids is not order of partitions."""
+        """Add a node and return its ID.
+
+        Later nodes have lower IDs, so the order of IDs differs from that of partitions.
+        """
         node_id = 1000 - 7 * len(self.contexts)
         state = RecordDict()
         self.contexts[node_id] = Context(1, node_id, dict(node_config), state, dict(run_config))
@@ -87,10 +91,12 @@ class InProcessGrid(Grid):
         message_id = message.metadata.__dict__["_message_id"] = f"message-{self._counter}"
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None:
+            # No reply ever arrives from an unknown node, as with a node that is gone.
             return message_id
         try:
             reply: Message | None = self.answer(message, context)
         except Exception as error:
+            # Flower reports an exception of a ClientApp in the same way.
             reply = Message(Error(2, str(error)), reply_to=message)
         partition = int(context.node_config.get("partition-id", -1))
         if partition in self.tamper and reply is not None:
@@ -101,7 +107,7 @@ class InProcessGrid(Grid):
         return message_id
 
     def answer(self, message: Message, context: Context) -> Message:
-        """What a node replies."""
+        """Return a node's reply."""
         with playing_a_node() if self.simulated else nullcontext():
             return self.app(message, context)
 
@@ -119,5 +125,7 @@ class InProcessGrid(Grid):
         return pulled
 
 
+# Outside a Flower task no message can be made, so this process plays one.
 play_task()
+# The server must treat this grid as that of a simulation.
 espalier.flower.grid.GRIDS += (InProcessGrid,)

@@ -1,4 +1,4 @@
-"""How large are the tensors that a computation makes?"""
+"""Size of the largest tensor that a computation creates."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class LargestTensor:
-    """Watches every operation of torch while it is entered, those within others too; views do not count.
+    """Mode that watches every operation of torch, nested ones included; views do not count.
 
-    ``numbers`` is the most elements that a new tensor had.
+    ``numbers`` is the largest number of elements of a new tensor.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,7 @@ class _Watching(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         made = function(*args, **(kwargs or {}))
+        # Results that share storage with an argument are views or in-place results.
         given = {
             one.untyped_storage().data_ptr()
             for one in tree_leaves((args, kwargs))

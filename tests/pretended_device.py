@@ -1,8 +1,9 @@
-"""A CUDA device that is only pretended: its tensors lie on the CPU, and refuse what a real device would refuse.
+"""Pretended CUDA device: its tensors lie on the CPU and refuse what a real device would refuse.
 
-Covers: tensors of two devices in one operation, NumPy's views of a device's tensors, results on the wrong device. Numbers,
-their gradients and views are those of the CPU.
-Does not cover: kernels that a device lacks, the order in which it adds up, its memory, its streams, and ``torch.cuda``.
+Covers: tensors of two devices in one operation, NumPy views of device tensors, results on the wrong
+device. Values, gradients and views are those of the CPU.
+Does not cover: kernels that a device lacks, its order of summation, its memory, its streams, and
+``torch.cuda``.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ PRETENDED = torch.device("cuda", 0)
 MEETING_PLACES = {"aten.copy_.default", "aten._to_copy.default"}
 """Operations whose tensors may lie on two devices."""
 INDEXED = ("aten.index.", "aten.index_put", "aten._index_put_impl_", "aten._unsafe_index")
-"""Operations of a device's tensor that take places on the CPU."""
+"""Operations on a device tensor that accept index tensors on the CPU."""
 READERS = (Tensor.numpy, Tensor.__array__, Tensor.data_ptr)
 
 
 class DeviceTensor(Tensor):
-    """A tensor on the pretended device; ``inner`` is where its numbers are."""
+    """Tensor on the pretended device; ``inner`` holds its values on the CPU."""
 
     inner: Tensor
 
@@ -63,10 +64,12 @@ class DeviceTensor(Tensor):
         def inner(value: Any) -> Any:
             if not isinstance(value, DeviceTensor):
                 return value
+            # An in-place operation must return the given wrapper and not a new one.
             given[id(value.inner)] = value
             return value.inner
 
         found = func(*tree_map(inner, args), **tree_map(inner, kwargs))
+        # ``copy_`` returns its target, which may lie on the CPU while the source is on the device.
         if str(func) == "aten.copy_.default":
             return args[0]
         return tree_map(lambda value: given.get(id(value), _wrapped(value)), found)
@@ -78,7 +81,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def _require_one_device(name: str, args: Any, kwargs: Any) -> None:
-    """Refuse tensors of the CPU beside those of the device, but for single numbers, as CUDA does."""
+    """Raise RuntimeError for tensors of two devices; as in CUDA, CPU scalars are allowed."""
     if name in MEETING_PLACES:
         return
     considered = args[:1] + args[2:] if name.startswith(INDEXED) else args
@@ -96,11 +99,12 @@ def _require_one_device(name: str, args: Any, kwargs: Any) -> None:
 
 
 class _Pretence(TorchFunctionMode):
-    """Takes calls that name the device before torch, which has none, sees them."""
+    """Mode that handles calls with a CUDA device before torch, which has none, sees them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)  # there is no device that would copy from it
+        # No real device would copy from pinned memory.
+        kwargs.pop("pin_memory", None)
         first = args[0] if args else None
         if func in READERS and isinstance(first, DeviceTensor):
             raise TypeError(f"can't convert a tensor of {PRETENDED} to numpy, nor read its memory")
@@ -121,12 +125,16 @@ class _Pretence(TorchFunctionMode):
             and target.type == "cpu"
             and isinstance(found, DeviceTensor)
         ):
-            return found.inner  # ``empty_like(..., device="cpu")``
+            # The call was ``empty_like(..., device="cpu")``.
+            return found.inner
         return _wrapped(found) if target.type == "cuda" else found
 
 
 def _to(value: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
-    """``Tensor.to`` in all its forms; across devices it makes another tensor, without a gradient of its own."""
+    """Handle all forms of ``Tensor.to``.
+
+    Across devices the result is another tensor without a gradient of its own.
+    """
     other = kwargs.pop("other", None)
     if args and isinstance(args[0], Tensor):
         other = args[0]
@@ -135,6 +143,7 @@ def _to(value: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         args = (other.device, other.dtype, *args)
     device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     format_of = {} if memory_format is None else {"memory_format": memory_format}
+    # torch must see a plain call here, without the mode.
     with torch._C.DisableTorchFunction():
         here = Tensor.to(value, dtype or value.dtype, copy=copy, **format_of)
     return here if device is None else _moved(here, device, copy=False)
@@ -143,6 +152,7 @@ def _to(value: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
 def _moved(value: Tensor, device: torch.device, copy: bool) -> Tensor:
     if device.type == value.device.type:
         return value
+    # A meta tensor has no values, so the copy has none either.
     if device.type == "meta" or value.is_meta:
         return torch.empty_like(
             value.inner if isinstance(value, DeviceTensor) else value, device=device
@@ -157,9 +167,9 @@ def _moved(value: Tensor, device: torch.device, copy: bool) -> Tensor:
 
 @contextmanager
 def pretended_device() -> Iterator[torch.device]:
-    """Within it ``torch.device("cuda")`` is one that lies on the CPU."""
+    """Pretend the CUDA device 0 within the block, and yield it."""
     swaps = torch.__future__.get_swap_module_params_on_conversion()
-    # A parameter that moves becomes one of another class.
+    # Parameters change their class when they move to the device.
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         with _Pretence():

@@ -1,4 +1,4 @@
-"""Names of runs that tests ask by hand."""
+"""Names of runs that tests request by hand."""
 
 from espalier.settings.lineage import lineage_of
 
@@ -6,5 +6,5 @@ BY_HAND = "20260131-093000-0123456789ab"
 
 
 def named(word: str) -> str:
-    """Return the name of a run, another one for each word."""
+    """Return the name of a run, a different one for each word."""
     return lineage_of("20260131-093000", word)

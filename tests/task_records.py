@@ -1,4 +1,4 @@
-"""A record of every task."""
+"""Records for tests, one for every task."""
 
 from typing import Any
 

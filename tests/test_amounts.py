@@ -1,4 +1,4 @@
-"""Counts, times and sizes as they are printed; expected texts by hand."""
+"""Printed counts, times and sizes, compared with texts written by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The demo model that ships with the package."""
+"""Demo model that ships with the package."""
 
 import json
 
@@ -23,7 +23,7 @@ def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
 
 
 def test_its_held_out_perplexity_is_the_one_that_is_written_down() -> None:
-    """On another Python version the documentation differs a little, so the figure may too."""
+    """Other Python versions have slightly different documentation, so the value may differ."""
     model = open_model("demo")
     windows = evaluation_windows(
         public_text("documentation", ""), model.encode, 256, 24, "documentation"

@@ -1,4 +1,4 @@
-"""The commands of the README and of the pages in docs/ are such as the programs take."""
+"""Commands of the README and of the pages in docs/ are valid for their programs."""
 
 import re
 import shlex
@@ -33,7 +33,7 @@ PROGRAMS = ("flower-superlink", "flower-supernode", "flwr", "espalier")
 
 
 def blocks(page: str, language: str = "") -> list[str]:
-    """Contents of the fenced blocks of a language."""
+    """Return the contents of a page's fenced blocks of a language."""
     found = re.findall(
         r"^```([a-z]*)\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
     )
@@ -41,7 +41,7 @@ def blocks(page: str, language: str = "") -> list[str]:
 
 
 def commands(page: str) -> list[list[str]]:
-    """The commands of a page that start one of the programs, as words."""
+    """Return a page's commands that start one of the programs, as lists of words."""
     lines = [line for block in blocks(page) for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.split(" ")[0] in PROGRAMS]
 
@@ -53,7 +53,7 @@ OF_ESPALIER = [command for command in COMMANDS if command[0] == "espalier"]
 
 @cache
 def flags_of(*program: str) -> set[str]:
-    """The options that a program says it has."""
+    """Return the options in a program's help text."""
     if program[0] == "flwr":
         told = CliRunner(env={"COLUMNS": "200"}).invoke(flwr_command, [*program[1:], "--help"])
         assert told.exit_code == 0, told.output
@@ -111,14 +111,16 @@ def test_a_superlink_keeps_its_state_and_opens_no_more_than_sites_need(command: 
 def test_a_supernode_describes_a_site_and_keeps_to_itself(command: list[str]) -> None:
     (given,) = values(command, "--node-config")
     assert NodeSettings.model_validate(read_node_config(given)).site
-    assert not values(command, "--host")  # Flower's default is this machine
+    # Flower's default is this machine.
+    assert not values(command, "--host")
     assert ("--insecure" in command) != ("--root-certificates" in command)
 
 
 @pytest.mark.parametrize("command", OF_ESPALIER, ids=" ".join)
 def test_espalier_takes_the_words(command: list[str]) -> None:
     given, further = _parser().parse_known_args(command[1:])
-    if given.command == "node":  # what it does not know itself is for flower-supernode
+    # Options that ``espalier node`` does not know are for flower-supernode.
+    if given.command == "node":
         assert (
             _parse_args_run_supernode().parse_args(further).superlink == "server.example.org:9092"
         )

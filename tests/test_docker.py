@@ -1,4 +1,7 @@
-"""What can be checked of the containers without a container engine; ``pytest -m containers`` runs them on one."""
+"""Checks of the containers without a container engine.
+
+``pytest -m containers`` runs them on an engine.
+"""
 
 import importlib.util
 import json
@@ -31,7 +34,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def program(name: str) -> ModuleType:
-    """Import a program of the image, which is in no package."""
+    """Import a program of the image, which belongs to no package."""
     specification = importlib.util.spec_from_file_location(f"image_{name}", DOCKER / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
@@ -50,7 +53,7 @@ def after(option: str, words: list[str]) -> str:
 
 
 def mounts(service: str) -> dict[str, tuple[str, bool]]:
-    """Paths in a service's container, each with what is mounted there and whether it can be written."""
+    """Return a service's mounts: path in the container -> (source, whether it is writable)."""
     parts = [volume.split(":") for volume in SERVICES[service].get("volumes", [])]
     return {part[1]: (part[0], part[2:] != ["ro"]) for part in parts}
 
@@ -66,10 +69,10 @@ def test_compose_files_are_what_their_schema_says(name: str) -> None:
 def test_the_compose_file_is_short_and_has_nothing_that_old_engines_pass_over() -> None:
     text = (DOCKER / "compose.yaml").read_text()
     assert len(text.splitlines()) <= MOST_LINES
-    # docker-compose 1.29 refuses `name`
+    # docker-compose 1.29 refuses `name`.
     assert COMPOSE.keys() == {"x-espalier", "x-site", "services", "volumes"}
     for service in SERVICES.values():
-        # `subpath` is dropped below Docker 26.
+        # Docker below version 26 drops `subpath`.
         assert all(isinstance(volume, str) for volume in service["volumes"])
         # Podman has no health checks without systemd.
         assert isinstance(service.get("depends_on", []), list)
@@ -105,7 +108,10 @@ def test_an_image_holds_every_room_that_is_installed(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_is_pinned_and_not_root_s(name: str) -> None:
-    """The base by its digest, torch and the rest by constraints.txt, from an index that can be another one."""
+    """The base image is pinned by digest, torch and other libraries by constraints.txt.
+
+    The package index can be replaced.
+    """
     lines = (DOCKER / name).read_text().splitlines()
     (base,) = [line for line in lines if line.startswith("ARG BASE=")]
     assert re.fullmatch(r"ARG BASE=python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}", base)
@@ -125,7 +131,10 @@ def test_an_image_is_pinned_and_not_root_s(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_changed_source_does_not_install_the_libraries_again(name: str) -> None:
-    """What a layer copies, and all before it, decides whether it is made again: libraries come before any source."""
+    """A layer is rebuilt if its files or earlier layers change.
+
+    Libraries are therefore installed before any source is copied.
+    """
     stages = re.split(r"^FROM ", (DOCKER / name).read_text(), flags=re.MULTILINE)
     (libraries,) = [stage for stage in stages if stage.startswith("${BASE} AS libraries")]
     copied = [line.split()[1:] for line in libraries.splitlines() if line.startswith("COPY")]
@@ -179,7 +188,7 @@ def test_an_image_needs_all_of_the_project_s_libraries_but_ray() -> None:
 def test_every_site_describes_itself_validly_and_under_its_own_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its command becomes a node whose key, text and state are where its own volumes are, and no other site's."""
+    """A site's node finds key, text and state in the volumes of that site only."""
     site = program("site")
     texts = []
     for name in SITES:
@@ -211,7 +220,10 @@ def test_every_site_describes_itself_validly_and_under_its_own_name(
 
 
 def node_of(site: ModuleType, given: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let a site become a node whose key a server registers as soon as it is handed in; returns the node's command."""
+    """Start a site and return the node command that it becomes.
+
+    The simulated server registers its key as soon as it is submitted.
+    """
     became: list[list[str]] = []
 
     def register(_: float) -> None:
@@ -227,7 +239,10 @@ def node_of(site: ModuleType, given: Any, monkeypatch: pytest.MonkeyPatch) -> li
 def test_a_site_keeps_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is made once, in the site's own volume; only the public half is handed in, again each time."""
+    """The key is created once in the site's own volume.
+
+    The site submits its public half at every start.
+    """
     site = program("site")
     folders = {folder: tmp_path / folder for folder in ("site", "outbox", "public")}
     for folder in folders.values():
@@ -251,7 +266,10 @@ def test_a_site_keeps_its_key(
 
 
 def test_no_key_is_seen_by_others() -> None:
-    """The server sees the sites' public halves, which it cannot change; nobody else sees another's volumes."""
+    """The server reads the sites' public keys and cannot change them.
+
+    No other service sees the volumes of a site.
+    """
     server = mounts("superlink")
     for name in SITES:
         assert server[f"/sites/{name}"] == (f"{name}-outbox", False)
@@ -289,7 +307,10 @@ def test_the_documented_command_starts_all_that_the_run_asks_for(place: str) -> 
 
 
 def test_only_the_fleet_api_can_be_reached_from_another_container() -> None:
-    """The command that starts the run shares the SuperLink's loopback address; nothing is published on the host."""
+    """The command that starts the run shares the SuperLink's loopback address.
+
+    The host publishes no port.
+    """
     words = words_of("superlink")
     assert (after("--host", words), after("--fleet-api-address", words)) == (
         "127.0.0.1",
@@ -313,7 +334,10 @@ def test_volumes_are_declared() -> None:
 
 
 def test_every_folder_that_a_volume_is_mounted_at_is_the_user_s() -> None:
-    """A volume gets its owner from the image's folder; of the outboxes at the server it gets it at the site."""
+    """A volume gets its owner from the image's folder.
+
+    The server's outbox volumes get their owner at the site.
+    """
     for name in IMAGES:
         (made,) = re.findall(
             r"mkdir ([^&\n]+) && chown espalier ([^\n]+)", (DOCKER / name).read_text()
@@ -331,7 +355,7 @@ def test_every_folder_that_a_volume_is_mounted_at_is_the_user_s() -> None:
 def flwr_that_says(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, *answers: dict[str, Any]
 ) -> list[str]:
-    """Replace the command ``flwr``; returns the keys that it is given, as they come."""
+    """Replace the command ``flwr``; return a list that collects the keys that it gets."""
     left = list(answers)
     given = list[str]()
 
@@ -345,7 +369,7 @@ def flwr_that_says(
 
 @pytest.fixture
 def register(tmp_path: Path) -> Any:
-    """A server's register with empty folders, and its module."""
+    """Return a server's register with empty folders, and its module."""
     module = program("superlink")
     for folder in ("public", "sites/a"):
         (tmp_path / folder).mkdir(parents=True)
@@ -361,7 +385,8 @@ def test_a_key_is_registered_once_and_shown_to_all(
     book, module = register
     given = flwr_that_says(monkeypatch, module, {"success": True, "node-id": 1})
     book.look("a", 0.0)
-    assert given == []  # nothing has come yet
+    # The site has not submitted a key yet.
+    assert given == []
     (tmp_path / "sites/a/a.key.pub").write_text("first")
     book.look("a", 0.0)
     book.look("a", 0.0)
@@ -403,7 +428,10 @@ def test_a_key_that_was_not_registered_is_tried_again_and_not_shown_to_others(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """After 1, 2 and 4 seconds; another key at once. The reason is said once."""
+    """Attempts follow after 1, 2 and 4 seconds; another key is tried at once.
+
+    The reason is printed once.
+    """
     book, module = register
     down = {"success": False, "error-message": "no connection"}
     given = flwr_that_says(monkeypatch, module, down, down, down, down, {"success": True})

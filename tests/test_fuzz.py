@@ -1,4 +1,4 @@
-"""A few thousand of the inputs of ``python -m benchmarks.fuzz``, and its own counting."""
+"""Inputs of ``python -m benchmarks.fuzz``: a few thousand of them, and its counts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +61,10 @@ def test_what_comes_of_each_input_is_counted_and_an_input_repeats_by_its_number(
 
 
 def forms(method: str) -> list[tuple[str, int, tuple[str, ...]]]:
-    """Kind, round and fields of a method's requests, but for those that all methods have alike."""
+    """Return kind, round and fields of a method's requests.
+
+    Kinds that all methods share are left out.
+    """
     letters = [exchange.request for exchange in exchanges() if exchange.settings.method == method]
     found = [
         (letter.header.kind, letter.header.server_round, tuple(letter.scalars))
@@ -110,7 +113,7 @@ def test_letters_have_every_method_and_form() -> None:
 def test_a_new_method_is_fuzzed_and_stands_in_the_privacy_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By its row alone; a reply of one blob is never fetched."""
+    """The row of the table is sufficient; a reply of one blob is never fetched."""
     monkeypatch.setitem(METHODS, "toy", ROW)
     assert forms("toy") == [("train", 1, ()), ("deliver", 1, ())]
     for name in ("run settings", "letters"):

@@ -1,4 +1,4 @@
-"""Imports go strictly downward between rooms, never sideways within a line (docs/architecture.md)."""
+"""Direction of imports: strictly downward, never sideways (docs/architecture.md)."""
 
 import ast
 from pathlib import Path
@@ -38,18 +38,27 @@ FORBIDDEN_LIBRARIES = {
     "espalier.pace": {"torch", "flwr", "transformers"},
 }
 FLOWER_S_INTERFACE = ("flwr.app.", "flwr.clientapp.", "flwr.serverapp.")
-"""What every room may import of Flower; the rest is private, and known in ``espalier.flower`` alone."""
+"""Prefixes of Flower modules that every room may import.
+
+The rest is private to Flower and used only in ``espalier.flower``.
+"""
 JUNK_DRAWERS = {"utils", "helpers", "common", "misc"}
 
 
 def room_of(module: str) -> str | None:
-    """The room that a dotted module name belongs to; None for libraries and for packages that hold rooms."""
+    """Return the room of a dotted module name.
+
+    Libraries, and packages that only contain rooms, have none.
+    """
     rooms = [room for room in LEVEL if module == room or module.startswith(f"{room}.")]
     return max(rooms, key=len, default=None)
 
 
 def imports_of(file: Path) -> list[str]:
-    """Dotted names of what a file imports; of ``from package import name`` the module ``package.name``, if there is one."""
+    """Return the dotted names that a file imports.
+
+    ``from package import name`` gives ``package.name`` if that is a module.
+    """
     modules = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -65,13 +74,13 @@ def imports_of(file: Path) -> list[str]:
 
 
 def is_module(name: str) -> bool:
-    """Whether this repository has a module or a package of a dotted name."""
+    """Return whether this repository has a module or a package of a dotted name."""
     place = ROOT.joinpath(*name.split("."))
     return place.is_dir() or place.with_suffix(".py").is_file()
 
 
 def wrong_imports(room: str, file: Path) -> list[str]:
-    """What a file of a room imports that does not lie below."""
+    """Return the imports of a room's file that do not lie below the room."""
     return [module for module in imports_of(file) if not goes_downward(room, room_of(module))]
 
 
@@ -119,9 +128,9 @@ def test_imports_go_downward() -> None:
             "def late():\n    from espalier import launch as there",
             ["espalier.launch"],
         ),
-        # sideways.
+        # This import goes sideways.
         ("espalier.modeling", "from espalier import wire, corpora", ["espalier.corpora"]),
-        # An exception's own rule.
+        # This room has a rule of its own.
         ("espalier.launch", "from espalier import modeling", ["espalier.modeling"]),
         ("espalier.modeling", "from espalier import wire, __version__", []),
         ("espalier.modeling", "from torch import nn", []),
@@ -136,7 +145,7 @@ def test_an_import_is_seen_however_it_is_written(
 
 
 def test_every_room_is_a_module() -> None:
-    """So that it is found behind the package that holds it."""
+    """A room is then found within the package that contains it."""
     assert [room for room in LEVEL if not is_module(room)] == []
 
 

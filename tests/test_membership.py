@@ -1,4 +1,4 @@
-"""The benchmark of membership tests: its scores by hand, and all kinds of replies of a tiny model."""
+"""Benchmark of membership inference: scores by hand, and replies of a tiny model."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ CPU = Computing(torch.device("cpu"), torch.float32, 1)
 
 @pytest.fixture
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clients:
-    """Three clients with four windows each of a tiny model."""
+    """Return three clients of a tiny model with four samples each."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", "")
     passages = [Record(f"{WORDS[number % 13]} {number}") for number in range(200)]
     monkeypatch.setattr(
@@ -47,7 +47,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clients:
 
 
 def test_outcomes_by_hand() -> None:
-    """The second member is behind one of two others; a draw is not ahead."""
+    """The second member ranks behind one of two others; a draw does not count as ahead."""
     scores = torch.tensor([[0.3, 0.2, 0.1], [0.5, 0.4, 0.1], [0.2, 0.7, 0.7]])
     assert Outcome.of(scores) == Outcome(trials=3, first=1, ahead=4 / 6)
 
@@ -83,7 +83,7 @@ def test_each_client_has_just_as_many_windows_and_none_of_another(clients: Clien
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_who_knows_all_windows_makes_the_very_reply(clients: Clients, name: str) -> None:
-    """So the replies are those of the program."""
+    """An attacker that knows all samples computes exactly the program's reply."""
     (all_known,) = recognised_by_statistics(clients, CPU, STATISTICS[name], [4])
     assert all_known == Outcome(3, 3, 1.0)
 
@@ -100,7 +100,7 @@ def test_losses_of_windows_are_those_of_transformers(clients: Clients) -> None:
 
 
 def test_adapters_are_a_trial_for_each_client(clients: Clients) -> None:
-    """Texts are much alike here, so that the window is ahead of most others, not of all."""
+    """The texts are similar here, so the sample ranks ahead of most others but not all."""
     outcome, compared = recognised_by_adapters(
         clients, CPU, {**TUNING, "training.steps": 20, "training.learning-rate": 2e-2}
     )

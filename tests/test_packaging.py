@@ -1,4 +1,7 @@
-"""What a wheel brings: the command, the demo model, and the whole Flower app, under two names; nothing else at the top."""
+"""Contents of a wheel: the command, the demo model and the whole Flower app.
+
+A wheel has two top-level names.
+"""
 
 import hashlib
 import os
@@ -25,7 +28,7 @@ PRESETS = sorted(file.name for file in (ROOT / "conf").glob("*.toml"))
 
 
 def built(kind: str, folder: Path) -> zipfile.ZipFile:
-    """A wheel of this checkout, made in this process."""
+    """Build a wheel of this checkout in this process."""
     (wheel,) = builders.WheelBuilder(str(ROOT)).build(directory=str(folder), versions=[kind])
     return zipfile.ZipFile(wheel)
 
@@ -37,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 @pytest.fixture(scope="module")
 def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pip makes of it in site-packages."""
+    """Unpack the wheel into a folder, as pip does into site-packages."""
     folder = tmp_path_factory.mktemp("site-packages")
     wheel.extractall(folder)
     return folder
@@ -51,7 +54,10 @@ def empty(tmp_path: Path) -> Path:
 
 
 def python(installed: Path, cwd: Path, *arguments: str) -> str:
-    """What Python prints that has the wheel and the libraries, but not this checkout (``-S``: no ``.pth`` file counts)."""
+    """Return the output of a Python with the wheel and the libraries, but not this checkout.
+
+    The option ``-S`` disables ``.pth`` files.
+    """
     libraries = [path for path in sys.path if path.endswith("site-packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *libraries])}
     done = subprocess.run(
@@ -70,7 +76,7 @@ def app_of(installed: Path) -> Path:
     return installed / "espalier_assets" / "app"
 
 
-# ----- what is in it --------------------------------------------------------------------------------------------------
+# ----- contents -----------------------------------------------------------------------------------
 
 
 def test_a_wheel_has_no_names_at_the_top_that_others_may_have(wheel: zipfile.ZipFile) -> None:
@@ -116,7 +122,7 @@ def test_an_editable_install_is_the_checkout_alone(tmp_path: Path) -> None:
     assert paths.split() == [str(ROOT)]
 
 
-# ----- what it does ---------------------------------------------------------------------------------------------------
+# ----- behavior -----------------------------------------------------------------------------------
 
 
 def test_flower_makes_the_same_bundle_of_it_as_of_the_checkout(installed: Path) -> None:
@@ -147,7 +153,7 @@ print(settings.method, settings.num_clients, config["out-dir"])
 def test_whoever_imports_espalier_can_import_the_other_rooms_too(
     installed: Path, empty: Path
 ) -> None:
-    """``pruning_kernels`` is needed by it, ``strategies`` by whoever writes one."""
+    """``espalier`` needs ``pruning_kernels``; authors of strategies need ``strategies``."""
     program = """
 import espalier, espalier.wire.masks, espalier.launch, espalier_assets
 import strategies.methods.layer_sampling, pruning_kernels.bitmask
@@ -181,7 +187,7 @@ def test_what_runs_on_a_node_has_the_hash_that_it_has_in_a_checkout(
     assert python(installed, empty, "-c", program) == python(ROOT, empty, "-c", program)
 
 
-# ----- constraints ----------------------------------------------------------------------------------------------------
+# ----- constraints --------------------------------------------------------------------------------
 
 
 def pinned() -> dict[str, str]:
@@ -211,7 +217,7 @@ def test_every_requirement_is_pinned_to_a_version_that_pyproject_admits(
 
 
 def test_constraints_name_no_build_of_one_kind_of_machine() -> None:
-    """``torch==2.13.0`` admits 2.13.0+cpu as well as the CUDA builds."""
+    """A pin such as ``torch==2.13.0`` allows CPU builds as well as CUDA builds."""
     assert not [number for number in pinned().values() if "+" in number]
 
 

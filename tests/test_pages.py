@@ -1,4 +1,7 @@
-"""What the README, CONTRIBUTING.md and docs/ name is there: pages, sections, settings, files, functions, commands."""
+"""References in the README, CONTRIBUTING.md and docs/ exist.
+
+They are pages, sections, settings, files, functions and commands.
+"""
 
 import ast
 import re
@@ -25,7 +28,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "methods").glob("*.md")),
 ]
 WRITTEN = [page for page in PAGES if page.name != "settings.md"]
-"""The pages that are written by hand."""
+"""Pages that are written by hand."""
 METHOD_PAGES = [page for page in PAGES if page.parent.name == "methods"]
 
 
@@ -34,13 +37,13 @@ def named(page: Path) -> str:
 
 
 def text_of(page: Path) -> str:
-    """A page without its fenced blocks."""
+    """Return a page without its fenced blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @cache
 def sections_of(page: Path) -> set[str]:
-    """What may follow ``#`` in a link to a page, as GitHub makes it of headings."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -58,7 +61,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=named)
 def test_settings_it_names_exist(page: Path) -> None:
-    """``table.key``, in text and in commands, of the tables that there are."""
+    """The check covers ``table.key`` of existing tables, in text and in commands."""
     known = {key.dotted for key in keys_of_a_run()}
     tables = "|".join(filter(None, tables_of_a_run()))
     found = re.findall(
@@ -83,7 +86,7 @@ def test_what_a_sites_owner_says_exists() -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=named)
 def test_commands_of_its_own_exist(page: Path) -> None:
-    """``python -m module``, ``python file``, ``pytest file``; presets after ``espalier run``."""
+    """The check covers ``python -m module``, ``python file``, ``pytest file`` and presets."""
     text = page.read_text()
     for module in re.findall(r"python -m ((?:espalier|espalier_assets|benchmarks)[\w.]*)", text):
         assert find_spec(module) is not None, module
@@ -93,12 +96,12 @@ def test_commands_of_its_own_exist(page: Path) -> None:
         assert (ROOT / "conf" / f"{preset}.toml").exists(), preset
 
 
-# ----- methods --------------------------------------------------------------------------------------------------------
+# ----- methods ------------------------------------------------------------------------------------
 
 
 @cache
 def defined_in(file: Path) -> set[str]:
-    """Functions and classes of a file, and ``Class.method``."""
+    """Return the functions and classes of a file, and its methods as ``Class.method``."""
     found = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -114,7 +117,7 @@ def defined_in(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", METHOD_PAGES, ids=named)
 def test_files_and_functions_of_a_method_are_where_its_page_says(page: Path) -> None:
-    """`` `file.py`, `function` ``: names after a file are defined in it."""
+    """The names that follow a file in `` `file.py`, `function` `` are defined in it."""
     file: Path | None = None
     for name in re.findall(
         r"`([\w/.]+)`", "\n".join(line for line in text_of(page).splitlines() if ".py`" in line)
@@ -140,7 +143,7 @@ def test_every_method_has_a_page_with_a_recipe_and_a_link_to_its_settings(method
 
 
 def test_what_a_method_answers_stands_on_the_page_about_adding_one() -> None:
-    """Its settings, its row, and what its contracts' module has."""
+    """The page names a method's settings, its row and the parts of its contracts module."""
     text = (ROOT / "docs" / "adding-a-method.md").read_text()
     own = {
         name
@@ -162,18 +165,19 @@ def test_what_a_method_answers_stands_on_the_page_about_adding_one() -> None:
     assert sorted((own | row | {"contract", "delivery", "EXAMPLES"}) - named) == []
 
 
-# ----- privacy --------------------------------------------------------------------------------------------------------
+# ----- privacy ------------------------------------------------------------------------------------
 
 
 def test_the_privacy_table_is_the_one_made_from_the_contracts() -> None:
-    """If not: ``python -m espalier.wire.privacy_table``."""
+    """Run ``python -m espalier.wire.privacy_table`` to update the table."""
     assert f"\n\n{privacy_table()}\n" in (ROOT / "docs" / "privacy.md").read_text()
 
 
 def test_it_has_each_method_once_for_each_kind_of_message() -> None:
-    """No two rows say the same of one kind.
+    """No two rows of one kind are equal.
 
-    Methods have no ``alone`` whose rounds leave a local result, and no ``fetch`` if their replies are one blob.
+    Methods whose rounds leave a local baseline have no ``alone``. Methods whose replies are one
+    blob have no ``fetch``.
     """
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")]

@@ -1,4 +1,4 @@
-"""The README is short, and what it says is what the code says."""
+"""README: its length, and agreement with the code."""
 
 import itertools
 import re
@@ -40,7 +40,7 @@ def test_every_method_has_a_row_with_its_paper_its_preset_and_its_page(method: s
 
 
 def test_the_superlink_it_starts_opens_its_control_api_to_nobody_and_keeps_a_database() -> None:
-    """And the other commands reach it where it listens."""
+    """The other commands connect to the addresses at which it listens."""
     (line,) = [line for line in README.splitlines() if line.startswith("flower-superlink")]
     words = shlex.split(line)
     given = dict(itertools.pairwise(words))

@@ -1,4 +1,4 @@
-"""A tiny LLaMA with random weights and a tokenizer of its own, in Hugging Face layout."""
+"""Tiny LLaMA and RoBERTa with random weights and their own tokenizers, in Hugging Face layout."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def save_tiny_llama(
     feed_forward: int = 24,
     std: float = 0.3,
 ) -> Path:
-    """Save a LLaMA with grouped-query attention: 4 heads over 2 groups."""
+    """Save a LLaMA with grouped-query attention: 4 heads in 2 groups."""
     vocabulary = save_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -77,7 +77,7 @@ def save_tiny_llama(
 def save_tiny_roberta(
     folder: Path, seed: int = 0, hidden: int = 64, heads: int = 4, feed_forward: int = 64
 ) -> Path:
-    """Save a RoBERTa of two blocks as a masked language model, with a tokenizer of whole words."""
+    """Save a RoBERTa of two blocks as a masked language model, with a word-level tokenizer."""
     special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     vocabulary = {word: place for place, word in enumerate([*special.values(), *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

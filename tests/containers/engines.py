@@ -1,11 +1,12 @@
-"""A container engine for tests: one that runs, or one of the test's own that leaves nothing behind.
+"""Container engine for tests: a running one, or one of the test's own that leaves nothing behind.
 
-Settings, as environment variables:
+Environment variables:
 
     ESPALIER_CONTAINER_ENGINE     docker or podman; default: docker, then podman
-    ESPALIER_BASE_ARCHIVE         a tar of a root file system with Python 3.11 and pip, imported as the image's base
+    ESPALIER_BASE_ARCHIVE         tar of a root file system with Python 3.11 and pip, imported as
+    base image
     ESPALIER_BUILD_OPTIONS        further options of `docker build`
-    ESPALIER_INSTALL_ENGINE       0: do not install an engine with apt-get where there is none
+    ESPALIER_INSTALL_ENGINE       0: never install an engine with apt-get
 """
 
 import os
@@ -35,13 +36,13 @@ LABEL = "com.docker.compose"
 
 @dataclass
 class Engine:
-    """An engine, its compose, and names that are not a user's.
+    """Container engine with its compose command and with names that no user uses.
 
     Parameters
     ----------
     command : the engine's own command
     compose : the command of its compose
-    environment : in which both are given
+    environment : environment variables for both commands
     builds_with : options of `build` that this engine needs
     """
 
@@ -51,28 +52,28 @@ class Engine:
     builds_with: list[str] = field(default_factory=list)
     project: str = field(default_factory=lambda: f"espalier-test-{token_hex(4)}")
     files: list[Path] = field(default_factory=lambda: [COMPOSE_FILE])
-    """Compose files: the project's, and what a test changes of it."""
+    """Compose files: the project's, and the changes that a test makes."""
 
     @property
     def image(self) -> str:
-        """The image that the compose file uses."""
+        """Name of the image that the compose file uses."""
         return self.project
 
     def run(
         self, *words: str, seconds: float = 600.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Give a command to the engine."""
+        """Run a command of the engine."""
         return self._run([*self.command, *words], seconds, check)
 
     def compose_words(self, *words: str) -> list[str]:
-        """Return a command of compose for the project's files."""
+        """Return a compose command for the project's files."""
         files = [word for file in self.files for word in ("-f", str(file))]
         return [*self.compose_command, "-p", self.project, *files, *words]
 
     def compose(
         self, *words: str, seconds: float = 600.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Give a command to compose."""
+        """Run a compose command."""
         return self._run(self.compose_words(*words), seconds, check)
 
     def _run(
@@ -92,22 +93,22 @@ class Engine:
         return done
 
     def container(self, service: str) -> str:
-        """Return the id of a service's container."""
+        """Return the ID of a service's container."""
         filters = (f"label={LABEL}.project={self.project}", f"label={LABEL}.service={service}")
         options = [word for given in filters for word in ("--filter", given)]
         (found,) = self.run("ps", "--quiet", *options).stdout.split()
         return found
 
     def inspect(self, kind: str, name: str, form: str) -> str:
-        """Return a value that the engine knows of a container or an image."""
+        """Return a property of a container or an image."""
         return self.run(kind, "inspect", "--format", form, name).stdout.strip()
 
     def python(self, service: str, program: str) -> str:
-        """Run a program in a service's container and return what it prints."""
+        """Run a Python program in a service's container and return its output."""
         return self.run("exec", self.container(service), "python", "-c", program).stdout.strip()
 
     def build(self) -> float:
-        """Build the image; returns seconds."""
+        """Build the image and return the duration in seconds."""
         given = shlex.split(os.environ.get("ESPALIER_BUILD_OPTIONS", ""))
         base = self._base(given)
         began = time.monotonic()
@@ -130,6 +131,7 @@ class Engine:
             return f"{self.project}-base:1"
         found = re.search(r"^ARG BASE=(\S+)", DOCKERFILE.read_text(), re.MULTILINE)
         assert found is not None
+        # As with ``docker build``, the last ``--build-arg`` counts.
         named = [word.removeprefix("BASE=") for word in given if word.startswith("BASE=")]
         base = named[-1] if named else found[1]
         if self.run("image", "inspect", base, check=False).returncode != 0:
@@ -150,7 +152,7 @@ class Engine:
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """Yield an engine; skip the test where there is none and none can be started."""
+    """Yield an engine; skip the test if none runs and none can be started."""
     wanted = os.environ.get("ESPALIER_CONTAINER_ENGINE", "")
     with _found(wanted) as found:
         found.environment["ESPALIER_IMAGE"] = found.image
@@ -170,7 +172,7 @@ def _found(wanted: str) -> Iterator[Engine]:
         yield Engine(["podman"], ["podman-compose"], dict(os.environ), ["--network=host"])
     elif wanted in ("", "docker"):
         with _own_daemon() as address:
-            # It has no bridge.
+            # The test's own daemon runs without a bridge network.
             yield _docker({**os.environ, "DOCKER_HOST": address}, ["--network=host"])
     else:
         pytest.skip(
@@ -179,6 +181,7 @@ def _found(wanted: str) -> Iterator[Engine]:
 
 
 def _docker(environment: dict[str, str], builds_with: list[str] | None = None) -> Engine:
+    # Older installations have compose only as a separate program.
     for compose in (["docker", "compose"], ["docker-compose"]):
         if _answers([*compose, "version"]):
             return Engine(["docker"], compose, environment, builds_with or [])
@@ -189,12 +192,15 @@ def _docker(environment: dict[str, str], builds_with: list[str] | None = None) -
 
 @contextmanager
 def _own_daemon() -> Iterator[str]:
-    """Start a Docker daemon and yield its address; its files are in one directory, and it leaves the firewall alone."""
+    """Start a Docker daemon and yield its address.
+
+    The daemon keeps its files in one directory and does not change the firewall.
+    """
     if os.geteuid() != 0:
         pytest.skip("no container engine answers, and only root can start one")
     if shutil.which("dockerd") is None:
         _install()
-    # A socket's path is short.
+    # The path of a Unix socket must be short, so pytest's temporary directory does not do.
     folder = Path(tempfile.mkdtemp(prefix="espalier-docker-", dir="/tmp"))
     socket = f"unix://{folder}/docker.sock"
     command = [
@@ -206,6 +212,7 @@ def _own_daemon() -> Iterator[str]:
         "--pidfile",
         f"{folder}/pid",
     ]
+    # Without a firewall and a bridge the daemon leaves the machine's network unchanged.
     command += ["--host", socket, "--iptables=false", "--ip6tables=false", "--bridge=none"]
     with (
         open(folder / "log", "wb") as log,
@@ -230,7 +237,10 @@ def _own_daemon() -> Iterator[str]:
 
 
 def _unmount(folder: Path) -> None:
-    """Unmount what is mounted below a folder, the innermost first; a daemon leaves its directory mounted on itself."""
+    """Unmount everything below a folder, innermost mounts first.
+
+    A Docker daemon leaves its directory mounted on itself.
+    """
     places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for place in sorted(
         (place for place in places if place.startswith(f"{folder}/")), key=len, reverse=True
@@ -239,7 +249,7 @@ def _unmount(folder: Path) -> None:
 
 
 def _install() -> None:
-    """Install Docker with apt-get."""
+    """Install Docker with apt-get; skip the test if that is impossible or not allowed."""
     if os.environ.get("ESPALIER_INSTALL_ENGINE") == "0" or shutil.which("apt-get") is None:
         pytest.skip(
             "there is no container engine here, and none may be installed or could be with apt-get"

@@ -1,4 +1,8 @@
-"""The compose file on a real engine: the documented command, keys, users, a killed site, a restarted SuperLink."""
+"""Compose file on a real engine.
+
+The tests cover the documented command, the keys, the users, a killed site and a restarted
+SuperLink.
+"""
 
 import json
 import re
@@ -17,12 +21,12 @@ pytestmark = pytest.mark.containers
 SITES = ("hospital-a", "hospital-b", "hospital-c")
 SERVICES = ("superlink", *SITES)
 MOST_BYTES = 1.2e9
-"""Size of the image without extras."""
+"""Maximum size of the image without extras."""
 RUN_SECONDS = 1800.0
 LITTLE_MEMORY = "460m"
-"""Enough for a SuperNode, too little for libraries and a model beside it."""
+"""Memory that is enough for a SuperNode, but not for libraries and a model as well."""
 ITERATIVE = ("fedprllm.strategy=iterative", "evaluation.max-windows=4")
-"""Six rounds, so that there is something to interrupt."""
+"""Settings with six rounds, so that a run can be interrupted."""
 RUN = (
     "espalier",
     "run",
@@ -40,7 +44,10 @@ for process in psutil.process_iter():
     if process.pid not in (1, os.getpid()):
         process.kill()
 """
-"""Nobody but process 1 is left, which then ends the container with the code of a killed process."""
+"""Program that kills all processes except process 1.
+
+Process 1 then ends the container with the exit code of a killed process.
+"""
 USERS = "import psutil; print(*sorted({process.uids().real for process in psutil.process_iter()}))"
 PRIVATE_KEYS = """
 import os
@@ -55,7 +62,7 @@ for folder, _, names in os.walk("/"):
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Engine]:
-    """An engine with the image, for all tests of this file."""
+    """Yield an engine with the built image."""
     with engine() as found:
         seconds = found.build()
         size = int(found.inspect("image", found.image, "{{.Size}}"))
@@ -67,7 +74,7 @@ def started() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def demo(started: Engine) -> tuple[Engine, subprocess.CompletedProcess[str]]:
-    """The documented command, after it has ended."""
+    """Return the engine and the result of the documented command."""
     began = time.monotonic()
     done = started.compose("run", "--rm", "run", seconds=RUN_SECONDS, check=False)
     print(f"\nthe demo took {time.monotonic() - began:.0f} s")
@@ -84,7 +91,8 @@ def test_the_documented_command_ends_with_the_run_s_code_and_shows_its_log(
     started, done = demo
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 clients" in done.stdout
-    assert "waiting for runs" not in done.stdout + done.stderr  # that is in the logs of the sites
+    # This line appears only in the logs of the sites.
+    assert "waiting for runs" not in done.stdout + done.stderr
     (run,) = results(started, tmp_path)
     assert statuses(run) == dict.fromkeys(SITES, "completed")
     assert (run / "model" / "model.safetensors").stat().st_size > 0
@@ -125,7 +133,8 @@ def test_a_run_survives_a_killed_site(
         wait_for(tmp_path / "log", r"checkpoint +after round 1", command)
         kill_all(started, "hospital-b")
         assert command.wait(RUN_SECONDS) == 0, (tmp_path / "log").read_text()
-    assert started.container("hospital-b") == victim  # the same container, started again
+    # The engine restarts the same container.
+    assert started.container("hospital-b") == victim
     assert statuses(results(started, tmp_path)[-1]) == dict.fromkeys(SITES, "completed")
 
 
@@ -144,14 +153,18 @@ def test_a_run_is_resumed_after_the_superlink_was_killed(
         "run", "--rm", "run", *shlex.split(resume[1]), seconds=RUN_SECONDS, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "checkpoint   after round 1\n" not in done.stdout  # it goes on after it
+    # The resumed run continues after round 1.
+    assert "checkpoint   after round 1\n" not in done.stdout
     assert statuses(results(started, tmp_path)[-1]) == dict.fromkeys(SITES, "completed")
 
 
 def test_a_site_with_too_little_memory_is_reported_as_such(
     demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """In its own log with the limit, and at the server; the others complete the run."""
+    """The site's log names the memory limit, and the server reports the site.
+
+    The other sites complete the run.
+    """
     started, _ = demo
     limited = tmp_path / "limited.yaml"
     limited.write_text(f"services:\n  hospital-b: {{mem_limit: {LITTLE_MEMORY}}}\n")
@@ -189,7 +202,7 @@ def test_a_site_with_too_little_memory_is_reported_as_such(
 
 @contextmanager
 def running(started: Engine, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a run, with what it shows in a file."""
+    """Start a run whose output goes to a file."""
     with open(log, "wb") as output:
         command = started.compose_words("run", "--rm", "run", *words)
         process = subprocess.Popen(
@@ -207,7 +220,7 @@ def running(started: Engine, log: Path, *words: str) -> Iterator[subprocess.Pope
 
 
 def wait_for(log: Path, pattern: str, command: subprocess.Popen[bytes]) -> None:
-    """Return when the log has a line; fail if the command ends first."""
+    """Wait until the log matches ``pattern``; fail if the command ends first."""
     end = time.monotonic() + RUN_SECONDS
     while not re.search(pattern, told := log.read_text(errors="replace")):
         assert command.poll() is None, told
@@ -216,7 +229,10 @@ def wait_for(log: Path, pattern: str, command: subprocess.Popen[bytes]) -> None:
 
 
 def kill_all(started: Engine, service: str) -> None:
-    """Kill all processes of a service's container; the program that does it may end with them."""
+    """Kill all processes of a service's container.
+
+    The program that kills them may end with them.
+    """
     started.run("exec", started.container(service), "python", "-c", KILL_ALL, check=False)
 
 
@@ -227,7 +243,7 @@ def results(started: Engine, folder: Path) -> list[Path]:
 
 
 def statuses(run: Path) -> dict[str, str]:
-    """Return how each site ended."""
+    """Return the final status of each site."""
     return {
         client["site"]: client["status"]
         for client in json.loads((run / "summary.json").read_text())["clients"]

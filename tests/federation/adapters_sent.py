@@ -1,4 +1,4 @@
-"""What clients sent in a run of a tuning method, and the means of it, by slow loops."""
+"""Adapters that clients sent in a run of a tuning method, and their means by slow loops."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,15 +16,15 @@ from pruning_kernels.nf4 import LEVELS
 
 Matrix = NDArray[np.float64]
 Sent = dict[int, dict[str, dict[str, torch.Tensor]]]
-"""client -> blob key -> tensors."""
+"""Type of sent adapters: client -> blob key -> tensors."""
 
 SIDES = {"attn.q": (16, 16), "attn.v": (8, 16)}
-"""(out, in) of the adapted matrices of the bench's model."""
+"""Shapes (out, in) of the adapted matrices of the bench's model."""
 PATHS = {"attn.q": "self_attn.q_proj", "attn.v": "self_attn.v_proj"}
 
 
 def letters(grid: InProcessGrid, server_round: int, kind: str) -> dict[int, list[Letter]]:
-    """Every client's good replies of a kind in a round, in order of arrival."""
+    """Return every client's successful replies of a kind in a round, in order of arrival."""
     found: dict[int, list[Letter]] = {}
     for _, reply in grid.received:
         letter = read(reply.content)
@@ -38,7 +38,7 @@ def letters(grid: InProcessGrid, server_round: int, kind: str) -> dict[int, list
 
 
 def sent_adapters(grid: InProcessGrid, server_round: int) -> Sent:
-    """What each client sent in a round, from the replies themselves."""
+    """Return the adapters that each client sent in a round, read from the replies."""
     found: Sent = {}
     for kind in ("train", "fetch"):
         for client, replies in letters(grid, server_round, kind).items():
@@ -50,7 +50,10 @@ def sent_adapters(grid: InProcessGrid, server_round: int) -> Sent:
 
 
 def decoded_adapters(grid: InProcessGrid, server_round: int, payload: str) -> Sent:
-    """The same of a payload that rounds; NF4 by a table of its levels."""
+    """Return the sent adapters of a rounding wire dtype.
+
+    NF4 is decoded with a table of its levels.
+    """
     if payload != "nf4":
         return sent_adapters(grid, server_round)
     found: Sent = {}
@@ -62,7 +65,7 @@ def decoded_adapters(grid: InProcessGrid, server_round: int, payload: str) -> Se
 
 
 def _nf4(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Values of one tensor in NF4, one after the other."""
+    """Decode one NF4 tensor value by value."""
     codes = [code for byte in tensors[f"{name}.codes"].tolist() for code in (byte >> 4, byte & 15)]
     absmax = tensors[f"{name}.absmax"].tolist()
     values = [LEVELS[code] * absmax[place // 64] for place, code in enumerate(codes)]
@@ -74,7 +77,7 @@ def _nf4(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def factors(sent: Sent, client: int, block: int, matrix: str) -> tuple[Matrix, Matrix]:
-    """B and A of one client, float64."""
+    """Return B and A of one client in float64."""
     tensors = sent[client][f"block-{block:04d}"]
     return (
         tensors[f"{matrix}.lora_b"].double().numpy(),
@@ -83,7 +86,7 @@ def factors(sent: Sent, client: int, block: int, matrix: str) -> tuple[Matrix, M
 
 
 def norm_weights(sent: Sent) -> dict[int, float]:
-    """Frobenius norm of each client's updates of all matrices together, from the dense updates."""
+    """Return each client's Frobenius norm over all matrices, computed from the dense updates."""
     weights = {}
     for client, blobs in sent.items():
         dense = [
@@ -98,7 +101,7 @@ def norm_weights(sent: Sent) -> dict[int, float]:
 def padded_mean(
     sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int
 ) -> tuple[Matrix, Matrix]:
-    """Mean of B and mean of A, entry by entry; what a client lacks is zero."""
+    """Return the means of B and A, entry by entry; ranks that a client lacks count as zero."""
     pairs = {client: factors(sent, client, block, matrix) for client in sorted(sent)}
     some_b, some_a = next(iter(pairs.values()))
     b = np.zeros((some_b.shape[0], lora_rank))
@@ -115,7 +118,10 @@ def padded_mean(
 def svd_mean(
     sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int
 ) -> Matrix:
-    """The best approximation of the mean of the dense products B A, by their singular value decomposition."""
+    """Return the best rank-``lora_rank`` approximation of the mean of the dense products B A.
+
+    It comes from the singular value decomposition of the mean.
+    """
     total = sum(
         weights[client] * np.matmul(*factors(sent, client, block, matrix)) for client in sent
     )
@@ -126,7 +132,7 @@ def svd_mean(
 
 
 def written(folder: Path, block: int, matrix: str) -> tuple[Matrix, Matrix]:
-    """B and A of the exported adapter, float64."""
+    """Return B and A of the exported adapter in float64."""
     tensors = load_file(folder / "adapter" / "adapter_model.safetensors")
     path = f"base_model.model.model.layers.{block}.{PATHS[matrix]}"
     return (
@@ -136,19 +142,22 @@ def written(folder: Path, block: int, matrix: str) -> tuple[Matrix, Matrix]:
 
 
 def updates(folder: Path) -> Matrix:
-    """The final updates B A of all matrices, in one vector."""
+    """Return the final updates B A of all matrices as one vector."""
     return np.concatenate(
         [np.matmul(*written(folder, block, matrix)).ravel() for block in (0, 1) for matrix in PATHS]
     )
 
 
 def num_data_bytes(blob: bytes) -> int:
-    """Bytes of a safetensors blob without its header."""
+    """Return the size of a safetensors blob without its header, in bytes."""
     return len(blob) - 8 - int.from_bytes(blob[:8], "little")
 
 
 def added_to_b(number: float) -> Callable[[Message, Message], Message]:
-    """Adds a number to every B of a client's reply to ``train``, of one part, with hashes that fit."""
+    """Return a tamper that adds a number to every B of a one-part reply to ``train``.
+
+    The hashes of the blobs are updated.
+    """
 
     def spoil(request: Message, reply: Message) -> Message:
         letter = read(reply.content)

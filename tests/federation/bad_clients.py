@@ -1,4 +1,7 @@
-"""What a client may send within its contract to spoil the result of all; and a small model that a spoiled result shows on."""
+"""Replies that satisfy their contract but spoil the result, and a small trained model.
+
+A spoiled result is visible only on a model that has learned something.
+"""
 
 import random
 from collections.abc import Callable, Mapping
@@ -25,11 +28,17 @@ from pruning_kernels.slicing import packed, unpacked
 
 Tensors = dict[str, torch.Tensor]
 FOLLOWERS = 3
-"""Words that may follow a word: a model that knows them has a perplexity of a few tokens, one that does not of hundreds."""
+"""Number of words that may follow a word.
+
+A model that knows them has a perplexity of a few tokens; other models have one of hundreds.
+"""
 
 
 def sentences(language: str, seed: str, passages: int) -> str:
-    """Passages in which each word is followed by one of a few; which these are, a language says."""
+    """Return passages in which each word is followed by one of a few words.
+
+    ``language`` determines which words may follow a word.
+    """
     follows = random.Random(f"language {language}")
     after = {word: follows.sample(WORDS, FOLLOWERS) for word in WORDS}
     chance = random.Random(f"text {seed}")
@@ -52,8 +61,10 @@ def save_trained_llama(folder: Path, language: str, steps: int = 150) -> Path:
         AutoTokenizer.from_pretrained(path)(sentences(language, "pretraining", 400))["input_ids"]
     )
     windows = tokens[: len(tokens) // 32 * 32].view(-1, 32)
+    # Training must not change the random numbers of the test that calls this function.
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        # The tiny model has random norms, with which it would learn slowly.
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 torch.nn.init.ones_(parameter)
@@ -69,19 +80,24 @@ def save_trained_llama(folder: Path, language: str, steps: int = 150) -> Path:
 
 
 class BadClient:
-    """Changes the replies of one client, of which it knows what it was brought: a tamper of ``InProcessGrid``.
+    """Tamper of ``InProcessGrid`` that changes the replies of one client.
+
+    The client knows the tensors that the server sent to it.
 
     Parameters
     ----------
-    change : (tensors, what they were before the client's work, the report's scalars) -> what is sent instead
-    settings, model : of the run
+    change : function that changes the letter of a reply in place
+    settings, model : settings and model of the run
     """
 
     def __init__(self, change: "Change", settings: RunSettings, model: Path) -> None:
         self.change = change
         self.model = OpenedModel(model)
         self.begun: dict[str, Tensors] = {}
-        """What the client was brought last; in round 1 of adapters of the base model what the seed makes."""
+        """Tensors that the client received last.
+
+        In round 1 with adapters of the base model they are the initial values made from the seed.
+        """
         if settings.method == "sft-p":
             self.begun = {
                 key: dict(own) for key, own in first_shared(self.model.plan, settings).items()
@@ -96,10 +112,12 @@ class BadClient:
     def __call__(self, request: Message, reply: Message) -> Message:
         asked = read(request.content)
         letter = read(reply.content)
+        # From round 2 on, requests carry the tensors that training begins with.
         if asked.header.kind in ("train", "deliver") and asked.header.server_round > 1:
             self.begun |= {key: load(blob) for key, blob in asked.blobs.items()}
         if letter.header.kind not in ("train", "fetch") or letter.header.status != "ok":
             return reply
+        # The reply lists the hashes of all its blobs, also of those in other parts.
         before = {sha256(blob): key for key, blob in letter.blobs.items()}
         self.change(self, letter)
         named = letter.scalars["blob_sha256"]
@@ -113,7 +131,7 @@ Change = Callable[[BadClient, Letter], None]
 
 
 def claims(**scalars: Any) -> Change:
-    """Claim these numbers, where the report has them and they tell something."""
+    """Return a change that replaces these values of the report if they are present and not zero."""
 
     def change(_: BadClient, letter: Letter) -> None:
         letter.scalars |= {
@@ -124,7 +142,7 @@ def claims(**scalars: Any) -> Change:
 
 
 def tensors(of: Callable[[str, torch.Tensor], torch.Tensor]) -> Change:
-    """Send other numbers in place of each tensor, which does not depend on what the client was brought."""
+    """Return a change that replaces each tensor without regard to what the client received."""
 
     def change(_: BadClient, letter: Letter) -> None:
         for key, blob in letter.blobs.items():
@@ -136,7 +154,10 @@ def tensors(of: Callable[[str, torch.Tensor], torch.Tensor]) -> Change:
 
 
 def updates(of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], only: str = "") -> Change:
-    """Send, in place of what training led to, a function of it and of what it began with, in tensors named so."""
+    """Return a change that replaces trained tensors with a function of trained and initial values.
+
+    It applies to tensors whose names end with ``only``.
+    """
 
     def change(self: BadClient, letter: Letter) -> None:
         for key, blob in letter.blobs.items():
@@ -157,7 +178,7 @@ def updates(of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], only: str 
 
 
 def both(*changes: Change) -> Change:
-    """One change after the other."""
+    """Return a change that applies several changes in order."""
 
     def change(self: BadClient, letter: Letter) -> None:
         for one in changes:
@@ -167,14 +188,14 @@ def both(*changes: Change) -> Change:
 
 
 def turned(times: float) -> Change:
-    """The opposite of what training changed, so many times as far."""
+    """Return a change that reverses the training's update and scales it by ``times``."""
     return updates(lambda value, begun: begun - times * (value - begun))
 
 
 Named = Mapping[str, Change]
 BILLION = claims(samples=10**9)
 MOST = claims(samples=MOST_WINDOWS, tokens=MOST_WINDOWS)
-"""As much as a contract takes."""
+"""Largest claims that a contract accepts."""
 OF_UPDATES: Named = {
     "turned round, with a billion samples": both(turned(2.0), BILLION),
     "times -8": both(turned(8.0), BILLION),
@@ -200,20 +221,24 @@ OF_UPDATES: Named = {
         BILLION,
     ),
 }
-"""Of what training led to. Some go beyond what training can do, and are dropped for that."""
+"""Changes of trained tensors. Some exceed what training can do, so the server drops the reply."""
 
 
 def other_masks(self: BadClient, letter: Letter) -> None:
-    """Prune what the others keep, as many weights; kept weights, where they are sent, are those of the base model."""
+    """Prune as many weights as the client did, but exactly those that it kept.
+
+    Kept weights, if they are sent, are those of the base model.
+    """
     for key, blob in letter.blobs.items():
         sent = load(blob)
         for name in [name for name in sent if name.endswith("prune_mask")]:
             linear = self.model.plan.blocks[block_of_key(key) or 0].linear(
                 name.removesuffix(".prune_mask")
             )
-            # What was pruned is kept now.
+            # The client's mask marks pruned weights, so it is the new mask of kept weights.
             keep = torch.from_numpy(unpack(sent[name].numpy(), linear.shape))
-            assert keep.sum() == (~keep).sum()  # half of the weights
+            # The masks can only be swapped at a sparsity of 50%.
+            assert keep.sum() == (~keep).sum()
             sent[name] = torch.from_numpy(pack((~keep).numpy()))
             if (kept := f"{linear.name}.kept") in sent:
                 sent[kept] = self.model.checkpoint.read(linear.parameter)[keep]
@@ -221,7 +246,7 @@ def other_masks(self: BadClient, letter: Letter) -> None:
 
 
 def least_of_all(_: BadClient, letter: Letter) -> None:
-    """Send moments whose whole energy lies where the client's own signals have least: in a quarter of the directions."""
+    """Send moments whose energy lies in the quarter of directions with the weakest signals."""
     for key, blob in letter.blobs.items():
         sent = {}
         for name, triangle in load(blob).items():

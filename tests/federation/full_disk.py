@@ -1,4 +1,4 @@
-"""A disk that is full for files below some path."""
+"""Simulated disk that is full for files below some path."""
 
 import errno
 import os
@@ -9,7 +9,10 @@ import pytest
 
 
 class FullDisk:
-    """While it is ``full``, no file whose path holds a text can be made, replaced or added to."""
+    """Context in which writes fail with ENOSPC while ``full`` is true.
+
+    It affects making, replacing and appending to files whose path contains ``part_of_path``.
+    """
 
     def __init__(self, part_of_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.part_of_path = part_of_path

@@ -1,4 +1,7 @@
-"""Promises of methods that leave each client a model of its own: its figures are of that, and it stays there."""
+"""Promises of methods that leave each client its own model.
+
+The client's metrics are those of its own model, and the model stays at the client.
+"""
 
 import math
 from abc import abstractmethod
@@ -15,7 +18,7 @@ from espalier.wire.messages import read
 
 
 def perplexity_of(model: Any, windows: torch.Tensor) -> float:
-    """Of transformers' own losses."""
+    """Return the perplexity from the losses that transformers computes."""
     with torch.no_grad():
         losses = [
             model(input_ids=window[None], labels=window[None]).loss.item() for window in windows
@@ -24,25 +27,25 @@ def perplexity_of(model: Any, windows: torch.Tensor) -> float:
 
 
 def windows_of(bench: Bench, text: str) -> torch.Tensor:
-    """(windows, 16) tokens of a text."""
+    """Return a text's tokens in sequences of 16, shape (sequences, 16)."""
     tokens = torch.tensor(AutoTokenizer.from_pretrained(bench.model)(text)["input_ids"])
     return tokens[: len(tokens) // 16 * 16].view(-1, 16)
 
 
 class PersonalPromises(Promises):
-    """In place of what one global model would be held to."""
+    """Promises that replace those of methods with one global model."""
 
     in_kept_run: ClassVar[dict[str, Any]] = {}
-    """Settings of the run whose private state stays."""
+    """Settings of the run that keeps its private state."""
 
     @abstractmethod
     def masked_model(self, run: Uninterrupted, client: int) -> torch.nn.Module:
-        """A client's own model, made by zeros in transformers' full one."""
+        """Return a client's own model: transformers' full model with masked weights set to zero."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def kept(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
-        """A run with all figures whose state directories are left as they are."""
+        """Run with all metrics and keep the clients' state directories."""
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
             return cls._uninterrupted(
@@ -52,7 +55,10 @@ class PersonalPromises(Promises):
     def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(
         self, bench: Bench
     ) -> None:
-        """A client makes its own model of the result, so that it is brought where public text is evaluated on, and not else."""
+        """The server pushes the result only if the clients evaluate on the evaluation text.
+
+        Each client derives its own model from the result.
+        """
 
         def delivered(**changes: Any) -> list[int]:
             grid = bench.grid(**changes)
@@ -73,7 +79,7 @@ class PersonalPromises(Promises):
     def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(
         self, kept: Uninterrupted
     ) -> None:
-        """Each client's figure is that of its own model."""
+        """Each client's metric is that of its own model."""
         windows = windows_of(kept.bench, kept.bench.public.read_text())
         found = [
             perplexity_of(self.masked_model(kept, client), windows)

@@ -1,4 +1,7 @@
-"""What every method promises (docs/architecture.md, "Promises"): subclass ``Promises`` and give the method's settings."""
+"""Promises of every method (docs/architecture.md, "Promises").
+
+To test a method, subclass ``Promises`` and define the method's settings.
+"""
 
 import hashlib
 import json
@@ -49,7 +52,7 @@ from strategies.engine.rounds import RunFailed
 
 
 def outgoing_bytes(reply: Message) -> bytes:
-    """Every name and value of a reply, as bytes."""
+    """Return every name and value of a reply as bytes."""
     parts = []
     for key, record in reply.content.items():
         parts.append(str(key).encode())
@@ -60,7 +63,10 @@ def outgoing_bytes(reply: Message) -> bytes:
 
 
 def assert_nothing_private(data: bytes, text: str, tokenizer: Any) -> None:
-    """Neither the text nor runs of its token ids, in any integer width, are in the data."""
+    """Assert that the data contain neither the text nor runs of its token IDs.
+
+    Token IDs are searched in several integer widths and as decimal text.
+    """
     raw = text.encode()
     for start in range(0, len(raw) - 12, 7):
         assert raw[start : start + 12] not in data
@@ -72,13 +78,16 @@ def assert_nothing_private(data: bytes, text: str, tokenizer: Any) -> None:
 
 
 def held_out(passage: str) -> bool:
-    """The stated rule: the first 8 bytes of the SHA-256 of a passage's words, modulo 100, are below 10."""
+    """Apply the documented rule: the SHA-256 of a passage's words modulo 100 is below 10.
+
+    Only the first 8 bytes of the digest count.
+    """
     digest = hashlib.sha256(" ".join(passage.split()).encode()).digest()
     return int.from_bytes(digest[:8], "big") % 100 < 10
 
 
 def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, int]:
-    """Zeros per block linear that the dense model does not have."""
+    """Return the number of zeros per block linear that the dense model does not have."""
     before = dict(dense.named_parameters())
     return {
         name: int(((value == 0) & (before[name] != 0)).sum())
@@ -88,10 +97,11 @@ def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, in
 
 
 def ledger_sums(folder: Path) -> dict[int, dict[tuple[int, str], tuple[int, int]]]:
-    """Bytes (down, up) by client, and by round and kind of message, as the ledger has them."""
+    """Return bytes (down, up) by client, then by round and message kind, from the ledger."""
     found: dict[int, dict[tuple[int, str], tuple[int, int]]] = {}
     for entry in map(json.loads, (folder / "ledger.jsonl").read_text().splitlines()):
-        if entry["direction"] is None:  # a time, and no message
+        # This entry records a duration and not a message.
+        if entry["direction"] is None:
             continue
         own = found.setdefault(entry["client"], {})
         down, up = own.get(key := (entry["round"], entry["kind"]), (0, 0))
@@ -101,7 +111,7 @@ def ledger_sums(folder: Path) -> dict[int, dict[tuple[int, str], tuple[int, int]
 
 
 def third_order_of(server_round: int) -> Callable[[Header], bool]:
-    """When two clients of a round were asked to train, and the third is to be: for ``Bench.killed``."""
+    """Match the third client's training request of a round; for ``Bench.killed``."""
     return lambda header: (
         (header.kind, header.server_round, header.client)
         == (
@@ -116,25 +126,27 @@ ALL_FIGURES = EVALUATED | {"evaluation.max-windows": 0}
 
 
 def silent_after_enrolment(request: Message, reply: Message) -> Message | None:
-    """Tamper: the client is heard no more."""
+    """Drop every reply after enrolment (a tamper of ``InProcessGrid``)."""
     return reply if read(request.content).header.kind == "enrol" else None
 
 
 @dataclass(frozen=True, repr=False)
 class Uninterrupted:
-    """A run that several tests look at, and none changes."""
+    """Run that several tests read and none changes."""
 
     bench: Bench
     folder: Path
     requests: list[Message]
     received: list[tuple[int, Message]]
-    """(partition, reply)"""
+    """Pairs (partition, reply)."""
     printed: str
 
 
 def assert_own_figures(folder: Path, bench: Bench) -> None:
-    """A run's figures on the clients' own text: held-out passages, found here by their hash, and models as transformers loads
-    them."""
+    """Assert that a run's own-text metrics are those of models loaded by plain transformers.
+
+    The held-out passages are found here by their hashes.
+    """
     models = {"dense": bench.model, "federated": folder / "model"}
     loaded = {
         name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -160,13 +172,17 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
                 expected[name][-1], rel=1e-3
             )
     (own,) = [metric for metric in document["metrics"] if metric["dataset"] == "own-text"]
+    # No single party has the clients' own text, so there is no centralized value.
     assert own["values"]["centralized"] is None
     for name, values in expected.items():
         assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-3)
 
 
 def assert_planned(bench: Bench, folder: Path, *, exactly: bool = False, **changes: Any) -> None:
-    """The plan of a run has its bytes: exactly, or where something is left open as bounds."""
+    """Assert that the plan of a run contains its bytes.
+
+    The plan is compared exactly, or as lower and upper bounds if it leaves something open.
+    """
     settings = parse(bench.config(**changes))
     model = OpenedModel(bench.model)
     planned = RunTraffic(
@@ -187,54 +203,57 @@ def assert_planned(bench: Bench, folder: Path, *, exactly: bool = False, **chang
 
 
 class Federations:
-    """Federations of a method, and runs that several tests look at."""
+    """Federations of one method, and runs that several tests read."""
 
     method: str
     settings: dict[str, Any]
     last_round: int
-    """The round after which the killed run is killed; there must be work left."""
+    """Round after which the killed run is killed; work must be left to do."""
     result_round: int = 0
-    """From which round on a ``deliver`` brings the result, where earlier ones bring what the next round needs."""
+    """First round in which a ``deliver`` carries the result.
+
+    A ``deliver`` of an earlier round carries what the next round needs.
+    """
 
     planned_exactly = False
-    """What is open in general is not in these runs: they have the most bytes of the plan."""
+    """True if these runs have the largest number of bytes of the plan."""
 
     cuts_windows: str
-    """The function that the method's clients cut their text with."""
+    """Name of the function that cuts the text of the method's clients."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def home(cls, tmp_path_factory: pytest.TempPathFactory) -> Home:
-        """The model and the public text of all runs of the class."""
+        """Create the model and the evaluation text of all runs of the class."""
         return home(tmp_path_factory.mktemp("home"))
 
     @pytest.fixture
     def bench(self, tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-        # The texts of the bench are short.
+        # The minimum for real sites is larger than the texts of the bench.
         monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
         return Bench(tmp_path, self.method, self.settings, home=home)
 
     @pytest.fixture
     def evaluated(self, bench: Bench) -> Bench:
-        """Its runs compare all that a run can compare, on all windows of the public text."""
+        """Return a bench that makes all comparisons, on the whole evaluation text."""
         return replace(bench, settings=bench.settings | ALL_FIGURES)
 
     @pytest.fixture
     def on_own_text(self, bench: Bench) -> Bench:
-        """Its clients evaluate on text of their own, and nothing else is compared."""
+        """Return a bench that evaluates on the clients' own text and makes no other comparison."""
         return replace(bench, settings=bench.settings | {"evaluation.own-text": True})
 
     @pytest.fixture(scope="class")
     @classmethod
     def plain(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> "Uninterrupted":
-        """A run that nothing happened to."""
+        """Execute one undisturbed run."""
         return cls._uninterrupted(tmp_path_factory.mktemp("plain"), home, {})
 
     @pytest.fixture(scope="class")
     @classmethod
     def whole(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> "Uninterrupted":
-        """The same, with all figures."""
+        """Execute one undisturbed run with all metrics."""
         return cls._uninterrupted(tmp_path_factory.mktemp("whole"), home, ALL_FIGURES)
 
     @pytest.fixture(scope="class")
@@ -242,7 +261,7 @@ class Federations:
     def without_client_2(
         cls, home: Home, tmp_path_factory: pytest.TempPathFactory
     ) -> "Uninterrupted":
-        """A run whose third client says nothing after it was enrolled."""
+        """Execute a run whose third client is silent after enrolment."""
         return cls._uninterrupted(tmp_path_factory.mktemp("without"), home, {}, silent=2)
 
     @classmethod
@@ -263,14 +282,17 @@ class Federations:
             return Uninterrupted(bench, folder, requests, grid.received, printed.getvalue())
 
     def model_of_clients(self, run: Uninterrupted) -> Path:
-        """Directory of the model that clients work on."""
+        """Return the directory of the model that clients work on."""
         return run.bench.model
 
 
 class Promises(Federations):
-    """One subclass per method. A test that no run of its own needs looks at one of the class."""
+    """Promises of a method, one subclass per method.
 
-    # ----- contract ---------------------------------------------------------------------------------------------------
+    Tests that need no run of their own read one of the class's runs.
+    """
+
+    # ----- contract -------------------------------------------------------------------------------
 
     def test_every_message_matches_its_contract_both_ways(self, whole: Uninterrupted) -> None:
         settings = parse(whole.bench.config())
@@ -313,7 +335,11 @@ class Promises(Federations):
     def test_what_a_site_is_told_beforehand_is_what_it_then_sends(
         self, whole: Uninterrupted
     ) -> None:
-        """Tensor by tensor, as the egress logs have them; where the server chooses sizes, no more, and the largest occurs."""
+        """Logged tensors are those of the outlook, tensor by tensor.
+
+        If the server chooses sizes, a reply is not larger than the outlook, and the largest size
+        occurs.
+        """
         settings = parse(whole.bench.config())
         plan = OpenedModel(self.model_of_clients(whole)).plan
         expected = outlook(plan, settings)
@@ -362,20 +388,23 @@ class Promises(Federations):
         assert expected.is_known
         assert True in reached
 
-    # ----- plan -------------------------------------------------------------------------------------------------------
+    # ----- plan -----------------------------------------------------------------------------------
 
     def test_the_plan_has_the_bytes_of_the_run(self, whole: Uninterrupted) -> None:
-        """Of every client, round and kind of message; where something is left open, between the fewest and the most."""
+        """The bytes match for every client, round and message kind.
+
+        If the plan leaves something open, they lie between its lower and upper bound.
+        """
         assert_planned(whole.bench, whole.folder, exactly=self.planned_exactly)
 
-    # ----- privacy ----------------------------------------------------------------------------------------------------
+    # ----- privacy --------------------------------------------------------------------------------
 
     def test_nothing_private_in_any_outgoing_byte(self, whole: Uninterrupted) -> None:
         tokenizer = AutoTokenizer.from_pretrained(whole.bench.model)
         for partition, reply in whole.received:
             assert_nothing_private(outgoing_bytes(reply), private_text(partition), tokenizer)
 
-    # ----- what the model cannot take ---------------------------------------------------------------------------------
+    # ----- inputs that the model cannot take ------------------------------------------------------
 
     def test_windows_that_are_too_long_are_refused_before_anything_starts(
         self, bench: Bench
@@ -388,7 +417,7 @@ class Promises(Federations):
         assert not (bench.folder / "runs").exists()
 
     def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
-        """Its weights are the server's, so that it has the same hash."""
+        """The site's weights have the server's hash; only its ``config.json`` differs."""
         other = Path(shutil.copytree(bench.model, bench.folder / "other"))
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
         (other / "config.json").write_text(json.dumps(config))
@@ -411,6 +440,7 @@ class Promises(Federations):
     def test_an_unexpected_error_tells_its_type_alone(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # The message of the error contains private text, and only its type may leave.
         def fail(*_: object, **__: object) -> None:
             raise IndexError(private_text(0)[:200])
 
@@ -432,6 +462,7 @@ class Promises(Federations):
 
         honest = job_of(self.method).train
 
+        # The reply has a field that the contract does not know.
         def chatty(site: Any, request: Any) -> Any:
             letter = honest(site, request)
             letter.scalars["note"] = private_text(0)[:80]
@@ -445,12 +476,15 @@ class Promises(Federations):
             private_text(0)[:30].encode() in outgoing_bytes(reply) for _, reply in grid.received
         )
 
-    # ----- repeatability ----------------------------------------------------------------------------------------------
+    # ----- repeatability --------------------------------------------------------------------------
 
     def test_same_seed_same_bytes_in_any_order_of_arrival_and_with_any_cache(
         self, bench: Bench, plain: Uninterrupted
     ) -> None:
-        """Activations between blocks lie on the disk or in memory, and a model is loaded for each message or kept."""
+        """The first run has activations in memory and a model that stays loaded.
+
+        The second has activations on disk and loads the model for each message.
+        """
         grid = bench.grid(activations="disk")
         grid.held = {0: 9, 1: 3, 2: 6}
         for context in grid.contexts.values():
@@ -462,7 +496,7 @@ class Promises(Federations):
     def test_killed_and_resumed_equals_never_killed(
         self, evaluated: Bench, whole: Uninterrupted
     ) -> None:
-        """With all figures, whatever the order in which answers arrive."""
+        """The comparison includes all metrics; replies arrive in another order."""
         folder = evaluated.killed(
             lambda header: header.server_round >= self.last_round + (header.kind != "evaluate"),
         )
@@ -477,7 +511,10 @@ class Promises(Federations):
     def test_killed_before_the_first_checkpoint_a_run_keeps_its_settings(
         self, bench: Bench, plain: Uninterrupted
     ) -> None:
-        """Clients have kept results of the old settings by then; a resumption with others must not mix them."""
+        """Clients hold results of the old settings.
+
+        A resumption must not mix them with results of other settings.
+        """
         folder = bench.killed(lambda header: (header.kind, header.client) == ("train", 2))
         with pytest.raises(Mistake, match="seed was 0, is 7"):
             bench.run(bench.grid(seed=7), seed=7, resume_from=str(folder))
@@ -493,12 +530,14 @@ class Promises(Federations):
 
         grid = bench.grid()
         grid.before_push = vanish
-        monkeypatch.setattr("server_app.app._note_end", vanish)  # a SIGKILL leaves no time for it
+        # A SIGKILL leaves no time to note the end.
+        monkeypatch.setattr("server_app.app._note_end", vanish)
         with pytest.raises(Killed):
             bench.run(grid)
         (folder,) = (bench.folder / "runs").iterdir()
         document = json.loads((folder / "summary.json").read_text())
-        assert document["status"] == "running"  # nobody was left to write another word
+        # No process was left to change the status.
+        assert document["status"] == "running"
         assert run_status(folder)[0] == "interrupted"
         assert (document["finished"], document["missing"]) == (None, [])
 
@@ -509,6 +548,7 @@ class Promises(Federations):
             save = CheckpointFolder.save
 
             def save_on_full_disk(folder: CheckpointFolder, server_round: int, *state: Any) -> None:
+                # From the checkpoint of the last round on, nothing can be written any more.
                 disk.full = disk.full or server_round == self.last_round
                 save(folder, server_round, *state)
 
@@ -519,7 +559,8 @@ class Promises(Federations):
                 bench.run()
         monkeypatch.setattr(CheckpointFolder, "save", save)
         (folder,) = (bench.folder / "runs").iterdir()
-        assert run_status(folder)[0] == "interrupted"  # the disk had no room for another word
+        # The full disk had no room for another status.
+        assert run_status(folder)[0] == "interrupted"
         finished = folder / "checkpoint" / "state.json"
         assert (
             json.loads(finished.read_text())["round"] if finished.exists() else 0
@@ -557,7 +598,7 @@ class Promises(Federations):
         ]
         assert "No space left on device" in clients[2]["reason"]
 
-    # ----- failures ---------------------------------------------------------------------------------------------------
+    # ----- failures -------------------------------------------------------------------------------
 
     def test_one_client_dead_the_round_still_ends(self, without_client_2: Uninterrupted) -> None:
         document = summary(without_client_2.folder)
@@ -595,8 +636,10 @@ class Promises(Federations):
             if client == 2 and read(r.content).header.kind == "train"
         )
         asked = read(request.content)
+        # Spoil a copy, because other tests read the same run.
         copied = Message(write(read(reply.content)), reply_to=request)
         contract = contract_for(asked, lambda: model.plan, settings)
+        # The copy itself satisfies the contract, so that the spoiled part is the reason.
         check_reply(read(copied.content), asked, contract)
         with pytest.raises(Mistake):
             check_reply(read(SPOILS[spoil](copied).content), asked, contract)
@@ -623,12 +666,15 @@ class Promises(Federations):
         assert document["status"] == "failed"
         assert document["reason"].count("reply refused") == 3
 
-    # ----- orders that are not expected -------------------------------------------------------------------------------
+    # ----- unexpected orders ----------------------------------------------------------------------
 
     def test_an_order_that_is_not_expected_is_answered_in_words(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Before each request of a client, those that lack something; on copies of its state, and where it has none."""
+        """Orders that lack something are sent before each request of client 0.
+
+        They go to copies of its state and to a client without state.
+        """
         changes = {"evaluation__local_only": True}
         grid = bench.grid(**changes)
         seen = dict[tuple[Any, ...], Letter]()
@@ -666,10 +712,10 @@ class Promises(Federations):
         assert len(seen) >= 2
         assert wrong == []
 
-    # ----- once -------------------------------------------------------------------------------------------------------
+    # ----- one answer per round -------------------------------------------------------------------
 
     def other_orders(self, order: Letter) -> list[Letter]:
-        """Orders of the same round that the contract allows too: here, with other numbers in what they bring."""
+        """Return other orders of the same round that the contract allows: with reversed tensors."""
         if not order.blobs:
             return []
         found = {key: unpack_tensors(blob) for key, blob in order.blobs.items()}
@@ -680,7 +726,10 @@ class Promises(Federations):
         return [Letter(order.header, order.scalars, turned)]
 
     def test_a_round_is_answered_once(self, bench: Bench) -> None:
-        """The same order again is answered; another one is not, nor one of a round whose reply was let go."""
+        """A repeated order gets the same reply.
+
+        Other orders, and repeated orders of rounds without a stored reply, fail.
+        """
         grid = bench.grid(evaluation__local_only=True)
         orders = dict[int, Letter]()
         later = list[Letter]()
@@ -717,7 +766,8 @@ class Promises(Federations):
             )
             assert words in ask(order).scalars["reason"]
         for number in set(orders) - {last}:
-            if number == last - 1:  # of the last two rounds the replies are kept
+            # A client keeps the replies of the last two rounds.
+            if number == last - 1:
                 assert ask(orders[number]).blobs == first[number].blobs
                 shutil.rmtree(
                     bench.folder
@@ -734,7 +784,8 @@ class Promises(Federations):
         shutil.rmtree(
             bench.folder / "state" / orders[last].header.lineage / "node-00000" / f"r{last:03d}"
         )
-        # Whether or not it can be worked on again, nothing else is told, or asked for.
+        # The client may or may not repeat the work, but it must not report other data or lost
+        # state.
         anew = ask(orders[last])
         assert anew.blobs in (first[last].blobs, {})
         assert not anew.scalars.get("lost")
@@ -744,7 +795,7 @@ class Promises(Federations):
                 in ask(letter, server_round=5000, client=0).scalars["reason"]
             )
 
-    # ----- result -----------------------------------------------------------------------------------------------------
+    # ----- result ---------------------------------------------------------------------------------
 
     def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(
         self, whole: Uninterrupted
@@ -777,10 +828,10 @@ class Promises(Federations):
         folder = bench.run(grid, evaluation__local_only=True)
         replies = [read(reply.content) for _, reply in grid.received]
         kinds = [reply.header.kind for reply in replies]
-        # Between rounds a method may need a deliver.
+        # Some methods need a deliver between rounds.
         after = replies[len(kinds) - kinds[::-1].index("train") :]
         brought = [reply.header.server_round for reply in after if reply.header.kind == "deliver"]
-        # What belongs to a client's own result.
+        # Pushes before ``result_round`` serve the client's own result.
         assert all(server_round < self.result_round for server_round in brought)
         assert all(
             reply.scalars["own_losses"] == []
@@ -842,7 +893,8 @@ class Promises(Federations):
         ]
         assert given == [True, True, False, True]
         assert document["clients"][2]["reason"].startswith("deliver: no reply before the deadline")
-        assert document["clients"][2]["status"] == "completed"  # its votes are in the model
+        # The client's votes are part of the model.
+        assert document["clients"][2]["status"] == "completed"
 
     def test_a_state_directory_of_a_finished_simulation_is_removed(
         self, whole: Uninterrupted
@@ -852,12 +904,12 @@ class Promises(Federations):
 
 
 class PruningPromises(Promises):
-    """Of the methods that set weights to zero."""
+    """Promises of methods that set weights to zero."""
 
     cuts_windows = "calibration_windows"
 
     def expected_sparsity(self, model: OpenedModel) -> float:
-        """Share of prunable weights that the settings demand, computed by hand."""
+        """Return the sparsity that the settings demand, computed by hand."""
         raise NotImplementedError
 
     def test_exact_sparsity(self, plain: Uninterrupted) -> None:

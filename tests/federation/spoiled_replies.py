@@ -1,4 +1,4 @@
-"""Replies to ``train`` as no client may send them, by what is wrong."""
+"""Replies to ``train`` that violate their contract, by kind of violation."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from espalier.wire.payload import STYPE
 
 
 def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:
-    """Spoil the reply to ``train`` and leave the others as they are."""
+    """Return a tamper that spoils replies to ``train`` and leaves other replies unchanged."""
     return lambda request, reply: (
         spoil(reply) if read(request.content).header.kind == "train" else reply
     )
@@ -44,7 +44,7 @@ def _dtype(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every bit is set: every weight is pruned, or is NaN."""
+    """Set every bit: every weight is pruned, or every value is NaN."""
     return {
         name: torch.full_like(value.view(torch.uint8), 255).view(value.dtype)
         for name, value in tensors.items()

@@ -1,4 +1,7 @@
-"""Which orders of a round a client works on, whether or not the work comes to an end; that of each method is in promises.py."""
+"""Orders that a client accepts in a round, after successful and after failed work.
+
+The same promise of each method is tested in promises.py.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +48,10 @@ def fails(_: PrivateState) -> None:
 
 
 def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
-    """Else a failure that depends on a client's text could be provoked by one order after the other."""
+    """A failed order must not allow another order of the same round.
+
+    A server could otherwise try orders until one fails in a way that depends on a client's text.
+    """
     with pytest.raises(Mistake, match="no finite score"):
         answer_once(site, order(1, layers=[0]), work(fails))
     with pytest.raises(

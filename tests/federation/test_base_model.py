@@ -1,4 +1,8 @@
-"""A run on a damaged base model ends before clients enrol, and a run that fails leaves nothing that looks like a result."""
+"""Runs on a damaged base model, and failed runs.
+
+A damaged base model ends the run before clients enrol. A failed run leaves no files that look like
+a result.
+"""
 
 import json
 import math
@@ -31,7 +35,7 @@ def spoil(bench: Bench, name: str, value: float) -> None:
 
 
 def asked(grid: InProcessGrid) -> list[object]:
-    """Messages that leave the server."""
+    """Return a list that collects the messages that leave the server."""
     sent: list[object] = []
     grid.before_push = sent.append
     return sent
@@ -71,7 +75,10 @@ def test_float16_that_overflows_ends_a_run_before_anybody_is_asked(tmp_path: Pat
 
 @pytest.mark.parametrize("check", ["transformers", "streamed"])
 def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path, check: str) -> None:
-    """The dense figure is plain transformers' of the directory, and the result's that of what was written."""
+    """The dense metric is that of the directory, the result's that of the written files.
+
+    Both are computed with plain transformers.
+    """
     bench = Bench(
         tmp_path,
         "fedprllm",
@@ -91,7 +98,7 @@ def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path, check:
 
 
 def perplexity(directory: Path, text: Path) -> float:
-    """Of all windows of a text."""
+    """Return the perplexity over all sequences of a text."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokens = torch.tensor(AutoTokenizer.from_pretrained(directory)(text.read_text())["input_ids"])
     windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
@@ -105,7 +112,7 @@ def perplexity(directory: Path, text: Path) -> float:
 def test_an_evaluation_that_is_no_number_leaves_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a resumed run that ends well leaves nothing else."""
+    """A resumed run that succeeds leaves only its own result."""
     bench = Bench(tmp_path, "fedprllm", PRUNED, num_clients=2)
     measure = Outcome.losses_of
     with monkeypatch.context() as patch:

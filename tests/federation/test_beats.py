@@ -1,4 +1,7 @@
-"""Whoever works says how far it is: simulated clients to the server's lines, sites to their node's log, the server itself."""
+"""Progress of long work.
+
+Simulated clients report to the server, sites to their node's log. The server reports its own work.
+"""
 
 import re
 from pathlib import Path
@@ -74,12 +77,12 @@ SAID: dict[str, dict[str, set[str]]] = {
         },
     },
 }
-"""What is said in the course of each kind of message, and by the server, among others."""
+"""Some of the progress texts of each message kind and of the server."""
 
 
 @pytest.fixture
 def every_beat_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However soon it follows the one before."""
+    """Print every progress report, even if it follows the last one at once."""
     for module in ("client_app.at_work", "strategies.engine.progress"):
         monkeypatch.setattr(
             f"{module}.Pace", lambda say, now=lambda: 0.0, every=0.0: Pace(say, now, 0.0)
@@ -95,13 +98,16 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def a_reply_at_a_time(grid: InProcessGrid) -> InProcessGrid:
-    """Replies come a moment after the work, as elsewhere, so that the server has time to look."""
+    """Delay replies a little after the work, as in a real run.
+
+    The server then has time to read the progress.
+    """
     grid.held = {0: 2, 1: 4}
     return grid
 
 
 def with_its_numbers_left_out(line: str) -> set[str]:
-    """A line's words as they are, and without what is counted."""
+    """Return a line's text with and without its numbers."""
     return {line, re.split(r"[ ,]*\d", line)[0]}
 
 
@@ -112,7 +118,8 @@ def with_its_numbers_left_out(line: str) -> set[str]:
 def test_every_block_and_step_is_told_by_whoever_works(bench: Bench, name: str) -> None:
     grid = a_reply_at_a_time(bench.grid())
     for context in grid.contexts.values():
-        context.node_config["keep-model"] = False  # each loads it
+        # Each client loads the model for each message.
+        context.node_config["keep-model"] = False
     folder = bench.run(grid)
     told = events(folder)
     lines = [event["text"] for event in told if event["event"] == "at_work"]
@@ -154,7 +161,7 @@ def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(
 
 
 def test_without_long_work_no_line_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    # No time passes.
+    # Time stands still, so no progress line is due.
     monkeypatch.setattr("client_app.at_work.Pace", lambda say: Pace(say, now=lambda: 0.0))
     folder = bench.run(a_reply_at_a_time(bench.grid()))
     assert not [

@@ -1,4 +1,4 @@
-"""A round of tuning begins with adapters of the model that its order names, and with all of them."""
+"""Adapters that a round of tuning begins with: those of the ordered model, and all of them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from espalier.wire.tuning import blob_specs, trained
 
 @pytest.mark.parametrize("method", ["fedpetuning", "fedspine"])
 def test_parts_of_another_cut_are_named(method: str) -> None:
-    """As they are where a part was delivered with one structure and the order comes with another, or with none."""
+    """A part has one structure, and the order that follows has another one or none."""
     settings = parse({"method": method, "lora.rank": 2})
     adapters = trained(PLAN, settings)
     site = SimpleNamespace(settings=settings)

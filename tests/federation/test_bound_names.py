@@ -1,4 +1,4 @@
-"""Runs in which names are bound to keys: real sites, the real server, and what a node signs."""
+"""Runs with names bound to keys: real sites, the real server, and the signatures of nodes."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ NONCE = "0f" * 32
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench whose server takes its grid for that of a deployment, with keys of its two sites."""
+    """Return a bench whose server treats its grid as a deployment, with keys for its two sites."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
     list(make_keys(tmp_path / "keys", ["localhost"], SITES, 365))
@@ -40,7 +40,11 @@ def key_of(bench: Bench, site: str) -> str:
 def grid_of(
     bench: Bench, *nodes: dict[str, Any], state: str = "state", **changes: Any
 ) -> InProcessGrid:
-    """Real nodes: those of both sites with their keys, but for what is given of each, and any more."""
+    """Return a grid of real nodes with their keys.
+
+    There is one node per site or per entry of ``nodes``, whichever is more. Entries of ``nodes``
+    change the configuration of their node; None removes a key.
+    """
     made = []
     for number, more in enumerate([*nodes, *({} for _ in SITES[len(nodes) :])]):
         site = SITES[number % len(SITES)]
@@ -72,7 +76,7 @@ def ledger(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-# ----- runs -----------------------------------------------------------------------------------------------------------
+# ----- runs ---------------------------------------------------------------------------------------
 
 
 def test_keys_change_no_byte_of_a_result(bench: Bench) -> None:
@@ -84,7 +88,7 @@ def test_keys_change_no_byte_of_a_result(bench: Bench) -> None:
 
 
 def test_sites_say_their_names_again_to_a_resumed_server(bench: Bench) -> None:
-    """Whose directory of keys lies elsewhere now; somebody else who enrols first does not go on as hospital-b."""
+    """The directory of keys has moved. An impostor that enrols first does not become hospital-b."""
     whole = bench.run(grid_of(bench, state="others"))
     killed = bench.killed(
         lambda header: (header.kind, header.server_round) == ("train", 2), grid_of(bench)
@@ -151,11 +155,11 @@ def test_in_simulation_there_are_no_keys(bench: Bench, monkeypatch: pytest.Monke
         bench.run(grid_of(bench))
 
 
-# ----- what a site signs ----------------------------------------------------------------------------------------------
+# ----- signatures of a site -----------------------------------------------------------------------
 
 
 def ask(bench: Bench, scalars: dict[str, Any], **changes: Any) -> Letter:
-    """What hospital-a says to a request to enrol."""
+    """Return the answer of hospital-a to an enrolment request."""
     grid = grid_of(bench, **changes)
     common = {
         "schema_version": SCHEMA_VERSION,
@@ -173,7 +177,7 @@ def ask(bench: Bench, scalars: dict[str, Any], **changes: Any) -> Letter:
 
 
 def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> None:
-    """Verified by hand, with the public key that lies beside the private one."""
+    """The signature is verified by hand, with the public key next to the private one."""
     told = dict(ask(bench, {"nonce": NONCE}).scalars)
     signature = str(told.pop("signature"))
     document = {"told": told, "nonce": NONCE, "lineage": BY_HAND, "node": 1000}
@@ -202,7 +206,7 @@ def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> No
 def test_it_signs_nothing_else(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, scalars: dict[str, Any], site_keys: str
 ) -> None:
-    """Not even where a run without keys brings a number."""
+    """A site does not sign in a run without keys either, even if the request has a nonce."""
     monkeypatch.setattr(
         "client_app.own_name.private_key", lambda path: pytest.fail("the key was read")
     )
@@ -225,7 +229,7 @@ def test_of_what_leaves_the_log_has_the_names_alone(bench: Bench) -> None:
     assert NONCE not in log.read_text()
 
 
-# ----- check-node -----------------------------------------------------------------------------------------------------
+# ----- check-node ---------------------------------------------------------------------------------
 
 
 def test_check_node_looks_at_the_key(bench: Bench) -> None:

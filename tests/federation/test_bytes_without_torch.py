@@ -1,4 +1,7 @@
-"""Flower starts a process for every message: those that move bytes which are there do not import what takes seconds."""
+"""Messages that only move bytes are answered without importing torch.
+
+Flower starts a process for every message, and the import takes seconds.
+"""
 
 import pickle
 import subprocess
@@ -30,7 +33,7 @@ with playing_a_node():
     reply = read(app(message, Context(1, 1, asked["node"], RecordDict(), asked["run"])).content)
 assert reply == asked["reply"], (reply.header, reply.scalars)
 """
-"""A process that answers a request that was answered before, and compares."""
+"""Program that answers an already answered request again and compares the replies."""
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm"])
@@ -38,7 +41,7 @@ def test_masks_and_kept_weights_are_fetched_and_delivered_without_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    # The texts of the bench are short.
+    # The minimum for real sites is larger than the texts of the bench.
     monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
     bench = Bench(tmp_path, method, EVALUATED | {f"{method}.sparsity": 0.5}, num_clients=2)
     answered = set[str]()

@@ -1,4 +1,4 @@
-"""What a client carries from round to round."""
+"""Client state that one round leaves for the next."""
 
 from pathlib import Path
 
@@ -21,7 +21,8 @@ def test_a_round_begins_with_what_the_one_before_left_however_often_it_is_asked_
 ) -> None:
     state = PrivateState(tmp_path, "run", "site", {"number": 0})
     assert left(state, FEEDBACK, 1) == {}
-    for server_round in (1, 2, 2, 5, 5):  # of 3 and 4 the client had no part
+    # The client does not take part in rounds 3 and 4.
+    for server_round in (1, 2, 2, 5, 5):
         for document, shift in ((FEEDBACK, 0.0), (MOMENTS, 10.0)):
             carried.keep(
                 state, document, server_round, {"block": {"x": torch.tensor(server_round + shift)}}

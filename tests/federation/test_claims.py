@@ -1,4 +1,4 @@
-"""Clients that claim too much: what their claims count, and where that is told."""
+"""Clients that claim too much: limits of their weights, and the reports about them."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def claiming(**scalars: Any) -> Any:
-    """Changes scalars of a client's report."""
+    """Return a tamper that changes fields of a client's report."""
 
     def spoil(request: Message, reply: Message) -> Message:
         letter = read(reply.content)
@@ -81,7 +81,7 @@ def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_rank
     assert clients[3]["capped"]["capability"] == {"claimed": 1e9, "counted": 4.0}
     sent = sent_adapters(grid, 1)
     norms = norm_weights(sent)
-    # At most once the median and once the mean: all weigh alike.
+    # At ratio 1 a weight exceeds neither the median nor the mean, so all clients weigh the same.
     weights = dict.fromkeys(norms, 1.0)
     assert sum("weight" in client["capped"] for client in clients) == 3
     for found, mean in zip(

@@ -1,4 +1,4 @@
-"""FedPETuning keeps the promises of every method, and averages what its clients trained."""
+"""FedPETuning: promises of every method, and averages of the clients' adapters."""
 
 import json
 import math
@@ -43,7 +43,7 @@ from strategies.engine.checkpoint import CheckpointFolder
 from strategies.methods.fedpetuning import FedPETuning
 
 SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16)}
-"""(out, in) of the adapted matrices of the bench's model, which has two blocks."""
+"""Shapes (out, in) of the adapted matrices of the bench's model, which has two blocks."""
 BYTES_OF = {
     "float32": lambda numbers: 4 * numbers,
     "bfloat16": lambda numbers: 2 * numbers,
@@ -52,12 +52,15 @@ BYTES_OF = {
 
 
 def block_bytes(payload: str, lora_rank: int) -> int:
-    """Bytes of one block's adapters on the wire, from the shapes."""
+    """Return the wire bytes of one block's adapters, computed from the shapes."""
     return sum(BYTES_OF[payload](lora_rank * side) for shape in SHAPES.values() for side in shape)
 
 
 def first_adapters(bench: Bench, lora_rank: int = 2) -> dict[str, dict[str, torch.Tensor]]:
-    """What every run of the bench begins with: B zero, A as the server and every client make it."""
+    """Return the initial adapters of every run of the bench.
+
+    B is zero; A is made from the seed by the server and every client.
+    """
     opened = open_model(str(bench.model))
     return initial_adapters(
         adapter_plan(opened.plan, LoraSettings(rank=lora_rank, alpha=2.0 * lora_rank)), 0
@@ -67,7 +70,7 @@ def first_adapters(bench: Bench, lora_rank: int = 2) -> dict[str, dict[str, torc
 def brought(
     requests: list[Message], server_round: int
 ) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
-    """What went down to each client before a round: tensors by blob key and name."""
+    """Return the tensors sent to each client before a round, by blob key and name."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for letter in (read(request.content) for request in requests):
         if (
@@ -81,7 +84,7 @@ def brought(
 
 
 class TestFedPETuning(Promises):
-    """Two rounds of a few steps on two matrices of each block."""
+    """Federations with two rounds of a few steps on two matrices of each block."""
 
     method = "fedpetuning"
     settings: ClassVar[dict[str, Any]] = {
@@ -97,11 +100,11 @@ class TestFedPETuning(Promises):
     result_round = 3
     cuts_windows = "all_windows"
 
-    # ----- the average ------------------------------------------------------------------------------------------------
+    # ----- the average ----------------------------------------------------------------------------
 
     @pytest.fixture
     def uneven(self, bench: Bench) -> dict[int, float]:
-        """Gives the clients texts of different lengths; how many training windows each has, counted here."""
+        """Give clients texts of different lengths; return their numbers of training sequences."""
         windows = {}
         tokenizer = AutoTokenizer.from_pretrained(bench.model)
         for client in range(bench.num_clients):
@@ -154,7 +157,7 @@ class TestFedPETuning(Promises):
     ) -> None:
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
-        # Each goes through its text in one order.
+        # All clients go through their text in the same order.
         monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)
         changes = {"federation__rounds": 1}
         grid = bench.grid(**changes)
@@ -165,7 +168,7 @@ class TestFedPETuning(Promises):
             for found, expected in zip(written(folder, 1, matrix), alone, strict=True):
                 np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
-    # ----- sampling ---------------------------------------------------------------------------------------------------
+    # ----- sampling -------------------------------------------------------------------------------
 
     SAMPLED: ClassVar[dict[str, Any]] = {
         "federation__rounds": 4,
@@ -186,8 +189,9 @@ class TestFedPETuning(Promises):
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
     def test_a_sampled_client_that_is_gone_is_not_replaced(self, bench: Bench) -> None:
-        """Another one would not have the global adapters."""
-        changes = self.SAMPLED | {"lora__rank": 8}  # too large for one part
+        """A replacement would not have the global adapters."""
+        # These adapters do not fit in one part.
+        changes = self.SAMPLED | {"lora__rank": 8}
         grid = bench.grid(**changes)
         lost: list[int] = []
 
@@ -212,7 +216,7 @@ class TestFedPETuning(Promises):
         assert dropped == [lost[0]]
 
     def test_a_site_whose_model_takes_less_trains_nothing_alone_either(self, bench: Bench) -> None:
-        """As in the promise, but of a client that no round asks to train."""
+        """The client is never asked to train in a round, only for its local baseline."""
         other = Path(shutil.copytree(bench.model, bench.folder / "other"))
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
         (other / "config.json").write_text(json.dumps(config))
@@ -237,7 +241,7 @@ class TestFedPETuning(Promises):
             in clients[2]["reason"]
         )
 
-    # ----- numbers that no training makes -----------------------------------------------------------------------------
+    # ----- implausible values ---------------------------------------------------------------------
 
     @pytest.mark.parametrize("aggregation", ["factors", "svd"])
     def test_clients_with_numbers_that_no_training_makes_lose_their_contributions(
@@ -266,7 +270,7 @@ class TestFedPETuning(Promises):
     def test_honest_clients_stay_below_the_limit(
         self, bench: Bench, aggregation: str, payload: str, rate: float
     ) -> None:
-        """Also where balanced factors make A much smaller, and what NF4 lost of the larger one is added to it."""
+        """Balanced factors make A much smaller, and the NF4 loss of a larger A is added to it."""
         changes = {
             "fedpetuning__aggregation": aggregation,
             "federation__payload": payload,
@@ -279,7 +283,7 @@ class TestFedPETuning(Promises):
         clients = summary(bench.run(**changes))["clients"]
         assert {client["status"] for client in clients} == {"completed"}
 
-    # ----- payloads ---------------------------------------------------------------------------------------------------
+    # ----- wire dtypes ----------------------------------------------------------------------------
 
     @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
     def test_bytes_of_blobs_are_those_of_the_formulas_and_feedback_matters(
@@ -306,8 +310,10 @@ class TestFedPETuning(Promises):
                 if letter.header.kind in ("train", "deliver")
                 for blob in letter.blobs.values()
             ]
-            assert len(up) == 2 * 2 * 2  # blocks, rounds, clients
-            assert len(down) == 2 * 2  # blocks of the second round, clients
+            # Two blocks, two rounds, two clients.
+            assert len(up) == 2 * 2 * 2
+            # Two blocks of the second round, two clients.
+            assert len(down) == 2 * 2
             assert {num_data_bytes(blob) for blob in up + down} == {block_bytes(payload, 2)}
         assert models[0] != models[1]
 
@@ -342,7 +348,10 @@ class TestFedPETuning(Promises):
     def test_differences_are_added_to_the_global_adapters_before_they_were_rounded(
         self, bench: Bench
     ) -> None:
-        """Up a difference from those that the round began with, down from the first ones; two rounds, by loops."""
+        """Replies carry differences from the round's start, pushes from the initial adapters.
+
+        Two rounds are recomputed with loops.
+        """
         changes = {"federation__payload": "bfloat16", "federation__error_feedback": False}
         grid = bench.grid(**changes)
         requests = list[Message]()
@@ -390,7 +399,10 @@ class TestFedPETuning(Promises):
     def test_rounded_differences_end_nearer_to_float32_than_rounded_values(
         self, bench: Bench, aggregation: str
     ) -> None:
-        """Share of its norm by which the final update of three rounds over NF4 differs from float32's, at the same bytes."""
+        """The relative error of the final update against float32 is compared at equal bytes.
+
+        The runs have three rounds over NF4.
+        """
         common: dict[str, Any] = {
             "num_clients": 2,
             "lora__merge": False,
@@ -404,7 +416,7 @@ class TestFedPETuning(Promises):
         errors = {}
         sizes = set()
         ways = [("differences", True), ("values", True), ("values", False)]
-        # Error feedback is not read with the SVD.
+        # With the SVD the setting ``error-feedback`` has no effect.
         for rounding, feedback in ways if aggregation == "factors" else ways[:2]:
             changes = {
                 **common,
@@ -462,7 +474,7 @@ class TestFedPETuning(Promises):
     def test_feedback_is_left_out_where_the_svd_turns_the_adapters(
         self, bench: Bench, aggregation: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What rounding lost of A and B belongs to other directions there."""
+        """The rounding losses of A and B belong to other directions after an SVD."""
         owed = []
 
         def pack(tensors: Any, payload: Any, residuals: Any = None) -> Any:
@@ -474,19 +486,19 @@ class TestFedPETuning(Promises):
         bench.run(federation__payload="nf4", fedpetuning__aggregation=aggregation)
         assert any(owed) == (aggregation == "factors")
 
-    # ----- the optimiser ----------------------------------------------------------------------------------------------
+    # ----- the optimizer --------------------------------------------------------------------------
 
     @pytest.mark.parametrize("kept", [True, False])
     def test_two_rounds_of_one_client_are_one_of_twice_the_steps_if_its_optimiser_goes_on(
         self, tmp_path: Path, kept: bool
     ) -> None:
-        """Averaging one client's adapters changes nothing; forgetting its moments does."""
+        """Averaging one client's adapters changes nothing; losing the optimizer's moments does."""
         bench = Bench(tmp_path, self.method, self.settings | {"federation.keep-optimizer": kept}, 1)
         at_once = bench.run(federation__rounds=1, training__steps=4)
         in_two = bench.run(federation__rounds=2, training__steps=2)
         assert (model_files(at_once) == model_files(in_two)) == kept
 
-    # ----- layers -----------------------------------------------------------------------------------------------------
+    # ----- layers ---------------------------------------------------------------------------------
 
     def test_only_the_layers_that_were_chosen_change(self, bench: Bench) -> None:
         folder = bench.run(lora__layers="1")
@@ -498,7 +510,7 @@ class TestFedPETuning(Promises):
         changed = {name for name, value in base.items() if not torch.equal(value, merged[name])}
         assert changed == {f"model.layers.1.self_attn.{matrix}_proj.weight" for matrix in "qv"}
 
-    # ----- resumption -------------------------------------------------------------------------------------------------
+    # ----- resumption -----------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
         "changes",
@@ -525,7 +537,10 @@ class TestFedPETuning(Promises):
     def test_gone_back_a_round_after_a_kill_in_the_middle_of_one_equals_never_killed(
         self, bench: Bench
     ) -> None:
-        """What is said to do where the last checkpoint is damaged: a client that was further gives its kept answers again."""
+        """This is the documented remedy for a damaged checkpoint.
+
+        A client that was ahead of the server repeats its stored replies.
+        """
         changes = {"federation__rounds": 3}
         uninterrupted = bench.run(**changes)
         folder = bench.killed(third_order_of(3), **changes)
@@ -571,7 +586,12 @@ class TestFedPETuning(Promises):
         entries: int,
         seen: list[int],
     ) -> None:
-        """In round 2: before its checkpoint, so that the round comes again; behind it; and among the ledger's entries."""
+        """The server is killed in round 2 at three places.
+
+        - before the checkpoint, so that the round is repeated
+        - after the checkpoint
+        - among the entries of the ledger
+        """
         changes = {"federation__rounds": 3, "fedpetuning__fleet": "low"}
         usual = getattr(place, name)
         calls = list[int]()
@@ -601,12 +621,12 @@ class TestFedPETuning(Promises):
         assert rounds == 4 * [[1, 2, 3]]
 
     def _told(self, folder: Path) -> list[tuple[int, int]]:
-        """Rounds and clients whose times are in the ledger."""
+        """Return rounds and clients whose times are in the ledger."""
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         return [(entry["round"], entry["client"]) for entry in entries if entry["kind"] == "round"]
 
     def test_a_torn_ledger_does_not_hold_a_run_up(self, bench: Bench) -> None:
-        """A machine that goes down may leave half of a line; the time in it is told anew."""
+        """A machine that goes down may leave half a line; its time is recorded again."""
         changes = {"federation__rounds": 2, "fedpetuning__fleet": "low"}
         folder = bench.killed(lambda header: header.server_round == 2, **changes)
         ledger = folder / "ledger.jsonl"
@@ -630,7 +650,7 @@ class TestFedPETuning(Promises):
         with pytest.raises(Mistake, match=r"ledger\.jsonl: cannot be read: Is a directory"):
             bench.run(resume_from=str(folder), **changes)
 
-    # ----- what a site refuses ----------------------------------------------------------------------------------------
+    # ----- refusals of a site ---------------------------------------------------------------------
 
     def _train(
         self,
@@ -639,7 +659,7 @@ class TestFedPETuning(Promises):
         blobs: dict[str, bytes] | None = None,
         limit: int = 2,
     ) -> Letter:
-        """The reply of the first client to an order."""
+        """Return the reply of the first client to an order."""
         header = Header.model_validate(
             {
                 "schema_version": SCHEMA_VERSION, "kind": "train", "method": "fedpetuning", "lineage": BY_HAND, "attempt": 1,
@@ -659,7 +679,8 @@ class TestFedPETuning(Promises):
         assert second.header.status == "ok"
         again = self._train(grid, 2, first.blobs)
         assert (again.blobs, again.scalars) == (second.blobs, second.scalars)
-        again = self._train(grid, 1)  # as of a server that went back to the checkpoint before
+        # The server went back to the previous checkpoint.
+        again = self._train(grid, 1)
         assert (again.blobs, again.scalars) == (first.blobs, first.scalars)
         for reply, words in (
             (self._train(grid, 2, second.blobs), "this client answered another order of round 2"),
@@ -676,7 +697,7 @@ class TestFedPETuning(Promises):
     def test_a_site_refuses_a_round_of_few_tokens(
         self, bench: Bench, least: int, status: str
     ) -> None:
-        """Two steps of two sequences of 16 tokens."""
+        """A round has 64 tokens: two steps of two sequences of 16 tokens."""
         grid = bench.grid()
         next(iter(grid.contexts.values())).node_config["least-tokens"] = least
         reply = self._train(grid, 1)
@@ -685,7 +706,7 @@ class TestFedPETuning(Promises):
             "least-tokens = 65: an answer would rest on fewer"
         )
 
-    # ----- the adapter ------------------------------------------------------------------------------------------------
+    # ----- the adapter ----------------------------------------------------------------------------
 
     def test_an_export_that_fails_its_check_costs_no_figures(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

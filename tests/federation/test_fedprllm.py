@@ -1,4 +1,4 @@
-"""FedPrLLM keeps the promises, and votes as the paper says."""
+"""FedPrLLM: promises of every method, and votes as in the paper."""
 
 import json
 import shutil
@@ -38,7 +38,10 @@ class TestFedPrLLM(PruningPromises):
         )
 
     def test_masks_are_those_of_a_slow_count_of_the_votes(self, plain: Uninterrupted) -> None:
-        """Layer comparison: most votes first, then the smaller magnitude, then the lower index, one weight at a time."""
+        """The order is: most votes, then smaller magnitude, then lower index.
+
+        The layer is the comparison group; one weight is decided at a time.
+        """
         model = OpenedModel(plain.bench.model)
         votes = votes_of(plain.received)
         with safe_open(plain.folder / "masks.safetensors", "np") as masks:
@@ -152,7 +155,10 @@ class TestFedPrLLM(PruningPromises):
         )
 
     def test_in_simulation_a_deadline_counts_from_anybody_s_last_reply(self, bench: Bench) -> None:
-        """Replies come 30 polls (3 s) apart, as from one worker; the last is 9 s late for a deadline of 5 s."""
+        """Replies arrive 3 s (30 polls) apart, as from one worker.
+
+        The deadline is 5 s; the last reply comes after 12 s.
+        """
         grid = bench.grid()
         grid.held = {0: 30, 1: 60, 2: 90, 3: 120}
         assert not [event for event in events(bench.run(grid)) if event["event"] == "sent_again"]
@@ -165,7 +171,10 @@ class TestFedPrLLM(PruningPromises):
         assert "a second node with this site name" in document["refused"]["node-00000"]
 
     def test_a_returning_site_is_found_under_its_new_node_id(self, bench: Bench) -> None:
-        """The node vanishes with its message; the site comes back as another node and is asked again."""
+        """The node and its message vanish.
+
+        The site returns as another node and gets the message again.
+        """
         grid = bench.grid()
 
         def restart(request, reply):
@@ -186,7 +195,10 @@ class TestFedPrLLM(PruningPromises):
     def test_a_returning_site_is_found_while_its_old_node_is_still_listed(
         self, bench: Bench
     ) -> None:
-        """Flower takes a minute to notice that a node is gone; when its last attempt is late too, the new one is asked."""
+        """Flower takes a minute to notice that a node is gone.
+
+        The server asks the new node once the old one has missed its last attempt.
+        """
         grid = bench.grid()
         old = 1000 - 7 * 2
         new: list[int] = []
@@ -265,9 +277,10 @@ class TestIterativeFedPrLLM(PruningPromises):
     def test_masks_are_those_of_the_procedure_with_whole_models_in_memory(
         self, bench: Bench, changes: dict[str, Any]
     ) -> None:
-        """All clients vote on the dense block behind the globally pruned ones; one block after the other.
+        """All clients vote on a dense block that follows the globally pruned blocks.
 
-        The published code scales a block before the clients go through it, the paper's step 7 does not say so.
+        The published code scales a block before the clients run it. Step 7 of the paper does not
+        mention this.
         """
         folder = bench.run(**changes)
         run = parse(bench.config())
@@ -320,7 +333,10 @@ class TestIterativeFedPrLLM(PruningPromises):
     def test_votes_go_down_with_a_decision_where_clients_go_on_behind_the_scaled_block(
         self, evaluated: Bench
     ) -> None:
-        """Killed in the second round and resumed, with the result delivered to the clients, it equals never killed."""
+        """A run that is killed in round 2 and resumed equals a run that was never killed.
+
+        The server also pushes the result to the clients.
+        """
         changes = {
             "fedprllm__weight_scaling": True,
             "fedprllm__continue_behind": "scaled",
@@ -347,7 +363,10 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert model_files(masked) != model_files(uninterrupted)
 
     def test_one_client_iterative_is_one_shot(self, bench: Bench) -> None:
-        """With one voter and equal comparison groups the decision is the vote, so both go through the same blocks."""
+        """The decision of one voter equals its vote if the comparison groups are equal.
+
+        Both strategies therefore run the same pruned blocks.
+        """
         common = {"num_clients": 1, "fedprllm__comparison_group": "row"}
         iterative = bench.run(**common)
         one_shot = bench.run(**common, fedprllm__strategy="one-shot")
@@ -378,7 +397,11 @@ class TestIterativeFedPrLLM(PruningPromises):
     def test_a_client_that_lost_its_hidden_states_is_brought_what_was_decided_and_goes_on(
         self, bench: Bench, behind: str
     ) -> None:
-        """Its state is removed before the third round: it walks from the beginning, and the result is that of no loss."""
+        """The client's state is removed before round 3.
+
+        The client starts from the first block again, and the result is the same as without the
+        loss.
+        """
         changes: dict[str, Any] = {"model": str(save_tiny_llama(bench.folder / "deep", blocks=4))}
         changes |= {
             "fedprllm__weight_scaling": behind == "scaled",
@@ -436,7 +459,10 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert [event["client"] for event in events(folder) if event["event"] == "lost"] == [2]
 
     def test_a_forged_loss_costs_its_sender_alone(self, bench: Bench) -> None:
-        """In the first round there is nothing to lose; with another's number it would speak for that one."""
+        """A client has nothing to lose in round 1.
+
+        In a later round it must not report a loss under another client's number.
+        """
         grid = bench.grid()
 
         def forge(client: int, server_round: int) -> Any:
@@ -494,7 +520,7 @@ class TestIterativeFedPrLLM(PruningPromises):
 def input_norms(
     model: Any, modules: dict[str, Any], windows: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """L2 norm over all tokens of each input channel, one window at a time."""
+    """Return the L2 norm of each input channel over all tokens, one sequence at a time."""
     sums: dict[str, torch.Tensor] = {}
 
     def add(name: str, inputs: torch.Tensor) -> None:
@@ -530,7 +556,7 @@ def most_voted_half(votes: torch.Tensor, magnitude: torch.Tensor) -> set[int]:
 
 
 class TestVariants:
-    """Settings of the vote, each against its definition."""
+    """Settings of the vote, each compared with its definition."""
 
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
@@ -540,7 +566,10 @@ class TestVariants:
     def test_local_column_comparison_makes_wanda_magnitude_and_clients_alike(
         self, bench: Bench
     ) -> None:
-        """Table 4: a column shares its input norm, so all clients agree, and pooling their data changes nothing."""
+        """Table 4: all weights of a column share one input norm, so all clients agree.
+
+        Pooling the clients' data changes nothing either.
+        """
         common = {
             "fedprllm__local_comparison_group": "column",
             "fedprllm__comparison_group": "column",
@@ -578,7 +607,10 @@ class TestVariants:
     def test_settings_of_another_method_are_refused_before_anything_is_sent(
         self, bench: Bench
     ) -> None:
-        """Of plain ``flwr run``, where only the merged configuration is known: what is not the default was given by hand."""
+        """A plain ``flwr run`` has only the merged configuration.
+
+        There the user must have given every value that differs from its default.
+        """
         with pytest.raises(
             Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
         ):
@@ -626,7 +658,7 @@ class TestVariants:
 
 
 def votes_of(received: list[tuple[int, Message]]) -> Counter[tuple[str, str, int]]:
-    """Votes per (block, tensor, weight) from the replies, bit by bit."""
+    """Return votes by (block, tensor, weight), counted from the replies bit by bit."""
     votes: Counter[tuple[str, str, int]] = Counter()
     for _, reply in received:
         for key, blob in read(reply.content).blobs.items():
@@ -638,10 +670,12 @@ def votes_of(received: list[tuple[int, Message]]) -> Counter[tuple[str, str, int
 
 
 def test_vote_by_hand() -> None:
-    """Three clients on a 2x3 matrix, half of it pruned, checked on paper.
+    r"""Three clients vote on a 2x3 matrix at 50% sparsity, checked on paper.
 
-    votes   3 1 2    above the threshold 2: only (0, 0); on it: (0, 2), (1, 0) and (1, 1) compete for two places;
-            2 2 0    |W| = 5, 4 and 9 there, so (1, 0) and (0, 2) go.
+    votes   3 1 2    above the threshold 2: only (0, 0)
+            2 2 0    at the threshold: (0, 2), (1, 0) and (1, 1) compete for two places
+
+    \|W\| is 5, 4 and 9 there, so (1, 0) and (0, 2) are pruned.
     """
     from pruning_kernels.bitmask import pack, unpack
     from pruning_kernels.votes import VoteCounter, magnitudes

@@ -1,4 +1,7 @@
-"""FedSODA keeps the promises of every method: a sub-model comes to clients that have none, and their adapter goes home."""
+"""FedSODA: promises of every method.
+
+The server sends a sub-model to clients without a base model, and their adapter fits the full model.
+"""
 
 import json
 import math
@@ -65,18 +68,21 @@ BLOCKS = 4
 
 
 def asked(requests: list[Message], what: str) -> list[Letter]:
-    """The letters of a kind of ``deliver``, or of another kind."""
+    """Return the requests of one kind; kinds of ``deliver`` have names of their own."""
     letters = [read(request.content) for request in requests]
     return [letter for letter in letters if letter.scalars.get("what", letter.header.kind) == what]
 
 
 def merged(tensors: Mapping[str, torch.Tensor], weight: torch.Tensor, name: str) -> torch.Tensor:
-    """A weight with an adapter's update, by its definition."""
+    """Return a weight plus its adapter's update, by the definition."""
     return weight + SCALING * tensors[f"{name}.lora_b"] @ tensors[f"{name}.lora_a"]
 
 
 class TestFedSoda(Promises):
-    """Two rounds; one of four blocks goes, the last is the adapter; aligned before the first round and the second."""
+    """Federations with two rounds on a model of four blocks.
+
+    One block is dropped, and the last block is the adapter. The server aligns before both rounds.
+    """
 
     method = "fedsoda"
     planned_exactly = True
@@ -88,7 +94,10 @@ class TestFedSoda(Promises):
     @pytest.fixture(scope="class")
     @classmethod
     def home(cls, tmp_path_factory: pytest.TempPathFactory) -> Home:
-        """A deeper model, wide enough for NF4, and a public text to align on beside that to evaluate on."""
+        """Create a deeper model that is wide enough for NF4, and two texts.
+
+        One text is for the alignment, the other for the evaluation.
+        """
         folder = tmp_path_factory.mktemp("home")
         model = save_tiny_llama(folder / "base", blocks=BLOCKS, hidden=64, feed_forward=64, std=0.1)
         (folder / "public.txt").write_text("\n\n".join(private_text(99).split("\n\n")[:15]))
@@ -97,7 +106,7 @@ class TestFedSoda(Promises):
         return Home(model, folder / "public.txt")
 
     def model_of_clients(self, run: Uninterrupted) -> Path:
-        """The sub-model."""
+        """Return the directory of the sub-model."""
         return run.folder / "sub-model"
 
     def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
@@ -117,7 +126,7 @@ class TestFedSoda(Promises):
         }
 
     def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
-        """Clients have no model of their own: one that a site names is not looked at."""
+        """Clients need no model of their own: a site's ``model-path`` is ignored."""
         grid = bench.grid()
         for context in grid.contexts.values():
             context.node_config["model-path"] = str(bench.folder)
@@ -126,7 +135,10 @@ class TestFedSoda(Promises):
     def test_figures_on_own_text_are_those_of_plain_transformers(
         self, whole: Uninterrupted
     ) -> None:
-        """Clients compare the aligned sub-model before and after; here it is put together from what was sent to a client."""
+        """Clients evaluate the aligned sub-model before and after tuning.
+
+        The test rebuilds both from the messages to a client.
+        """
         opened = OpenedModel(whole.folder / "sub-model")
         bench = whole.bench
         model = AutoModelForCausalLM.from_pretrained(
@@ -178,10 +190,13 @@ class TestFedSoda(Promises):
             told = [client["metrics"][f"perplexity/own-text/{column}"] for client in clients]
             assert told == pytest.approx(values, rel=1e-3)
 
-    # ----- the sub-model ----------------------------------------------------------------------------------------------
+    # ----- the sub-model --------------------------------------------------------------------------
 
     def test_the_sub_model_is_a_model_of_its_own(self, plain: Uninterrupted) -> None:
-        """What transformers loads with bitsandbytes, in the size that was told, without a block whose output was alike."""
+        """The sub-model loads in transformers and has the reported size.
+
+        It lacks a block whose output resembled its input.
+        """
         folder = plain.folder / "sub-model"
         report = summary(plain.folder)["report"]
         (gone,), ((full, smaller),) = report["dropped_blocks"], report["groups"]
@@ -244,14 +259,15 @@ class TestFedSoda(Promises):
     def test_what_a_client_is_brought_is_held_against_its_hash(
         self, bench: Bench, spoil: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A server that brings other bytes, or files that no model has, gets no work."""
+        """A server that sends other bytes, or files that are no part of a model, gets no work."""
         if spoil == "piece":
             zeros = "strategies.results.sub_model.SubModelResult.piece"
             monkeypatch.setattr(
                 zeros, lambda result, index: bytes(result.manifest.piece_size(index))
             )
             wanted = "piece 0 does not have the hash that was offered"
-        elif spoil == "file":  # pieces are as they were offered, and what they make is not
+        # The pieces match the offer, but the file made from them does not.
+        elif spoil == "file":
             cut = sub_model.manifest_of
             wanted = "file config.json of the model does not have the hash that was offered"
 
@@ -280,7 +296,7 @@ class TestFedSoda(Promises):
     def test_a_client_that_lost_everything_is_brought_it_again(
         self, bench: Bench, plain: Uninterrupted, server_round: int, what: str
     ) -> None:
-        """Its state goes, and the model with it, right before a message of any kind."""
+        """The client's state and model are removed right before a message of each kind."""
         grid = bench.grid()
         lost = []
 
@@ -303,7 +319,7 @@ class TestFedSoda(Promises):
         assert model_files(folder) == model_files(plain.folder)
 
     def test_a_model_that_is_gone_before_the_last_part_is_brought_again(self, bench: Bench) -> None:
-        """Of an adapter that travels in two parts."""
+        """The adapter travels in two parts."""
         changes: dict[str, Any] = {
             "fedsoda__adapter_layers": 2,
             "part_bytes": 4096,
@@ -325,7 +341,7 @@ class TestFedSoda(Promises):
         assert model_files(folder) == model_files(whole)
 
     def test_without_the_aligned_emulator_a_client_makes_nothing_alone(self, bench: Bench) -> None:
-        """It would train and measure another sub-model than the others."""
+        """The client would train and measure another sub-model than the other clients."""
         grid = bench.grid(evaluation__local_only=True)
         changes = {"evaluation__local_only": True}
 
@@ -389,7 +405,7 @@ class TestFedSoda(Promises):
                 )
 
     def test_no_evaluation_is_asked_again_with_another_emulator(self, on_own_text: Bench) -> None:
-        """Each would tell more of the same text."""
+        """Each repetition would reveal more about the same text."""
         grid = on_own_text.grid()
         requests = list[Message]()
 
@@ -446,7 +462,7 @@ class TestFedSoda(Promises):
     def test_an_order_on_another_sub_model_or_alignment_is_not_worked_on(
         self, bench: Bench
     ) -> None:
-        """Nor, once a round was answered, on other values of the same alignment."""
+        """Other values of the same alignment are refused too after the round was answered."""
         grid = bench.grid(evaluation__local_only=True)
         requests = list[Message]()
 
@@ -490,7 +506,7 @@ class TestFedSoda(Promises):
             bench.run(resume_from=str(folder), fedsoda__public_text=str(text))
 
     def test_a_real_site_takes_a_model_if_its_owner_says_so(self, on_own_text: Bench) -> None:
-        """And as much of them as it says, those of earlier runs counted."""
+        """A site accepts models up to its limit, which also counts models of earlier runs."""
         grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
             context.node_config |= {"site": f"site-{client}", "own-text": True, "least-tokens": 30}
@@ -515,7 +531,7 @@ class TestFedSoda(Promises):
             on_own_text.run(again, fedsoda__groups=2, fedsoda__group_layers=0)
 
     def test_a_site_takes_one_model_in_a_run(self, bench: Bench) -> None:
-        """Else a server could ask the same data again and again, each time with another tokenizer."""
+        """A server could otherwise query the same data again and again with other tokenizers."""
         grid = bench.grid()
         requests = list[Message]()
         grid.before_push = requests.append
@@ -546,7 +562,7 @@ class TestFedSoda(Promises):
         assert "is not of the size that was offered" in reply.scalars["reason"]
 
     def test_a_run_of_which_a_client_hears_at_its_end_resumes(self, bench: Bench) -> None:
-        """A client that no round drew gets the sub-model for the evaluation alone."""
+        """A client that no round sampled gets the sub-model only for the evaluation."""
         few = {"federation__sampled_clients": 0.25, "evaluation__local_only": True}
         whole = bench.run(bench.grid(**few), **few)
         folder = bench.killed(lambda header: header.kind == "evaluate", bench.grid(**few), **few)
@@ -563,7 +579,7 @@ class TestFedSoda(Promises):
             "most-model-bytes = 1000: this site's owner allows no larger model" in client["reason"]
         )
 
-    # ----- the adapter ------------------------------------------------------------------------------------------------
+    # ----- the adapter ----------------------------------------------------------------------------
 
     def test_only_the_last_blocks_differ(self, plain: Uninterrupted) -> None:
         base, made = (
@@ -588,7 +604,10 @@ class TestFedSoda(Promises):
         assert sent == {f"block-{BLOCKS - 2:04d}"}
 
     def test_the_bytes_of_a_run_are_those_of_the_formula(self, plain: Uninterrupted) -> None:
-        """(2 L_A + p / r) u numbers a round: up and down the adapter, and the emulator's LoRA where it was aligned."""
+        """A round transfers (2 L_A + p / r) u numbers.
+
+        They are the adapter in both directions, and the emulator's LoRA if it was aligned.
+        """
         u = sum(2 * (rows + columns) for rows, columns in ((64, 64), (32, 64), (64, 64)))
 
         def numbers(letters: list[Letter]) -> int:
@@ -598,9 +617,9 @@ class TestFedSoda(Promises):
         clients = plain.bench.num_clients
         rounds = 2
         up = numbers([read(reply.content) for _, reply in plain.received])
-        # In the first round nothing comes down: it is made from the seed.
+        # In round 1 no adapter is sent, because clients make it from the seed.
         down = numbers(asked(plain.requests, "train"))
-        # Before the first round and the second.
+        # The server aligns before round 1 and round 2.
         emulator = numbers(asked(plain.requests, "emulator"))
         assert (up, down, emulator) == (
             clients * rounds * u,
@@ -608,14 +627,17 @@ class TestFedSoda(Promises):
             clients * 2 * u,
         )
         for letter in (*asked(plain.requests, "train"), *asked(plain.requests, "emulator")):
-            # Four bytes a number, behind a header of safetensors.
+            # A blob has a safetensors header and four bytes per number.
             for blob in letter.blobs.values():
                 assert len(blob) == 8 + int.from_bytes(blob[:8], "little") + 4 * u
 
     def test_an_alignment_has_the_current_adapter_in_both_models(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What the second alignment begins with, against models of transformers and what clients were brought."""
+        """The start of the second alignment equals models made with transformers.
+
+        The reference uses the tensors that clients received.
+        """
         begun = []
         run = Alignment.run
 
@@ -674,7 +696,7 @@ class TestFedSoda(Promises):
     def test_clients_train_on_the_aligned_sub_model_whatever_its_lora_travels_in(
         self, bench: Bench, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What a client puts beside the adapter is near to what the server aligned, and not nothing."""
+        """The client's emulator LoRA is close to what the server aligned, and not zero."""
         beside = list[Tensors]()
         make = client_app.fedsoda._emulator
 
@@ -717,7 +739,7 @@ class TestFedSoda(Promises):
         assert 0 < max(differences) < 0.1
         assert [letter.scalars["aligned"] for letter in _emulators(plain, 0)] == [1, 2]
 
-    # ----- other values of the same keys ------------------------------------------------------------------------------
+    # ----- other values of the same keys ----------------------------------------------------------
 
     @pytest.mark.parametrize(
         ("name", "changes", "adapted", "emulated"),
@@ -782,7 +804,7 @@ class TestFedSoda(Promises):
         far = size(training__proximal=0.0, training__steps=6)
         assert size(training__proximal=1.0, training__steps=6, fedsoda__proximal_to="first") < far
 
-    # ----- what does not fit ------------------------------------------------------------------------------------------
+    # ----- settings that do not fit ---------------------------------------------------------------
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -858,7 +880,7 @@ class TestFedSoda(Promises):
 
 
 def _zeros(blobs: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The same tensors, of zeros."""
+    """Return the same tensors filled with zeros."""
     return {
         key: pack_tensors(
             {name: np.zeros_like(value) for name, value in unpack_tensors(blob).items()}
@@ -868,7 +890,10 @@ def _zeros(blobs: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def test_the_pull_is_towards_the_first_values(tmp_path: Path) -> None:
-    """mu / 2 times the square of the distance, for a tensor that does not begin at zero and for one that does."""
+    """The pull is mu / 2 times the squared distance.
+
+    The test moves a tensor that starts at zero and one that does not.
+    """
     model = OpenedModel(save_tiny_llama(tmp_path / "base"))
     settings = parse({"method": "fedpetuning", "training.proximal": 0.5, "lora.rank": 2})
     plan = trained(model.plan, settings)

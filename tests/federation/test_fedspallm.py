@@ -1,4 +1,4 @@
-"""FedSpaLLM keeps the promises of every method, and folds as its paper says."""
+"""FedSpaLLM: promises of every method, and aggregation as in the paper."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ from strategies.methods.held_layers import HeldLayers
 
 
 def exact(model: OpenedModel, sparsity: float) -> float:
-    """Achieved share when every matrix loses ``int(weights * sparsity)``."""
+    """Return the achieved sparsity if every matrix loses ``int(weights * sparsity)``."""
     shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
     return sum(int(rows * columns * sparsity) for rows, columns in shapes) / sum(
         rows * columns for rows, columns in shapes
@@ -42,7 +42,7 @@ def exact(model: OpenedModel, sparsity: float) -> float:
 def pruned_layers(
     grid: InProcessGrid | Uninterrupted, server_round: int
 ) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
-    """What each client sent in a round: client -> blob key -> tensors, from the replies themselves."""
+    """Return the tensors that each client sent in a round: client -> blob key -> tensors."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for _, reply in grid.received:
         letter = read(reply.content)
@@ -54,23 +54,26 @@ def pruned_layers(
 
 
 def dense_of(tensors: dict[str, torch.Tensor], name: str, size: int) -> list[float | None]:
-    """One matrix, weight by weight; None where it is pruned."""
+    """Return one matrix as a list of weights; pruned ones are None."""
     words = tensors[f"{name}.prune_mask"].tolist()
     kept = iter(tensors[f"{name}.kept"].float().tolist())
     return [None if words[i // 64] >> (i % 64) & 1 else next(kept) for i in range(size)]
 
 
 def samples(folder: Path) -> dict[int, list[int]]:
-    """The layers of each client in the last round."""
+    """Return each client's layers in the last round."""
     return {client["client"]: client["metrics"]["layers"] for client in summary(folder)["clients"]}
 
 
 STATES = ("checkpoint/state.json", "checkpoint/previous.json")
-"""They tell which version of each layer a client holds."""
+"""Paths of the documents that record which version of each layer a client holds."""
 
 
 def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, list[list[int]]]:
-    """A run that is killed when its last client is to be asked for layers of a round, and what the others were asked for."""
+    """Kill a run before its last client is asked for layers of a round.
+
+    Return the run directory and the layers that the other clients were asked for.
+    """
     grid = bench.grid(**changes)
     asked = list[list[int]]()
 
@@ -92,16 +95,19 @@ def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, li
 
 
 class SpaLLMPromises(PruningPromises):
-    """Of both that follow."""
+    """Promises of runs with one and with several rounds."""
 
     def other_orders(self, order: Letter) -> list[Letter]:
-        """Other samples of the layers."""
+        """Return orders with other samples of the layers."""
         samples = [blocks for blocks in ([0], [1], [0, 1]) if blocks != order.scalars["blocks"]]
         return [Letter(order.header, {**order.scalars, "blocks": blocks}) for blocks in samples]
 
 
 class TestFedSpaLLM(Federations):
-    """One round; every client prunes every layer. Of the promises those that one round and many keep in different ways."""
+    """Federations with one round in which every client prunes every layer.
+
+    The class takes over those promises that runs of one and of several rounds keep differently.
+    """
 
     test_every_message_matches_its_contract_both_ways = (
         SpaLLMPromises.test_every_message_matches_its_contract_both_ways
@@ -149,12 +155,16 @@ class TestFedSpaLLM(Federations):
     def test_the_fold_is_that_of_a_slow_loop(
         self, bench: Bench, aggregation: str, weights: str
     ) -> None:
-        """The mean over those who kept a weight; then the most pruned go, the smaller mean first, then the lower index."""
+        """A weight's mean counts only the clients that kept it.
+
+        The most pruned weights are pruned, then those with the smaller mean, then the lower index.
+        """
         changes: dict[str, Any] = {
             "fedspallm__aggregation": aggregation,
             "federation__client_weights": weights,
         }
-        changes["federation__max_update_ratio"] = 1e6  # so that nothing is limited
+        # This value disables the limit.
+        changes["federation__max_update_ratio"] = 1e6
         if weights == "samples":
             changes["federation__max_weight_ratio"] = 1e6
         grid = bench.grid(**changes)
@@ -251,7 +261,10 @@ class TestFedSpaLLM(Federations):
         assert not torch.equal(found[found != 0], dense[found != 0])
 
     def test_a_lower_computing_dtype_leaves_the_kept_weights_alone(self, bench: Bench) -> None:
-        """The activations are float16 then, the weights that are sent those of the file: bf16, which float16 cannot hold."""
+        """Activations are float16, but the kept weights are those of the file.
+
+        These are bfloat16, and float16 cannot hold their range.
+        """
         folder = bench.run(fedspallm__local_method="magnitude", dtype="float16")
         model = OpenedModel(bench.model)
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
@@ -261,7 +274,10 @@ class TestFedSpaLLM(Federations):
                 assert torch.equal(found[found != 0], dense[found != 0])
 
     def test_zeros_that_are_kept_are_reported(self, bench: Bench) -> None:
-        """Every client prunes whole rows by layer; by row the server must keep some of what all of them pruned."""
+        """Clients prune whole rows with the layer as comparison group.
+
+        The server compares by row and must keep some weights that all clients pruned.
+        """
         folder = bench.run(fedspallm__comparison_group="row", fedspallm__local_method="wanda")
         document = summary(folder)
         model = OpenedModel(bench.model)
@@ -279,7 +295,7 @@ class TestFedSpaLLM(Federations):
             bench.run(fedspallm__pattern="2:4", fedspallm__schedule="linear")
 
     def test_what_is_out_of_all_proportion_costs_its_sender_alone(self, bench: Bench) -> None:
-        """Seconds, a number of windows, and kept weights, of a client each."""
+        """Each of three clients sends one implausible value: seconds, samples or kept weights."""
 
         def saying(name: str, value: Any) -> Callable[[Any], Any]:
             def lie(reply: Any) -> Any:
@@ -338,7 +354,10 @@ class TestFedSpaLLM(Federations):
             bench.run(fedspallm__pattern="2:3", model=str(_three_wide(bench)))
 
     def test_bytes_are_masks_and_kept_weights(self, plain: Uninterrupted) -> None:
-        """bf16: one bit and, for the half that is kept, two bytes per weight; a dense layer has two bytes per weight."""
+        """A layer in bfloat16 takes one bit per weight and two bytes per kept weight.
+
+        A dense layer takes two bytes per weight.
+        """
         folder = plain.folder
         bench = plain.bench
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
@@ -359,7 +378,7 @@ class TestFedSpaLLM(Federations):
 
 
 def _three_wide(bench: Bench) -> Path:
-    """A model of which 3 divides every width, so that the pattern 2:3 fits its rows."""
+    """Save a model whose widths are multiples of 3, so that the pattern 2:3 fits its rows."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = bench.folder / "three"
@@ -380,11 +399,17 @@ SIX_LAYERS = {
     "fedspallm.sampled-layers": 0.33,
     "evaluation.local-only": True,
 }
-"""Settings of four rounds on a model of six layers, of which a client samples one or two; clients get all layers at the end."""
+"""Settings of four rounds on a model of six layers.
+
+A client samples one or two layers per round and gets all layers at the end.
+"""
 
 
 class TestRounds(SpaLLMPromises):
-    """Two rounds of a rising sparsity; clients of capability 1, 2, 2, 2 sample one layer or both."""
+    """Two rounds with rising sparsity.
+
+    Clients of capability 1, 2, 2, 2 sample one layer or both.
+    """
 
     method = "fedspallm"
     settings: ClassVar[dict[str, Any]] = {
@@ -406,7 +431,7 @@ class TestRounds(SpaLLMPromises):
 
     @pytest.fixture
     def six(self, bench: Bench, model_of_six: Path) -> Bench:
-        """Its runs are of six layers."""
+        """Return a bench whose model has six layers."""
         return replace(
             bench, home=Home(model_of_six, bench.public), settings=bench.settings | SIX_LAYERS
         )
@@ -416,7 +441,7 @@ class TestRounds(SpaLLMPromises):
     def whole_six(
         cls, model_of_six: Path, home: Home, tmp_path_factory: pytest.TempPathFactory
     ) -> Uninterrupted:
-        """A run of six layers that nothing happened to."""
+        """Execute one undisturbed run on six layers."""
         return cls._uninterrupted(
             tmp_path_factory.mktemp("whole-six"), Home(model_of_six, home.public), SIX_LAYERS
         )
@@ -444,14 +469,18 @@ class TestRounds(SpaLLMPromises):
     def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(
         self, whole_six: Uninterrupted
     ) -> None:
-        """Told from the messages alone: six layers, of which clients sample one or two in each of four rounds."""
+        """The test derives the versions from the messages.
+
+        Clients sample one or two of six layers in each of four rounds.
+        """
         sent = [read(request.content) for request in whole_six.requests]
         sampled = {
             (letter.header.server_round, letter.header.client): letter.scalars["blocks"]
             for letter in sent
             if letter.header.kind == "train"
         }
-        versions = [[0] * 6]  # of the global model, by finished rounds
+        # versions[r] has the version of each layer of the global model after r finished rounds.
+        versions = [[0] * 6]
         for finished in range(1, 5):
             decided = {
                 index
@@ -465,7 +494,7 @@ class TestRounds(SpaLLMPromises):
         held = [[0] * 6 for _ in range(4)]
         brought = set[int]()
         spared = 0
-        # Each client's letters in their order.
+        # The order of each client's letters matters, not that between clients.
         for letter in sorted(sent, key=lambda letter: letter.header.client):
             before = versions[letter.header.server_round - 1]
             own = held[letter.header.client]
@@ -509,7 +538,10 @@ class TestRounds(SpaLLMPromises):
         assert down[0] < down[1]
 
     def test_killed_while_the_rest_is_brought(self, six: Bench) -> None:
-        """First when the third client is to get it, and when the run was resumed, before that client is to evaluate."""
+        """The run is killed twice.
+
+        The first kill comes before the third client gets the rest, the second before it evaluates.
+        """
         six = replace(six, settings=six.settings | {"evaluation.own-text": True})
         whole = six.run()
         cut = six.killed(
@@ -532,7 +564,10 @@ class TestRounds(SpaLLMPromises):
     def test_the_local_share_is_that_of_own_layers_in_the_global_model(
         self, plain: Uninterrupted
     ) -> None:
-        """Round 2 goes from 25% to 50%: three clients prune both layers, one prunes one and holds the other at 25%."""
+        """Round 2 raises the sparsity from 25% to 50%.
+
+        Three clients prune both layers. One prunes one layer and holds the other at 25%.
+        """
         folder = plain.folder
         bench = plain.bench
         blocks = OpenedModel(bench.model).plan.blocks
@@ -548,7 +583,7 @@ class TestRounds(SpaLLMPromises):
         assert summary(folder)["sparsity"]["local"] == pytest.approx(expected, abs=1e-12)
 
     def test_the_table_tells_the_sparsity_of_each_model(self, whole: Uninterrupted) -> None:
-        """Weights of the tiny model: the own models at the share of the test above, pooled and federated ones at a half."""
+        """Local models have the sparsity of the previous test; the others have 50%."""
         local = summary(whole.folder)["sparsity"]["local"]
         rows = [line.split("│") for line in whole.printed.splitlines() if line.startswith("│")]
         found = {
@@ -579,7 +614,10 @@ class TestRounds(SpaLLMPromises):
             bench.run()
 
     def test_weak_clients_do_not_take_over_from_strong_ones(self, bench: Bench) -> None:
-        """Capabilities 1, 2, 2, 2; all but the weak one die before round 3, which keeps its one layer."""
+        """The clients have capabilities 1, 2, 2, 2, and all but the weak one die before round 3.
+
+        The weak client keeps its one layer.
+        """
         grid = bench.grid(federation__rounds=4, quorum=0.25)
         sent = []
 
@@ -618,7 +656,10 @@ class TestRounds(SpaLLMPromises):
     def test_clients_that_lost_their_layers_are_brought_them_again_and_go_on(
         self, six: Bench, whole_six: Uninterrupted
     ) -> None:
-        """In the last of four rounds, one its state, two a part; what they hold beyond what they read then comes at the end."""
+        """The state of one client and a part of two others is lost before round 4.
+
+        Layers that these clients hold but do not read follow at the end.
+        """
         damaged = {0: "", 1: "held.json", 2: "*.blob"}
         grid = six.grid()
         lost = set[int]()
@@ -686,7 +727,10 @@ class TestRounds(SpaLLMPromises):
         )
 
     def test_a_resumed_run_asks_for_the_layers_that_it_asked_for_before(self, bench: Bench) -> None:
-        """Clients answered the second round; then another one is lost, without which other layers would be drawn for them."""
+        """Clients answered round 2 before the kill, and then another client is lost.
+
+        Without the checkpoint the server would sample other layers for the remaining clients.
+        """
         changes = {"fedspallm__sampled_layers": 0.5, "fedspallm__capabilities": "1"}
         run, asked = killed_in(bench, 2, **changes)
         grid = bench.grid(**changes)
@@ -708,7 +752,10 @@ class TestRounds(SpaLLMPromises):
         assert orders == asked
 
     def test_a_resumed_run_keeps_the_capabilities_of_its_first_round(self, bench: Bench) -> None:
-        """Stated, or measured, anew they would lead to other samples, which clients refuse that answered."""
+        """New capabilities would lead to other samples.
+
+        Clients that already answered would refuse them.
+        """
         changes = {"fedspallm__capabilities": ""}
         run, asked = killed_in(bench, 1, **changes)
         assert asked == [[0, 1]] * 3
@@ -747,7 +794,7 @@ class TestRounds(SpaLLMPromises):
         assert document["clients"][1]["reason"] == "deliver: the disk is full"
 
     def test_state_holds_the_newest_layers_alone(self, on_own_text: Bench) -> None:
-        """Of each client, the layers before and after the last delivery: the other blobs were let go."""
+        """Each client holds the layers from before and after the last push; others are deleted."""
         changes = {"federation__rounds": 5, "evaluation__local_only": True}
         counts = []
         grid = on_own_text.grid(**changes)
@@ -761,11 +808,12 @@ class TestRounds(SpaLLMPromises):
 
         grid.before_push = look
         on_own_text.run(grid, **changes)
-        assert set(counts) == {4}  # two layers, of rounds 4 and 5
+        # Two layers, each from rounds 4 and 5.
+        assert set(counts) == {4}
 
 
 class TestSampling:
-    """Samples that do not cover all layers, and clients that die with theirs."""
+    """Samples that do not cover all layers, and clients that die with their layers."""
 
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
@@ -791,7 +839,7 @@ class TestSampling:
     def test_layers_that_died_with_their_client_are_pruned_in_another_round(
         self, tmp_path: Path, bench: Bench
     ) -> None:
-        """Two clients with one layer each; one of them never answers to train."""
+        """Two clients have one layer each; one of them never answers ``train``."""
         two = Bench(
             tmp_path / "two",
             "fedspallm",
@@ -847,7 +895,7 @@ def test_capabilities_that_are_no_positive_numbers(value: str) -> None:
 
 
 def test_schedules_by_hand() -> None:
-    """Four rounds to 80%."""
+    """Schedules of four rounds that end at 80% sparsity."""
     common = {"method": "fedspallm", "federation.rounds": 4, "fedspallm.sparsity": 0.8}
     jobs = {
         name: parse({**common, "fedspallm.schedule": name})

@@ -1,4 +1,7 @@
-"""FedSpine keeps the promises of every method: cuts are agreed, adapters follow them, importances stay at the devices."""
+"""FedSpine: promises of every method.
+
+Devices agree on their cuts, adapters follow the cuts, and importance scores stay at the devices.
+"""
 
 import json
 import random
@@ -31,7 +34,10 @@ from strategies.engine.rounds import RunFailed
 
 GROUP = 384
 CHANNEL = 48
-"""Parameters of a unit of the bench's model: two blocks, each of 2 groups and 24 channels, of hidden size 16."""
+"""Parameters of a prunable group of the bench's model.
+
+The model has two blocks with 2 attention groups and 24 channels each; its hidden size is 16.
+"""
 UNITS = 2 * (2 + 24)
 PATHS = {
     "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
@@ -41,7 +47,10 @@ SHARES = {"fedspine__selection": "global", "fedspine__share": 0.25, "fedspine__p
 
 
 class TestFedSpine(PersonalPromises):
-    """Two rounds of a few steps: one tunes the whole model, one prunes a quarter of it."""
+    """Federations with two rounds of a few steps.
+
+    Round 1 tunes the whole model, round 2 prunes 25%.
+    """
 
     method = "fedspine"
     settings: ClassVar[dict[str, Any]] = {
@@ -61,7 +70,7 @@ class TestFedSpine(PersonalPromises):
     cuts_windows = "all_windows"
     in_kept_run: ClassVar[dict[str, Any]] = {"fedspine.allocation": "random"}
 
-    # ----- each device's own model ------------------------------------------------------------------------------------
+    # ----- each device's own model ----------------------------------------------------------------
 
     def test_every_device_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
         changes = {
@@ -83,7 +92,7 @@ class TestFedSpine(PersonalPromises):
             gone = whole - sum(value.numel() for value in model.parameters())
             assert gone == round(told["metrics"]["pruned"] * 2 * (2 * GROUP + 24 * CHANNEL))
 
-    # ----- what leaves a device, and what does not --------------------------------------------------------------------
+    # ----- private and outgoing values ------------------------------------------------------------
 
     def test_no_outgoing_byte_is_of_what_units_are_worth(self, kept: Uninterrupted) -> None:
         for client in range(kept.bench.num_clients):
@@ -106,10 +115,13 @@ class TestFedSpine(PersonalPromises):
                     secret for secret in secrets if secret[: max(8, len(secret) // 4)] in data
                 ]
 
-    # ----- each device's own model ------------------------------------------------------------------------------------
+    # ----- each device's own model ----------------------------------------------------------------
 
     def masked_model(self, run: Uninterrupted, client: int) -> torch.nn.Module:
-        """transformers' full model with LoRA, and zeros in the rows and columns of what a device has cut."""
+        """Return transformers' full model with LoRA.
+
+        Rows and columns that a device cut are zero.
+        """
         model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
         lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
         with torch.no_grad():
@@ -140,7 +152,10 @@ class TestFedSpine(PersonalPromises):
             )
 
     def test_units_go_by_the_gradients_of_masks(self, bench: Bench) -> None:
-        """As in FedAPT: one ratio and one rank for all. Other units go than by LoRA's gradients, and as much."""
+        """FedAPT uses one pruning ratio and one rank for all devices.
+
+        Other groups are pruned than with LoRA's gradients, but equally many parameters.
+        """
         same = {"fedspine__allocation": "fixed", "fedspine__selection": "kind"}
         by_masks, by_lora = (
             bench.run(**same, fedspine__score=score) for score in ("mask", "exact")
@@ -153,12 +168,12 @@ class TestFedSpine(PersonalPromises):
             own["structure"] for own in documents[1]
         ]
 
-    # ----- what is agreed before a round ------------------------------------------------------------------------------
+    # ----- agreement before a round ---------------------------------------------------------------
 
     def test_a_schedule_asks_all_for_the_same_and_cuts_come_to_it_within_a_unit(
         self, bench: Bench
     ) -> None:
-        """A quarter in two rounds of pruning: an eighth and a quarter of 3840; of equal ranks."""
+        """Two rounds prune 12.5% and 25% of 3840 parameters; all ranks are equal."""
         changes = {
             **SHARES,
             "fedspine__allocation": "fixed",
@@ -190,7 +205,7 @@ class TestFedSpine(PersonalPromises):
     def test_who_has_not_come_to_the_share_is_told(
         self, bench: Bench, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        # One round of pruning, and steps below the share.
+        # With two pruning rounds the steps are smaller than the target.
         bench.run(**{**SHARES, "fedspine__prune_rounds": 2})
         told = " ".join(capsys.readouterr().out.split())
         assert (
@@ -202,7 +217,10 @@ class TestFedSpine(PersonalPromises):
     def test_a_question_comes_before_the_parts_and_all_of_them_bring_the_bits(
         self, plain: Uninterrupted
     ) -> None:
-        """Each block is a part of its own: the first comes by ``deliver``, the last with ``train``; back they come likewise."""
+        """Each block is one part: the first travels by ``deliver``, the last with ``train``.
+
+        Replies are split in the same way.
+        """
         letters = [opened(request) for request in plain.requests]
         second = [
             letter
@@ -220,14 +238,14 @@ class TestFedSpine(PersonalPromises):
             ("train", 0, last),
             ("fetch", 1, ["structure"]),
         ]
-        # Before the answer, and after it.
+        # The bits before the answer differ from those after it.
         assert len({letter.blobs["structure"] for letter in second}) == 2
         assert not any(
             "structure" in letter.blobs for letter in letters if letter.header.server_round < 2
         )
 
     def test_a_share_of_0_prunes_nothing_and_chooses_ranks(self, bench: Bench) -> None:
-        """The paper without A_P."""
+        """This is the paper's method without A_P."""
         changes = {"fedspine__share": 0.0, "federation__rounds": 3, "lora__rank": 8}
         folder = bench.run(**changes)
         assert [structures(folder, client)["pruned"] for client in range(4)] == [0.0] * 4
@@ -239,7 +257,7 @@ class TestFedSpine(PersonalPromises):
         ("spoil", "words"),
         [
             (lambda bits: bits & bits - 1, "less is cut than the share"),
-            # The first channel that is left.
+            # Set the bit of the first channel that is left.
             (lambda bits: bits | (~bits & -4) & -(~bits & -4), "more is cut than the share"),
             (lambda bits: bits | 1 << UNITS, "bits are set beyond the last unit"),
             (lambda bits: bits | 3, "all groups of block 0 are cut"),
@@ -338,13 +356,16 @@ class TestFedSpine(PersonalPromises):
         assert third["devices"]["1"]["pruned"] == second["devices"]["1"]["pruned"]
         assert third["devices"]["0"]["pruned"] > second["devices"]["0"]["pruned"]
 
-    # ----- what the server makes of it --------------------------------------------------------------------------------
+    # ----- aggregation at the server --------------------------------------------------------------
 
     @pytest.mark.parametrize("aggregation", ["coverage", "zero-fill"])
     def test_a_row_is_averaged_over_the_devices_that_kept_it(
         self, bench: Bench, aggregation: str
     ) -> None:
-        """By dense updates, row by row; weights by hand from what was reported and sent."""
+        """The expected mean comes from dense updates, row by row.
+
+        The weights are computed by hand from the reports and the sent tensors.
+        """
         changes = {"fedspine__aggregation": aggregation, "fedspine__allocation": "random"}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -386,7 +407,7 @@ class TestFedSpine(PersonalPromises):
             np.testing.assert_allclose(2.0 * b @ a, best, rtol=1e-4, atol=1e-6)
 
     def test_times_are_those_of_the_fleet(self, bench: Bench) -> None:
-        """Steps, full sequences, 4 and 6 operations, 8 bits a byte; equation 1 by hand."""
+        """Equation 1 by hand: steps, full sequences, 4 and 6 operations, 8 bits per byte."""
         changes = {"fedspine__fleet": "low", "fedspine__allocation": "fixed", "fedspine__rank": 2}
         grid = bench.grid(**changes)
         letters = list[Letter]()
@@ -475,7 +496,7 @@ class TestFedSpine(PersonalPromises):
             client: [n["round"] for n in refinements(whole) if client in n["devices"]]
             for client in learned
         }
-        # Its first round only tunes.
+        # The first round only tunes.
         assert learned == {client: rounds[1:] for client, rounds in drawn.items()}
         assert sum(map(len, learned.values())) >= 8
         folder = bench.killed(
@@ -491,7 +512,7 @@ class TestFedSpine(PersonalPromises):
         state = json.loads((bench.run(grid) / "checkpoint" / "state.json").read_text())
         assert find(state, "bandits").keys() == {"0", "1", "2"}
 
-    # ----- variants ---------------------------------------------------------------------------------------------------
+    # ----- variants -------------------------------------------------------------------------------
 
     def test_without_one_half_the_schedule_takes_its_place(self, bench: Bench) -> None:
         def arms(**changes: Any) -> list[dict[str, Any]]:
@@ -503,7 +524,8 @@ class TestFedSpine(PersonalPromises):
             )
 
         found = arms(fedspine__adaptive_pruning=False)
-        assert {arm["pruned"] for arm in found} == {0.25}  # one round of pruning: half of two
+        # One round of pruning reaches half of the target, because there are two.
+        assert {arm["pruned"] for arm in found} == {0.25}
         assert len({arm["rank"] for arm in found}) > 1
         found = arms(fedspine__adaptive_rank=False, fedspine__rank=3)
         assert {arm["rank"] for arm in found} == {3}
@@ -540,7 +562,10 @@ class TestFedSpine(PersonalPromises):
         }
 
     def test_devices_score_their_own_models_on_a_task_s_items(self, bench: Bench) -> None:
-        """Public items that were sent along, and own ones beside the dense model."""
+        """Devices evaluate their own models on the server's items.
+
+        On their own items they also evaluate the dense model.
+        """
         generator = random.Random(0)
 
         def reviews(number: int) -> str:
@@ -697,14 +722,17 @@ class TestFedSpine(PersonalPromises):
     def test_plans_of_other_cuts_have_the_bytes_of_their_runs(
         self, bench: Bench, changes: dict[str, Any]
     ) -> None:
-        """Where a step is within what went before nobody is asked for it."""
+        """The server does not ask for a step that previous cuts already cover."""
         assert_planned(bench, bench.run(**changes), **changes)
 
     @pytest.mark.parametrize("selection", ["global", "block"])
     def test_the_plan_s_bounds_hold_where_parts_do_not_lie_alike(
         self, home: Home, tmp_path: Path, selection: str
     ) -> None:
-        """Where all units compete blocks lose more or less, so that other blobs share a part, and each part has its bits."""
+        """Blocks lose different numbers of groups if all groups compete.
+
+        Other blobs then share a part, and each part carries the bits of the cut.
+        """
         changes = {
             "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "fedspine__selection": selection, "fedspine__share": 0.1,
             "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1, "federation__rounds": 4,
@@ -728,7 +756,10 @@ class TestFedSpine(PersonalPromises):
             bench.run(resume_from=str(folder), **changes)
 
     def test_what_was_measured_once_is_told_in_one_cut(self, bench: Bench) -> None:
-        """A server that asks for other shares, round after round, with no training between, learns nothing more."""
+        """A server that asks for other ratios in every round learns nothing more.
+
+        There is no training between the rounds.
+        """
         grid = bench.grid(federation__rounds=6)
         asked = list[Message]()
         grid.before_push = lambda message: asked.append(message)
@@ -774,7 +805,10 @@ class TestFedSpine(PersonalPromises):
     def test_each_half_of_a_round_rests_on_as_many_tokens_as_the_site_asks_for(
         self, bench: Bench
     ) -> None:
-        """A mean loss of each is told; here a half has one sequence of 16 tokens, and both have 32."""
+        """The client reports a mean loss for each half of a round.
+
+        Here a half has one sequence of 16 tokens, and both have 32 tokens.
+        """
         changes = {"training__steps": 2, "training__batch_size": 1}
         grid = bench.grid(**changes)
         grid.simulated = False
@@ -809,7 +843,7 @@ class TestFedSpine(PersonalPromises):
 
 
 def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group of 2 queries of width 32 has 64 features; of 192 channels 128 stay."""
+    """An attention group of 2 queries of width 32 has 64 features; 128 of 192 channels stay."""
     pytest.importorskip("bitsandbytes")
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     bench = Bench(
@@ -821,7 +855,8 @@ def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         bench.run(model=model)
     folder = bench.run(model=model, fedspine__channel_multiple=64, fedspine__allocation="fixed")
-    assert len(list((tmp_path / "state" / "quantised").iterdir())) == 1  # that of the whole model
+    # Only the whole model is quantized.
+    assert len(list((tmp_path / "state" / "quantised").iterdir())) == 1
     for block in structures(folder, 1)["structure"]["blocks"]:
         assert (len_of(block["groups"]), len_of(block["channels"])) == (1, 128)
 
@@ -838,7 +873,7 @@ def test_a_run_without_devices_ends_with_the_reason(
         bench.run(grid)
 
 
-# ----- what is looked at ----------------------------------------------------------------------------------------------
+# ----- helpers ------------------------------------------------------------------------------------
 
 
 def opened(message: Message) -> Letter:
@@ -846,13 +881,13 @@ def opened(message: Message) -> Letter:
 
 
 def refinements(folder: Path) -> list[dict[str, Any]]:
-    """What every round came to."""
+    """Return the notes of every round."""
     found: list[dict[str, Any]] = json.loads((folder / "refinements.json").read_text())["rounds"]
     return found
 
 
 def structures(folder: Path, client: int) -> dict[str, Any]:
-    """What was written of a device."""
+    """Return the document of a device's structure."""
     found: dict[str, Any] = json.loads(
         (folder / "structures" / f"client-{client:04d}.json").read_text()
     )
@@ -860,7 +895,7 @@ def structures(folder: Path, client: int) -> dict[str, Any]:
 
 
 def find(document: Any, key: str) -> Any:
-    """The value of a key, wherever in a JSON document it is."""
+    """Return the value of a key anywhere in a JSON document."""
     if isinstance(document, dict):
         if key in document:
             return document[key]
@@ -871,13 +906,13 @@ def find(document: Any, key: str) -> Any:
 
 
 def len_of(ranges: str) -> int:
-    """How many numbers ``0-3,7`` names."""
+    """Return the number of integers that ranges such as ``0-3,7`` contain."""
     ends = [part.split("-") for part in ranges.split(",")]
     return sum(int(part[-1]) - int(part[0]) + 1 for part in ends)
 
 
 def in_bits(spoil: Callable[[int], int]) -> Callable[[Message, Message], Message]:
-    """Changes the bits of a device's cut."""
+    """Return a tamper that changes the bits of a device's cut."""
 
     def tamper(request: Message, reply: Message) -> Message:
         letter = read(reply.content)
@@ -891,18 +926,18 @@ def in_bits(spoil: Callable[[int], int]) -> Callable[[Message, Message], Message
 
 
 def importances(run: Uninterrupted, client: int) -> torch.Tensor:
-    """What a device kept of its units after the last round."""
+    """Return a device's importance scores after the last round, from its client state."""
     (folder,) = (run.bench.folder / "state").glob(f"*/node-{client:05d}/lasting")
     document = json.loads((folder / "importance.json").read_text())
     return load((folder / f"{document['kept'][-1]['blobs']['units']}.blob").read_bytes())["values"]
 
 
 def kept_of(folder: Path, client: int) -> list[dict[str, list[bool]]]:
-    """Rows, or columns, of each block's matrices that a device keeps, by the matrix's name, from the structure's text."""
+    """Return which rows or columns of each block's matrices a device keeps, by matrix name."""
     structure = Structure.from_json(structures(folder, client)["structure"], "here")
     found = []
     for block in structure.blocks:
-        # 4 heads of width 4 over 2 groups.
+        # The model has 4 heads of width 4 in 2 groups.
         queries = [row // 8 in block.groups for row in range(16)]
         keys = [row // 4 in block.groups for row in range(8)]
         channels = [row in block.channels for row in range(24)]
@@ -916,7 +951,7 @@ def kept_of(folder: Path, client: int) -> list[dict[str, list[bool]]]:
 def dense_updates(
     folder: Path, client: int, sent: dict[str, dict[str, torch.Tensor]]
 ) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]:
-    """What a device sent as dense updates of the whole matrices, and where it kept them."""
+    """Return a device's updates as dense matrices, and masks of the entries that it kept."""
     found = {}
     for block, kept in enumerate(kept_of(folder, client)):
         for name, keep in kept.items():
@@ -935,5 +970,5 @@ def dense_updates(
 
 
 def nuclear(update: np.ndarray) -> float:
-    """Sum of singular values."""
+    """Return the sum of the singular values."""
     return float(np.linalg.svd(update, compute_uv=False).sum())

@@ -1,4 +1,8 @@
-"""FedSpine on encoders: devices cut heads and channels, the head is averaged whole, and each scores its own model on items."""
+"""FedSpine on encoders.
+
+Devices cut heads and channels and evaluate their own models on items. The server averages the whole
+classification head.
+"""
 
 import json
 from dataclasses import dataclass
@@ -27,7 +31,10 @@ from espalier.wire.structure import Structure
 
 HEAD = 3 * 16 * 65 + 16 * 64
 CHANNEL = 65 + 64
-"""Parameters of a unit, with biases: two blocks of width 64, each of 4 heads of width 16 and 64 channels."""
+"""Parameters of a prunable group, with biases.
+
+The model has two blocks of width 64, each with 4 heads of width 16 and 64 channels.
+"""
 PATHS = {
     "attn.q": "attention.self.query", "attn.k": "attention.self.key", "attn.v": "attention.self.value",
     "attn.o": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
@@ -35,7 +42,8 @@ PATHS = {
 HEAD_PATHS = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
 SETTINGS: dict[str, Any] = {
     "federation.rounds": 3,
-    "federation.max-weight-ratio": 1e6,  # the paper's means
+    # This value disables the limit, as in the paper.
+    "federation.max-weight-ratio": 1e6,
     "federation.max-update-ratio": 1e6,
     "fedspine.share": 0.4,
     "fedspine.rank-min": 1,
@@ -56,7 +64,10 @@ TESTS = 40
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """The encoder of all runs: its blocks' weights and biases are so large that without a unit it computes something else."""
+    """Create the encoder of all runs.
+
+    Its weights and biases are so large that removing any group changes the output.
+    """
     folder = tmp_path_factory.mktemp("home")
     encoder = save_tiny_roberta(folder / "encoder")
     model = AutoModelForMaskedLM.from_pretrained(encoder)
@@ -69,7 +80,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 def bench_in(folder: Path, shared: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Four devices with a file of records each, and a public one."""
+    """Return a bench of four devices with one file of records each, and evaluation items."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
     for name in ("client_text", "client_items"):
         monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
@@ -83,7 +94,7 @@ def bench_in(folder: Path, shared: Home, monkeypatch: pytest.MonkeyPatch) -> Ben
         folder, "fedspine", SETTINGS | {key: str(path) for key, path in given.items()}, home=shared
     )
     for client in range(bench.num_clients):
-        # What the node names, and what the settings do, in all runs alike.
+        # The node and the settings name the same file, in all runs.
         for own in (folder, given["data.path"].parent):
             write(own / f"text-{client}.txt", reviews(client))
     return bench
@@ -96,7 +107,7 @@ def bench(tmp_path: Path, shared: Home, monkeypatch: pytest.MonkeyPatch) -> Benc
 
 @dataclass(frozen=True, repr=False)
 class Done:
-    """A run that several tests look at."""
+    """Run that several tests read."""
 
     bench: Bench
     folder: Path
@@ -114,18 +125,21 @@ def done(tmp_path_factory: pytest.TempPathFactory, shared: Home) -> Done:
         return Done(bench, bench.run(grid), grid, requests)
 
 
-# ----- each device's own model ----------------------------------------------------------------------------------------
+# ----- each device's own model --------------------------------------------------------------------
 
 
 def structure_of(folder: Path, client: int) -> Structure:
-    """What a device keeps, from what the run wrote."""
+    """Return a device's structure from the files of the run."""
     document = json.loads((folder / "structures" / f"client-{client:04d}.json").read_text())
     return Structure.from_json(document["structure"], "here")
 
 
 @torch.no_grad()
 def masked_model(run: Done, kept: Structure) -> Any:
-    """transformers' full encoder with LoRA and the head of ``adapter/``, and zeros where the cut units' outputs are read."""
+    """Return transformers' full encoder with the tuned LoRA and head.
+
+    Zeros replace the weights that read the outputs of cut groups.
+    """
     model = AutoModelForSequenceClassification.from_pretrained(run.bench.model, num_labels=2).eval()
     tuned = load_file(run.folder / "adapter" / "adapter_model.safetensors")
     blocks = zip(model.roberta.encoder.layer, kept.blocks, strict=True)
@@ -148,7 +162,7 @@ def masked_model(run: Done, kept: Structure) -> Any:
 
 @torch.no_grad()
 def scores_of(model: Any, directory: Path) -> tuple[float, float]:
-    """Accuracy and mean loss on the public items, one after the other."""
+    """Return accuracy and mean loss on the evaluation items, one item at a time."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     right = 0
     loss = 0.0
@@ -193,7 +207,7 @@ def test_every_device_s_figures_are_those_of_the_masked_encoder(done: Done) -> N
 
 
 def test_devices_have_cut_heads_and_channels_of_their_own(done: Done) -> None:
-    """As much as is told, by parameters with biases; not all devices come to the same structure."""
+    """The structures have the reported pruning ratio, biases included, and differ by device."""
     kept = [structure_of(done.folder, client) for client in range(4)]
     assert len({structure.sha256 for structure in kept}) > 1
     for structure, told in zip(kept, summary(done.folder)["clients"], strict=True):
@@ -234,11 +248,11 @@ def test_every_device_s_model_is_written_with_its_head(done: Done) -> None:
         )
 
 
-# ----- rounds ---------------------------------------------------------------------------------------------------------
+# ----- rounds -------------------------------------------------------------------------------------
 
 
 def test_the_head_is_the_mean_of_the_devices_heads(done: Done) -> None:
-    """Weighted as their adapters are: by the importance of their LoRA modules."""
+    """The head's weights are those of the adapters: the importance of the LoRA modules."""
     sent: Sent = sent_adapters(done.grid, 3)
     told = json.loads((done.folder / "refinements.json").read_text())["rounds"][2]["devices"]
     weights = {client: told[str(client)]["importance"] for client in sent}
@@ -309,7 +323,7 @@ def test_other_ways_work(bench: Bench, changes: dict[str, Any]) -> None:
 
 
 def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
-    """Of 2 heads of width 64 one stays at least, and of 192 channels 128."""
+    """At least one of 2 heads of width 64 stays, and 128 of 192 channels."""
     pytest.importorskip("bitsandbytes")
     model = save_tiny_roberta(bench.folder / "wide", hidden=128, heads=2, feed_forward=192)
     changes = {
@@ -330,7 +344,7 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
     assert written.roberta.encoder.layer[1].intermediate.dense.weight.shape == (64, 128)
 
 
-# ----- what does not fit ----------------------------------------------------------------------------------------------
+# ----- settings that do not fit -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

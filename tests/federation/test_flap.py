@@ -1,4 +1,4 @@
-"""FLAP in a small federation: the promises of every method, and its own arithmetic against slow procedures."""
+"""FLAP: promises of every method, and its arithmetic compared with slow procedures."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ LINEARS = {"attn.o": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}
 
 
 def inputs_of(bench: Bench, windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    """Inputs of two matrices of each block of the whole dense model, (tokens, channels), float64."""
+    """Return the inputs of two matrices of each dense block, shape (tokens, channels), float64."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32).eval()
     found: list[dict[str, torch.Tensor]] = []
     for block in model.model.layers:
@@ -49,7 +49,11 @@ def inputs_of(bench: Bench, windows: torch.Tensor) -> list[dict[str, torch.Tenso
 
 
 def cut_by_hand(bench: Bench, inputs: list[dict[str, torch.Tensor]]) -> list[dict[str, list[int]]]:
-    """Which units go, by the published steps: groups of two heads of width 4 cost 768, channels 48, a share of all together."""
+    """Return the groups that the published steps prune.
+
+    An attention group of two heads of width 4 costs 768 parameters, a channel 48. All groups
+    compete.
+    """
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     units: list[tuple[float, int, str, int, int]] = []
     for index, block in enumerate(model.model.layers):
@@ -93,7 +97,7 @@ def kept_units(folder: Path) -> list[dict[str, Any]]:
 
 
 class TestFlap(Promises):
-    """One round, all units compete."""
+    """Federations with one round in which all groups compete."""
 
     method = "flap"
     settings: ClassVar[dict[str, Any]] = {"flap.share": SHARE}
@@ -102,7 +106,7 @@ class TestFlap(Promises):
 
     @pytest.fixture
     def pointed(self, bench: Bench) -> Bench:
-        """Also the baseline finds the clients' texts."""
+        """Let the centralized baseline find the clients' texts too."""
         bench.settings = bench.settings | {
             "data.source": "text",
             "data.path": f"{bench.folder}/text-{{client}}.txt",
@@ -110,7 +114,7 @@ class TestFlap(Promises):
         return bench
 
     def other_orders(self, order: Letter) -> list[Letter]:
-        """There is nothing in an order that could be another."""
+        """Return no orders: an order of FLAP has no content that could differ."""
         return []
 
     def test_what_is_cut_is_what_one_party_cuts_that_has_all_windows(self, pointed: Bench) -> None:
@@ -134,7 +138,7 @@ class TestFlap(Promises):
                 mean = inputs[index][name].mean(dim=0)
                 bias = found.checkpoint.read(linear.parameter.replace("weight", "bias"))
                 wanted = weight[:, columns] @ mean[columns]
-                # The file's bfloat16.
+                # The tolerance is that of the file's bfloat16.
                 torch.testing.assert_close(bias.double(), wanted, rtol=1e-2, atol=1e-3)
         (metric,) = summary(folder)["metrics"]
         assert metric["values"]["centralized"] == pytest.approx(
@@ -303,7 +307,7 @@ class TestFlap(Promises):
     def test_one_client_counts_up_to_a_multiple_of_the_median(
         self, bench: Bench, claimed: str
     ) -> None:
-        """Of what it claims, and of moments far beyond the others'."""
+        """The limit applies to claimed tokens and to moments far above those of other clients."""
         from flwr.app import Array, Message
 
         from espalier.wire.payload import STYPE
@@ -348,5 +352,5 @@ def test_a_site_that_draws_more_windows_than_the_run_asks_for_takes_part(
 
 
 def test_texts_of_the_bench_differ() -> None:
-    """Otherwise pooled moments would be those of one client."""
+    """Pooled moments would otherwise equal those of one client."""
     assert len({private_text(client) for client in range(4)}) == 4

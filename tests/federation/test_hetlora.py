@@ -1,4 +1,7 @@
-"""HetLoRA keeps the promises of every method: every client its own rank, norms as weights, ranks that clients give up."""
+"""HetLoRA: promises of every method.
+
+Every client has its own rank, update norms are the weights, and clients may give up ranks.
+"""
 
 import json
 from pathlib import Path
@@ -39,7 +42,7 @@ from espalier.wire.payload import STYPE
 from strategies.engine.rounds import RunFailed
 
 SIDES = 16 + 16 + 16 + 8
-"""Inputs and outputs of the adapted matrices of one block of the bench's model, which has two blocks."""
+"""Inputs and outputs of the adapted matrices of one block; the bench's model has two blocks."""
 FLEETS = Path(__file__).parents[2] / "conf" / "devices"
 PRUNED = {
     "hetlora__regularisation": 1.0,
@@ -47,11 +50,14 @@ PRUNED = {
     "training__steps": 5,
     "training__schedule": "linear",
 }
-"""A strong penalty, and ever smaller steps: in round two every client gives up half of its ranks."""
+"""Settings with a strong penalty and small steps.
+
+Every client gives up half of its ranks in round 2.
+"""
 
 
 def limits(requests: list[Message], server_round: int, kind: str = "train") -> dict[int, int]:
-    """The rank limit of each client's orders in a round."""
+    """Return the rank limit of each client's orders in a round."""
     asked = [read(request.content) for request in requests]
     chosen = [
         letter
@@ -71,7 +77,10 @@ def assert_zero_beyond(letter: Letter, rank: int) -> None:
 
 
 class TestHetLoRA(Promises):
-    """Two rounds of a few steps on two matrices of each block, with ranks 2, 4, 8 and 8."""
+    """Federations with two rounds of a few steps on two matrices of each block.
+
+    The clients have ranks 2, 4, 8 and 8.
+    """
 
     method = "hetlora"
     settings: ClassVar[dict[str, Any]] = {
@@ -89,7 +98,7 @@ class TestHetLoRA(Promises):
     result_round = 3
     cuts_windows = "all_windows"
 
-    # ----- ranks ------------------------------------------------------------------------------------------------------
+    # ----- ranks ----------------------------------------------------------------------------------
 
     def test_adapters_of_every_rank_travel_with_its_shapes(self, on_own_text: Bench) -> None:
         changes = {"hetlora__self_pruning": False}
@@ -98,7 +107,8 @@ class TestHetLoRA(Promises):
         grid.before_push = requests.append
         clients = summary(on_own_text.run(grid, **changes))["clients"]
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
-        assert limits(requests, 3, "deliver") == dict.fromkeys(range(4), 8)  # the result is whole
+        # The pushed result has the full rank.
+        assert limits(requests, 3, "deliver") == dict.fromkeys(range(4), 8)
         assert [client["metrics"]["lora_rank"] for client in clients] == [2, 4, 8, 8]
         for client, lora_rank in enumerate((2, 4, 8, 8)):
             replies = [
@@ -125,7 +135,7 @@ class TestHetLoRA(Promises):
             letter = read(request.content)
             if letter.header.kind in ("deliver", "train") and letter.header.server_round == 2:
                 for blob in letter.blobs.values():
-                    # The first block comes first.
+                    # Parts are in block order, so the first blob is that of block 0.
                     brought.setdefault(letter.header.client, load(blob))
         b, a = padded_mean(sent, norm_weights(sent), 0, "attn.v", 8)
         for client, lora_rank in enumerate((2, 4, 8, 8)):
@@ -171,7 +181,7 @@ class TestHetLoRA(Promises):
         with pytest.raises(Mistake, match=r"node-00000 measured its own, .* or set hetlora.ranks"):
             bench.run(grid, hetlora__ranks="")
 
-    # ----- the average ------------------------------------------------------------------------------------------------
+    # ----- the average ----------------------------------------------------------------------------
 
     def _last(self, bench: Bench, **changes: Any) -> tuple[InProcessGrid, Any]:
         changes |= {"federation__rounds": 1}
@@ -209,7 +219,7 @@ class TestHetLoRA(Promises):
             )
 
     def test_where_nobody_changed_anything_all_weigh_alike(self, bench: Bench) -> None:
-        """B is zero at first, and at a vanishing learning rate nothing that float32 can hold is added to it."""
+        """B starts at zero, and the learning rate is too small to change it in float32."""
         grid, folder = self._last(bench, training__learning_rate=1e-300)
         sent = sent_adapters(grid, 1)
         assert set(norm_weights(sent).values()) == {0.0}
@@ -224,7 +234,7 @@ class TestHetLoRA(Promises):
     ) -> None:
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
-        # Each goes through its text in one order.
+        # All clients go through their text in the same order.
         monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)
         grid, folder = self._last(bench, hetlora__ranks="8")
         sent = sent_adapters(grid, 1)
@@ -235,7 +245,10 @@ class TestHetLoRA(Promises):
                 np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
     def test_one_client_of_rank_2_and_one_of_8(self, bench: Bench) -> None:
-        """Ranks that one client lacks are the other's, times its share; with the SVD both updates are there whole."""
+        """Ranks that one client lacks are those of the other, times its weight.
+
+        With the SVD both updates are complete.
+        """
         for aggregation in ("zero-pad", "svd"):
             grid, folder = self._last(
                 bench,
@@ -292,7 +305,7 @@ class TestHetLoRA(Promises):
             "completed"
         }
 
-    # ----- self-pruning -----------------------------------------------------------------------------------------------
+    # ----- self-pruning ---------------------------------------------------------------------------
 
     def test_self_pruning_lowers_a_rank_and_the_next_round_s_order_has_it(
         self, bench: Bench
@@ -301,7 +314,7 @@ class TestHetLoRA(Promises):
         requests = list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, **PRUNED)
-        # B is zero before the first round.
+        # B is zero before round 1.
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
         assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
         for client, replies in letters(grid, 2, "train").items():
@@ -336,7 +349,10 @@ class TestHetLoRA(Promises):
     def test_a_pruned_rank_stays_zero_whatever_was_rounded_before(
         self, bench: Bench, payload: str
     ) -> None:
-        """What earlier payloads lost of a rank that is given up is lost for good; ranks go on falling from round to round."""
+        """Losses of earlier rounding are dropped with the rank.
+
+        Ranks keep falling from round to round.
+        """
         changes = PRUNED | {"federation__payload": payload, "federation__rounds": 4}
         grid = bench.grid(**changes)
         requests = list[Message]()
@@ -351,7 +367,10 @@ class TestHetLoRA(Promises):
     def test_differences_of_clients_of_all_ranks_are_added_to_the_first_ranks_of_the_global_adapters(
         self, bench: Bench, payload: str
     ) -> None:
-        """Of ranks that a client gave up nothing is left, though others still have them; by loops, round by round."""
+        """Ranks that a client gave up leave nothing, even if other clients still have them.
+
+        The reference is computed with loops, round by round.
+        """
         changes = PRUNED | {"federation__payload": payload, "federation__client_weights": "equal"}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -379,7 +398,8 @@ class TestHetLoRA(Promises):
                             where = (place, slice(None)) if along == 0 else (slice(None), place)
                             total[where] += block[name][where] + change[where]
                     block[name] = total / len(reports)
-                for matrix in PATHS:  # a rank that nobody has any more begins anew
+                # A rank that no client has any more starts again.
+                for matrix in PATHS:
                     for place in range(8):
                         if (
                             not block[f"{matrix}.lora_a"][place].any()
@@ -402,7 +422,10 @@ class TestHetLoRA(Promises):
     def test_rounded_differences_end_nearer_to_float32_than_rounded_values(
         self, bench: Bench
     ) -> None:
-        """Share of its norm by which the final update of three rounds over NF4 differs from float32's."""
+        """The relative error of the final update against float32 is compared.
+
+        The runs have three rounds over NF4.
+        """
         common: dict[str, Any] = {
             "lora__merge": False,
             "federation__rounds": 3,
@@ -446,12 +469,15 @@ class TestHetLoRA(Promises):
         resumed = summary(bench.run(again, resume_from=str(run), **changes))
         assert [client["status"] for client in resumed["clients"]] == ["completed", "dropped"]
 
-    # ----- a fleet's clock --------------------------------------------------------------------------------------------
+    # ----- a fleet's clock ------------------------------------------------------------------------
 
     def test_rounds_take_what_the_fleet_s_devices_would_with_the_ranks_that_they_have(
         self, bench: Bench
     ) -> None:
-        """Per token 4 operations for a frozen parameter, 6 for a trained one; 8 bits a byte, and no way down at first."""
+        """A token costs 4 operations per frozen parameter and 6 per trained one.
+
+        A byte has 8 bits, and nothing is sent to clients in round 1.
+        """
         changes = {**PRUNED, "hetlora__fleet": "low", "evaluation__every": 1}
         grid = bench.grid(**changes)
         requests = list[Message]()
@@ -461,7 +487,8 @@ class TestHetLoRA(Promises):
         whole = open_model(str(bench.model)).plan.num_parameters
         document = summary(folder)
         seconds = []
-        tokens = 16 * 2 * 5  # of a sequence; two of them, five steps
+        # Five steps of two sequences of 16 tokens.
+        tokens = 16 * 2 * 5
         for number in (1, 2, 3):
             own = {}
             for client, rank in limits(requests, number).items():
@@ -489,7 +516,7 @@ class TestHetLoRA(Promises):
         )
         assert "virtual_seconds" not in summary(bench.run())["clients"][0]["metrics"]
 
-    # ----- what a client may say of its rank --------------------------------------------------------------------------
+    # ----- claims about a rank --------------------------------------------------------------------
 
     def test_a_rank_that_its_adapters_belie_costs_the_sender_alone(self, bench: Bench) -> None:
         def claim(rank: int) -> Any:

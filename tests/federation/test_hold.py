@@ -1,4 +1,7 @@
-"""Replies that wait for an officer: nothing leaves before its release, and then what was shown, whatever happens meanwhile."""
+"""Replies that wait for approval.
+
+Nothing leaves before its release, and what leaves is what the person saw.
+"""
 
 import json
 import os
@@ -35,11 +38,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "lora.rank": 8, "lora.targets": "all", "training.steps": 2, "training.batch-size": 2, "federation.rounds": 2,
     },
 }  # fmt: skip
-"""Their replies have several parts."""
+"""Settings of methods whose replies have several parts."""
 
 
 class Time:
-    """Moves when a process waits for its officer, and calls the officer then."""
+    """Clock that advances when a process waits for approval, and then calls ``officer``."""
 
     def __init__(self, officer: Callable[[], None]) -> None:
         self.seconds = 0.0
@@ -53,7 +56,7 @@ class Time:
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    """Nobody decides, unless a test says otherwise."""
+    """Install a clock whose officer decides nothing, unless a test replaces it."""
     found = Time(lambda: None)
     monkeypatch.setattr(hold, "clock", lambda: found.seconds)
     monkeypatch.setattr(hold, "pause", found.pause)
@@ -62,7 +65,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Its server takes the grid for one of real sites."""
+    """Return a bench whose server treats its grid as a deployment."""
     monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
     return Bench(tmp_path, "fedprllm", {"deadline-seconds": SECONDS}, num_clients=2)
 
@@ -78,7 +81,7 @@ def state(bench: Bench) -> Path:
 
 
 def sites(bench: Bench, holds: str = "tensors", **changes: Any) -> InProcessGrid:
-    """Real sites that share a state directory."""
+    """Return a grid of real sites that share a state directory."""
     nodes = [
         {
             "site": f"site-{client}", "data-path": str(bench.folder / f"text-{client}.txt"), "model-path": str(bench.model),
@@ -92,7 +95,7 @@ def sites(bench: Bench, holds: str = "tensors", **changes: Any) -> InProcessGrid
 
 
 def decide(bench: Bench, **words: Any) -> int:
-    """``espalier release``."""
+    """Run ``espalier release``."""
     return release(
         {
             "state_dir": str(state(bench)),
@@ -125,8 +128,12 @@ OTHERWISE = ("seconds", "approval")
 
 
 def told(reply: Message) -> tuple[Any, ...]:
-    """What a reply holds, but for how long its client worked, and whether a person approves at its site."""
+    """Return a reply's content without the fields that may differ.
+
+    These are the duration of the work and the flag that replies need approval.
+    """
     letter = read(reply.content)
+    # The two runs that are compared have different names.
     header = letter.header.model_copy(update={"lineage": "any"})
     return (
         header,
@@ -136,7 +143,7 @@ def told(reply: Message) -> tuple[Any, ...]:
 
 
 class OneSite:
-    """A site that holds replies, and a server that asks it by hand."""
+    """Real site whose replies wait for approval, with a server that sends handmade requests."""
 
     def __init__(self, bench: Bench, holds: str = "tensors", **changes: Any) -> None:
         self.bench = bench
@@ -164,14 +171,14 @@ class OneSite:
         return read(self.grid.answer(message, context).content)
 
 
-# ----- a run ----------------------------------------------------------------------------------------------------------
+# ----- a run --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_leaves_before_its_release_and_then_the_same_bytes(
     bench: Bench, time: Time, method: str
 ) -> None:
-    """The parts of a reply that ``fetch`` asks for are shown and released with the first."""
+    """All parts of a reply, also those that ``fetch`` requests, are shown and released together."""
     of_method(bench, method)
     plain = sites(bench, "")
     bench.run(plain)
@@ -243,7 +250,10 @@ def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) ->
 def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(
     bench: Bench, time: Time
 ) -> None:
-    """In the first attempt nobody decides; the work is done once, and the release is found by the second."""
+    """Nobody decides during the first attempt.
+
+    The work is done once, and the second attempt finds the release.
+    """
     grid = sites(bench, num_clients=1)
 
     def officer() -> None:
@@ -276,7 +286,7 @@ def test_a_reply_that_nobody_releases_costs_its_contribution_and_is_there_for_a_
     assert (document["status"], time.seconds) == ("completed", pytest.approx(2 * SECONDS))
 
 
-# ----- one site -------------------------------------------------------------------------------------------------------
+# ----- one site -----------------------------------------------------------------------------------
 
 
 def test_a_node_that_was_started_again_finds_what_is_held_and_decided(
@@ -295,7 +305,7 @@ def test_a_node_that_was_started_again_finds_what_is_held_and_decided(
 
 
 def test_a_release_is_for_one_reply(bench: Bench, time: Time) -> None:
-    """What was computed anew, or changed in the private state, is another one."""
+    """A reply that was computed again, or whose client state changed, needs a new release."""
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     assert decide(bench, all=True) == 0
@@ -309,7 +319,7 @@ def test_a_release_is_for_one_reply(bench: Bench, time: Time) -> None:
 
 
 def test_a_decision_is_final(bench: Bench, time: Time) -> None:
-    """Also for an officer who listed the replies before it."""
+    """A decision is final also for a person who listed the replies before it."""
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     listed_before, _ = waiting(state(bench))
@@ -358,7 +368,7 @@ def test_a_damaged_document_withholds_no_blob_that_was_released(bench: Bench, ti
 def test_what_cannot_be_decided_keeps_nobody_from_deciding_on_others(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the replies of two runs one has lost a file, and the other is released."""
+    """Two runs have one waiting reply each: one has lost a file, the other is released."""
     for run in (BY_HAND, named("another")):
         with pytest.raises(StillHeldError):
             OneSite(bench).ask(lineage=run)
@@ -381,7 +391,8 @@ def test_an_id_beside_all_is_no_slip_that_releases_everything(
     assert decide(bench, ids=["zzzz"], all=True) == 2
     assert "release: zzzz --all: name replies, or release all; not both" in capsys.readouterr().err
     assert len(undecided(bench)) == 1
-    assert decide(bench, ids=[held.id, held.id[:6]]) == 0  # twice the same
+    # The same reply is named twice.
+    assert decide(bench, ids=[held.id, held.id[:6]]) == 0
 
 
 def test_a_decision_that_cannot_be_written_does_not_count(
@@ -413,7 +424,10 @@ def test_a_reply_is_called_by_four_characters_or_more(
 
 
 def test_a_file_that_was_changed_is_held_anew(bench: Bench, time: Time) -> None:
-    """As the message says: the round's own answer is another file."""
+    """A damaged reply can be removed.
+
+    The stored answer of the round then waits for approval again.
+    """
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     ((replies,),) = [held_at(state(bench))]
@@ -466,7 +480,7 @@ def test_what_is_not_released_cannot_be_fetched(bench: Bench, time: Time) -> Non
     asked = {"blob_sha256": [second["sha256"]], "rank_limit": 8, "rank": 8}
     with pytest.raises(StillHeldError):
         site.ask("fetch", part=1, scalars=asked)
-    # A fetch may have been sent ahead of the one before it.
+    # The server may send a fetch before the previous one is answered.
     assert time.seconds == pytest.approx(3 * SECONDS)
     assert decide(bench, refuse=[held.id]) == 0
     assert "did not release it" in str(site.ask("fetch", part=1, scalars=asked).scalars["reason"])
@@ -476,7 +490,7 @@ def test_what_is_not_released_cannot_be_fetched(bench: Bench, time: Time) -> Non
 def test_numbers_wait_too_where_the_owner_says_so(
     bench: Bench, time: Time, holds: str, waits: bool
 ) -> None:
-    """What a client makes by itself stays there; how long it took is a number."""
+    """The local baseline stays at the site, but the time that it took is a number."""
     bench = of_method(bench, "fedpetuning")
     bench.settings |= LOCAL_ONLY
     site = OneSite(bench, holds)
@@ -487,11 +501,11 @@ def test_numbers_wait_too_where_the_owner_says_so(
             site.ask("alone", 2, scalars=asked)
     else:
         assert site.ask("alone", 2, scalars=asked).scalars["seconds"] > 0
-    # A sentence; it is not held.
+    # An error text does not wait for approval.
     assert site.ask("alone", 7, scalars=asked).header.status == "failed"
 
 
-# ----- words ----------------------------------------------------------------------------------------------------------
+# ----- texts --------------------------------------------------------------------------------------
 
 
 def test_the_officer_sees_what_would_leave(

@@ -1,4 +1,4 @@
-"""LLM-Pruner in a small federation: the promises of every method, and its scores against autograd on the whole model."""
+"""LLM-Pruner: promises of every method, and scores compared with autograd on the whole model."""
 
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ SIZES = {"self_attn.q_proj": 8, "self_attn.k_proj": 4, "self_attn.v_proj": 4, "s
 def scores_by_hand(
     bench: Bench, windows: torch.Tensor, signed: bool
 ) -> list[dict[str, list[float]]]:
-    """Weight times gradient of the mean loss, summed unit by unit."""
+    """Return weight times gradient of the mean loss, summed by prunable group."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     model(input_ids=windows, labels=windows).loss.backward()
     found = []
@@ -58,12 +58,12 @@ def scores_by_hand(
 
 
 SIDES = {"groups": ("self_attn.o_proj", 2, 8), "channels": ("mlp.down_proj", 24, 1)}
-"""Whose input a mask is on, how many units there are, and how wide each is."""
+"""Module whose input has the mask, number of groups and width of a group, by kind."""
 COSTS = {"groups": 16 * 8 + 2 * 16 * 4 + 16 * 8, "channels": 3 * 16}
 
 
 def fisher_by_hand(bench: Bench, windows: torch.Tensor) -> list[dict[str, list[float]]]:
-    """Squares of the gradients of masks of ones, a window at a time."""
+    """Return the squared gradients of masks of ones, summed one sample at a time."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     masks = {}
     for index, block in enumerate(model.model.layers):
@@ -85,7 +85,11 @@ def fisher_by_hand(bench: Bench, windows: torch.Tensor) -> list[dict[str, list[f
 
 
 def searched_by_hand(scores: dict[tuple[int, str, int], float]) -> set[tuple[int, str, int]]:
-    """Of all numbers of groups and channels whose lowest come to 0.3 of what all cost those of the lowest sum."""
+    """Search for the cheapest cut by brute force.
+
+    Every pair of group and channel counts that reaches 30% of the total cost is tried, lowest
+    scores first. The pair with the lowest sum of scores is returned.
+    """
     pools = {key[:2] for key in scores}
     stay = {
         max((key for key in scores if key[:2] == pool), key=lambda key: (scores[key], key))
@@ -104,7 +108,7 @@ def searched_by_hand(scores: dict[tuple[int, str, int], float]) -> set[tuple[int
 
 
 class TestLlmPruner(Promises):
-    """One round; both blocks of the tiny model may be cut."""
+    """Federations with one round; both blocks of the tiny model may be pruned."""
 
     method = "llm-pruner"
     settings: ClassVar[dict[str, Any]] = {
@@ -116,14 +120,17 @@ class TestLlmPruner(Promises):
     cuts_windows = "calibration_windows"
 
     def other_orders(self, order: Letter) -> list[Letter]:
-        """There is nothing in an order that could be another."""
+        """Return no orders: the content of an order is empty."""
         return []
 
     @pytest.mark.parametrize("element", ["absolute", "signed"])
     def test_scores_are_those_of_autograd_and_are_added_up(
         self, bench: Bench, element: str
     ) -> None:
-        """Per kind and block the lowest go, until 0.3 of what they cost is reached; signed sums count by magnitude."""
+        """The lowest groups of each kind and block are pruned until 30% of their cost is reached.
+
+        Signed sums count by their magnitude.
+        """
         changes = {
             "data__source": "text",
             "data__path": f"{bench.folder}/text-{{client}}.txt",
@@ -153,7 +160,10 @@ class TestLlmPruner(Promises):
                 )
 
     def test_squares_are_the_fisher_information_of_masks(self, bench: Bench) -> None:
-        """Of masks on what units give, window by window; groups and channels go in those numbers that cost least."""
+        """Masks scale the outputs of the groups, and gradients are taken sample by sample.
+
+        The search prunes the numbers of groups and channels with the lowest loss.
+        """
         changes = {
             "data__source": "text",
             "data__path": f"{bench.folder}/text-{{client}}.txt",
@@ -203,7 +213,7 @@ class TestLlmPruner(Promises):
         )
 
     def test_signed_sums_of_unequal_parties_add_up_to_those_of_all(self, bench: Bench) -> None:
-        """A party of three windows counts three times as much as one of a single window."""
+        """A party with three samples counts three times as much as a party with one."""
         model = OpenedModel(bench.model)
         windows = all_windows(bench)[:4]
         job = LlmPrunerSettings.model_validate(

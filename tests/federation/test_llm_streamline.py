@@ -1,4 +1,4 @@
-"""LLM-Streamline in a small federation: the promises of every method, and its steps against plain transformers and AdamW."""
+"""LLM-Streamline: promises of every method, and its steps compared with transformers and AdamW."""
 
 import shutil
 from pathlib import Path
@@ -41,7 +41,7 @@ def dense(bench: Bench) -> Any:
 
 
 def hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
-    """What goes into each block, and what comes out of the last before the final norm."""
+    """Return the input of each block and the output of the last one before the final norm."""
     model = dense(bench)
     found = list[Tensor]()
     for block in model.model.layers:
@@ -53,7 +53,10 @@ def hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
 
 
 def published_hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
-    """What the published code compares: transformers' own hidden states, the last of which is behind the final norm."""
+    """Return transformers' hidden states, as the published code compares them.
+
+    The last one is the output of the final norm.
+    """
     with torch.no_grad():
         return list(
             dense(bench)(
@@ -63,7 +66,7 @@ def published_hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
 
 
 def cosines_by_hand(hidden: list[Tensor]) -> list[float]:
-    """Token by token, in a plain loop."""
+    """Return the mean cosine of each span, computed token by token."""
     found = []
     for start in range(BLOCKS - SPAN + 1):
         pairs = zip(
@@ -84,7 +87,10 @@ def trained_by_hand(
     client: int,
     first_step: int,
 ) -> dict[str, Tensor]:
-    """A round of AdamW on one block in a whole model of transformers, whose input and output are hidden states."""
+    """Train one block for a round with AdamW, inside a whole transformers model.
+
+    Its inputs and targets are hidden states.
+    """
     hidden = hidden_states(bench, windows)
     model = dense(bench)
     block = model.model.layers[start]
@@ -107,7 +113,7 @@ def trained_by_hand(
 
 
 def sent(received: list[tuple[int, Message]], server_round: int, client: int) -> dict[str, Tensor]:
-    """What a client sent in a round, by key and name."""
+    """Return the tensors that a client sent in a round, by name."""
     found = {}
     for partition, reply in received:
         letter = read(reply.content)
@@ -125,7 +131,7 @@ def sent(received: list[tuple[int, Message]], server_round: int, client: int) ->
 
 
 class TestLlmStreamline(Promises):
-    """Two of four blocks give way to one layer, which two rounds train."""
+    """Federations in which one layer replaces two of four blocks and is trained for two rounds."""
 
     method = "llm-streamline"
     settings: ClassVar[dict[str, Any]] = {
@@ -149,7 +155,7 @@ class TestLlmStreamline(Promises):
         return made
 
     def other_orders(self, order: Letter) -> list[Letter]:
-        """Another stretch."""
+        """Return orders with another span of blocks, or with other tensors."""
         if "start" not in order.scalars:
             return []
         return [
@@ -159,7 +165,7 @@ class TestLlmStreamline(Promises):
 
     @pytest.fixture
     def pointed(self, bench: Bench) -> Bench:
-        """Also the baseline finds the clients' texts."""
+        """Let the centralized baseline find the clients' texts too."""
         bench.settings = bench.settings | {
             "data.source": "text",
             "data.path": f"{bench.folder}/text-{{client}}.txt",
@@ -189,7 +195,10 @@ class TestLlmStreamline(Promises):
         assert report["blocks_that_went"] == [start, start + 1]
 
     def test_the_last_block_may_be_compared_before_the_final_norm(self, pointed: Bench) -> None:
-        """At the clients, in what a client decides by itself, and with pooled data; the last block adds next to nothing."""
+        """The setting holds for clients, local baselines and the centralized baseline.
+
+        The last block of the model adds almost nothing.
+        """
         model = dense(pointed)
         home_model = pointed.model
         with torch.no_grad():
@@ -268,7 +277,7 @@ class TestLlmStreamline(Promises):
         assert report["trained_parameters"] == 16 * 16 * 2 + 8 * 16 * 2 + 3 * 24 * 16 + 2 * 16
 
     def test_nothing_comes_in_their_place(self, pointed: Bench) -> None:
-        """One round, no training; what one party decides that has all windows, and what a client decides by itself."""
+        """A round without training is compared with the centralized and the local baselines."""
         changes = {
             "llm_streamline__replacement": "none",
             "federation__rounds": 0,
@@ -356,7 +365,7 @@ class TestLlmStreamline(Promises):
     def test_weights_by_samples_are_those_of_windows(
         self, bench: Bench, plain: Uninterrupted
     ) -> None:
-        """All have as many windows here, so that the mean is that of equal weights."""
+        """All clients have equally many samples, so the mean is that of equal weights."""
         clients = summary(plain.folder)["clients"]
         assert [client["metrics"]["samples"] for client in clients] == [2, 2, 2, 2]
         equal = bench.run(
@@ -458,7 +467,7 @@ class TestLlmStreamline(Promises):
     def test_a_site_s_limits_hold_for_the_layer_s_training(
         self, bench: Bench, limit: dict[str, int], words: str
     ) -> None:
-        """They are told at enrolment, before any work."""
+        """The site reports its limits at enrolment, before any work."""
         grid = bench.grid()
         for client, context in enumerate(grid.contexts.values()):
             more = limit if client == 1 else {}

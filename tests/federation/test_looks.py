@@ -1,4 +1,7 @@
-"""What the server measures between rounds is what it would measure if the run ended there, and a kill changes none of it."""
+"""Evaluations between rounds.
+
+They equal the final evaluation of a run that ends there, also after a kill.
+"""
 
 import json
 from pathlib import Path
@@ -60,7 +63,10 @@ def test_without_it_nothing_is_written(bench: Bench) -> None:
 
 @pytest.mark.parametrize("bench", ["fedspine"], indirect=True)
 def test_of_devices_with_models_of_their_own_each_is_measured(bench: Bench) -> None:
-    """The server makes them of cuts and adapters, and finds what the devices find."""
+    """The server builds the devices' models from cuts and adapters.
+
+    Its metrics are those that the devices report.
+    """
     folder = bench.run(evaluation__every=3)
     (look,) = looks(folder)
     told = {

@@ -1,4 +1,7 @@
-"""Mask Tuning in a small federation: the promises of every method in two rounds, and its stages against models in memory."""
+"""Mask tuning (LLM-Pruner): promises of every method in two rounds, and stages by hand.
+
+Each stage is compared with models in memory.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,12 +37,13 @@ TUNED = {
     "llm-pruner.rescale": "all",
     "llm-pruner.rescale-damping": DAMPING,
 }
-TUNED["llm-pruner.max-score-ratio"] = 1e6  # clients of 32 tokens differ more than real ones
+# Clients with 32 tokens differ more than real ones.
+TUNED["llm-pruner.max-score-ratio"] = 1e6
 PLACES = [(index, kind) for index in range(2) for kind in SIDES]
 
 
 def mask_gradients(bench: Bench, windows: torch.Tensor) -> dict[tuple[int, str], np.ndarray]:
-    """Of the loss of each window, by masks of ones on what units give: (windows, units)."""
+    """Return the gradients of each sample's loss by masks of ones, shape (samples, groups)."""
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     masks = {}
     for index, kind in PLACES:
@@ -61,7 +65,11 @@ def mask_gradients(bench: Bench, windows: torch.Tensor) -> dict[tuple[int, str],
 
 
 def rearranged_by_hand(information: np.ndarray, cut: set[int]) -> set[int]:
-    """Each unit that stays is cut in turn, and of all that are cut the one comes back without which least is lost."""
+    """Return the cut after rearrangement.
+
+    Each group that stays is cut in turn. Of all cut groups, the one whose return lowers the loss
+    most comes back.
+    """
 
     def lost(units: set[int]) -> float:
         return sum(information[one, other] for one in units for other in units)
@@ -79,7 +87,10 @@ def rearranged_by_hand(information: np.ndarray, cut: set[int]) -> set[int]:
 def outputs_by_hand(
     bench: Bench, windows: torch.Tensor, kept: dict[tuple[int, str], list[int]]
 ) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]:
-    """In the model that is cut: what each unit that stays gives, (tokens x width, units), and what all units would."""
+    """Return, in the cut model, the outputs of the groups that stay and of all groups.
+
+    Outputs have shape (tokens x width, groups).
+    """
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
     found = {}
     for place in PLACES:
@@ -115,7 +126,7 @@ def symmetric(triangle: np.ndarray, width: int) -> np.ndarray:
 
 
 def changing(change: Callable[[dict[str, np.ndarray]], None], of_round: int) -> Any:
-    """Tamper: change the tensors of the first blob of a round's reply, and give the blob its hash."""
+    """Return a tamper that changes the first blob of a round's reply and updates its hash."""
 
     def tamper(request: Message, reply: Message) -> Message:
         header = read(request.content).header
@@ -136,7 +147,10 @@ def changing(change: Callable[[dict[str, np.ndarray]], None], of_round: int) -> 
 
 
 class TestMaskTuning(Promises):
-    """Searched, rearranged and rescaled: two rounds; both blocks of the tiny model may be cut."""
+    """Federations with two rounds; both blocks of the tiny model may be pruned.
+
+    Round 1 leads to search and rearrangement, round 2 to rescaling.
+    """
 
     method = "llm-pruner"
     settings: ClassVar[dict[str, Any]] = TUNED
@@ -144,7 +158,7 @@ class TestMaskTuning(Promises):
     cuts_windows = "calibration_windows"
 
     def other_orders(self, order: Letter) -> list[Letter]:
-        """Another cut: in the first block another channel stays."""
+        """Return an order with another cut: another channel of the first block stays."""
         if not order.blobs:
             return []
         blobs = dict(order.blobs)
@@ -157,7 +171,7 @@ class TestMaskTuning(Promises):
     @pytest.fixture(scope="class")
     @classmethod
     def by_hand(cls, plain: Uninterrupted) -> list[dict[tuple[int, str], np.ndarray]]:
-        """Each client's gradients of masks."""
+        """Return each client's gradients of masks."""
         return [mask_gradients(plain.bench, own) for own in cls.windows(plain.bench)]
 
     @staticmethod
@@ -174,7 +188,10 @@ class TestMaskTuning(Promises):
     def test_factors_have_the_fisher_information_of_masks(
         self, plain: Uninterrupted, by_hand: list[dict[tuple[int, str], np.ndarray]]
     ) -> None:
-        """Of two windows: two rows, whose products are those of the windows' gradients, over two windows."""
+        """The factor of two samples has two rows.
+
+        The products of its rows equal the mean products of the samples' gradients.
+        """
         for client, reply in plain.received:
             letter = read(reply.content)
             for key, blob in letter.blobs.items() if letter.header.server_round == 1 else ():
@@ -249,7 +266,10 @@ class TestMaskTuning(Promises):
         assert summary(plain.folder)["report"]["scales_of_blocks"]
 
     def test_what_is_delivered_is_what_is_written(self, whole: Uninterrupted) -> None:
-        """Scales and all: clients evaluate the federated model (``test_figures_on_own_text`` has the figures)."""
+        """Pushed tensors include the scales, because clients evaluate the federated model.
+
+        ``test_figures_on_own_text`` compares the metrics.
+        """
         delivered = [read(request.content) for request in whole.requests]
         letters = [
             letter
@@ -265,7 +285,7 @@ class TestMaskTuning(Promises):
     def test_the_federation_is_one_party_that_has_all_windows(
         self, bench: Bench, clients: int
     ) -> None:
-        """One client is that party by itself."""
+        """A federation of one client is that party."""
         changes: dict[str, Any] = {
             "data__source": "text",
             "data__path": f"{bench.folder}/text-{{client}}.txt",
@@ -279,7 +299,8 @@ class TestMaskTuning(Promises):
         (metric,) = summary(bench.run(**changes, llm_pruner__max_score_ratio=1000.0))["metrics"]
         values = metric["values"]
         assert values["centralized"] == pytest.approx(values["federated"], rel=1e-4)
-        if clients == 1:  # clients round losses to three decimals
+        # Clients round losses to three decimals.
+        if clients == 1:
             assert values["local_only"] == pytest.approx(values["federated"], rel=1e-3)
         assert values["federated"] != pytest.approx(values["dense"], rel=1e-3)
 
@@ -339,7 +360,7 @@ class TestMaskTuning(Promises):
         change: Callable[[dict[str, np.ndarray]], None],
         words: str,
     ) -> None:
-        """Also where each two would do, and all together would not."""
+        """Inner products fail as a whole even if each pair of groups is valid."""
         grid = bench.grid()
         grid.tamper[1] = changing(change, of_round)
         clients = summary(bench.run(grid))["clients"]
@@ -367,7 +388,10 @@ class TestMaskTuning(Promises):
 
 
 def opposed(triangle: np.ndarray) -> None:
-    """Inner products of three units of which each two are as opposed as can be; the others are 0."""
+    """Write inner products of three groups that are pairwise valid but impossible together.
+
+    The others are 0.
+    """
     width = round((np.sqrt(8 * len(triangle) + 1) - 1) / 2)
     full = np.zeros((width, width), np.float32)
     full[:3, :3] = 1.5 * np.eye(3) - 0.5 - 0.4 * (1 - np.eye(3))
@@ -375,7 +399,7 @@ def opposed(triangle: np.ndarray) -> None:
 
 
 def test_scales_beyond_ten_leave_units_as_they_are() -> None:
-    """One unit gives a twentieth of what is missing; the other kind's lose nothing."""
+    """A group that would need a scale of 20 keeps scale 1; a scale of 9 is valid."""
     job = LlmPrunerSettings.model_validate({"rescale": "all", "element": "squared"})
     assert scales_or_none((torch.tensor([[1.0]]), torch.tensor([20.0])), 1e-6) is None
     found = scales_or_none((torch.tensor([[1.0]]), torch.tensor([9.0])), 1e-6)

@@ -1,4 +1,8 @@
-"""Who is not in the result is told in the last line and in the summary; sites are all needed unless settings say otherwise."""
+"""Reports of missing clients, and the quorum.
+
+The last line and the summary name missing clients. Deployments need all sites unless the settings
+say otherwise.
+"""
 
 import json
 import tomllib
@@ -26,7 +30,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def with_a_typo(grid: InProcessGrid, partition: int) -> InProcessGrid:
-    """A grid one of whose nodes has a wrong configuration, which names its site all the same."""
+    """Give one node a wrong configuration that still names its site."""
     (context,) = [
         context
         for context in grid.contexts.values()
@@ -37,7 +41,7 @@ def with_a_typo(grid: InProcessGrid, partition: int) -> InProcessGrid:
 
 
 def silent_from(kind: str) -> Callable[[Message, Message], Message | None]:
-    """Nothing arrives in answer to a kind of message."""
+    """Return a tamper that drops all replies to one kind of message."""
     return lambda request, reply: None if read(request.content).header.kind == kind else reply
 
 
@@ -130,7 +134,8 @@ def test_when_all_are_there_nobody_is_missing(
 def test_one_that_never_connected_has_no_name() -> None:
     roster = Roster({0: Seat(0, "a", 1), 1: Seat(1, "b", 2)}, {"c": "has another base model"})
     assert roster.missing(3) == [("c", "refused: has another base model")]
-    assert roster.missing(2) == []  # somebody else took the seat
+    # Another node took the seat.
+    assert roster.missing(2) == []
     assert roster.missing(5) == [
         ("c", "refused: has another base model"),
         *[("a client", "never connected")] * 2,
@@ -158,17 +163,17 @@ def test_a_long_reason_is_cut(bench: Bench) -> None:
     assert len(line) < 350
 
 
-# ----- the quorum -----------------------------------------------------------------------------------------------------
+# ----- the quorum ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The grid in this process counts as one of real nodes."""
+    """Treat the grid in this process as one of real nodes."""
     monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
 
 
 def quorum(folder: Path) -> Any:
-    """The quorum that counted, as the run directory says."""
+    """Return the quorum that the run directory records."""
     return tomllib.loads((folder / "settings.toml").read_text())["quorum"]
 
 

@@ -1,4 +1,4 @@
-"""The card of what a run wrote: front matter that the Hugging Face hub reads, and no path of anybody's machine."""
+"""Model cards: front matter that the Hugging Face Hub reads, and no local paths."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -27,7 +27,7 @@ def row(card: str, name: str) -> str:
 
 
 def front_matter(card: str) -> dict[str, Any]:
-    """As the hub's own library reads it."""
+    """Return the front matter as huggingface_hub reads it."""
     found: dict[str, Any] = ModelCard(card).data.to_dict()
     return found
 

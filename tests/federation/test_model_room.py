@@ -1,4 +1,7 @@
-"""Models that servers bring to a site share the room that its owner gives them, however many runs offer some at once."""
+"""Limit of the disk space for pushed models.
+
+All servers that push models to a site share it, also if several runs offer models at once.
+"""
 
 import hashlib
 import json
@@ -33,7 +36,7 @@ def sha256(data: bytes) -> str:
 
 
 class Server:
-    """A server of one run that brings a folder of one file, cut into pieces."""
+    """Server of one run that offers a folder with one file, split into pieces."""
 
     def __init__(
         self, root: Path, run: str, data: bytes, piece_bytes: int = PIECE_BYTES, **node: Any
@@ -78,14 +81,15 @@ class Server:
 
 
 def on_disk(root: Path) -> int:
-    """Bytes of models' files and pieces."""
+    """Return the size of all models' files and pieces, in bytes."""
     found = [
         *(root / "state" / "models").rglob("files/*"),
         *(root / "state" / "models").rglob("pieces/*"),
     ]
     total = 0
     for file in found:
-        with suppress(FileNotFoundError):  # another thread has made a file of its pieces meanwhile
+        # Another thread may be building the file from its pieces.
+        with suppress(FileNotFoundError):
             total += file.stat().st_size
     return total
 
@@ -99,7 +103,7 @@ def test_a_real_site_is_asked() -> None:
 
 
 def test_offers_reserve_what_they_may_bring(tmp_path: Path) -> None:
-    """Nothing of the first has arrived when the second comes."""
+    """No piece of the first model has arrived when the second offer comes."""
     first, second, third = (Server(tmp_path, str(n), of(n, 8_000 + n)) for n in range(3))
     first.offer()
     second.offer()
@@ -116,7 +120,10 @@ def test_offers_reserve_what_they_may_bring(tmp_path: Path) -> None:
 
 
 def test_offers_at_once_share_the_room(tmp_path: Path) -> None:
-    """Sixteen runs, each in a thread of its own with a lock of its own (flock is per open file), and 3 models have room."""
+    """Sixteen runs offer at once, and three models fit.
+
+    Each run has its own thread and its own lock, because flock works per open file.
+    """
     servers = [Server(tmp_path, str(n), of(n, 6_000)) for n in range(16)]
     taken = list[int]()
     start = threading.Barrier(16)
@@ -149,7 +156,10 @@ def test_offers_at_once_share_the_room(tmp_path: Path) -> None:
 
 
 def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
-    """Each run offers the same folder in pieces of another size, and brings all of them but the last."""
+    """Each run offers the same folder in pieces of another size.
+
+    It sends all pieces but the last.
+    """
     data = bytes(number * number % 251 for number in range(MOST))
     servers = [Server(tmp_path, str(size), data, size) for size in range(900, 1000, 10)]
     for server in servers:
@@ -167,7 +177,7 @@ def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
 def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(
     tmp_path: Path,
 ) -> None:
-    """Also with a piece that stands in several places."""
+    """The limit holds also if the same piece occurs in several places."""
     server = Server(tmp_path, "a", bytes(5_000) + of(1, 15_000))
     seen = list[int]()
     for index in server.offer():
@@ -218,7 +228,7 @@ def test_json_that_is_nested_too_deep_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
-    """An hour after its last piece, and only if another one needs the room."""
+    """A reservation ends one hour after its last piece, if another model needs the space."""
     given_up, other = (Server(tmp_path, str(n), of(n, 15_000)) for n in range(2))
     given_up.offer()
     given_up.bring(0)
@@ -233,13 +243,14 @@ def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
         other.bring(index)
     (lock,) = (tmp_path / "state" / "models").glob("*/lock")
     os.utime(lock, (0, 0))
-    with pytest.raises(Mistake, match="has no room"):  # what is whole stays
+    # A complete model is not removed.
+    with pytest.raises(Mistake, match="has no room"):
         given_up.offer()
     assert (other.brought() / "model.safetensors").exists()
 
 
 def test_damage_to_what_was_reserved_lets_nobody_take_more(tmp_path: Path) -> None:
-    """What lies there counts anyway."""
+    """A damaged reservation still counts with the size of the files on disk."""
     first, second = (Server(tmp_path, str(n), of(n, 12_000)) for n in range(2))
     for index in first.offer():
         first.bring(index)

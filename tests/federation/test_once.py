@@ -1,4 +1,7 @@
-"""No work is done twice at once: local-only results have a message of their own, and a repeated message waits for the first."""
+"""Work that is done once.
+
+Local baselines have a message of their own, and a repeated message waits for the first one.
+"""
 
 import json
 import threading
@@ -39,7 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
         | {"hetlora.ranks": "1,2"}
     ),
 }
-"""Those whose rounds leave no local-only result."""
+"""Methods whose rounds leave no local baseline."""
 
 
 @pytest.fixture
@@ -53,20 +56,20 @@ every_method = pytest.mark.parametrize("bench", sorted(METHODS), indirect=True)
 
 
 def kinds(grid: InProcessGrid, partition: int = 0) -> list[str]:
-    """Kinds of the replies of a client, in order."""
+    """Return the kinds of a client's replies, in order."""
     return [
         read(reply.content).header.kind for sender, reply in grid.received if sender == partition
     ]
 
 
-# ----- a message of its own -------------------------------------------------------------------------------------------
+# ----- message of the local baseline --------------------------------------------------------------
 
 
 @every_method
 def test_the_local_only_result_is_made_in_a_message_of_its_own(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the clients are asked to evaluate, nothing is trained or pruned any more."""
+    """When the clients evaluate, they neither train nor prune."""
     working_on: list[str] = []
     monkeypatch.setattr(Loop, "run", counted(Loop.run, working_on))
     monkeypatch.setattr(
@@ -92,7 +95,7 @@ def test_the_local_only_result_is_made_in_a_message_of_its_own(
 
 
 def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
-    """A function that notes each call."""
+    """Return a function that records each call."""
 
     def count(*arguments: Any, **named: Any) -> Any:
         calls.append(function.__name__)
@@ -136,7 +139,7 @@ def test_an_evaluation_without_it_is_refused(bench: Bench) -> None:
     )
 
 
-# ----- its deadline ---------------------------------------------------------------------------------------------------
+# ----- deadline of the local baseline -------------------------------------------------------------
 
 
 def patience(seats: list[Seat], client: int, num_rounds: int) -> float:
@@ -155,13 +158,15 @@ def test_a_client_may_take_a_multiple_of_the_time_of_its_rounds() -> None:
         Seat(2, "c", 3),
     ]
     assert patience(seats, 0, 3) == PATIENCE * 30.0
-    assert patience(seats, 1, 3) == PATIENCE * 60.0  # it was drawn for one round of three
-    assert patience(seats, 2, 3) == PATIENCE * 60.0  # for none: as the slowest
+    # The client was sampled for one round of three.
+    assert patience(seats, 1, 3) == PATIENCE * 60.0
+    # The client was never sampled, so the slowest client's time counts.
+    assert patience(seats, 2, 3) == PATIENCE * 60.0
     assert patience([Seat(0, "a", 1)], 0, 3) == 0.0
 
 
 def test_no_client_makes_the_server_wait_for_ever() -> None:
-    """It says that its round took 30 years; it was waited for twice 900 seconds at most."""
+    """A client claims that its round took 30 years, but it had at most twice 900 seconds."""
     seats = [Seat(0, "a", 1, seconds=1e9, rounds=1), Seat(1, "b", 2)]
     assert patience(seats, 0, 3) == patience(seats, 1, 3) == PATIENCE * 3 * 1800.0
 
@@ -170,7 +175,10 @@ def test_no_client_makes_the_server_wait_for_ever() -> None:
 def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(
     bench: Bench, measured: float, again: bool
 ) -> None:
-    """The deadline is 5 seconds, twice; training alone takes 30: 50 questions in 5 seconds, and 50 in 25."""
+    """Two deadlines of 5 seconds pass while the client trains.
+
+    Training takes 100 polls of the server: 50 in the first 5 seconds and 50 in the next 25.
+    """
     grid = bench.grid()
 
     def measure(request: Message, reply: Message) -> Message:
@@ -190,7 +198,7 @@ def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(
 
 
 def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
-    """So that the deadline of a resumed run follows them too."""
+    """The deadline of a resumed run depends on them too."""
     grid = bench.grid()
 
     def measure(request: Message, reply: Message) -> Message:
@@ -209,7 +217,7 @@ def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
 
     again.before_push = note
     with pytest.MonkeyPatch.context() as monkeypatch:
-        # Where a message lives as long as its deadline.
+        # In a deployment a message lives as long as its deadline.
         monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
         bench.run(again, resume_from=str(folder), quorum=0.5)
     assert ttls == [pytest.approx(2 * PATIENCE * 9.0 + 60.0)] * 2
@@ -240,11 +248,14 @@ def test_damaged_times_are_told(bench: Bench) -> None:
         folder.load_times()
 
 
-# ----- a message that comes again -------------------------------------------------------------------------------------
+# ----- repeated messages --------------------------------------------------------------------------
 
 
 def requests_of(bench: Bench) -> dict[str, Letter]:
-    """The first request of each kind to the first client, of a run whose private state is gone."""
+    """Return the first request of each kind to the first client.
+
+    The requests come from a run whose private state is gone.
+    """
     found: dict[str, Letter] = {}
     grid = bench.grid()
 
@@ -261,7 +272,7 @@ def requests_of(bench: Bench) -> dict[str, Letter]:
 def answer(
     bench: Bench, request: Letter, attempt: int = 1, grid: InProcessGrid | None = None
 ) -> Letter:
-    """The first client's answer."""
+    """Return the first client's reply."""
     grid = grid or bench.grid()
     node, context = next(iter(grid.contexts.items()))
     again = Letter(
@@ -274,10 +285,10 @@ def answer(
 
 @every_method
 def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench) -> None:
-    """Also with the seconds that the work took, which another time would not be the same."""
+    """The repeated reply has the same duration, which a second computation would not have."""
     requests = requests_of(bench)
     for kind in ("train", "alone", "evaluate"):
-        # It is for the last round, whose votes come first.
+        # In the iterative method ``alone`` belongs to the last round, which needs votes first.
         if bench.method == "fedprllm" and kind == "alone":
             requests["train"] = _second_round(requests["train"], bench)
             assert answer(bench, requests["train"]).header.status == "ok"
@@ -289,13 +300,13 @@ def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench)
 
 
 def _second_round(train: Letter, bench: Bench) -> Letter:
-    """The order of the second block, with what this client voted on the first as the decision."""
+    """Return the order for the second block, with this client's votes as the decision."""
     decided = answer(bench, train).blobs
     return Letter(train.header.model_copy(update={"server_round": 2}), {}, decided)
 
 
 def told_once(bench: Bench) -> Letter:
-    """The request of an evaluation that was answered."""
+    """Return the request of an evaluation that was answered."""
     requests = requests_of(bench)
     for kind in ("train", "alone", "evaluate"):
         assert answer(bench, requests[kind]).header.status == "ok"
@@ -323,7 +334,7 @@ def test_another_evaluation_is_refused(bench: Bench) -> None:
 
 
 def test_another_result_of_the_client_is_not_evaluated_any_more(bench: Bench) -> None:
-    """A result that was made anew, for instance from other deliveries, would be a second thing to learn."""
+    """A result that was computed again could reveal something new."""
     evaluate = told_once(bench)
     (made,) = (bench.folder / "state" / evaluate.header.lineage).glob("*-00000/r001/alone.json")
     made.write_text(json.dumps(json.loads(made.read_text()) | {"seconds": 7.0}))
@@ -331,12 +342,12 @@ def test_another_result_of_the_client_is_not_evaluated_any_more(bench: Bench) ->
 
 
 WORK = {"train": "_train", "alone": "_train_alone", "evaluate": "answer"}
-"""Which function of the job does the work of each kind."""
+"""Function that does the work of each message kind."""
 
 
 @pytest.fixture
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
-    """Counts who has come to the lock of a private state."""
+    """Count the arrivals at the lock of the private state."""
     arrived = threading.Semaphore(0)
     locked = PrivateState.locked
 
@@ -375,7 +386,8 @@ def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
         assert begun.wait(600)
         arrivals.acquire()
         second = pool.submit(answer, bench, requests[kind], 2, grid)
-        assert arrivals.acquire(timeout=600)  # it is at the lock, which the first holds
+        # The second request waits for the lock that the first one holds.
+        assert arrivals.acquire(timeout=600)
         assert times == [kind]
         go_on.set()
         replies = first.result(), second.result()

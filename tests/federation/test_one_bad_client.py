@@ -1,6 +1,8 @@
-"""One bad client of eight, within its contract, makes no method's result more than 10% worse, or it is dropped.
+"""Promise about one bad client of eight that satisfies its contract.
 
-The model has learned a language of a few words, so that a spoiled result shows; clients tune it to another one.
+The client makes the result of no method more than 10% worse, or it is dropped. The model has
+learned a language of a few words, so a spoiled result is visible. Clients tune it to another
+language.
 """
 
 from collections.abc import Mapping
@@ -32,7 +34,7 @@ from espalier.settings.run import parse
 
 MOST_WORSE = 1.10
 BAD = 3
-"""The client that is bad; it has a number in the middle."""
+"""Number of the bad client, neither the first nor the last."""
 COMMON = {
     "data.windows": 8,
     "data.window-tokens": 32,
@@ -52,28 +54,28 @@ TUNED = {
 
 @dataclass(frozen=True)
 class Case:
-    """A method, and what a bad client of it does."""
+    """Settings of a method, and the changes that its bad client makes."""
 
     settings: Mapping[str, Any]
     bad: Named
     language: str = "old"
     beyond: Mapping[str, str] = field(default_factory=dict)
-    """Bad clients for which the promise cannot be had, and why; ``docs/privacy.md`` says so too."""
+    """Changes for which the promise does not hold, with the reason; see ``docs/privacy.md``."""
 
 
 def scaled(**factors: float) -> Change:
-    """Multiply tensors whose names end so."""
+    """Return a change that multiplies tensors by the factor of the last part of their name."""
     return tensors(lambda name, value: value * factors.get(name.split(".")[-1], 1.0))
 
 
 INVERTED = tensors(lambda _, value: (value.median() ** 2 / (value.abs() + 1e-9)).float())
 PERSONAL = {"evaluation.local-only": True}
-"""Each client has a model of its own, and measures it; the figure is the mean over clients."""
+"""Settings of methods with one model per client; the metric is the mean over clients."""
 OF_SOME_UPDATES = {
     name: OF_UPDATES[name]
     for name in ("turned round, with a billion samples", "at the limit of training")
 }
-"""Of methods that share FedPETuning's rounds."""
+"""Changes for methods that share FedPETuning's rounds."""
 CASES = {
     "fedprllm": Case({}, {"the weights that others keep": other_masks}),
     "fedspallm": Case(
@@ -192,7 +194,7 @@ PAIRS = [(case, name) for case, of in CASES.items() for name in of.bad]
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Home]:
-    """The model, and a public text in each language."""
+    """Save the trained model and one evaluation text per language."""
     folder = tmp_path_factory.mktemp("homes")
     model = save_trained_llama(folder / "model", "old")
     for language in ("old", "new"):
@@ -202,12 +204,12 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Home]:
 
 @pytest.fixture(scope="module")
 def honest() -> dict[str, float]:
-    """Perplexity of each case without a bad client; each is run once."""
+    """Cache the perplexity of each case without a bad client."""
     return {}
 
 
 def ran(folder: Path, home: Home, name: str, change: Change | None) -> dict[str, Any]:
-    """The summary of a run of eight clients of a case, one of them bad."""
+    """Return the summary of a case's run of eight clients, with one bad client if given."""
     case = CASES[name]
     folder.mkdir()
     method = name.split()[0]
@@ -224,7 +226,7 @@ def ran(folder: Path, home: Home, name: str, change: Change | None) -> dict[str,
 
 
 def perplexity(document: dict[str, Any]) -> float:
-    """That of the federated result on the public text."""
+    """Return the perplexity of the federated result on the evaluation text."""
     return float(document["metrics"][0]["values"]["federated"])
 
 

@@ -1,6 +1,7 @@
-"""What real sites refuse: runs that would read, learn or take more than their owners allow. Each was an attack that worked.
+"""Refusals of real sites: runs that would read, learn or take more than the owner allows.
 
-The nodes answer in this process, and not as nodes of a simulation; requests are written by hand, as a malicious server would.
+Each test reproduces an attack that once worked. The nodes answer in this process but are not
+simulated. Requests are handmade, as those of a malicious server.
 """
 
 import json
@@ -27,7 +28,7 @@ SECRET = "the-patient-s-name"
 
 
 class OneSite:
-    """A real site with a text of its own, and a server that asks it whatever it likes."""
+    """Real site with its own text, and a server that may ask for anything."""
 
     def __init__(self, bench: Bench, node: dict[str, Any] | None = None, **changes: Any) -> None:
         own = {
@@ -47,7 +48,7 @@ class OneSite:
         scalars: dict[str, Any] | None = None,
         **header: Any,
     ) -> Letter:
-        """The site's reply; ``blobs`` and parts of the header may be given."""
+        """Return the site's reply; ``header`` may replace header fields and add ``blobs``."""
         blobs = header.pop("blobs", {})
         if server_round is None:
             server_round = 0 if kind == "enrol" else 1
@@ -71,15 +72,15 @@ class OneSite:
         return read(self.grid.answer(message, context).content)
 
     def refusal(self, *arguments: Any, **named: Any) -> str:
-        """Why the site did not do it."""
+        """Return the reason why the site refused."""
         reply = self.ask(*arguments, **named)
         assert reply.header.status == "failed", reply.scalars
         assert not reply.blobs
-        # So a refusal to enrol begins.
+        # A refusal to enrol starts with the site's name.
         return str(reply.scalars["reason"]).removeprefix("site ward: ")
 
     def evaluate(self, texts: dict[str, list[int]], server_round: int = 1, **header: Any) -> Letter:
-        """Ask for the loss on made-up public texts of 16 tokens."""
+        """Ask for the loss on invented evaluation texts of 16 tokens each."""
         windows = {
             name: torch.tensor([tokens], dtype=torch.int32).numpy()
             for name, tokens in texts.items()
@@ -108,11 +109,11 @@ def tuning(bench: Bench) -> Bench:
     return bench
 
 
-# ----- what leaves ----------------------------------------------------------------------------------------------------
+# ----- outgoing data ------------------------------------------------------------------------------
 
 
 def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
-    """With two tokens of calibration, whoever guesses them could confirm the guess by what they lead to."""
+    """A server could guess two calibration tokens and verify the guess."""
     changes = {"data__windows": 1, "data__window_tokens": 2}
     site = OneSite(bench, {"least-tokens": 0}, **changes)
     assert "least-tokens = 2048: an answer would rest on fewer" in site.refusal("train")
@@ -122,7 +123,7 @@ def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
 
 @pytest.mark.parametrize("own_windows", [2, 5])
 def test_how_much_text_a_site_has_does_not_leave_it(bench: Bench, own_windows: int) -> None:
-    """One window has 16 tokens; the run asks for 2000 windows, and the site itself has fewer."""
+    """A sample has 16 tokens; the run asks for 2000 samples, and the site has fewer."""
     site = OneSite(bench, data__windows=2000)
     told = site.refusal("train")
     assert told.startswith(
@@ -162,7 +163,7 @@ def test_numbers_of_lines_do_not_leave_either(
     assert "line 7 is not a JSON object" in caplog.text
 
 
-# ----- what a run may name --------------------------------------------------------------------------------------------
+# ----- fields and paths in the settings of a run --------------------------------------------------
 
 
 @pytest.mark.parametrize("source", ["text", "jsonl", "hub"])
@@ -176,7 +177,7 @@ def test_a_run_s_path_opens_nothing_at_a_site_without_its_own(bench: Bench, sour
 
 
 def test_a_run_s_field_is_not_read(bench: Bench) -> None:
-    """The site's records have a text and something else."""
+    """The site's records contain a text and a secret field."""
     file = bench.folder / "records.jsonl"
     file.write_text(
         "".join(
@@ -235,12 +236,12 @@ def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Be
 
 
 def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
-    """They are on every machine; the README's deployment on one machine uses them."""
+    """Python's texts are on every machine; the README's deployment on one machine uses them."""
     reply = OneSite(bench, {"data-path": ""}, data__source="documentation").ask("train")
     assert reply.header.status == "ok", reply.scalars
 
 
-# ----- limits ---------------------------------------------------------------------------------------------------------
+# ----- limits -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["enrol", "train"])
@@ -268,7 +269,10 @@ def test_what_a_site_does_not_allow_is_refused_in_words(
 
 
 def test_rounds_that_a_method_adds_are_rounds_too(bench: Bench) -> None:
-    """FedSpaLLM goes on while a layer is left, so far as the number of clients, which the server says, allows."""
+    """FedSpaLLM adds rounds until every layer is pruned.
+
+    The number of clients limits them, and the server chooses that number.
+    """
     bench.method = "fedspallm"
     site = OneSite(bench, {"most-rounds": 1}, num_clients=10**6)
     order = {"blocks": [0], "versions": [0, 0]}
@@ -324,14 +328,17 @@ def test_a_site_answers_so_many_runs(bench: Bench) -> None:
         .header.status
         == "ok"
     )
-    # What is older than keep-days is forgotten.
+    # Runs older than ``keep-days`` no longer count.
     os.utime(bench.folder / "state" / named("a") / "ward" / "lock", (0, 0))
     assert site.ask("enrol", 0, lineage=named("c")).header.status == "ok"
     assert site.ask("train", lineage=named("c")).header.status == "ok"
 
 
 def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench: Bench) -> None:
-    """Whoever asks for ever more windows learns how many there are; each run that asks counts, whatever the answer."""
+    """A server that asks for ever more samples would learn how many there are.
+
+    Each run that asks counts, regardless of the answer.
+    """
     node = {"most-runs": 3}
     asked = {
         lineage: OneSite(bench, node, data__windows=number)
@@ -346,14 +353,14 @@ def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench:
         "enrol", 0, lineage=named("d")
     )
     assert "too few windows" in asked["a"].refusal("enrol", 0, lineage=named("a"))
-    # Nor with other settings in one run.
+    # Other settings in the same run are refused too.
     told = OneSite(bench, node, data__windows=500).refusal("enrol", 0, lineage=named("a"))
     assert told.startswith("message: this site takes part in this run with another set of settings")
     assert asked["b"].ask("train", lineage=named("b")).header.status == "ok"
 
 
 def test_a_run_that_the_owner_does_not_allow_is_not_counted(bench: Bench) -> None:
-    """Its data were not looked at."""
+    """The site refuses before it reads its data."""
     for lineage in ("a", "b", "c"):
         assert "most-threads" in OneSite(bench, {"most-runs": 1}, threads=1000).refusal(
             "enrol", 0, lineage=named(lineage)
@@ -372,7 +379,7 @@ def test_a_partition_id_turns_no_limit_off(bench: Bench) -> None:
     ).refusal("enrol")
 
 
-# ----- two sites, one state directory ---------------------------------------------------------------------------------
+# ----- two sites, one state directory -------------------------------------------------------------
 
 
 def test_two_sites_that_share_a_state_directory_answer_with_their_own_masks(bench: Bench) -> None:
@@ -388,12 +395,12 @@ def test_two_sites_that_share_a_state_directory_answer_with_their_own_masks(benc
     assert second.blobs == alone.blobs != first.blobs
 
 
-# ----- one client, once -----------------------------------------------------------------------------------------------
+# ----- one client per site, and one answer --------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning"])
 def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> None:
-    """The same round was answered for five made-up clients, each with other windows of the same text."""
+    """A server could otherwise ask for five clients with different samples of the same text."""
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method
     scalars = {
@@ -412,7 +419,7 @@ def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> No
 
 
 def test_a_run_keeps_its_settings(bench: Bench) -> None:
-    """Otherwise one run could ask as much as many."""
+    """A run could otherwise ask as much as many runs."""
     assert OneSite(bench).ask("train").header.status == "ok"
     told = OneSite(bench, data__windows=3).refusal("train")
     assert (
@@ -440,7 +447,7 @@ def test_an_evaluation_is_told_once(bench: Bench) -> None:
 def test_an_evaluation_is_of_the_texts_that_the_settings_name(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any number of made-up texts was scored at once."""
+    """A server could otherwise evaluate any number of invented texts at once."""
     site = OneSite(bench)
     tokens = list(range(16))
     site.ask("train")
@@ -463,7 +470,10 @@ def test_an_evaluation_is_of_the_texts_that_the_settings_name(
 def test_steps_that_learn_nothing_do_not_count(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four steps only the first has a gradient, as where adapters are ruined: they rest on one sequence of 16 tokens."""
+    """Only the first of four steps has a gradient, as with ruined adapters.
+
+    The result therefore depends on one sequence of 16 tokens.
+    """
     changes = {"training__steps": 4, "training__batch_size": 1}
     order = {"scalars": {"rank_limit": 2}}
     assert (
@@ -514,7 +524,10 @@ def test_a_round_that_the_run_does_not_have_is_refused(
 
 
 def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> None:
-    """One sequence was trained on, and nine texts were scored by it, the true one best."""
+    """The site would otherwise train on one sequence.
+
+    A server could then recognize it by its score among nine texts.
+    """
     (bench.folder / "text-0.txt").write_text(" ".join(private_text(0).split()[:8]))
     site = OneSite(tuning(bench), {"least-tokens": 0})
     reason = site.refusal("alone", 2, {"rank_limit": 0})
@@ -524,11 +537,11 @@ def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> No
     assert "made nothing by itself" in site.evaluate({"a": list(range(16))}, 2).scalars["reason"]
 
 
-# ----- errors that are no exceptions ----------------------------------------------------------------------------------
+# ----- errors that are not an Exception -----------------------------------------------------------
 
 
 class PanicException(BaseException):
-    """What a library in Rust raises when it panics, by the name that it has there."""
+    """Exception of a Rust library that panics, with the name that PyO3 gives it."""
 
 
 def panic(*_: Any, **__: Any) -> Any:
@@ -547,7 +560,7 @@ def told_of_panic(reply: Letter) -> bool:
 def test_a_panic_in_any_handler_is_an_answer(
     bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process lives, and answers the next message."""
+    """The process survives and answers the next message."""
     site = OneSite(bench)
     with monkeypatch.context() as patched:
         patched.setattr(client_app.app, "contract_for", panic)
@@ -575,14 +588,14 @@ def test_an_interrupt_ends_the_handler(
         OneSite(bench).ask("train")
 
 
-# ----- one state directory --------------------------------------------------------------------------------------------
+# ----- one state directory ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name", ["models", "egress", "corpora", "quantised", "at-work", "lock", "a-b", "..", "a/b", ""]
 )
 def test_a_run_is_not_called_as_what_a_node_keeps(bench: Bench, name: str) -> None:
-    """The request is refused before anything is made under that name."""
+    """The site refuses the request before it creates anything under that name."""
     site = OneSite(bench)
     message = address(Letter(UNREAD.model_copy(update={"lineage": name})), 1000, 60.0)
     reply = read(site.grid.answer(message, site.grid.contexts[1000]).content)
@@ -591,7 +604,10 @@ def test_a_run_is_not_called_as_what_a_node_keeps(bench: Bench, name: str) -> No
 
 
 def test_sites_that_share_a_state_directory_have_logs_of_their_own(bench: Bench) -> None:
-    """Also where one's name ends as another's, and the names of runs could make up for the rest."""
+    """Log names stay distinct if one site's name ends like another's.
+
+    Run names must not make up the difference either.
+    """
     runs = [BY_HAND, named("another")]
     for name in ("ward", "a-ward", BY_HAND):
         for run in runs:
@@ -607,7 +623,7 @@ def test_sites_that_share_a_state_directory_have_logs_of_their_own(bench: Bench)
 
 
 def test_what_else_lies_in_the_state_directory_is_no_run_of_a_site(bench: Bench) -> None:
-    """A site may be called as the folder of a model, which has a version file as well."""
+    """A site's name may equal the name of a model's folder, which has a version file too."""
     name = "0" * 64
     mark_as_ours(private_folder(bench.folder / "state", "models", name))
     assert OneSite(bench, {"site": name, "most-runs": 1}).ask("train").header.status == "ok"

@@ -1,6 +1,7 @@
-"""Whole runs on a pretended CUDA device: no two devices' tensors meet, and the result has the bytes of the CPU's.
+"""Whole runs on a pretended CUDA device.
 
-Its numbers are those of the CPU, so other bytes would mean another way through the code.
+No operation mixes tensors of two devices, and the result has the bytes of a CPU run. The pretended
+device computes on the CPU, so other bytes would mean another path through the code.
 """
 
 from pathlib import Path
@@ -16,7 +17,7 @@ from tiny_model import save_tiny_llama
 from espalier.settings.methods import METHODS
 
 DEEPER = ("fedsoda", "llm-streamline")
-"""They take more blocks than the bench's model has."""
+"""Methods that need more blocks than the bench's model has."""
 TRAINED = {
     "federation.rounds": 2, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01, "lora.rank": 2,
     "lora.alpha": 4.0,
@@ -58,7 +59,7 @@ def test_every_method_has_a_run() -> None:
 
 
 def made_in(folder: Path) -> dict[str, bytes]:
-    """Weights and masks, those of the clients' own models among them."""
+    """Return weights and masks of a run by file name, with the clients' own models."""
     found = {
         str(file.relative_to(folder)): file.read_bytes()
         for file in sorted(folder.glob("**/*.safetensors"))
@@ -72,7 +73,7 @@ def test_a_run_has_the_bytes_of_one_on_the_cpu(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, settings = RUNS[name]
-    # The texts of the bench are short.
+    # The minimum for real sites is larger than the texts of the bench.
     monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
     bench = Bench(tmp_path, method, settings | EVALUATED, num_clients=2)
     if method in DEEPER:
@@ -81,7 +82,7 @@ def test_a_run_has_the_bytes_of_one_on_the_cpu(
         (tmp_path / "align.txt").write_text(private_text(98))
         bench.settings["fedsoda.public-text"] = str(tmp_path / "align.txt")
     on_cpu = made_in(bench.run(device="cpu"))
-    # For the choice of the device alone; bitsandbytes would believe it, too.
+    # Only the choice of the device may see CUDA; bitsandbytes would use it as well.
     there = SimpleNamespace(is_available=lambda: True)
     monkeypatch.setattr(
         "espalier.modeling.computing.torch", SimpleNamespace(**vars(torch) | {"cuda": there})

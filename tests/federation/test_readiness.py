@@ -1,4 +1,7 @@
-"""What a site's own files cannot serve is refused when the site enrols, in words, and costs no round."""
+"""Checks of a site's files at enrolment.
+
+A file that does not fit the run is refused with a reason, and costs no round.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def second_site(grid: InProcessGrid, **config: Any) -> Context:
-    """The second node, as a real site with a name and further keys."""
+    """Turn the second node into a real site with further keys, and return its context."""
     (context,) = [
         context for context in grid.contexts.values() if context.node_config["partition-id"] == 1
     ]
@@ -80,7 +83,7 @@ LOADS = [
 def test_a_node_that_could_not_load_the_program_yet_is_asked_again(
     bench: Bench, code: int, reason: str
 ) -> None:
-    """Another run was installing it."""
+    """The program was still being installed by another run."""
     grid = bench.grid()
     tries = list[Message]()
 

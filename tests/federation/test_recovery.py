@@ -1,4 +1,7 @@
-"""A pruned model is tuned: zeros stay where they are to, and what is measured is what is written."""
+"""Tuning of pruned models.
+
+Zeros stay zero if the settings say so, and the evaluated model is the written one.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ TUNED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def pruned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Run directories of two methods that prune."""
+    """Run two pruning methods and return their run directories."""
     folder = tmp_path_factory.mktemp("pruned")
     methods = {"fedprllm": {"fedprllm.sparsity": 0.5}, "flap": {"flap.share": 0.3}}
     found = {}
@@ -62,7 +65,7 @@ def zeros_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_zeros_of_a_pruned_model_stay_if_they_are_to(
     tmp_path: Path, pruned: dict[str, Path], method: str, keep: bool
 ) -> None:
-    """And nothing but the merged model is written then, whose perplexity is the one that the run tells."""
+    """Only the merged model is written then, and it has the reported perplexity."""
     more = {"hetlora.ranks": "1,2"} if method == "hetlora" else {}
     bench = Bench(
         tmp_path, method, TUNED | more | {"model": str(pruned["fedprllm"]), "lora.keep-zeros": keep}
@@ -101,7 +104,7 @@ def test_a_smaller_model_is_tuned_and_stays_as_small(
 def test_a_smaller_model_is_tuned_for_a_task(
     tmp_path: Path, pruned: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its items are scored by the smaller model before, and by the tuned one after."""
+    """The smaller model evaluates the items before tuning, the tuned one afterwards."""
     for name in ("client_text", "client_items"):
         monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
     monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 3)
@@ -114,7 +117,10 @@ def test_a_smaller_model_is_tuned_for_a_task(
 
 
 def test_a_smaller_model_is_pruned_again(tmp_path: Path, pruned: dict[str, Path]) -> None:
-    """With masks, and by units once more: then it is a structure of a structure."""
+    """A smaller model is pruned with masks, and by groups a second time.
+
+    The latter gives a structure of a structure.
+    """
     masked = Bench(tmp_path, "fedprllm", {"model": str(pruned["flap"])}).run()
     assert OpenedModel(masked / "model").structure == open_model(str(pruned["flap"])).structure
     assert summary(masked)["sparsity"]["achieved"] == pytest.approx(0.5, abs=0.02)
@@ -125,7 +131,7 @@ def test_a_smaller_model_is_pruned_again(tmp_path: Path, pruned: dict[str, Path]
 
 @torch.no_grad()
 def test_the_masked_pass_is_that_of_the_masked_matrix(tmp_path: Path) -> None:
-    """Against the product of the factors, masked and added to the weight."""
+    """The reference is the product of the factors, masked and added to the weight."""
     shared = home(tmp_path)
     opened = OpenedModel(shared.model)
     settings = parse(

@@ -1,4 +1,4 @@
-"""A run whose directory is removed while it is at work ends with a sentence that says what remains."""
+"""Runs whose directory is removed while they work; the error says what remains."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("kind", ["enrol", "train", "evaluate"])
 def test_what_remains_is_named(bench: Bench, kind: Kind, again: bool) -> None:
-    """Also where another directory has taken its name meanwhile."""
+    """The error is the same if another directory has the old name in the meantime."""
     grid = bench.grid()
     lineage = list[str]()
 

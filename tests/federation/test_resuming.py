@@ -1,4 +1,8 @@
-"""A damaged or edited run directory is refused in words, or resumed to the same bytes; one server at a time works there."""
+"""Resumption of damaged or edited run directories.
+
+A run is refused with a reason or resumed to the same bytes. One server works in a directory at a
+time.
+"""
 
 import json
 import os
@@ -38,12 +42,12 @@ METHODS: dict[str, dict[str, Any]] = {
         "lora.rank": 2,
     },
 }
-"""Two rounds each."""
+"""Settings of methods with two rounds each."""
 
 
 @dataclass(repr=False)
 class Interrupted:
-    """A run of two rounds that was killed when its clients were to evaluate, and what it leaves when nothing happens to it."""
+    """Run of two rounds that was killed before evaluation, with its expected results."""
 
     bench: Bench
     run: Path
@@ -51,7 +55,7 @@ class Interrupted:
     expected: dict[str, bytes]
 
     def again(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A copy of the run directory, with the clients' private state as it was then."""
+        """Copy the run directory, with the clients' private state as it was then."""
         run = Path(shutil.copytree(self.run, folder / "runs" / self.run.name))
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(shutil.copytree(self.state, folder / "state")))
         return run
@@ -80,7 +84,7 @@ def one_killed(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     return interrupted(tmp_path_factory.mktemp("one"), "fedprllm")
 
 
-# ----- what is damaged, what remains, what to do --------------------------------------------------------------------------
+# ----- damage, remains and remedy -----------------------------------------------------------------
 
 
 def test_behind_a_damaged_checkpoint_the_round_before_leads_to_the_same_bytes(
@@ -122,7 +126,7 @@ def test_behind_a_damaged_blob_too(
 
 
 def test_all_blobs_that_a_checkpoint_needs_are_named_in_it(killed: Interrupted) -> None:
-    """So that none is found damaged later, when rounds have been worked for."""
+    """Damage is then found before any further round is computed."""
     document = json.loads((killed.run / "checkpoint" / "state.json").read_text())
     hashes = {path.stem for path in (killed.run / "checkpoint" / "blobs").iterdir()}
     assert set(document["blobs"]) == {text for text in _texts(document["state"]) if text in hashes}
@@ -226,13 +230,16 @@ def test_the_summary_decides_nothing(
         one_killed.resume(run)
 
 
-# ----- before the first round is finished -----------------------------------------------------------------------------------
+# ----- before the end of the first round ----------------------------------------------------------
 
 
 def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three comes only when the run is resumed; the name of another that has worked stands behind its own."""
+    """The second of three sites arrives only at the resumption.
+
+    Its name precedes that of a site that has already worked.
+    """
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     bench = Bench(tmp_path, "fedprllm", {"quorum": 0.5}, num_clients=3)
     grid = bench.grid()
@@ -242,7 +249,8 @@ def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
     del grid.contexts[late]
 
     def kill(request: Message, reply: Message) -> Message:
-        if read(request.content).header.kind == "train":  # it has worked
+        # The client has finished its work.
+        if read(request.content).header.kind == "train":
             raise Killed
         return reply
 
@@ -266,11 +274,11 @@ def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
     ]
 
 
-# ----- before anything is started -------------------------------------------------------------------------------------------
+# ----- before the start ---------------------------------------------------------------------------
 
 
 def looked_at(one_killed: Interrupted, **changes: Any) -> None:
-    """What ``espalier run`` looks at first."""
+    """Open everything that ``espalier run`` checks before it starts a run."""
     open_all(one_killed.bench.config(**changes), lambda line: pytest.fail(line))
 
 
@@ -389,19 +397,19 @@ def test_an_out_dir_is_not_made_before(
     assert not (tmp_path / "a").exists()
     closed = tmp_path / "closed"
     closed.mkdir()
-    # Whoever runs the tests may write everywhere.
+    # The tests may run as a user who can write everywhere.
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)
     with pytest.raises(Mistake, match=r"cannot be made \(Permission denied\)"):
         looked_at(one_killed, out_dir=str(closed / "runs"))
 
 
-# ----- whatever happens to the files ----------------------------------------------------------------------------------------
+# ----- arbitrary damage to files ------------------------------------------------------------------
 
 ANY_VALUE = st.sampled_from([None, True, -1, 0, 1, 2, 7, 1.5, "", "x", [], {}, [[]], {"": None}])
 
 
 def edited(document: Any) -> st.SearchStrategy[Any]:
-    """The document with one value, at any depth, replaced or gone."""
+    """Draw the document with one value, at any depth, replaced or removed."""
     if isinstance(document, dict) and document:
         keys = st.sampled_from(sorted(document))
         inside = keys.flatmap(
@@ -422,7 +430,7 @@ def edited(document: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """Other bytes, fewer, more, or another JSON value."""
+    """Draw other bytes, fewer or more bytes, or another JSON value."""
     place = draw(st.integers(0, len(whole) - 1))
     kind = draw(st.sampled_from(["flip", "cut", "add", "replace", "edit", "edit", "edit"]))
     if kind == "edit" and whole.startswith(b"{"):
@@ -468,7 +476,10 @@ def test_a_damaged_file_is_a_mistake_or_changes_nothing(
 
 
 def without_blanks(files: dict[str, bytes]) -> dict[str, Any]:
-    """The files; a blank more in ``state.json``, which nobody writes again behind the last round, is no other checkpoint."""
+    """Return the files with ``state.json`` parsed.
+
+    Whitespace in it makes no other checkpoint, and it is not written again after the last round.
+    """
     return {
         name: json.loads(data) if name.endswith("state.json") else data
         for name, data in files.items()
@@ -486,7 +497,7 @@ def test_a_blank_more_in_a_checkpoint_changes_nothing(
     assert without_blanks(found) == without_blanks(one_killed.expected)
 
 
-# ----- one server at a time -------------------------------------------------------------------------------------------------
+# ----- one server at a time -----------------------------------------------------------------------
 
 
 def test_a_second_server_is_refused_and_told_who_works_there(
@@ -510,7 +521,8 @@ def test_a_second_server_is_refused_and_told_who_works_there(
     assert refused
     assert results(run) == one_killed.expected
     assert (run / "lock").read_text() == ""
-    assert (run / "run.json").read_bytes() != before["run.json"]  # completed
+    # The run has ended, and ``run.json`` says so.
+    assert (run / "run.json").read_bytes() != before["run.json"]
 
 
 def test_a_new_run_holds_its_directory_too(
@@ -535,22 +547,23 @@ def test_a_new_run_holds_its_directory_too(
     grid.before_push = second
     run = one_killed.bench.run(grid, out_dir=str(tmp_path / "runs"))
     assert refused
-    # By these words the command learns how to resume.
+    # The command finds the directory to resume in this line.
     assert f"run directory {run}\n" in capsys.readouterr().out
     made = model_files(run)
     assert made == {name: data for name, data in one_killed.expected.items() if name in made}
 
 
-# ----- how long it took -----------------------------------------------------------------------------------------------------
+# ----- duration -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_resumed_run_counts_what_it_took_before(
     dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock on which each request to train takes 100 seconds; one of a round that was not finished counts too.
+    """Each training request takes 100 seconds on a simulated clock.
 
-    A server that dies outright leaves the time of its last checkpoint.
+    Requests of an unfinished round count too. A server that is killed leaves the time of its last
+    checkpoint.
     """
     bench = Bench(tmp_path, "fedpetuning", METHODS["fedpetuning"], num_clients=2)
 
@@ -570,7 +583,8 @@ def test_a_resumed_run_counts_what_it_took_before(
         )
     before = json.loads((run / "seconds.json").read_text())["run"]
     assert before == pytest.approx(200.0 if dies else 300.0, abs=5.0)
-    bench.time.seconds += 10_000.0  # nobody works in between
+    # The time between the two runs does not count.
+    bench.time.seconds += 10_000.0
     bench.run(again, resume_from=str(run))
     assert json.loads((run / "summary.json").read_text())["seconds"] == pytest.approx(
         before + 200.0, abs=5.0

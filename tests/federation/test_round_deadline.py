@@ -1,4 +1,7 @@
-"""A round has a deadline for all its messages together: nobody holds it for ever by answering each one just in time."""
+"""Deadline of a round for all its messages together.
+
+A client cannot delay a round for ever by answering each message just in time.
+"""
 
 import math
 from pathlib import Path
@@ -15,7 +18,10 @@ from strategies.engine.rounds import Rounds, RunFailed
 from strategies.engine.run_folder import RunFolder
 
 LATE = 40
-"""Pulls after which a slow client's answer is there: a little less than the deadline of 5 seconds."""
+"""Number of pulls after which a slow client's reply arrives.
+
+It is a little less than the deadline of 5 seconds.
+"""
 TUNING: dict[str, Any] = {
     "lora.rank": 2, "lora.targets": "attn.q,attn.v", "training.steps": 1, "training.batch-size": 1, "federation.rounds": 2,
     "part-bytes": 1024,
@@ -29,7 +35,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def slow(bench: Bench, *clients: int, **changes: Any) -> InProcessGrid:
-    """A grid on which some clients answer every message late, and none too late."""
+    """Return a grid on which some clients answer every message late, but in time."""
     grid = bench.grid(**changes)
     grid.held = dict.fromkeys(clients, LATE)
     return grid
@@ -44,7 +50,7 @@ def reasons(folder: Path) -> dict[str, str]:
 
 
 def test_it_ends_with_those_who_have_answered(bench: Bench) -> None:
-    """Each message of the slow one is in time; without a limit for the round it takes part."""
+    """The slow client answers each message in time and takes part if the round has no limit."""
     assert reasons(bench.run(slow(bench, 1))) == {}
     found = reasons(bench.run(slow(bench, 1), round_seconds=3.0))
     assert list(found) == ["node-00001"]
@@ -75,7 +81,10 @@ def test_a_resumed_run_comes_to_the_same_end(bench: Bench) -> None:
 
 
 def test_who_was_not_late_is_not_dropped_for_others(bench: Bench) -> None:
-    """The slow one uses the round up while it is brought something; then the others have time for their work."""
+    """The slow client uses up the round while it receives data.
+
+    The other clients still get time for their work.
+    """
     bench.method = "fedpetuning"
     bench.settings = TUNING | {"quorum": 0.5}
     grid = slow(bench, 1)
@@ -102,7 +111,7 @@ def rounds_of(folder: Path, shared: bool, **changes: Any) -> Rounds:
 
 
 def test_by_default_it_is_long_and_a_simulation_has_none(tmp_path: Path) -> None:
-    """A busy machine is no reason to end: simulated clients queue for it."""
+    """A busy machine must not end a simulation's round: its clients queue for the workers."""
     assert rounds_of(tmp_path, True).round_seconds() == math.inf
     assert rounds_of(tmp_path, False).round_seconds() == 86_400
     assert (

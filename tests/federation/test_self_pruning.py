@@ -1,4 +1,4 @@
-"""Which rank a HetLoRA client goes on with, of several matrices together."""
+"""Rank that a HetLoRA client keeps, decided for several matrices together."""
 
 import math
 
@@ -14,13 +14,16 @@ from pruning_kernels.scores import NotFiniteError
 
 
 def factors_of(size: float) -> Factors:
-    """Rank 4. Of the last two ranks B has four entries of size / 2, whose norm is the size, and A four of a half, of norm 1."""
+    """Return factors of rank 4 whose last two ranks have norm ``size`` in B and norm 1 in A."""
     half = torch.tensor([1.0, 1.0, size / 2, size / 2])
     return Factors(torch.ones(2, 4) * half, torch.full((4, 2), 0.5), 3.0)
 
 
 def test_a_client_s_decision_is_that_of_the_sum_over_its_matrices() -> None:
-    """Ranks 4 and 2 with a tail from 2 on: the smaller matrix has none, and two of the larger count together."""
+    """The tail starts at rank 2, and the matrices have ranks 4, 4 and 2.
+
+    The matrix of rank 2 has no tail; the tails of the other two are added.
+    """
     linears = tuple(LinearPlan(name, name, (2, 2), "F32") for name in ("q", "k", "v"))
     ranks = {"q": 4, "k": 4, "v": 2}
     plan = AdapterPlan({0: tuple(Adapter(linear, ranks[linear.name], 3.0) for linear in linears)})

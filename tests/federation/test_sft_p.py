@@ -1,4 +1,7 @@
-"""SFT-P keeps the promises of every method: generator and LoRA are averaged, embeddings, masks and budgets stay at clients."""
+"""SFT-P: promises of every method.
+
+The server averages generator and LoRA. Embeddings, masks and budgets stay at the clients.
+"""
 
 import json
 import random
@@ -40,7 +43,7 @@ from strategies.engine.rounds import RunFailed
 
 
 class TestSftP(PersonalPromises):
-    """Two rounds of a few steps; two clients prune a fifth and two a half."""
+    """Federations with two rounds of a few steps; two clients prune 20% and two clients 50%."""
 
     method = "sft-p"
     settings: ClassVar[dict[str, Any]] = {
@@ -65,12 +68,12 @@ class TestSftP(PersonalPromises):
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def no_pictures(cls) -> Iterator[None]:
-        """One test looks at pictures; a run takes longer to draw them than for all else."""
+        """Draw no pictures: few tests need them, and drawing takes most of a run's time."""
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(personal_masks, "draw", lambda figures, folder: [])
             yield
 
-    # ----- what leaves a client, and what does not --------------------------------------------------------------------
+    # ----- private and outgoing values ------------------------------------------------------------
 
     def test_no_outgoing_byte_is_of_an_embedding_its_moments_or_masks(
         self, kept: Uninterrupted
@@ -106,7 +109,10 @@ class TestSftP(PersonalPromises):
                 ]
 
     def test_no_budget_leaves_a_real_site(self, bench: Bench) -> None:
-        """Neither one that can be met nor one that cannot or is none at all, of which the site's own log tells."""
+        """No message reveals a budget, whether it is met, impossible or missing.
+
+        The site's own log reports impossible and missing budgets.
+        """
         grid = real_sites(bench, bench.grid(sft_p__shares=""))
         for share, context in zip(
             (0.5173, 0.9473, 0.9673, 0.0), grid.contexts.values(), strict=True
@@ -161,10 +167,13 @@ class TestSftP(PersonalPromises):
         ]
         assert all(moved)
 
-    # ----- each client's own model ------------------------------------------------------------------------------------
+    # ----- each client's own model ----------------------------------------------------------------
 
     def masked_model(self, run: Uninterrupted, client: int) -> torch.nn.Module:
-        """transformers' full model with LoRA, and zeros in rows and columns of lanes that a client does not write or read."""
+        """Return transformers' full model with LoRA.
+
+        Rows and columns of residual dimensions that a client neither writes nor reads are zero.
+        """
         model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
         lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
         found = masks(run, client)
@@ -188,7 +197,10 @@ class TestSftP(PersonalPromises):
         return model
 
     def test_every_client_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
-        """Whoever has it needs nothing else; what it has of the blocks is its budget, and no message says where it is."""
+        """The written model is complete and has the client's budget.
+
+        No message says where the model lies.
+        """
         changes = {
             "sft_p__keep_models": True,
             "evaluation__local_only": True,
@@ -245,7 +257,7 @@ class TestSftP(PersonalPromises):
         one, other = (torch.cat(list(masks(kept, client).values())) for client in (0, 1))
         assert not torch.equal(one, other)
 
-    # ----- variants ---------------------------------------------------------------------------------------------------
+    # ----- variants -------------------------------------------------------------------------------
 
     def test_without_adapters_masks_alone_travel(self, bench: Bench) -> None:
         grid = bench.grid(sft_p__adapters=False)
@@ -286,7 +298,10 @@ class TestSftP(PersonalPromises):
         } == {"completed"}
 
     def test_clients_score_their_own_models_on_a_task_s_items(self, bench: Bench) -> None:
-        """Public items that were sent along, and own ones beside the dense model."""
+        """The server sends public items along.
+
+        Clients also evaluate their own items, and compare with the dense model.
+        """
         for client in range(bench.num_clients):
             (bench.folder / f"items-{client}.jsonl").write_text(reviews(40))
         (bench.folder / "tests.jsonl").write_text(reviews(12))
@@ -307,7 +322,7 @@ class TestSftP(PersonalPromises):
     def test_a_model_of_clients_that_train_in_nf4_is_measured_on_a_task_s_items(
         self, tmp_path: Path
     ) -> None:
-        """Its lanes need not be such as NF4 can hold."""
+        """The numbers of residual dimensions need not be multiples of NF4's block size."""
         pytest.importorskip("bitsandbytes")
         base = save_tiny_llama(tmp_path / "base", blocks=1, hidden=64, feed_forward=64)
         (tmp_path / "public.txt").write_text(private_text(99))
@@ -330,10 +345,13 @@ class TestSftP(PersonalPromises):
         }
         assert found["acc"]["federated"] is not None
 
-    # ----- what one round leaves the next -----------------------------------------------------------------------------
+    # ----- state from one round to the next -------------------------------------------------------
 
     def test_rounds_of_one_client_that_keeps_moments_are_one_long_round(self, bench: Bench) -> None:
-        """AdamW's moments of generator and LoRA go on, and those of the embedding, which moves the generator, always do."""
+        """AdamW's moments of generator and LoRA continue if the settings say so.
+
+        Those of the embedding always continue, and the embedding affects the generator.
+        """
 
         def trained_in(rounds: int, steps: int, keep: bool) -> dict[str, torch.Tensor]:
             changes = {
@@ -375,12 +393,15 @@ class TestSftP(PersonalPromises):
         assert found[1]["step"].item() == 3
         assert not torch.equal(found[0]["embedding"], found[1]["embedding"])
 
-    # ----- late clients -----------------------------------------------------------------------------------------------
+    # ----- late clients ---------------------------------------------------------------------------
 
     def test_a_late_client_fits_its_embedding_alone(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is in no round, and generator and LoRA stay as the others made them; its own embedding moves."""
+        """A late client takes part in no round.
+
+        Its embedding changes, and generator and LoRA stay those of the other clients.
+        """
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
         changes = {
             "sft_p__late_clients": 1,
@@ -462,7 +483,7 @@ class TestSftP(PersonalPromises):
     def test_a_client_that_lost_its_embedding_reports_no_model_of_another(
         self, bench: Bench
     ) -> None:
-        """It costs its own figures and its own model; the others keep theirs."""
+        """The client loses its metrics and its model; the other clients keep theirs."""
         changes = {"sft_p__keep_models": True, "evaluation__local_only": True}
         grid = bench.grid(**changes)
 
@@ -514,7 +535,7 @@ class TestSftP(PersonalPromises):
         ):
             bench.run(**changes)
 
-    # ----- what a person looks at -------------------------------------------------------------------------------------
+    # ----- figures for people ---------------------------------------------------------------------
 
     def test_figures_of_masks_are_those_of_clients_private_state(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -609,7 +630,7 @@ class TestSftP(PersonalPromises):
 
 
 def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
-    """Shares by number are those of simulated clients."""
+    """Only simulated clients use the list of ratios by client number."""
     settings = parse({"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"})
     gates = LaneGates(Site(settings, NodeSettings()).model.plan)
     header = Header(
@@ -631,7 +652,7 @@ def test_a_budget_is_met_when_ten_draws_are_near_it_on_average() -> None:
 
 
 def real_sites(bench: Bench, grid: InProcessGrid) -> InProcessGrid:
-    """The same sites, as their owners would start them."""
+    """Turn the sites of a grid into real sites."""
     grid.simulated = False
     for client, context in enumerate(grid.contexts.values()):
         own = {"site": f"site-{client}", "model-path": str(bench.model), "least-tokens": 1}
@@ -640,7 +661,7 @@ def real_sites(bench: Bench, grid: InProcessGrid) -> InProcessGrid:
 
 
 def reviews(number: int) -> str:
-    """Records of sentences and labels."""
+    """Return JSON Lines records with sentences and labels."""
     generator = random.Random(number)
     labelled = (
         (" ".join(generator.choices(WORDS, k=4)), generator.randrange(2)) for _ in range(number)
@@ -651,7 +672,7 @@ def reviews(number: int) -> str:
 
 
 def of_reviews(bench: Bench) -> dict[str, Any]:
-    """Settings of a run on items, which lie in the bench's folder."""
+    """Return the settings of a run on items in the bench's folder."""
     return {
         "task__name": "sst2",
         "task__max_tokens": 48,
@@ -663,12 +684,12 @@ def of_reviews(bench: Bench) -> dict[str, Any]:
 
 
 def shared_shapes(run: Uninterrupted) -> dict[str, dict[str, tuple[int, ...]]]:
-    """What clients share, as the settings have it."""
+    """Return the shapes of the tensors that clients share, from the settings."""
     return trained(OpenedModel(run.bench.model).plan, parse(run.bench.config())).shapes()
 
 
 def every_round(run: Uninterrupted, client: int) -> list[dict[str, torch.Tensor]]:
-    """What a client kept for itself after each round."""
+    """Return a client's private tensors after each round."""
     (folder,) = (run.bench.folder / "state").glob(f"*/node-{client:05d}/lasting")
     document = json.loads((folder / "conditioning.json").read_text())
     return [
@@ -677,12 +698,12 @@ def every_round(run: Uninterrupted, client: int) -> list[dict[str, torch.Tensor]
 
 
 def private(run: Uninterrupted, client: int) -> dict[str, torch.Tensor]:
-    """The same after the last one."""
+    """Return a client's private tensors after the last round."""
     return every_round(run, client)[-1]
 
 
 def result_of(run: Uninterrupted) -> dict[str, dict[str, torch.Tensor]]:
-    """Generator as it was written, by blob key and name."""
+    """Return the written generator, by blob key and name."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in load_file(run.folder / "generator.safetensors").items():
         key, _, tensor = name.partition(".")
@@ -693,7 +714,7 @@ def result_of(run: Uninterrupted) -> dict[str, dict[str, torch.Tensor]]:
 def masks(
     run: Uninterrupted, client: int, settings: RunSettings | None = None, share: float | None = None
 ) -> dict[tuple[int, str], torch.Tensor]:
-    """A client's masks, made anew from what it kept and what was written."""
+    """Return a client's masks, computed from its private tensors and the written generator."""
     settings = settings or parse(run.bench.config())
     plan = OpenedModel(run.bench.model).plan
     gates = LaneGates(plan)

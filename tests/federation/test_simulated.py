@@ -1,4 +1,4 @@
-"""Which process plays a node of a simulation: an actor of Ray, and nobody who merely says so."""
+"""Detection of processes that play a simulated node: only a Ray actor counts."""
 
 import sys
 from types import SimpleNamespace
@@ -10,13 +10,13 @@ from client_app.simulated import in_simulation, playing_a_node
 
 
 def ray(initialized: bool, actor: str | None) -> Any:
-    """As much of Ray as is asked: whether it was started in this process, and which actor the process is."""
+    """Return a stub of Ray with its state in this process and the process's actor ID."""
     context = SimpleNamespace(get_actor_id=lambda: actor)
     return SimpleNamespace(is_initialized=lambda: initialized, get_runtime_context=lambda: context)
 
 
 class Broken:
-    """A library that is called ray, and is another one."""
+    """Stub of another library with the name ``ray``."""
 
     def is_initialized(self) -> bool:
         raise RuntimeError
@@ -27,8 +27,10 @@ class Broken:
     [
         (None, False),
         (ray(False, None), False),
-        (ray(False, "a1"), False),  # imported, as by flwr-clientapp, and not started
-        (ray(True, None), False),  # a driver
+        # Ray is imported but not started, as in flwr-clientapp.
+        (ray(False, "a1"), False),
+        # A Ray driver is no actor.
+        (ray(True, None), False),
         (ray(True, "a1"), True),
         (Broken(), False),
         (SimpleNamespace(), False),

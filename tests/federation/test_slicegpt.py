@@ -1,4 +1,4 @@
-"""SliceGPT in a small federation: the promises of every method, its bases against those of pooled texts, and what follows."""
+"""SliceGPT: promises of every method, bases compared with pooled texts, and later tuning."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
 WIDTH = 16
 KEPT = 12
 SMALL = {"slicegpt.slicing": 0.25, "slicegpt.multiple": 4, "federation.max-update-ratio": 1e6}
-"""Without limits, since moments of so few tokens differ more than those of real clients."""
+"""Settings without limits: moments of so few tokens differ more than those of real clients."""
 PLACES = [f"block-{index:04d}-{part}" for index in range(2) for part in ("attn", "mlp")] + ["head"]
 UPPER = np.triu_indices(WIDTH)
 PUBLIC = {
@@ -40,7 +40,10 @@ PUBLIC = {
 
 @torch.no_grad()
 def moments_by_hand(bench: Bench, windows: Tensor) -> list[Tensor]:
-    """Of what the norms of the whole dense model give, over their scale: means over tokens, (width, width), float64."""
+    """Return the second moments of the norms' outputs in the dense model, without their scale.
+
+    They are means over tokens, shape (width, width), float64.
+    """
     model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32).eval()
     found = list[Tensor]()
 
@@ -57,7 +60,10 @@ def moments_by_hand(bench: Bench, windows: Tensor) -> list[Tensor]:
 
 
 def projections(folder: Path) -> list[Tensor]:
-    """Onto what a run's bases span, which is the same however their directions are turned: (width, width), float64."""
+    """Return the projections onto the spans of a run's bases, shape (width, width), float64.
+
+    A projection does not depend on the choice of basis vectors within the span.
+    """
     state = json.loads((folder / "checkpoint" / "state.json").read_text())["state"]
     blobs = [
         (folder / "checkpoint" / "blobs" / f"{name}.blob").read_bytes() for name in state["bases"]
@@ -67,7 +73,7 @@ def projections(folder: Path) -> list[Tensor]:
 
 
 def principal(moments: Tensor, kept: int = KEPT) -> Tensor:
-    """The same by NumPy."""
+    """Return the projection onto the strongest directions, computed with NumPy."""
     values, vectors = np.linalg.eigh(moments.numpy())
     strongest = vectors[:, np.argsort(-values)[:kept]]
     return torch.from_numpy(strongest @ strongest.T)
@@ -76,7 +82,7 @@ def principal(moments: Tensor, kept: int = KEPT) -> Tensor:
 def changing(
     change: Callable[[dict[str, np.ndarray]], None], place: str = "block-0000-attn"
 ) -> Any:
-    """Tamper: change the moments of a place, and give the blob its hash."""
+    """Return a tamper that changes the moments of one place and updates the blob's hash."""
 
     def tamper(request: Message, reply: Message) -> Message:
         if read(request.content).header.kind == "train":
@@ -94,7 +100,7 @@ def changing(
 
 
 class TestSliceGpt(Promises):
-    """One round; a residual stream of width 16 keeps 12."""
+    """Federations with one round that keeps 12 of 16 dimensions of the residual stream."""
 
     method = "slicegpt"
     settings: ClassVar[dict[str, Any]] = SMALL
@@ -103,7 +109,7 @@ class TestSliceGpt(Promises):
 
     @pytest.fixture
     def pointed(self, bench: Bench) -> Bench:
-        """Also the baseline finds the clients' texts."""
+        """Let the centralized baseline find the clients' texts too."""
         bench.settings = bench.settings | {
             "data.source": "text",
             "data.path": f"{bench.folder}/text-{{client}}.txt",
@@ -111,7 +117,7 @@ class TestSliceGpt(Promises):
         return bench
 
     def other_orders(self, order: Letter) -> list[Letter]:
-        """There is nothing in an order that could be another."""
+        """Return no orders: an order of SliceGPT has no content that could differ."""
         return []
 
     def test_bases_are_those_of_one_party_that_has_all_windows(self, pointed: Bench) -> None:
@@ -177,7 +183,7 @@ class TestSliceGpt(Promises):
         assert seen == 4 * len(PLACES)
 
     def test_the_report_and_the_files_agree(self, plain: Uninterrupted) -> None:
-        """Blocks by hand: 7 matrices of 12 in place of 16, and two of 12 x 12 more."""
+        """Each block has 7 matrices with 12 of 16 columns, and two more of 12 x 12."""
         document = summary(plain.folder)
         report = summary(plain.folder)["report"]
         built = AutoModelForCausalLM.from_pretrained(plain.folder / "model")
@@ -202,11 +208,11 @@ class TestSliceGpt(Promises):
         )
 
     def test_rotated_alone_it_is_the_dense_model(self, bench: Bench) -> None:
-        """Up to the rounding of the files, bfloat16."""
+        """The tolerance is that of bfloat16, the dtype of the files."""
         (metric,) = summary(bench.run(slicegpt__slicing=0.0))["metrics"]
         assert metric["values"]["federated"] == pytest.approx(metric["values"]["dense"], rel=0.02)
 
-    # ----- public text ------------------------------------------------------------------------------------------------
+    # ----- public text ----------------------------------------------------------------------------
 
     def test_from_public_text_clients_send_nothing_of_theirs(
         self, bench: Bench, tmp_path: Path
@@ -265,7 +271,7 @@ class TestSliceGpt(Promises):
             )
         assert not (bench.folder / "runs").exists()
 
-    # ----- what is refused --------------------------------------------------------------------------------------------
+    # ----- refusals -------------------------------------------------------------------------------
 
     def test_a_width_of_nothing_is_refused_before_anything_starts(self, bench: Bench) -> None:
         words = (
@@ -380,12 +386,12 @@ def _told(request: Message, reply: Message) -> Message:
     return reply
 
 
-# ----- afterwards -----------------------------------------------------------------------------------------------------
+# ----- tuning and evaluation of a sliced model ----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def sliced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run."""
+    """Execute a run and return its directory."""
     folder = tmp_path_factory.mktemp("sliced")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
@@ -398,7 +404,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sliced_model_is_tuned_with_federated_lora(tmp_path: Path, sliced: Path) -> None:
-    """And the merged model is a sliced one too, whose perplexity is the one that the run tells."""
+    """The merged model is sliced too and has the reported perplexity."""
     bench = Bench(tmp_path, "fedpetuning", TUNED | {"model": str(sliced)})
     folder = bench.run()
     small = open_model(str(sliced))
@@ -413,7 +419,8 @@ def test_a_sliced_model_is_tuned_with_federated_lora(tmp_path: Path, sliced: Pat
         perplexity(folder / "model", bench.public), rel=1e-3
     )
     assert metric["values"]["federated"] != pytest.approx(metric["values"]["dense"], rel=1e-3)
-    for name in ("attn_shortcut", "input_layernorm"):  # LoRA leaves them alone
+    # LoRA does not change these weights.
+    for name in ("attn_shortcut", "input_layernorm"):
         path = f"model.layers.1.{name}.weight"
         assert torch.equal(tuned.checkpoint.read(path), small.checkpoint.read(path))
 
@@ -455,5 +462,5 @@ def test_the_settings_that_a_run_of_public_text_writes_are_read_again() -> None:
 
 
 def test_the_head_of_the_bench_is_its_embedding(tmp_path: Path) -> None:
-    """So all runs here untie it."""
+    """The model has tied embeddings, so every run of this file unties the head."""
     assert OpenedModel(home(tmp_path).model).config["tie_word_embeddings"] is True

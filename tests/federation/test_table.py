@@ -1,4 +1,4 @@
-"""What the table of a run shows of sparsity, and what it says of it."""
+"""Sparsity in the table of a run, and the notes about it."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,11 @@ from server_app.table import show
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
-    """Per block: attention of (16, 16), (8, 16), (8, 16), (16, 16), feed-forward of (24, 16), (24, 16), (16, 24)."""
+    """Create the bench's model.
+
+    Each block has attention matrices of shapes (16, 16), (8, 16), (8, 16), (16, 16) and
+    feed-forward matrices of shapes (24, 16), (24, 16), (16, 24).
+    """
     return OpenedModel(save_tiny_llama(tmp_path_factory.mktemp("model")))
 
 
@@ -36,7 +40,7 @@ def summary(model: OpenedModel, local: float, federated: float, **settings: Any)
 
 
 def of_sizes(model: OpenedModel, **sizes: Size) -> Summary:
-    """A summary of FLAP's with sizes by column."""
+    """Return a FLAP summary with one size per column."""
     found = Summary(
         parse({"method": "flap"}),
         model,
@@ -55,7 +59,7 @@ def printed(found: Summary, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def row(lines: list[str], label: str) -> list[str]:
-    """The cells of a row of a printed table."""
+    """Return the cells of a row of a printed table."""
     (line,) = [line for line in lines if line.startswith(f"│ {label} ")]
     return [cell.strip() for cell in line.strip("│").split("│")]
 
@@ -93,7 +97,7 @@ def test_a_result_that_is_larger_than_its_base_is_warned_of(
 
 
 def test_a_result_as_large_as_its_base_is_not(model: OpenedModel) -> None:
-    """Headers of files differ."""
+    """File headers may differ in size."""
     assert larger_than_base(Size(4000, 16_000), Size(4000, 16_040, "model"), parse({})) == []
 
 
@@ -139,7 +143,10 @@ def test_sizes_are_those_of_the_files(tmp_path: Path, model: OpenedModel) -> Non
 
 
 def test_rows_that_are_rounded_down_are_explained_by_hand(model: OpenedModel) -> None:
-    """Rows of 16 lose int(9.6) = 9, those of 24 int(14.4) = 14: 96 * 9 + 16 * 14 of 1920 weights in each block, 0.5666."""
+    """Rows of 16 weights lose int(9.6) = 9, rows of 24 lose int(14.4) = 14.
+
+    That is 96 * 9 + 16 * 14 of 1920 weights per block, or 56.67%.
+    """
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
     notes = rounding_notes(summary(model, share, 0.6, fedprllm__sparsity=0.6))
     assert notes == [

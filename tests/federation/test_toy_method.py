@@ -1,4 +1,4 @@
-"""A method that somebody adds, by a row of the table and the files that it names, keeps the promises of every method."""
+"""Toy method: a row of the table and the files that it names keep the promises of every method."""
 
 import json
 from collections.abc import Iterator
@@ -30,27 +30,27 @@ from server_app.outcomes.edited import EditedOutcome
 
 @pytest.fixture(scope="module", autouse=True)
 def toy() -> Iterator[None]:
-    """The table has one row more."""
+    """Add the toy's row to the table of methods."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(METHODS, "toy", ROW)
         yield
 
 
 class PersonalOutcome(EditedOutcome[Any]):
-    """Client 0 keeps the dense model, client 1 has the result."""
+    """Outcome with two models: client 0 keeps the dense model, client 1 has the result."""
 
     def measure(self, result: Any) -> None:
         self.measure_texts({"dense": dense, "federated": {0: dense, 1: result.edits}})
 
 
 class Lacks(Scalars):
-    """What a client says of a part that was brought to it."""
+    """Fields of a client's answer to a pushed part."""
 
     blob_sha256: list[Sha256]
 
 
 class TestToyMethod(Promises):
-    """Two rounds."""
+    """Federations of the toy with two rounds."""
 
     method = "toy"
     settings: ClassVar[dict[str, Any]] = {"toy.strength": 0.5}
@@ -58,11 +58,11 @@ class TestToyMethod(Promises):
     cuts_windows = "calibration_windows"
 
     def other_orders(self, order: Letter) -> list[Letter]:
-        """There is nothing in an order that could be another."""
+        """Return no orders: an order of the toy has no content that could differ."""
         return []
 
     def test_the_average_by_hand(self, plain: Uninterrupted) -> None:
-        """Of the replies themselves; the query's columns are the dense ones, scaled."""
+        """The average is that of the replies, and the query's columns are scaled dense columns."""
         replies = {partition: read(reply.content) for partition, reply in plain.received}
         sent = [
             unpack_tensors(letter.blobs["vector"])["mean"] for _, letter in sorted(replies.items())
@@ -79,12 +79,15 @@ class TestToyMethod(Promises):
             made["model.layers.0.mlp.up_proj.weight"], dense["model.layers.0.mlp.up_proj.weight"]
         )
 
-    # ----- what a method may do beside ------------------------------------------------------------------------------
+    # ----- optional parts of a method -------------------------------------------------------------
 
     def test_a_result_per_client_is_measured_for_each(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The column has the mean of the clients' perplexities, beside it the median, and each client has its own."""
+        """The column has the mean of the clients' perplexities and their median.
+
+        Each client also has its own value.
+        """
         common = summary(plain.folder)["metrics"][0]["values"]
         monkeypatch.setitem(METHODS, "toy", replace(ROW, outcome="test_toy_method:PersonalOutcome"))
         document = summary(bench.run())
@@ -103,7 +106,10 @@ class TestToyMethod(Promises):
     def test_a_delivery_may_be_answered(
         self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With what the method's contract lets a client say; here, which blobs it lacks."""
+        """A client's answer may carry fields of the method's contract.
+
+        Here it lists the blobs that the client lacks.
+        """
         told: list[dict[str, Any]] = []
         honest = contracts.delivery
 
@@ -148,7 +154,7 @@ class TestToyMethod(Promises):
     def test_what_is_decided_before_a_round_is_in_the_checkpoint_before_a_message_leaves(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And is not decided again when the run is resumed."""
+        """A resumed run does not decide again."""
         decided: list[int] = []
 
         def before_round(_: Toy, server_round: int) -> bool:
@@ -161,7 +167,8 @@ class TestToyMethod(Promises):
                 saved = json.loads((folder / "checkpoint" / "state.json").read_text())
                 assert (saved["round"], saved["state"]["prepared"]) == (1, 2)
                 before = json.loads((folder / "checkpoint" / "previous.json").read_text())
-                assert before["round"] == 0  # to go back to, where this one is damaged
+                # The server can fall back to this checkpoint if the new one is damaged.
+                assert before["round"] == 0
                 raise Killed
 
         monkeypatch.setattr(Toy, "before_round", before_round)

@@ -1,4 +1,7 @@
-"""Tuning on the items of a task: decoders on options and written answers, encoders with a classification head."""
+"""Tuning on the items of a task.
+
+Decoders have options and written answers, encoders a classification head.
+"""
 
 import json
 import random
@@ -30,11 +33,11 @@ TUNING = {
 }
 
 NOT_COMPARED = {"evaluation__local_only": False, "evaluation__centralized": "off"}
-"""Of runs of which no test reads what clients or one party with all data would make by themselves."""
+"""Settings without local and centralized baselines, for tests that do not read them."""
 
 
 def reviews(client: int, number: int = 60) -> list[dict[str, Any]]:
-    """Sentences whose first word says their class."""
+    """Return records of sentences whose first word determines the class."""
     generator = random.Random(f"review {client}")
     records = []
     for _ in range(number):
@@ -79,7 +82,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def bench_of(folder: Path, task: str, records: Any, **more: Any) -> Bench:
-    """Four clients with a file of records each, and a public one."""
+    """Return a bench of four clients with one file of records each, and evaluation items."""
     paths = {
         "data.path": str(folder / "text-{client}.txt"),
         "task.test-path": str(folder / "test.jsonl"),
@@ -119,7 +122,10 @@ def test_a_decoder_on_options(folder: Path) -> None:
 
 
 def test_a_decoder_on_written_answers_of_its_own(folder: Path) -> None:
-    """The federated loss on the public items is that of plain peft; own held-out items are evaluated on, too."""
+    """The federated loss on the evaluation items is that of plain peft.
+
+    Clients also evaluate their own held-out items.
+    """
     bench = bench_of(
         folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400}
     )
@@ -155,7 +161,7 @@ def test_a_decoder_on_written_answers_of_its_own(folder: Path) -> None:
 def test_a_few_answers_are_too_few_however_long_they_are(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And how many there are is not told."""
+    """The error does not reveal the number of answers."""
     monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 10)
     bench = bench_of(
         folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400}
@@ -212,7 +218,10 @@ def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
 
 
 def test_an_encoder_is_merged_too(encoder: Bench) -> None:
-    """Plain transformers loads the merged model, classes and tokenizer with it, to the logits of the adapter in peft."""
+    """Plain transformers loads the merged model with its classes and tokenizer.
+
+    Its logits are those of the adapter in peft.
+    """
     run = encoder.run(lora__merge=True, federation__rounds=1, **NOT_COMPARED)
     merged = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
     base = AutoModelForSequenceClassification.from_pretrained(encoder.model, num_labels=2)
@@ -254,7 +263,10 @@ def test_what_is_wrong_with_the_test_items_is_told_before_anything_starts(folder
 def test_sequences_longer_than_the_model_takes_are_refused_before_anything_starts(
     encoder: Bench,
 ) -> None:
-    """Of RoBERTa's 64 positions two are before the first token's: its padding token is number 1."""
+    """RoBERTa has 64 positions, but the first token has position 2.
+
+    Position numbers follow the padding token's ID, which is 1.
+    """
     told = (
         r"task.max-tokens = 63: the model has 62 positions \(max_position_embeddings .*\); set it"
         r" to 62 or less"
@@ -374,7 +386,7 @@ def test_a_client_without_items_is_refused_when_it_enrols(folder: Path) -> None:
 
 
 def long_reviews(client: int, number: int = 30) -> list[dict[str, Any]]:
-    """Sentences of which one in ten is longer than the tiny model takes."""
+    """Return records of which 10% are too long for the tiny model."""
     records = reviews(client, number)
     for record in records[::10]:
         record["sentence"] = " ".join([record["sentence"], *WORDS, *WORDS])
@@ -402,7 +414,10 @@ def test_the_summary_tells_how_many_test_items_were_cut(
 def test_a_site_whose_model_takes_less_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's model takes whole items that a site's would end in an error over, or compute nonsense."""
+    """The server's model accepts items that are too long for the site's model.
+
+    The site would fail on them or compute meaningless values.
+    """
     bench = bench_of(
         folder, "sst2", long_reviews, **{"evaluation.centralized": "off", "quorum": 0.5}
     )

@@ -1,4 +1,7 @@
-"""A node that stays warm: which program it runs, and how tasks go to its one worker. Real ones: ``tests/processes``."""
+"""Warm nodes: the program that they run, and the tasks of their only worker.
+
+Real nodes are tested in ``tests/processes``.
+"""
 
 import io
 import signal
@@ -44,7 +47,7 @@ DIES = "import sys\nopen(sys.argv[1], 'a').write(sys.stdin.readline())\n"
 
 
 class Enough(Exception):
-    """Ends a loop that has no end."""
+    """Exception that ends an endless loop."""
 
 
 def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +69,8 @@ def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.Monke
     events = iter(heard)
 
     def keep_claim(_: tasks.Desk, token: str) -> Event:
-        assert claimed == ([] if token == "a task" else ["a task"])  # before anybody has it
+        # The claim is recorded before the worker gets the task.
+        assert claimed == ([] if token == "a task" else ["a task"])
         return next(events)
 
     monkeypatch.setattr(tasks.RuntimeHttpClient, "AcquireTask", claim)
@@ -82,7 +86,7 @@ def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.Monke
 
 
 def test_a_claim_is_told_until_the_task_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the SuperNode answers."""
+    """Heartbeats continue regardless of the SuperNode's answers."""
     told_twice = Event()
     beats = list[int]()
 
@@ -101,12 +105,12 @@ def test_a_claim_is_told_until_the_task_is_answered(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def bundle() -> bytes:
-    """What ``flwr run`` would send of this checkout."""
+    """Return the bundle that ``flwr run`` would send from this checkout."""
     return build_fab_from_disk(ROOT)
 
 
 def changed(bundle: bytes, name: str, content: bytes | None) -> bytes:
-    """A bundle with another file in it, or without one."""
+    """Return a bundle with one file replaced, added or, if ``content`` is None, removed."""
     found = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(bundle)) as before, zipfile.ZipFile(found, "w") as after:
         for entry in before.namelist():
@@ -119,7 +123,7 @@ def changed(bundle: bytes, name: str, content: bytes | None) -> bytes:
 
 def test_the_program_of_a_bundle_has_the_hash_of_the_installed_one(bundle: bytes) -> None:
     assert bundle_sha256(bundle) == code_sha256()
-    # Settings are no program.
+    # Settings are not part of the program's hash.
     assert bundle_sha256(changed(bundle, "conf/mine.toml", b"seed = 1")) == code_sha256()
 
 
@@ -151,7 +155,7 @@ def test_what_is_no_bundle_is_refused() -> None:
 
 
 def large(how: int, size: int, claimed: int) -> bytes:
-    """A bundle with one file of zeros, of which the archive's directory claims another size."""
+    """Return a bundle with one file of zeros whose recorded size is wrong."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", how) as archive:
         archive.writestr("client_app/large.py", bytes(size))
@@ -205,7 +209,10 @@ def test_what_is_damaged_or_too_large_is_no_bundle_either() -> None:
 
 
 def of_entries(number: int, name: str = "conf/{}") -> bytes:
-    """A bundle of so many empty files; all but the first few are entries of the list alone, which is quick to make."""
+    """Return a bundle of ``number`` files.
+
+    All but the first exist only as entries of the archive's directory, which is quick to make.
+    """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("client_app/a.py", b"1")
@@ -225,7 +232,7 @@ def _entry(like: bytes, name: bytes) -> bytes:
 def test_a_bundle_of_many_files_is_refused_before_its_list_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever number the end of the file claims: here it is one."""
+    """The check does not rely on the number of files that the end record claims: here 1."""
     few = of_entries(MOST_ENTRIES)
     many = of_entries(MOST_ENTRIES + 1)
     long = of_entries(100, "conf/" + "x" * 30_000 + "{}")
@@ -238,7 +245,7 @@ def test_a_bundle_of_many_files_is_refused_before_its_list_is_read(
 
 
 def test_another_end_than_that_of_flower_s_bundles_is_refused(bundle: bytes) -> None:
-    """Python's reader looks for the end in what follows it, and believes the sizes of a ZIP64 file."""
+    """Python's reader searches for the end record, and it trusts the sizes of a ZIP64 file."""
     locator = code_hash.ZIP64_RECORD.pack(code_hash.END_OF_ZIP64, 0, 0, 1)
     start = len(bundle) - code_hash.END_RECORD.size
     for other in (
@@ -253,7 +260,10 @@ def test_another_end_than_that_of_flower_s_bundles_is_refused(bundle: bytes) -> 
 
 
 def test_the_same_bundle_is_read_once(bundle: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node gets it with every message; what was refused is refused again, in the same words."""
+    """A node gets the bundle with every message.
+
+    A refused bundle is refused again with the same error.
+    """
     fault = "more than"
     found = bundle_sha256(bundle)
     refused = large(zipfile.ZIP_DEFLATED, MOST_BYTES + 1, MOST_BYTES + 1)
@@ -278,7 +288,7 @@ def test_a_bundle_that_cannot_be_unpacked_in_pieces_is_refused(how: int) -> None
 
 
 def until(what: Callable[[], bool]) -> None:
-    """Return when something has become true."""
+    """Wait until a condition is true."""
     for _ in range(3000):
         if what():
             return
@@ -290,7 +300,10 @@ def until(what: Callable[[], bool]) -> None:
 def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(
     tmp_path: Path, script: str
 ) -> None:
-    """One that stays, one that would like to end after each answer, and one that dies with the task in hand."""
+    """The first worker stays, the second asks to end after each answer.
+
+    The third dies with its task.
+    """
     tokens = tmp_path / "tokens"
     worker = Worker([sys.executable, "-c", script, str(tokens)])
     for number in range(3):
@@ -310,9 +323,12 @@ def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(
     ("number", "kills", "told"),
     [
         (signal.SIGKILL, [3, 4], [("task", b"ab")]),
-        (signal.SIGKILL, [3, 3], []),  # by somebody else
-        (signal.SIGKILL, [None, None], []),  # the system does not tell
-        (signal.SIGTERM, [3, 4], []),  # another process of the group was killed
+        # The counter of memory kills did not rise, so somebody else killed the process.
+        (signal.SIGKILL, [3, 3], []),
+        # The system does not report kills for lack of memory.
+        (signal.SIGKILL, [None, None], []),
+        # Memory kills use SIGKILL, so the counter rose for another process of the group.
+        (signal.SIGTERM, [3, 4], []),
     ],
 )
 def test_a_task_whose_process_was_killed_for_memory_is_told_of(
@@ -330,7 +346,10 @@ def test_a_task_whose_process_was_killed_for_memory_is_told_of(
 def test_a_lost_task_is_answered_in_place_of_its_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The worker notes the envelope of its message; with that the node makes the reply, which quotes no data."""
+    """The worker notes the envelope of its message, and the node replies from that note.
+
+    The reply quotes no data.
+    """
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(tasks.TaskIdentity, name, 1)
     asked = Message(RecordDict(), dst_node_id=5, message_type="train")
@@ -362,7 +381,7 @@ def test_a_lost_task_is_answered_in_place_of_its_process(
     assert {reply.metadata.dst_node_id for reply in pushed} == {asked.metadata.src_node_id}
     told = capsys.readouterr().err
     assert f"this node has {machine_memory()[0] // 10**6} MB" in told
-    # It was killed before it had the message: Flower answers a minute later.
+    # The process was killed before it had the message; Flower answers a minute later.
     answer_short_of_memory(desk, "token", b"")
     assert len(pushed) == 2
 

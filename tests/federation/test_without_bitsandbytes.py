@@ -1,4 +1,7 @@
-"""bitsandbytes is an extra: NF4 is refused early where it is missing, and whatever else tunes does without."""
+"""Machines without bitsandbytes, which is an extra.
+
+NF4 is refused early, and all other tuning works without the library.
+"""
 
 import json
 import subprocess
@@ -28,7 +31,7 @@ APP = find_app(str(ROOT))
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without the library; the test's own process may have imported it before."""
+    """Simulate a machine without the library, which this process may have imported already."""
     found: Callable[[str], ModuleSpec | None] = {"bitsandbytes": None}.get
     monkeypatch.setattr("espalier.settings.libraries.find_spec", found)
 
@@ -48,7 +51,7 @@ def test_a_run_elsewhere_is_for_that_machine_to_refuse() -> None:
 @pytest.mark.usefixtures("missing")
 @pytest.mark.parametrize("words", [["fedprllm"], ["fedpetuning", "federation.payload=nf4"]])
 def test_what_does_not_need_it_is_not_refused(words: list[str]) -> None:
-    """NF4 on the wire is this program's own."""
+    """NF4 as wire dtype is implemented by this program."""
     configuration(APP, words, on_this_machine=True)
 
 
@@ -62,7 +65,7 @@ def test_the_server_refuses_before_there_is_a_run_directory(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("missing")
 def test_a_site_says_so_when_it_enrols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in the first round, when everybody has begun to work."""
+    """The site reports it at enrolment, before any site has started to work."""
     bench = bench_of(tmp_path, "sst2", reviews)
     bench.model = save_tiny_roberta(tmp_path / "encoder")
     monkeypatch.setattr("server_app.model_fit.require_libraries", lambda _: None)
@@ -77,7 +80,7 @@ def test_a_site_says_so_when_it_enrols(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def in_a_process(program: str) -> "subprocess.CompletedProcess[str]":
-    """Run a program in a process of its own, with the rooms of the app and the tests' own modules."""
+    """Run a program in its own process, with the app's packages and the tests' modules."""
     paths = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\n"
     return subprocess.run(
         [sys.executable, "-c", paths + program], capture_output=True, text=True, check=False
@@ -85,7 +88,7 @@ def in_a_process(program: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_whole_tuning_run_works_without_it(tmp_path: Path) -> None:
-    """peft, too, can do without; in a process of its own, in which nobody has imported it."""
+    """A new process shows that peft works without the library as well."""
     program = f"""
 import sys
 from pathlib import Path
@@ -112,7 +115,7 @@ NF4 = {"model": "demo", "fedsoda.emulator": "nf4", "training.base": "nf4"}
 def test_a_plan_is_made_on_a_machine_without_it(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The work is done elsewhere."""
+    """A plan computes nothing that needs the library."""
     asked: list[str] = []
 
     def note(_: Path, module: str, __: object) -> int:
@@ -156,5 +159,5 @@ def test_a_plan_says_the_same_without_it(method: str, capsys: pytest.CaptureFixt
 @pytest.mark.usefixtures("missing")
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "conf").glob("*.toml")))
 def test_no_preset_needs_it(preset: str) -> None:
-    """What a plain installation brings runs every preset."""
+    """A plain installation can run every preset."""
     configuration(APP, [preset], on_this_machine=True)

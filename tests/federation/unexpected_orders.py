@@ -1,4 +1,4 @@
-"""Requests that a client does not expect: parts of them are missing, or are those of another request."""
+"""Requests that a client does not expect: incomplete ones, and mixtures of two requests."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,10 @@ from espalier.wire.messages import Letter
 
 
 def unexpected_orders(order: Letter, others: Sequence[Letter]) -> Iterator[tuple[str, Letter]]:
-    """Yield what is wrong, and the request: without each field or blob, with those of ``others``, at other places of a run."""
+    """Yield unexpected requests with a description of the fault.
+
+    They lack one field or blob, have fields or blobs of ``others``, or name other places of a run.
+    """
     header = order.header
     for name in order.scalars:
         rest = {key: value for key, value in order.scalars.items() if key != name}

@@ -1,4 +1,4 @@
-"""Who can reach a SuperLink's Control API."""
+"""Addresses at which a SuperLink's Control API can be reached."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from espalier.flower.control_api import PATH, answers, listens_elsewhere, warn_o
 
 @contextmanager
 def serving(status: int) -> Iterator[str]:
-    """An HTTP server that answers the Control API's path with this status, and all others with 200."""
+    """Run an HTTP server that answers the Control API's path with ``status``, others with 200."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -60,7 +60,7 @@ def test_nobody_and_what_is_not_http_are_no_control_api() -> None:
 def test_other_addresses_of_this_machine_are_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """127.0.0.2 stands for one, as every Linux has it."""
+    """The address 127.0.0.2, which every Linux has, stands for another address."""
     monkeypatch.setattr(control_api, "_own_addresses", lambda: ["127.0.0.2"])
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Which grids count as a simulation's: those that are listed, and no other."""
+"""Grids of simulations: only the listed classes count."""
 
 from unittest.mock import Mock
 
@@ -11,7 +11,7 @@ from espalier.flower.grid import GRIDS, is_simulation
 
 
 class UnknownGrid(Grid):
-    """A grid that a later version of Flower might bring."""
+    """Grid class that a later version of Flower might add."""
 
 
 def of_kind(kind: type[Grid]) -> Grid:

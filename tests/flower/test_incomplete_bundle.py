@@ -1,4 +1,7 @@
-"""A run whose program was installed only in part is recognised, and submitted once more in a bundle of its own."""
+"""Runs whose program was installed only in part.
+
+Such a run is recognized and submitted again with a bundle of its own.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -62,7 +65,7 @@ def test_the_directory_to_remove_is_named_where_the_log_has_it() -> None:
 
 
 def test_another_bundle_holds_the_same_program(tmp_path: Path) -> None:
-    """Sites compare programs by their hash, and Flower's directories are named by the bundle's."""
+    """Sites compare hashes of programs; Flower names directories by hashes of bundles."""
     copies = [unshared_app(APP, tmp_path), unshared_app(APP, tmp_path)]
     bundles = [build_fab_from_disk(app) for app in (APP, *copies)]
     assert len({hashlib.sha256(bundle).hexdigest()[:8] for bundle in bundles}) == 3
@@ -70,7 +73,7 @@ def test_another_bundle_holds_the_same_program(tmp_path: Path) -> None:
 
 
 class Shared:
-    """A SuperLink that others use; its runs end as is written down."""
+    """Shared SuperLink whose runs end as given."""
 
     process = None
 
@@ -92,7 +95,10 @@ class Shared:
 
 @pytest.fixture
 def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[Path]]]:
-    """Give the command on a shared SuperLink whose runs end so; returns the exit code and the apps that were submitted."""
+    """Return a function that runs the command on a shared SuperLink.
+
+    Its arguments are the ends of the runs. It returns the exit code and the submitted apps.
+    """
 
     def run(*ends: tuple[str, str]) -> tuple[int, list[Path]]:
         superlink = Shared(tmp_path, list(ends))

@@ -54,7 +54,7 @@ def test_two_nodes_that_play_five_clients_give_the_bytes_of_five_nodes(
 
 
 def test_a_real_node_plays_nobody_else() -> None:
-    """The record stays in the message, which is then refused as one with a record too many."""
+    """The record stays in the message, which is then refused because of it."""
     content = RecordDict({PLAYED: ConfigRecord({"partition-id": 4, "num-partitions": 5})})
     context = Context(1, 2, {"site": "hospital-a"}, RecordDict(), {})
     seen: list[tuple[Message, Context]] = []

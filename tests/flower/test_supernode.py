@@ -1,4 +1,4 @@
-"""How long a SuperNode of ours waits."""
+"""Waiting times of this project's SuperNodes."""
 
 import inspect
 import time
@@ -19,7 +19,8 @@ def test_a_busy_node_asks_often_and_an_idle_one_as_flower_does() -> None:
     waits = Waits(lambda: now[0], sleep)
     waits.sleep(3)
     assert slept == [3]
-    waits.sleep(0.5)  # for a reply
+    # Flower waits this long for a reply.
+    waits.sleep(0.5)
     waits.sleep(0.01)
     waits.sleep(3)
     assert slept[1:] == [REPLY_SECONDS, 0.01, ASK_SECONDS]

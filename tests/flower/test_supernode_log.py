@@ -1,4 +1,8 @@
-"""The log of a SuperNode: as whom it is connected, and in a sentence why it was refused; Flower's lines as they were seen."""
+"""Log of a SuperNode.
+
+It reports as whom the node is connected, or why it was refused. Other lines of Flower are shown
+unchanged.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What tests of the ``espalier`` command share."""
+"""Fixtures of the tests of the ``espalier`` command."""
 
 import signal
 from collections.abc import Iterator
@@ -8,7 +8,10 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def interrupts_count() -> Iterator[None]:
-    """Whoever starts the tests in the background has interrupts ignored, by them and by what they start."""
+    """Handle SIGINT even if the tests run in the background.
+
+    Background processes ignore SIGINT, and the processes that they start inherit this.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -16,11 +19,11 @@ def interrupts_count() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_opened_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most tests here are of what comes after the look at local files, which takes a process of its own."""
+    """Skip the check of local files, which takes a process of its own."""
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: 0)
 
 
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SuperLink of which a test has the address only is not waited for."""
+    """Do not wait for SuperLinks that are only an address."""
     monkeypatch.setattr("espalier.launch.superlink.await_superlink", lambda _: True)

@@ -1,4 +1,4 @@
-"""``espalier run`` opens what a simulation reads before it starts anything."""
+"""Checks of ``espalier run`` before it starts a simulation: it opens everything that is read."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(model: Path, tmp_path: Path) -> dict[str, Any]:
-    """Three clients with a text each, and a public text."""
+    """Return a configuration of three clients with one text each, and an evaluation text."""
     for name in ("0", "1", "2", "public"):
         (tmp_path / f"{name}.txt").write_text(private_text(int(name) if name != "public" else 99))
     return flatten(DEFAULTS) | {
@@ -43,7 +43,7 @@ def config(model: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 def told(config: dict[str, Any]) -> list[str]:
-    """What is said of clients without which the run goes on."""
+    """Return the messages about clients that the run can do without."""
     lines: list[str] = []
     open_all(config, lines.append)
     return lines
@@ -106,7 +106,7 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(
             {"method": "fedpetuning", "data.path": "/no/such.txt"},
             "clients 0, 1, 2: /no/such.txt: no such file",
         ),
-        # The texts are too short for it.
+        # The clients' texts are too short for this.
         ({"evaluation.own-text": True, "quorum": 1.0}, "evaluation.own-text"),
     ],
 )
@@ -120,7 +120,7 @@ def test_what_the_server_or_a_round_would_refuse_is_refused(
 def test_a_dataset_that_cannot_be_reached_is_asked_for_once(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each try takes long, and no other client will have more luck."""
+    """Each attempt takes long, and other clients would fail too."""
     asked: list[int] = []
 
     def read(settings: Any, node: Any, model: Any, client: int) -> None:
@@ -157,7 +157,7 @@ def test_a_model_without_a_tokenizer_is_told(config: dict[str, Any], tmp_path: P
 def test_the_command_ends_before_a_superlink_is_started(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
-    """The real process of the app, with the command's own words."""
+    """The test uses the real process of the app and the command's arguments."""
     asked = []
 
     def run_in_app(app: Path, module: str, document: Any) -> int:
@@ -184,7 +184,10 @@ def test_the_command_ends_before_a_superlink_is_started(
 def test_a_look_that_the_system_ends_is_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
-    """As where memory is short: the process of the look is killed by a signal, and nothing is started."""
+    """The process of the check is killed by a signal, as if memory is short.
+
+    Nothing is started.
+    """
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: -9)
     monkeypatch.setattr(
         "espalier.launch.command.own_superlink", lambda: pytest.fail("a SuperLink was started")
@@ -199,7 +202,7 @@ def test_a_look_that_the_system_ends_is_told(
 def test_a_running_superlink_is_asked_without_a_look_at_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The model and the sites' files are on other machines."""
+    """Model and data are on other machines."""
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
     monkeypatch.setattr("espalier.launch.command._run", lambda *_: ("finished:completed", "", ""))
     assert (
@@ -246,7 +249,7 @@ def test_what_takes_long_is_told(
 def test_a_simulation_without_ray_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
-    """As in a container image; a run on real sites needs no Ray."""
+    """A container image has no Ray; a run on real sites does not need it."""
     monkeypatch.setattr("espalier.launch.command.find_spec", lambda _: None)
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
     assert main(["run", f"model={model}", "--app", str(APP)]) == 2

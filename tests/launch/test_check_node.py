@@ -1,4 +1,4 @@
-"""``espalier check-node``: what a node would say, its words, its exit code."""
+"""``espalier check-node``: its answers, its options and its exit code."""
 
 import hashlib
 import os
@@ -117,7 +117,10 @@ def test_it_says_what_the_node_would_accept_and_what_it_has(
 def test_it_says_what_a_run_would_send(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model's two blocks have query matrices of 16 x 16, so that A and B of rank 2 are 64 numbers of 4 bytes together."""
+    """The query matrices of both blocks are 16 x 16.
+
+    A and B of rank 2 have 64 values of 4 bytes together.
+    """
     tuned = {
         "method": "fedpetuning",
         "lora.rank": 2,
@@ -191,13 +194,13 @@ def test_a_model_path_is_opened(run: dict[str, Any], node: dict[str, Any], tmp_p
         list(look(node | {"model-path": str(other)}, run))
 
 
-# ----- the words of the command ---------------------------------------------------------------------------------------
+# ----- options of the command ---------------------------------------------------------------------
 
 
 def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run's server brings the model, and with it the tokenizer."""
+    """The run's server sends the model and its tokenizer."""
     own = {key: value for key, value in node.items() if key != "model-path"} | {
         "most-model-bytes": 10**9
     }
@@ -278,4 +281,5 @@ def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(
         main(["check-node", 'site="a"', "fedspallm", "fedprllm.sparsity=0.7", "--app", str(APP)])
         == 2
     )
-    assert len(asked) == 1  # the run's own settings are wrong, so no node is asked
+    # The settings of the run are wrong, so no node is asked.
+    assert len(asked) == 1

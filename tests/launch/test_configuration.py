@@ -1,4 +1,4 @@
-"""What the words after ``espalier run`` mean."""
+"""Arguments of ``espalier run``."""
 
 import tomllib
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ PRESETS = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid_and_all_of_them_is_read(name: str) -> None:
-    """What a preset says arrives in the run's settings; nothing is passed over."""
+    """Every value of a preset reaches the run's settings."""
     config, settings = configuration(APP, [name], on_this_machine=False)
     given = _flatten(read_preset(APP, name))
     assert given.items() <= config.items()
@@ -82,7 +82,7 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(
                 " fedprllm.sparsity, or choose method"
             ),
         ),
-        # Also the default, if it is given.
+        # A value that equals the default is refused too if it is given.
         (["fedprllm", "fedspallm.sparsity=0.5"], "fedspallm.sparsity = 0.5: "),
         (
             ["fedspallm", "lora.rank=4"],
@@ -123,7 +123,7 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "method = 'fedpetuning'",
             "method = 'fedprllm' or 'fedspallm'",
         ),
-        # Also the default, if it is given.
+        # A value that equals the default is refused too if it is given.
         ("hetlora data.windows=8", "data.windows = 8", "method = 'hetlora'", "method = "),
         (
             "hetlora task.max-tokens=96",
@@ -216,7 +216,10 @@ def test_a_setting_that_is_not_read_is_refused_when_it_is_given_by_hand(
 def test_what_a_preset_says_of_its_own_choice_is_no_mistake_where_another_is_made_by_hand(
     tmp_path: Path,
 ) -> None:
-    """The preset's windows of 128 tokens are for text; the ServerApp, which sees no words, gets the default."""
+    """The preset's 128 tokens per sample are for text.
+
+    The ServerApp does not see the arguments and gets the default.
+    """
     config, settings = configuration(
         APP, ["fedpetuning", "task.name=boolq", "data.source=hub"], on_this_machine=True
     )
@@ -247,7 +250,8 @@ def test_a_preset_of_one_s_own_that_sets_another_method_is_refused(tmp_path: Pat
         Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
     ) as caught:
         configuration(APP, [str(preset)], on_this_machine=True)
-    assert "coverage" not in str(caught.value)  # the default: complete presets may have all tables
+    # This is the default value: a complete preset may contain all tables.
+    assert "coverage" not in str(caught.value)
     _, settings = configuration(APP, [str(preset), "method=fedspallm"], on_this_machine=True)
     assert settings.of(FedSpaLLMSettings).sparsity == 0.7
 
@@ -269,7 +273,7 @@ def test_simulated_clients_need_a_file_where_the_source_is_one(
     assert (
         "data.path = '': data.source = 'text' needs the path of a file" in capsys.readouterr().err
     )
-    # Sites have their own.
+    # Real sites have their own paths.
     _, settings = configuration(APP, ["data.source=text"], on_this_machine=False)
     assert settings.data.source == "text"
 
@@ -461,7 +465,7 @@ def test_ray_is_started_up_to_three_times(
 def test_a_superlink_that_cannot_be_reached_may_want_certificates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In Flower's words, as it says them when it comes to a SuperLink with TLS without a certificate."""
+    """Flower's message is the one for a SuperLink with TLS and a client without a certificate."""
     said = (
         "\nConnection to the SuperLink is unavailable. Please check your network connection and"
         " 'address' in the ..."
@@ -475,7 +479,7 @@ def test_a_superlink_that_cannot_be_reached_may_want_certificates(
 
 
 def test_a_run_that_said_why_it_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray complains too when a ServerApp ends while Ray starts."""
+    """Ray also complains if a ServerApp ends while Ray starts."""
     runs = []
 
     def run(*_: object) -> tuple[str, str, str]:

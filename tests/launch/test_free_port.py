@@ -1,4 +1,4 @@
-"""Ports that are found for servers of this machine."""
+"""Search for free ports on this machine."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""A module of the app in a process of its own: whose code it is, what it gets, how it ends."""
+"""Modules of the app in their own process: their code, their input and their end."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    """An app that has this copy of ``espalier``, and a module of its own."""
+    """Create an app with this copy of ``espalier`` and a module of its own."""
     (tmp_path / "espalier").symlink_to(ROOT / "espalier")
     return tmp_path
 
@@ -23,7 +23,7 @@ def test_the_module_is_the_app_s_and_works_where_the_command_was_given(
     app: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path_factory.mktemp("here")
-    # Not this one: it is not the app's.
+    # This module must not be found, because it is not the app's.
     (here / "chosen.py").write_text("def main(document):\n    return 1\n")
     (app / "chosen.py").write_text(
         "from pathlib import Path\n\ndef main(document):\n   "
@@ -35,7 +35,7 @@ def test_the_module_is_the_app_s_and_works_where_the_command_was_given(
 
 
 def test_it_ends_with_the_command_however_that_ends(app: Path, tmp_path: Path) -> None:
-    """The process that gave the command is killed outright; the module, which would go on for a minute, ends too."""
+    """The command's process is killed; the module, which would run for a minute, ends too."""
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
     (app / "lasting.py").write_text(
@@ -50,7 +50,8 @@ def test_it_ends_with_the_command_however_that_ends(app: Path, tmp_path: Path) -
         assert pipe.readline() == "at work\n"
         command.kill()
         command.wait()
-        assert pipe.read() == ""  # nobody writes to it any more
+        # The module wrote nothing more.
+        assert pipe.read() == ""
 
 
 def test_a_module_that_fails_says_so_by_its_code(

@@ -1,4 +1,4 @@
-"""What is kept does not outlive its parent, whatever ends that, and wherever its processes have moved."""
+"""Processes under a keeper end with their parent, however it ends and wherever they moved."""
 
 import os
 import signal
@@ -39,8 +39,11 @@ note("orphan", int(subprocess.run([sys.executable, "-c", orphan], stdout=subproc
 note("itself", os.getpid())
 time.sleep(600)
 """
-"""Starts a child, one in a session of its own, one that does not listen to SIGTERM, and one whose parent is gone and whose
-environment is another, as servers in the background are."""
+"""Program that starts four kinds of child processes.
+
+They are a plain child, one in its own session, one that ignores SIGTERM, and one without a parent
+and with another environment, as background servers have.
+"""
 NAMES = ("child", "session", "deaf", "orphan", "itself")
 
 PARENT = """
@@ -90,7 +93,8 @@ def test_nothing_outlives_the_parent(
     keeper_process = psutil.Process(int((tmp_path / "keeper").read_text()))
     parent.send_signal(number)
     eventually(lambda: all(map(gone, [*processes, keeper_process])))
-    if number != signal.SIGINT:  # that one the parent hears of, and removes the folder itself
+    # The parent handles SIGINT and removes the folder itself.
+    if number != signal.SIGINT:
         eventually(lambda: not (tmp_path / "temporary").exists())
 
 
@@ -125,6 +129,7 @@ def test_when_the_keeper_is_killed_the_block_ends_what_carries_its_token(tmp_pat
         process.wait()
         assert not any(map(gone, processes))
     try:
+        # The orphan has another environment without the token, so only the keeper knew it.
         assert all(map(gone, [one for one in processes if one != orphan]))
     finally:
         orphan.kill()
@@ -150,7 +155,10 @@ def test_what_the_command_writes_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_command_hears_interrupts_also_where_the_parent_does_not(tmp_path: Path) -> None:
-    """Shells start what is to work in the background with SIGINT ignored, and Flower's processes end each other by it."""
+    """Shells start background processes with SIGINT ignored.
+
+    Flower's processes end each other with SIGINT.
+    """
     shows = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -203,6 +211,6 @@ def test_the_first_interrupt_is_put_off_and_the_second_is_not() -> None:
 
 
 def test_the_keeper_imports_nothing_of_espalier() -> None:
-    """So that it starts at once, from any directory."""
+    """The keeper then starts at once and from any directory."""
     assert "import espalier" not in Path(keeper.__file__).read_text()
     assert "from espalier" not in Path(keeper.__file__).read_text()

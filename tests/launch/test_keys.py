@@ -1,4 +1,7 @@
-"""``espalier keys``: certificates that TLS takes, keys that Flower takes, and nothing overwritten or readable by others."""
+"""``espalier keys``: certificates for TLS and keys for Flower.
+
+The command overwrites no file, and other users cannot read private keys.
+"""
 
 import os
 import shutil
@@ -48,7 +51,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What is said of a command that makes nothing."""
+    """Return the error of a command that creates nothing."""
     folder = Path(words[0])
     before = files(folder)
     capsys.readouterr()
@@ -81,7 +84,7 @@ def test_each_recipient_has_a_folder(made: Path) -> None:
 def test_private_keys_are_never_there_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
 ) -> None:
-    """Neither when a file is made nor when it gets its name, whatever the umask."""
+    """The mode is private when the file is created and when it gets its name, for any umask."""
     seen = list[int]()
     link = os.link
 
@@ -105,7 +108,7 @@ def test_private_keys_are_never_there_for_others(
         ), path
 
 
-# ----- certificates ---------------------------------------------------------------------------------------------------
+# ----- certificates -------------------------------------------------------------------------------
 
 
 def certificate(file: Path) -> x509.Certificate:
@@ -116,7 +119,7 @@ def certificate(file: Path) -> x509.Certificate:
 def test_the_servers_certificate_holds_for_its_names_and_a_year(
     made: Path, name: x509.DNSName
 ) -> None:
-    """By the rules of the web's own certificates (RFC 5280), which another program checks."""
+    """An independent verifier applies the rules of web certificates (RFC 5280)."""
     own = certificate(made / "server" / "server.pem")
     authority = certificate(made / "ca" / "ca.crt")
     now = datetime.now(UTC)
@@ -155,7 +158,7 @@ def test_extensions(made: Path) -> None:
 
 @contextmanager
 def tls_server(folder: Path) -> Iterator[int]:
-    """A server that shakes hands with everybody; yields its port."""
+    """Run a server that accepts every TLS handshake, and yield its port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -193,7 +196,7 @@ def test_who_has_the_authority_shakes_hands(made: Path, tmp_path: Path, name: st
                 context.wrap_socket(plain, server_hostname=wrong)
 
 
-# ----- pairs ----------------------------------------------------------------------------------------------------------
+# ----- key pairs ----------------------------------------------------------------------------------
 
 
 def test_flower_takes_a_pair(made: Path) -> None:
@@ -209,7 +212,7 @@ def test_flower_takes_a_pair(made: Path) -> None:
 
 
 def test_what_is_read_is_what_was_made(made: Path) -> None:
-    """By the server from its folder, by each site from its own."""
+    """The server reads from its folder, each site from its own."""
     read = public_keys(str(made / "server" / "sites"))
     assert list(read) == ["a", "b.1"]
     for site, key in read.items():
@@ -218,7 +221,7 @@ def test_what_is_read_is_what_was_made(made: Path) -> None:
     assert load_ssh_private_key((made / "sites" / "a" / "a.key").read_bytes(), None) is not None
 
 
-# ----- again ----------------------------------------------------------------------------------------------------------
+# ----- repeated commands --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept_elsewhere", ["ca", "ca/ca.key"])
@@ -276,7 +279,10 @@ def test_an_authority_that_comes_later_is_that_of_the_sites_that_are_there(tmp_p
 
 
 def test_another_authority_comes_to_all_sites(made: Path) -> None:
-    """After a lost server key: what is moved away is made anew, and every site gets the certificate."""
+    """After the server key is lost, files that were moved away are created again.
+
+    Every site gets the new certificate.
+    """
     before = files(made / "sites")
     for folder in ("ca", "server"):
         (made / folder).rename(made / f"old-{folder}")
@@ -289,7 +295,7 @@ def test_another_authority_comes_to_all_sites(made: Path) -> None:
     assert list(public_keys(str(made / "server" / "sites"))) == ["a", "b.1"]
 
 
-# ----- refusals -------------------------------------------------------------------------------------------------------
+# ----- refusals -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -348,7 +354,7 @@ def test_nor_one_that_somebody_made_meanwhile(
 def test_what_cannot_be_made_is_told_before_anything_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
-    # A value may begin with -.
+    # Only the form with "=" works for values that begin with "-".
     words = tuple(f"{word}={value}" for word, value in zip(words[::2], words[1::2], strict=True))
     assert told in refused(capsys, str(tmp_path / "new"), *words)
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""``espalier release`` and ``espalier check-log``: their words, what they print, and with which code they end."""
+"""``espalier release`` and ``espalier check-log``: options, output and exit codes."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from espalier.storage.chain_check import chain_check
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A state directory of two sites and three runs."""
+    """Create a state directory of two sites and two runs with three logs."""
     for lineage, site in (("run-1", "a"), ("run-1", "b"), ("run-2", "a")):
         log = egress_log(tmp_path / "state", lineage, site)
         for day in (1, 2, 3):
@@ -62,7 +62,7 @@ def test_a_broken_log_is_named_with_its_first_broken_line(
 def test_torn_lines_have_a_code_of_their_own(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Entries of which somebody made torn lines are told for ever, also when others were appended."""
+    """Torn lines are reported for ever, also after further entries."""
     path = state / "egress" / "run-1-b.jsonl"
     first, *others = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + b"".join(line[:9] + b"\n" for line in others))
@@ -77,7 +77,7 @@ def test_torn_lines_have_a_code_of_their_own(
 def test_a_log_in_the_place_of_another_is_told(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A copy of it elsewhere may be called as one likes."""
+    """A copy elsewhere may have any name."""
     folder = state / "egress"
     copy = state / "kept.jsonl"
     copy.write_bytes((folder / "run-2-a.jsonl").read_bytes())
@@ -109,7 +109,8 @@ def test_a_noted_hash_finds_an_end_that_was_cut_off(
         in capsys.readouterr().out
     )
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
-    assert check(state) == 0  # nobody can tell from the log alone
+    # The log itself does not show that its end is missing.
+    assert check(state) == 0
     assert check(state, noted) == 1
     assert f"no entry has the noted hash {noted}" in capsys.readouterr().out
     path.unlink()

@@ -1,4 +1,4 @@
-"""The words of ``espalier plan``, as they reach the app."""
+"""Arguments of ``espalier plan`` as they reach the app."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ ROOT = str(Path(__file__).parents[2])
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """What the app is asked for."""
+    """Return the requests to the app."""
     found: list[tuple[str, dict[str, Any]]] = []
 
     def note(_: Path, module: str, document: dict[str, Any]) -> int:

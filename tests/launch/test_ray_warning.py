@@ -1,4 +1,4 @@
-"""Plain ``flwr run`` ends without Ray's warning of what its later versions will do."""
+"""Plain ``flwr run`` does not print Ray's warning about its later versions."""
 
 import os
 import subprocess
@@ -31,7 +31,10 @@ try:
 except RuntimeError:
     pass
 """
-"""Flower's own way to a simulation's clients, up to where it starts Ray; the condition is Ray's own."""
+"""Program that follows Flower's code for simulated clients until it starts Ray.
+
+The condition of the warning is Ray's own.
+"""
 
 
 def asked(**environment: str) -> str:

@@ -1,4 +1,4 @@
-"""A SuperLink that is not up yet is waited for, and for how long."""
+"""Waiting for a SuperLink that is not up yet, and its limit."""
 
 import socket
 from threading import Event
@@ -12,7 +12,7 @@ from espalier.launch.superlink import running_superlink
 
 
 class Clock:
-    """A clock that goes on when somebody sleeps; what happens at a time is done then."""
+    """Clock that advances when code sleeps, with actions at given times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0

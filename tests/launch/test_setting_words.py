@@ -1,4 +1,4 @@
-"""What the command answers where settings are written in the form of other programs, or a preset's name has a typing error."""
+"""Errors for settings in the form of other programs, and for misspelled names of presets."""
 
 from pathlib import Path
 

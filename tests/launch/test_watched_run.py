@@ -1,4 +1,7 @@
-"""What ``espalier run`` says, and how it ends: a run broken off, a SuperLink lost, Ctrl-C when the run is completed."""
+"""Output and end of ``espalier run``.
+
+The run is interrupted or loses its SuperLink, or Ctrl-C comes after its end.
+"""
 
 import json
 import shlex
@@ -21,7 +24,7 @@ WORDS = ["run", "two-sites", "seed=3", "--app", str(APP)]
 
 
 class Scripted:
-    """A SuperLink whose log and answers are written down; an exception among them is raised."""
+    """SuperLink with a scripted log and scripted answers; scripted exceptions are raised."""
 
     def __init__(self, folder: Path, log: list[Any], statuses: list[Any], own: bool) -> None:
         self.folder = folder
@@ -52,7 +55,10 @@ def _given(value: Any) -> Any:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Scripted]]:
-    """Give the command with a SuperLink that follows a script; returns the exit code, and the SuperLink."""
+    """Return a function that runs the command with a scripted SuperLink.
+
+    It returns the exit code and the SuperLink.
+    """
 
     def give(
         log: list[Any], statuses: list[Any], *words: str, end: Any = None
@@ -80,7 +86,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
 
 
 def a_run(folder: Path, status: str) -> str:
-    """Line of the log that names a run directory, whose summary says so."""
+    """Return the log line that names a run directory with this status."""
     folder.mkdir(exist_ok=True)
     (folder / "summary.json").write_text(json.dumps({"status": status}))
     return f"run directory {folder}\n"
@@ -92,7 +98,8 @@ def test_an_interrupt_in_the_middle_tells_the_command_that_goes_on(
     directory = tmp_path / "runs of mine"
     code, superlink = run([a_run(directory, "failed"), KeyboardInterrupt], [], "resume-from=old")
     assert code == 130
-    assert not superlink.stopped  # it ends with all that it started
+    # The command's own SuperLink ends with all its processes.
+    assert not superlink.stopped
     told = capsys.readouterr().err.splitlines()
     assert (
         f"what was finished is in {directory}; to go on after the last finished round:" in told[-2]
@@ -130,7 +137,7 @@ def test_an_interrupt_while_the_superlink_is_stopped_is_no_failure(
 def test_a_run_on_another_s_superlink_is_stopped_there(
     run: Callable[..., tuple[int, Scripted]], tmp_path: Path
 ) -> None:
-    """Its directory is on another machine."""
+    """The run's directory is on another machine."""
     log = [f"run directory {tmp_path / 'elsewhere'}\n", KeyboardInterrupt]
     code, superlink = run(log, ["finished:stopped"], "--superlink", "h:1")
     assert (code, superlink.stopped) == (130, True)
@@ -142,7 +149,10 @@ def test_a_run_is_stopped_there_also_where_the_interrupt_came_as_it_was_submitte
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its id is waited for; who cannot wait interrupts once more, and is told where to look."""
+    """The command waits for the run's ID.
+
+    A second interrupt ends the wait and prints where to look.
+    """
 
     def interrupted(times: int) -> Callable[..., str]:
         def start_run(*_: object) -> str:
@@ -161,7 +171,8 @@ def test_a_run_is_stopped_there_also_where_the_interrupt_came_as_it_was_submitte
     assert (code, superlink.stopped) == (130, False)
     assert "whether the SuperLink took the run is not known; flwr ls" in capsys.readouterr().err
     monkeypatch.setattr(Scripted, "start_run", interrupted(1))
-    code, superlink = run([], [])  # one's own ends anyway
+    # The command's own SuperLink ends anyway.
+    code, superlink = run([], [])
     assert (code, superlink.stopped) == (130, False)
 
 
@@ -186,7 +197,7 @@ def test_a_serverapp_that_said_nothing_can_be_gone_on_with(
 
 
 def test_a_superlink_that_is_not_there_is_lost_whatever_flower_answers(tmp_path: Path) -> None:
-    """By the real ``flwr ls``."""
+    """The answer is that of the real ``flwr ls``."""
     address = f"127.0.0.1:{free_port()}"
     with running_superlink(address, None) as superlink:
         told = (
@@ -198,7 +209,7 @@ def test_a_superlink_that_is_not_there_is_lost_whatever_flower_answers(tmp_path:
 
 
 class Ended:
-    """One's own SuperLink after its end."""
+    """Process of the command's own SuperLink after its end."""
 
     def __init__(self, code: int) -> None:
         self.code = code

@@ -1,4 +1,4 @@
-"""What tests of real processes compare with."""
+"""Result with which the tests of real processes compare."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from interrupted import SETTINGS, SITES, results_of
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of the same run when nothing happens to it."""
+    """Execute the run without any disturbance and return its directory."""
     folder = tmp_path_factory.mktemp("whole")
     with federation(folder, SITES) as running:
         done = espalier(folder, "run", *SETTINGS, "--superlink", running.control)

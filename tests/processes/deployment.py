@@ -1,4 +1,7 @@
-"""A SuperLink and SuperNodes as processes of their own, on free loopback ports, stopped by their process ids."""
+"""SuperLink and SuperNodes as separate processes on free loopback ports.
+
+The processes are stopped by their process IDs.
+"""
 
 import json
 import os
@@ -25,7 +28,7 @@ PORT_POLLS = 1200
 
 
 def environment(home: Path) -> dict[str, str]:
-    """An environment that keeps Flower's files in ``home`` and calls nobody."""
+    """Return an environment that keeps Flower's files in ``home`` and disables telemetry."""
     home.mkdir(parents=True, exist_ok=True)
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     quiet = {
@@ -43,7 +46,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_ports(number: int) -> list[int]:
-    """Return ports that were free a moment ago, all different."""
+    """Return different ports that were free a moment ago."""
     found: list[int] = []
     while len(found) < number:
         found.append(free_port(found))
@@ -72,7 +75,7 @@ def process(
 
 
 def wait_for_port(port: int, started: subprocess.Popen[bytes]) -> None:
-    """Return when somebody listens on the port; fail if the process ends first."""
+    """Wait until a process listens on the port; fail if ``started`` ends first."""
     for _ in range(PORT_POLLS):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -87,7 +90,7 @@ def wait_for_port(port: int, started: subprocess.Popen[bytes]) -> None:
 
 @dataclass
 class Federation:
-    """A SuperLink, its SuperNodes by site name, and the means to kill and restart them."""
+    """SuperLink and its SuperNodes by site name, with functions that start them again."""
 
     folder: Path
     control: str
@@ -95,12 +98,15 @@ class Federation:
     nodes: dict[str, subprocess.Popen[bytes]]
     start_node: Callable[[str], subprocess.Popen[bytes]]
     start_superlink: Callable[[], subprocess.Popen[bytes]]
-    """Starts it again, with the same addresses and database."""
+    """Function that starts the SuperLink again with the same addresses and database."""
     tap: "Tap"
-    """What went to and from the site that was tapped."""
+    """Recorder of the traffic of the tapped site."""
 
     def processes(self, program: str, site: str = "") -> list[int]:
-        """Process ids of a Flower program that this federation, or one site of it, started, directly or not."""
+        """Return the IDs of the processes of a Flower program in this federation, or at one site.
+
+        Indirectly started processes count too.
+        """
         own = {self.superlink.pid, *(node.pid for node in self.nodes.values())}
         if site:
             own = {self.nodes[site].pid}
@@ -133,14 +139,21 @@ def federation(
     tapped_site: str = "",
     warm_words: Sequence[str] = (),
 ) -> Iterator[Federation]:
-    """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config.
+    """Start a SuperLink with one SuperNode per site.
 
-    Those among ``warm`` are nodes of ``espalier node``, with ``warm_words`` of its own; only those ``at_once`` are started now,
-    if that is given; what goes to and from ``tapped_site`` is kept. The sites answer however little text a run takes, which a
-    test or a measurement keeps small.
+    Parameters
+    ----------
+    more : further node-config of each site, next to its state directory ``<folder>/<site>``
+    warm : sites that run ``espalier node``
+    warm_words : further arguments of ``espalier node``
+    at_once : sites that are started now; None starts all
+    tapped_site : site whose traffic is recorded
+
+    The sites answer runs with little text, which keeps tests and measurements small.
     """
     env = environment(folder / "flower")
     fleet, control, *nodes = free_ports(2 + len(sites))
+    # Flower 1.40 and later serves sites at the Control API's port.
     fleet = control if sites_share_port() else fleet
     ports = dict(zip(sites, nodes, strict=True))
     superlink = [
@@ -177,14 +190,14 @@ def federation(
 
 
 def espalier_command(folder: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """The ``espalier`` command and the environment to give it in."""
+    """Return the ``espalier`` command and its environment."""
     return [str(BIN / "espalier"), *arguments], environment(folder / "command")
 
 
 def espalier(
     folder: Path, *arguments: str, seconds: float = 1800
 ) -> subprocess.CompletedProcess[str]:
-    """Give the ``espalier`` command and wait for its end, so many seconds at most."""
+    """Run the ``espalier`` command for at most ``seconds`` and return its result."""
     command, env = espalier_command(folder, *arguments)
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds
@@ -192,7 +205,7 @@ def espalier(
 
 
 def submit(app: Path, running: Federation, config: Mapping[str, Any]) -> None:
-    """Submit a run with this configuration by Flower's own ``flwr run``, in this process; the SuperLink takes it from there."""
+    """Submit a run with Flower's own ``flwr run`` in this process; the SuperLink executes it."""
     folder = running.folder / "submitted"
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text(
@@ -205,14 +218,17 @@ def submit(app: Path, running: Federation, config: Mapping[str, Any]) -> None:
 
 
 def flwr(home: Path, *words: str) -> str:
-    """Give Flower's own command in this process, and return what it shows; ``home`` has its ``config.toml``."""
+    """Run Flower's own command in this process and return its output.
+
+    ``home`` contains its ``config.toml``.
+    """
     done = CliRunner(env={**environment(home), "COLUMNS": "200"}).invoke(flwr_command, list(words))
     assert done.exit_code == 0, done.output
     return str(done.output)
 
 
 def eventually(what: Callable[[], bool], seconds: float = 1800) -> None:
-    """Return when something has become true; fail if it does not."""
+    """Wait until a condition is true; fail after ``seconds``."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "waited in vain"
@@ -221,28 +237,29 @@ def eventually(what: Callable[[], bool], seconds: float = 1800) -> None:
 
 @dataclass(frozen=True)
 class Tap:
-    """A TCP forwarder on a loopback port, and what went through it: the bytes of each connection in each direction."""
+    """TCP forwarder on a loopback port, with the bytes of each connection and direction."""
 
     port: int
     captured: list[bytearray]
 
     def num_bytes(self) -> int:
-        """Of all that went through."""
+        """Return the number of recorded bytes."""
         return sum(map(len, self.captured))
 
     def readable(self, names: Iterable[str]) -> set[str]:
-        """Those of some names that can be read in it."""
+        """Return the names that occur in the recorded bytes."""
         return {name for name in names if any(name.encode() in data for data in self.captured)}
 
 
 @contextmanager
 def tapped(port: int) -> Iterator[Tap]:
-    """Forward connections to a loopback port, and keep what they carry."""
+    """Forward connections to a loopback port and record their bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         tap = Tap(server.getsockname()[1], [])
         Thread(target=_forward, args=(server, port, tap), daemon=True).start()
         yield tap
-        server.shutdown(socket.SHUT_RDWR)  # nobody else is let in
+        # No further connection is accepted.
+        server.shutdown(socket.SHUT_RDWR)
 
 
 def _forward(server: socket.socket, port: int, tap: Tap) -> None:
@@ -255,6 +272,7 @@ def _forward(server: socket.socket, port: int, tap: Tap) -> None:
                 near.close()
                 continue
             for source, target in ((near, far), (far, near)):
+                # One recorder per direction keeps the byte streams apart.
                 tap.captured.append(bytearray())
                 Thread(target=_pump, args=(source, target, tap.captured[-1]), daemon=True).start()
 
@@ -264,11 +282,12 @@ def _pump(source: socket.socket, target: socket.socket, kept: bytearray) -> None
         while data := source.recv(65536):
             kept += data
             target.sendall(data)
+    # The other direction of the connection may still carry data.
     with suppress(OSError):
         target.shutdown(socket.SHUT_WR)
 
 
 def tensor_names(egress_log: Path) -> set[str]:
-    """Names of all tensors that left a site."""
+    """Return the names of all tensors that left a site."""
     entries = [json.loads(line) for line in egress_log.read_text().splitlines()]
     return {name for entry in entries for blob in entry["blobs"] for name in blob["tensors"]}

@@ -1,4 +1,4 @@
-"""A run that is short enough to be interrupted again and again, what is left of it, and how it is started."""
+"""Short run that can be interrupted repeatedly: how it is started, and what remains."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def results_of(folder: Path) -> Path:
 
 
 def repeated(run: Path) -> dict[str, bytes]:
-    """What must be the same however often the run was interrupted."""
+    """Return the files that must not depend on interruptions."""
     files = [
         run / "masks.safetensors",
         *run.glob("model/*"),
@@ -37,7 +37,7 @@ def repeated(run: Path) -> dict[str, bytes]:
 
 
 def without_traffic(run: Path) -> dict[str, bytes]:
-    """What must be the same where messages were repeated, which checkpoints count."""
+    """Return the files that must not depend on repeated messages, which checkpoints count."""
     return {
         name: data
         for name, data in repeated(run).items()
@@ -53,13 +53,13 @@ def summary(run: Path) -> dict[str, object]:
 
 
 def finished_rounds(folder: Path) -> int:
-    """Rounds in the checkpoint of the only run there."""
+    """Return the round in the checkpoint of the folder's only run."""
     states = list(folder.glob("runs/*/checkpoint/state.json"))
     return json.loads(states[0].read_text())["round"] if states else 0
 
 
 def words_of(processes: Iterable[psutil.Process]) -> str:
-    """All words of the commands of some processes; those that have ended meanwhile have none."""
+    """Return all words of the processes' command lines; ended processes have none."""
     found: list[str] = []
     for process in processes:
         with suppress(psutil.Error):
@@ -68,14 +68,14 @@ def words_of(processes: Iterable[psutil.Process]) -> str:
 
 
 def first_round(folder: Path, command: subprocess.Popen[str]) -> None:
-    """Return when a round is finished; fail if the command ends before."""
+    """Wait until a round is finished; fail if the command ends first."""
     eventually(lambda: finished_rounds(folder) >= 1 or command.poll() is not None)
     assert finished_rounds(folder) >= 1, (folder / "command.log").read_text()
 
 
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Give the ``espalier`` command and go on; it is stopped at the end."""
+    """Start the ``espalier`` command, continue, and stop it at the end."""
     command, env = espalier_command(folder, *arguments)
     with open(folder / "command.log", "w") as log:
         running = subprocess.Popen(

@@ -1,10 +1,12 @@
-"""Two network namespaces with a wire between them that is slow, late and loses packets; making them takes root on Linux.
+"""Two network namespaces with a slow wire between them that delays and loses packets.
 
-    python slow_network.py PID PID DELAY LOSS MEGABITS    the wire itself, between the namespaces of two processes
+    python slow_network.py PID PID DELAY LOSS MEGABITS    the wire between the namespaces
+                                                          of two processes
 
-The wire is a process that holds a TUN device in either namespace and carries IP packets between them: each way has so many
-megabits a second, at most a second of packets waiting, ``DELAY`` seconds on the way, and a share ``LOSS`` of them vanishes.
-What TCP makes of that is the kernel's.
+Network namespaces need root on Linux. The wire is a process that holds a TUN device in each
+namespace and carries IP packets between them. Each direction has a bandwidth of ``MEGABITS`` per
+second, a queue of at most one second, a delay of ``DELAY`` seconds, and loses the fraction ``LOSS``
+of the packets. The kernel's TCP does the rest.
 """
 
 import ctypes
@@ -31,13 +33,13 @@ IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
 CLONE_NEWNET = 0x40000000
 MOST_WAITING = 1.0
-"""Seconds of packets that wait for their turn; what comes then is dropped."""
+"""Maximum waiting time of a packet in the queue, in seconds; later packets are dropped."""
 LARGEST = 65_536
 
 
 @dataclass(frozen=True)
 class Ends:
-    """How a command is given at either end."""
+    """Command prefixes that run a command at either end."""
 
     server: Sequence[str]
     site: Sequence[str]
@@ -45,7 +47,7 @@ class Ends:
 
 @contextmanager
 def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
-    """A network for the length of a block; skips where none can be made."""
+    """Yield a slow network; skip the test if none can be created."""
     if sys.platform != "linux" or os.geteuid() != 0 or not os.access("/dev/net/tun", os.W_OK):
         pytest.skip("network namespaces take root on Linux, and /dev/net/tun")
     with ExitStack() as stack:
@@ -53,6 +55,7 @@ def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
         words = [sys.executable, __file__, *map(str, pids), str(delay), str(loss), str(megabits)]
         stack.enter_context(_ended(subprocess.Popen(words)))
         server, site = ([*_inside(pid)] for pid in pids)
+        # A refused connection shows that packets pass the wire in both directions.
         asked = (
             f"import errno, socket, sys; sys.exit(socket.socket().connect_ex(('{SITE}', 9)) !="
             " errno.ECONNREFUSED)"
@@ -66,7 +69,7 @@ def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
 
 @contextmanager
 def _namespace() -> Iterator[int]:
-    """A process in a network namespace of its own, which lasts as long as it does."""
+    """Start a process in its own network namespace, which lasts as long as the process."""
     with _ended(subprocess.Popen(["unshare", "--net", "sleep", "infinity"])) as holder:
         own = os.readlink("/proc/self/ns/net")
         eventually(
@@ -93,6 +96,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]
 
 def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) -> None:
     """Carry packets between two devices for ever."""
+    # A fixed seed makes the losses repeatable.
     chance = random.Random(0)
     under_way = list[tuple[float, int, int, bytes]]()
     number = 0
@@ -104,10 +108,12 @@ def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) ->
         for device in ready:
             packet = os.read(device, LARGEST)
             way = devices.index(device)
+            # A packet is sent after its predecessors in the same direction.
             begins = max(now, free[way])
             if chance.random() < loss or begins - now > MOST_WAITING:
                 continue
             free[way] = begins + 8 * len(packet) / (megabits * 1e6)
+            # The number breaks ties, so that packets of equal time keep their order.
             number += 1
             heapq.heappush(under_way, (free[way] + delay, number, devices[1 - way], packet))
         while under_way and under_way[0][0] <= now:
@@ -116,7 +122,8 @@ def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) ->
 
 
 def _device(pid: int, address: str, other: str) -> int:
-    """A TUN device in a process's namespace, with an address, and the way to the other's."""
+    """Open a TUN device in a process's namespace, with an address and a route to the other end."""
+    # The TUN device is created in the namespace that this thread is in.
     with open(f"/proc/{pid}/ns/net") as space:
         if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")

@@ -1,4 +1,7 @@
-"""The commands of all containers, as processes of this machine: in their order, with their environment, volumes as folders."""
+"""Commands of all containers as processes of this machine.
+
+They run in their order and with their environment; volumes are folders.
+"""
 
 import json
 import re
@@ -21,18 +24,18 @@ SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").rea
 ]
 IMAGE = (ROOT / "docker" / "Dockerfile").read_text().split("FROM")[-1]
 LATER = "run"
-"""The service whose end is everybody's."""
+"""Name of the service that starts last; all others end after it."""
 
 
 class Outside:
-    """Where what containers see lies outside of them."""
+    """Places outside the containers for everything that containers see."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ports = dict(zip(("9092", "9093"), map(str, free_ports(2)), strict=True))
 
     def mounts(self, name: str) -> dict[str, Path]:
-        """Paths in a service's container, and what is mounted there."""
+        """Return paths in a service's container with the folders that are mounted there."""
         found = {}
         for volume in SERVICES[name].get("volumes", []):
             source, target, *_ = volume.split(":")
@@ -44,7 +47,7 @@ class Outside:
         return found
 
     def words(self, name: str) -> list[str]:
-        """A command with the paths, ports and names of this machine."""
+        """Return a service's command with the paths, ports and names of this machine."""
         mounts = self.mounts(name)
         places = re.compile("|".join(sorted(map(re.escape, mounts), key=len, reverse=True)))
         words = [word if "/opt/" in word else places.sub(lambda place: str(mounts[place[0]]), word) for word in
@@ -58,7 +61,10 @@ class Outside:
         return words
 
     def folder_of(self, name: str, folder: str) -> Path:
-        """A folder of a container; that of all sites has one in it for each."""
+        """Return a container's folder.
+
+        If the container mounts one volume per site, the folder links to each of them.
+        """
         mounts = self.mounts(name)
         if (place := mounts.get(f"/{folder}")) is not None:
             return place
@@ -73,7 +79,7 @@ class Outside:
         return together
 
     def environment(self) -> dict[str, str]:
-        """The image's, but for where programs lie."""
+        """Return the image's environment, except for the path of programs."""
         told = re.findall(r"(\w+)=(\S+)", IMAGE.split("ENV")[1])
         return environment(self.folder / "flower") | {
             key: value for key, value in told if key != "PATH"
@@ -89,7 +95,7 @@ FOLDERS = {"superlink.py": ("keys", "public", "sites"), "site.py": ("site", "out
 
 
 def test_the_services_of_the_compose_file_do_a_run_and_end_with_0(tmp_path: Path) -> None:
-    """They are started all at once: each waits by itself for what it needs of the others."""
+    """All services start at once, and each waits for what it needs from the others."""
     outside = Outside(tmp_path)
     env = outside.environment()
     with ExitStack() as stack:

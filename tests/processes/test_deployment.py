@@ -1,4 +1,4 @@
-"""The same run in simulation and as real processes over gRPC gives the same bytes."""
+"""Equal bytes of the same run in simulation and in real processes over gRPC."""
 
 import json
 import subprocess
@@ -32,13 +32,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 SITES = ("hospital-a", "hospital-b")
-"""Of nodes that stay warm."""
+"""Sites with warm nodes."""
 PLAIN = "hospital-c"
-"""Of a node of Flower's, which starts a process for every message; it takes part in one run, and refuses the others."""
+"""Site with a plain SuperNode, which starts a process for every message.
+
+It takes part in one run and refuses the others.
+"""
 
 
 def weights_and_structure(folder: Path) -> dict[str, bytes]:
-    """Of a client's own model, whose card has its name."""
+    """Return the files of a client's own model without its card, which contains its name."""
     return {
         file.name: file.read_bytes()
         for file in folder.iterdir()
@@ -144,40 +147,40 @@ METHODS = {
         ["enrol", "train"],
     ),
 }
-"""Settings, and which messages leave the first site in what order."""
+"""Settings, and the kinds of messages that leave the first site in order, by method."""
 SMALLER = ("flap", "llm-pruner", "llm-streamline", "slicegpt")
-"""They write a smaller model alone."""
+"""Methods whose only result is a smaller model."""
 
 
 REFUSED = ("run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink")
-"""What a deployment cannot do."""
+"""Command with a setting that deployments do not support."""
 
 BY_ESPALIER = "fedprllm"
-"""The method whose run ``espalier run`` starts; the others' are submitted to the SuperLink by ``flwr run``."""
+"""Method whose run ``espalier run`` starts; ``flwr run`` submits those of other methods."""
 WITH_PLAIN = (BY_ESPALIER, "flap")
-"""Runs during which the plain node is there: one that it takes part in, and one that it refuses."""
+"""Methods of the runs while the plain node is there: it takes part in one, refuses one."""
 
 
 @dataclass(frozen=True)
 class Sites:
-    """Real processes, what their runs are told, and what two commands said that have ended."""
+    """Real processes, the arguments of their runs, and the results of two commands."""
 
     running: Federation
     words: tuple[str, ...]
     done: subprocess.CompletedProcess[str]
     refused: subprocess.CompletedProcess[str]
     submit: Callable[[str], None]
-    """Starts the run of a method."""
+    """Function that starts the run of a method."""
     submitted: set[str]
 
     def start(self, method: str) -> None:
-        """Start the run of a method, if nobody has."""
+        """Start the run of a method unless it was started before."""
         if method not in self.submitted:
             self.submitted.add(method)
             self.submit(method)
 
     def run_of(self, method: str) -> Path | None:
-        """The directory of a method's run; None before it has ended."""
+        """Return the directory of a method's run, or None while it is running."""
         for folder in (self.running.folder / "runs").glob(f"*-{method}-*"):
             with suppress(OSError, ValueError):
                 if json.loads((folder / "summary.json").read_text())["status"] != "running":
@@ -185,7 +188,7 @@ class Sites:
         return None
 
     def wait_for(self, method: str) -> Path:
-        """The same, when it has."""
+        """Wait for the end of a method's run and return its directory."""
         self.start(method)
         eventually(lambda: self.run_of(method) is not None)
         found = self.run_of(method)
@@ -194,7 +197,7 @@ class Sites:
 
 
 def words_for(method: str, words: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """What the run of a method is told."""
+    """Return the arguments of a method's run."""
     more, _ = METHODS[method]
     return (
         "two-sites",
@@ -205,12 +208,12 @@ def words_for(method: str, words: Sequence[str], folder: Path) -> tuple[str, ...
 
 
 HOLDS = ("hospital-b", PLAIN)
-"""Sites at which replies with tensors wait for an officer: one of either kind of node."""
+"""Sites whose replies with tensors wait for approval: one of each kind of node."""
 
 
 @contextmanager
 def officer(folder: Path) -> Iterator[None]:
-    """Releases whatever those sites hold, as soon as it is held."""
+    """Release all waiting replies of those sites as soon as they appear."""
     ended = Event()
 
     def decide_again_and_again() -> None:
@@ -230,17 +233,18 @@ def officer(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
-    """One SuperLink and three SuperNodes for all runs, as they are outside tests, with a model and texts of their own.
+    """Start one SuperLink and three SuperNodes for all runs, with a model and texts.
 
-    A run begins with its method's test, which meanwhile simulates. All at once would be more processes than a small machine can
-    start within the half minute that Flower gives each; then it starts them again, and more of them.
+    Each method's test starts its run and simulates it in the meantime. All runs at once would be
+    more processes than a small machine can start within the 30 seconds that Flower allows. Flower
+    would then start even more processes.
     """
     folder = tmp_path_factory.mktemp("sites")
     shared = home(folder)
-    # A mean over few words never leaves.
+    # A site does not send means over few words.
     shared.public.write_text("\n\n".join(private_text(client) for client in range(3, 6)))
     (folder / "align.txt").write_text(private_text(6))
-    # For fedsoda, whose clients have no model.
+    # FedSODA needs a deeper model; its clients have none.
     save_tiny_llama(folder / "deeper", blocks=4, hidden=64, feed_forward=64)
     texts = {site: folder / f"text-{client}.txt" for client, site in enumerate((*SITES, PLAIN))}
     for client, text in enumerate(texts.values()):
@@ -289,7 +293,10 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
 
 
 def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> Path:
-    """The run directory of a simulation: by the command, which starts Ray, or in this process, by the same handlers."""
+    """Execute a simulation and return its run directory.
+
+    The command starts Ray; otherwise the same handlers run in this process.
+    """
     chosen = [*words, f"out-dir={folder / 'simulated'}"]
     if by_the_command:
         done = espalier(folder, "run", *chosen, "--app", str(ROOT))
@@ -319,7 +326,8 @@ def test_real_processes_give_the_bytes_of_the_simulation(
     simulated = simulation(tmp_path, words, by_the_command=method == BY_ESPALIER)
     deployed = sites.wait_for(method)
 
-    stays = method in ("fedspine", "sft-p")  # whose models stay at the clients
+    # The models of these methods stay at the clients.
+    stays = method in ("fedspine", "sft-p")
     assert (deployed / "model").exists() == (not stays)
     if not stays:
         assert files(deployed / "model") == files(simulated / "model")
@@ -382,7 +390,7 @@ def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:
 
 
 def test_without_tls_tensor_names_can_be_read_on_the_wire(sites: Sites) -> None:
-    """The search of ``test_secure_deployment``, where there is something to find."""
+    """The search of ``test_secure_deployment`` finds names if there is no TLS."""
     run = json.loads((sites.wait_for(BY_ESPALIER) / "run.json").read_text())
     names = tensor_names(
         sites.running.folder / SITES[0] / "egress" / f"{run['lineage']}-{SITES[0]}.jsonl"

@@ -1,4 +1,7 @@
-"""Processes are killed in the middle of a run, and nothing that was finished is lost: ``pytest -m faults``."""
+"""Processes that are killed in the middle of a run: no finished work is lost.
+
+The tests run with ``pytest -m faults``.
+"""
 
 import os
 import shlex
@@ -86,7 +89,7 @@ def test_a_superlink_killed_and_started_again_with_its_database_leads_to_the_sam
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, of a given size; making one takes the rights to mount."""
+    """Mount a small file system of its own; skip the test without the right to mount."""
     folder.mkdir(parents=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
@@ -203,7 +206,7 @@ def test_a_clientapp_killed_in_a_round_is_started_again(tmp_path: Path, whole: P
     assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
 
 
-# ----- a simulation ---------------------------------------------------------------------------------------------------------
+# ----- a simulation -------------------------------------------------------------------------------
 
 SIMULATED = (
     "run", "fedprllm.strategy=iterative", "num-clients=2", "threads=1", "evaluation.max-windows=4", "data.windows=2",
@@ -217,7 +220,7 @@ def gone(process: psutil.Process) -> bool:
 
 @contextmanager
 def simulated(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """A simulation in the middle of its work, and all processes that it has started."""
+    """Start a simulation and yield it in mid-work, with all processes that it started."""
     with started(folder, *SIMULATED) as espalier_run:
         eventually(lambda: finished_rounds(folder) >= 1 or espalier_run.poll() is not None)
         processes = psutil.Process(espalier_run.pid).children(recursive=True)
@@ -230,12 +233,15 @@ def simulated(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
 
 
 def log_of_the_last_start(folder: Path) -> str:
-    """Where Ray does not start, its tracebacks are shown, and it is started again."""
+    """Return the log since the last start.
+
+    If Ray does not start, its tracebacks are logged and it is started again.
+    """
     return (folder / "command.log").read_text().split("Starting logstream")[-1]
 
 
 def how_to_go_on(folder: Path) -> list[str]:
-    """The words behind ``espalier`` of the command that was told last."""
+    """Return the arguments of the ``espalier`` command that the log printed last."""
     words = shlex.split((folder / "command.log").read_text().rstrip().splitlines()[-1])
     assert (words[0], words[-1]) == ("espalier", f"resume-from={max((folder / 'runs').iterdir())}")
     return words[1:]

@@ -1,4 +1,4 @@
-"""Runs on this machine: who can reach them, what surroundings they bear, and whose SuperLink they end up on."""
+"""Runs on this machine: their listeners, proxies in the environment, and their SuperLinks."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 NOBODY = "http://127.0.0.1:9"
-"""A proxy that does not answer."""
+"""Proxy address that does not answer."""
 PROXIES = dict.fromkeys(
     ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY
 )
@@ -34,7 +34,7 @@ PROXIES = dict.fromkeys(
 
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, object]:
-    """A run of two clients that takes a few seconds."""
+    """Return the configuration of a run of two clients that takes a few seconds."""
     save_tiny_llama(tmp_path / "model")
     for name, seed in (("clients", 1), ("public", 2)):
         (tmp_path / f"{name}.txt").write_text(private_text(seed) * 4)
@@ -55,18 +55,18 @@ def config(tmp_path: Path) -> dict[str, object]:
 
 
 def words(config: Mapping[str, object]) -> list[str]:
-    """As ``espalier run`` takes them."""
+    """Return the configuration as arguments of ``espalier run``."""
     return [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in config.items()]
 
 
 def written(config: Mapping[str, object], file: Path) -> str:
-    """As ``flwr run --run-config`` takes them."""
+    """Write the configuration to a file for ``flwr run --run-config``; return its path."""
     file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
     return str(file)
 
 
 def listening(pid: int) -> set[tuple[str, str]]:
-    """(program, address) of each listening socket of a process and of all that came of it."""
+    """Return (program, address) of each listening socket of a process and its descendants."""
     found = set()
     with suppress(psutil.Error):
         parent = psutil.Process(pid)
@@ -82,7 +82,7 @@ def listening(pid: int) -> set[tuple[str, str]]:
 
 
 def listeners_of(started: "subprocess.Popen[bytes]", pid: int) -> set[tuple[str, str]]:
-    """All that listened among what came of ``pid``, until a command ends."""
+    """Return all listening sockets of a process and its descendants until a command ends."""
     found: set[tuple[str, str]] = set()
     while started.poll() is None:
         found |= listening(pid)
@@ -97,7 +97,7 @@ def require_loopback(found: set[tuple[str, str]]) -> None:
 
 @contextmanager
 def simulating(folder: Path, port: int, home: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A SuperLink in simulation mode, as ``flwr run`` starts one, in a directory."""
+    """Start a SuperLink in simulation mode, as ``flwr run`` starts one, in a directory."""
     command = [str(BIN / SUPERLINK), *simulating_superlink(port)]
     with process(command, folder, "superlink", environment(home)) as link:
         wait_for_port(port, link)
@@ -134,7 +134,10 @@ def test_nobody_else_reaches_a_run_and_no_proxy_or_odd_directory_stops_it(
 
 
 def flwr_run(folder: Path, port: int, config: str) -> tuple[list[str], dict[str, str]]:
-    """Plain ``flwr run`` of this checkout, which looks for a local SuperLink on this port, and its environment."""
+    """Return a plain ``flwr run`` of this checkout, and its environment.
+
+    The command looks for a local SuperLink on this port.
+    """
     options = ["--stream", "--federation-config", "num-supernodes=2", "--run-config", config]
     return [str(BIN / "flwr"), "run", str(ROOT), *options], {
         **environment(folder / "command"),
@@ -160,7 +163,7 @@ def test_plain_flwr_run_is_not_reached_either(tmp_path: Path, config: dict[str, 
 def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(
     tmp_path: Path, config: dict[str, object]
 ) -> None:
-    """The stranger's program is the same, and so is the environment; only the directory is another."""
+    """The other SuperLink has the same program and environment; only its directory differs."""
     (port,) = free_ports(1)
     stranger = unshared_app(ROOT, tmp_path)
     file = written(config, tmp_path / "run.toml")
@@ -181,7 +184,7 @@ def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(
 def test_a_bundle_that_was_installed_in_part_is_recognised_and_the_run_succeeds(
     tmp_path: Path, config: dict[str, object], there: tuple[str, ...]
 ) -> None:
-    """What is there of a package is its ``__init__`` alone."""
+    """An incomplete package contains only its ``__init__``."""
     name = f"espalier.espalier.0.1.0.{hashlib.sha256(build_fab_from_disk(ROOT)).hexdigest()[:8]}"
     folder = tmp_path / "home" / "apps" / name
     folder.mkdir(parents=True)
@@ -192,7 +195,7 @@ def test_a_bundle_that_was_installed_in_part_is_recognised_and_the_run_succeeds(
     (port,) = free_ports(1)
     own = tmp_path / "own"
     with simulating(own, port, tmp_path / "home"):
-        # On a busy machine Ray sometimes does not start, and the directory stays as it is.
+        # On a busy machine Ray sometimes does not start, and the directory is left unchanged.
         for _ in range(RAY_STARTS):
             done = espalier(
                 tmp_path,

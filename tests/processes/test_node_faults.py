@@ -1,4 +1,4 @@
-"""What happens to nodes: a network that is slow and loses packets, workers that are killed, sites that come late."""
+"""Faults of nodes: a slow network that loses packets, killed workers, and late sites."""
 
 import json
 import os
@@ -49,7 +49,7 @@ TUNED = (
     "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=200", "evaluation.max-windows=4",
     "evaluation.centralized=off", "evaluation.local-only=false", "deadline-seconds=240.0", "attempts=4", "--app", str(ROOT),
 )  # fmt: skip
-"""Rounds that take so long that sites tell of their steps."""
+"""Settings of rounds that take long enough for sites to report their steps."""
 
 
 def listens(ends: Ends, address: str) -> bool:
@@ -59,7 +59,7 @@ def listens(ends: Ends, address: str) -> bool:
 
 
 def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole: Path) -> None:
-    """2 megabits a second, a tenth of a second each way, and of fifty packets one is lost: both kinds of node live with it."""
+    """Both kinds of node work with 2 Mbit/s, a delay of 0.1 s each way and 2% packet loss."""
     env = environment(tmp_path / "flower")
     superlink = [
         str(BIN / "flower-superlink"), "--insecure", "--database", str(tmp_path / "superlink.db"),
@@ -138,7 +138,10 @@ def test_a_worker_killed_in_mid_step_costs_time_alone(tmp_path: Path) -> None:
 
 
 def _kill_in_mid_step(folder: Path, running: Federation) -> None:
-    """Kill the worker that has told of a step, and answered nothing yet: it is stopped first, so that it does not go on."""
+    """Kill a worker that has reported a step but not answered.
+
+    The worker is stopped first, so that it cannot continue.
+    """
     eventually(
         lambda: (
             re.search(
@@ -157,7 +160,10 @@ def _kill_in_mid_step(folder: Path, running: Federation) -> None:
 
 
 def test_another_program_at_a_warm_node_is_refused_and_runs_nowhere_there(tmp_path: Path) -> None:
-    """What the submitter changed notes each process that imports it: its own command, and nobody at the site."""
+    """The changed program records each process that imports it.
+
+    No process of the site may be among them.
+    """
     app = tmp_path / "app"
     seen = tmp_path / "seen"
     shutil.copytree(
@@ -234,7 +240,7 @@ def test_a_site_that_comes_while_others_wait_takes_part(tmp_path: Path, whole: P
 def test_a_run_on_a_superlink_that_is_ended_leaves_nothing_at_work(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """SuperLink and nodes stay, and the command that was told goes on."""
+    """SuperLink and nodes keep running, and the printed command resumes the run."""
     with federation(tmp_path, SITES, warm=(WARM,)) as running:
         with started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run:
             first_round(tmp_path, espalier_run)

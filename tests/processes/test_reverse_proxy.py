@@ -1,4 +1,7 @@
-"""A SuperLink of Flower 1.40 or later behind the reverse proxy of docs/deployment.md: sites reach it, strangers do not."""
+"""SuperLink of Flower 1.40 or later behind the reverse proxy of docs/deployment.md.
+
+Sites reach it, and strangers do not.
+"""
 
 import json
 import shutil
@@ -33,7 +36,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Proxied:
-    """Ports of a SuperLink and of the proxy before it, and where their files lie."""
+    """Ports of a SuperLink and of its proxy, and the folder of their files."""
 
     folder: Path
     superlink: int
@@ -41,11 +44,11 @@ class Proxied:
 
     @property
     def authority(self) -> Path:
-        """Certificate that every site has."""
+        """Path of the certificate that every site has."""
         return self.folder / "server" / "ca.crt"
 
     def home(self, name: str, port: int) -> Path:
-        """Return a home of Flower's in which the SuperLink, by this port, is called ``it``."""
+        """Create a Flower home in which ``it`` names the SuperLink at this port."""
         home = self.folder / name
         home.mkdir(exist_ok=True)
         connection = {"address": f"localhost:{port}", "root-certificates": str(self.authority)}

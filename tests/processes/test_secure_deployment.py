@@ -1,4 +1,7 @@
-"""docs/deployment.md from nothing to a run of three sites, its commands as they stand there, and what turns others away."""
+"""Commands of docs/deployment.md, from nothing to a run of three sites.
+
+The tests also check what keeps others out.
+"""
 
 import json
 import re
@@ -32,10 +35,10 @@ pytestmark = pytest.mark.processes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 WALK, OTHER_WAYS = PAGE[PAGE.index("\n## 3. ") :].split("\n## 6. ")
-"""The part of the page that begins with nothing and ends with a run, and what follows."""
+"""Part of the page from nothing to a run, and the part after it."""
 SITES = ("hospital-a", "hospital-b", "hospital-c")
 LATE = "hospital-d"
-"""A site of which the page makes a key too."""
+"""Site for which the page creates a key, but no node."""
 TAPPED = SITES[0]
 SERVER = "server.example.org"
 COMMAND_SECONDS = 900
@@ -57,14 +60,14 @@ def commands(part: str) -> list[list[str]]:
 
 @dataclass
 class Machines:
-    """A folder for each machine of the page, and what runs there."""
+    """Folder of each machine of the page, with its processes."""
 
     folder: Path
     stack: ExitStack
     tap: Tap | None = None
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
-    """What commands said that have ended, by their second word."""
+    """Output of commands that have ended, by their second word."""
 
     def __post_init__(self) -> None:
         names = ("9091", "9092", "9093", "9094", "9095")
@@ -80,7 +83,7 @@ class Machines:
         return self.machine("server")
 
     def here(self, command: list[str], site: str = "") -> list[str]:
-        """A command of the page with other ports, and this machine in place of the server's name."""
+        """Return a command of the page with other ports and this machine as the server."""
         reached = self.tap.port if self.tap and site == TAPPED else self.ports["9092"]
         words = [word.replace(f"{SERVER}:9092", f"127.0.0.1:{reached}") for word in command]
         for page, port in self.ports.items():
@@ -91,7 +94,7 @@ class Machines:
         return [str(BIN / words[0]), *(self.ports.get(word, word) for word in words[1:])]
 
     def give(self, command: list[str], machine: Path) -> str:
-        """Give a command that ends, and return what it says."""
+        """Run a command that ends, and return its output."""
         env = environment(machine / "flower")
         done = subprocess.run(
             self.here(command),
@@ -106,7 +109,7 @@ class Machines:
         return done.stdout
 
     def start(self, command: list[str], machine: Path, name: str) -> subprocess.Popen[bytes]:
-        """Start a command that goes on; its output is in ``<name>.log``."""
+        """Start a command that keeps running; its output goes to ``<name>.log``."""
         env = environment(machine / "flower")
         return self.stack.enter_context(
             process(self.here(command, site_of(command)), machine, name, env)
@@ -116,7 +119,10 @@ class Machines:
         return (self.machine(name) / f"{name}.log").read_text(errors="replace")
 
     def listed(self) -> dict[str, str]:
-        """Status of each registered node by its id, in the order of their registration, by the page's command."""
+        """Return the status of each registered node by its ID, in order of registration.
+
+        It uses the command of the page.
+        """
         (command,) = [
             command for command in commands(WALK) if command[:3] == ["flwr", "supernode", "list"]
         ]
@@ -132,13 +138,13 @@ class Machines:
 
 
 def site_of(command: list[str]) -> str:
-    """The site whose key a node has."""
+    """Return the site whose key a node command uses."""
     keys = [value for word, value in pairwise(command) if word == "--auth-supernode-private-key"]
     return Path(keys[0]).stem if keys else ""
 
 
 def with_site(command: list[str], site: str, key: str) -> list[str]:
-    """Flower's node of the page, with another key, and what it says."""
+    """Return the page's command of a plain SuperNode with another key and site name."""
     return [
         word.replace("hospital-a/", f"{key}/")
         .replace(f"/{TAPPED}.key", f"/{key}.key")
@@ -148,7 +154,7 @@ def with_site(command: list[str], site: str, key: str) -> list[str]:
 
 
 def follow(machines: Machines, command: list[str]) -> None:
-    """Do what the page says with a command: where it is given, and what is there by then."""
+    """Follow the page: run a command on its machine, with the files that it needs."""
     match command[:2]:
         case ["espalier", "keys"]:
             machines.give(command, machines.machine("keys"))
@@ -194,7 +200,11 @@ def follow(machines: Machines, command: list[str]) -> None:
 
 
 def send_others(machines: Machines) -> None:
-    """A registered node that says another's name is online, and one with a key that nobody registered has come and gone."""
+    """Start two nodes with false names.
+
+    One is registered, claims another site's name and is online. The other has an unregistered key
+    and has been refused.
+    """
     stranger = machines.machine("stranger")
     machines.give(["espalier", "keys", "own", "--site", "stranger"], stranger)
     shutil.copytree(stranger / "own" / "sites" / "stranger", stranger / "stranger")
@@ -211,7 +221,7 @@ def send_others(machines: Machines) -> None:
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """The page, followed to its run."""
+    """Follow the page up to its run."""
     with ExitStack() as stack:
         walked = Machines(tmp_path_factory.mktemp("page"), stack)
         for command in commands(WALK):
@@ -221,7 +231,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 @pytest.fixture(scope="module")
 def run(machines: Machines) -> Path:
-    """The run's directory."""
+    """Return the run's directory."""
     (found,) = (machines.server / "runs").iterdir()
     return found
 
@@ -251,7 +261,7 @@ def test_a_registered_node_that_says_anothers_name_is_refused(
 
 
 def test_with_tls_no_tensor_name_can_be_read_on_the_wire(machines: Machines, run: Path) -> None:
-    """``test_deployment`` finds them with the same search where there is no TLS."""
+    """``test_deployment`` finds the names with the same search if there is no TLS."""
     lineage = json.loads((run / "run.json").read_text())["lineage"]
     state = machines.machine(TAPPED) / "flower" / "state" / "egress"
     names = tensor_names(state / f"{lineage}-{TAPPED}.jsonl")

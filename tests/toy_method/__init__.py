@@ -1,7 +1,9 @@
-"""A method of about a hundred lines (docs/adding-a-method.md): clients send the mean embedding of their text, one vector.
+"""Toy method of about 100 lines (docs/adding-a-method.md).
 
-The server averages the vectors and scales what the attention's output reads by the average, a little. It is of no use but to
-show which files a method is made of; ``tests/federation/test_toy_method.py`` holds it against the promises of every method.
+Clients send the mean embedding of their text, one vector. The server averages the vectors and
+slightly scales the inputs of the attention's query matrices by the average. The method only shows
+which files a method consists of. ``tests/federation/test_toy_method.py`` checks the promises of
+every method for it.
 """
 
 from espalier.settings.methods import Row

@@ -1,4 +1,8 @@
-"""Contracts of the toy: one vector up, nothing down but an order; the result for evaluation on own text."""
+"""Contracts of the toy.
+
+A reply contains one vector, an order contains nothing. The result is pushed for evaluation on own
+text.
+"""
 
 from typing import Any
 
@@ -21,18 +25,24 @@ from espalier.wire.plan import ModelPlan, PlanOf
 
 
 def vector(plan: ModelPlan) -> BlockSpecs:
-    """The one blob: a number for each column of the first matrix, the width of the model."""
+    """Return the specs of the only blob: one value per column of the first matrix."""
     return {"vector": {"mean": TensorSpec("F32", (plan.blocks[0].linears[0].shape[1],))}}
 
 
 def finite(key: str, blob: bytes) -> None:
-    """An embedding's mean is a small number."""
+    """Check the vector: all magnitudes are below 100, because a mean embedding is small.
+
+    Raises
+    ------
+    Mistake
+        A magnitude is 100 or more, or a value is not finite.
+    """
     if not np.all(np.abs(unpack_tensors(blob)["mean"]) < 100):
         raise Mistake(f"{key}: a number is not below 100")
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Of ``train`` and ``fetch``."""
+    """Return the contract of ``train`` and ``fetch``."""
     specs = vector(plan_of())
     reply = Reply(
         order=NoScalars,
@@ -48,7 +58,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
-    """Of the average, brought to clients for ``evaluation.own-text``."""
+    """Return the contract of the average, which is pushed for ``evaluation.own-text``."""
     require_result_wanted(run)
     average = Delivery(
         NoScalars, vector(plan_of()), [["vector"]], "that the average arrived, nothing else", finite

@@ -1,4 +1,4 @@
-"""What a client of the toy does: the mean embedding of its windows, and the models that it evaluates."""
+"""Work of a client of the toy: the mean embedding of its text, and the models it evaluates."""
 
 import time
 
@@ -19,7 +19,7 @@ from toy_method.settings import ToySettings
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """The mean of the embeddings of all tokens, float32, (width,)."""
+    """Reply with the mean of the embeddings of all tokens, float32, shape (width,)."""
 
     def mean(state: PrivateState) -> Report:
         started = time.monotonic()
@@ -36,7 +36,7 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """The client's own vector is its local result."""
+    """Evaluate the models; the local baseline is scaled by the client's own vector."""
     header = request.header
     strength = site.settings.of(ToySettings).strength
     (own,) = kept_report(site, header, "vector")["report"]["blob_sha256"]

@@ -1,4 +1,7 @@
-"""Messages of the toy, for ``espalier plan``: a vector up, and the average down where clients evaluate it."""
+"""Messages of the toy for ``espalier plan``.
+
+Clients send one vector and receive the average if they evaluate it.
+"""
 
 from espalier.wire.messages import NoScalars
 from server_app.planning.exchange import Exchange
@@ -6,14 +9,14 @@ from server_app.planning.messages.base import Messages
 
 
 class ToyMessages(Messages):
-    """All clients are asked for the same in every round."""
+    """Messages of the toy, equal for all clients in every round."""
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
-        """Nothing down but an order."""
+        """Return the exchanges of a round: an empty order and the vector."""
         return self.post.train(server_round, NoScalars())
 
     def result_of(self, client: int) -> list[Exchange]:
-        """The average."""
+        """Return the exchange that pushes the average, if clients evaluate on their own text."""
         return (
             [self.post.exchange("deliver", self.num_rounds, NoScalars())]
             if self.settings.evaluation.own_text

@@ -1,4 +1,4 @@
-"""What a vector makes of the model, at clients and at the server alike."""
+"""Model edits from a vector, the same at clients and at the server."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,10 @@ from espalier.wire.payload import unpack_tensors
 
 
 def scaled(blob: bytes, strength: float) -> Edits:
-    """Every query matrix with its columns scaled by ``1 + strength * mean``, in float32, and back in its own dtype."""
+    """Return edits that scale the columns of every query matrix by ``1 + strength * mean``.
+
+    The product is computed in float32 and rounded to the matrix's dtype.
+    """
     factor = 1 + strength * torch.from_numpy(unpack_tensors(blob)["mean"].copy())
 
     def scale(weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The toy: the server averages what clients send."""
+"""Strategy of the toy: the server averages the clients' vectors."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from toy_method.settings import ToySettings
 
 
 class ToyResult:
-    """The average vector."""
+    """Result of the toy: the average vector."""
 
     def __init__(self, settings: RunSettings, store: BlobStore) -> None:
         self.strength = settings.of(ToySettings).strength
