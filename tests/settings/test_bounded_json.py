@@ -1,4 +1,4 @@
-"""JSON from outside is bounded in size and depth before it is parsed."""
+"""JSON from other parties is limited in size and depth before it is parsed."""
 
 import json
 from random import Random
@@ -83,7 +83,7 @@ def depth_of(document: Any) -> int:
 
 
 def test_the_depth_is_that_of_the_parsed_document() -> None:
-    """Against a count over what the standard library parses, over random documents."""
+    """Random documents; the reference measures the depth after the standard library parsed them."""
     random = Random(0)
     refused = 0
     for _ in range(300):
