@@ -79,7 +79,7 @@ def test_a_small_alpha_is_uneven_and_a_large_one_even(kind: Kind) -> None:
 
 
 def test_dirichlet_skews_labels_and_quantity_skews_sizes_alone() -> None:
-    """With quantity skew, a client has about the same mix of labels as all; with Dirichlet not."""
+    """Quantity skew keeps the mix of labels about equal at each client; Dirichlet skew does not."""
     (large,) = sorted(shares("quantity", 3, 0.5, 3), key=len)[-1:]
     mix = Counter(record.label for record in large)
     assert max(mix.values()) < 1.5 * min(mix.values())

@@ -170,7 +170,7 @@ class Measuring:
 def test_the_share_of_items_whose_class_is_named(
     batch_size: int, tmp_path: Path, device: torch.device
 ) -> None:
-    """Of equal classes the first counts; with at most five tokens every text is short."""
+    """The first of equal classes counts; with at most five tokens every text is short."""
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, pad_token="<s>")
     items = [

@@ -107,7 +107,7 @@ def test_the_masked_models_loss_is_that_of_transformers_with_zeros(
 def test_a_model_that_knows_nothing_has_the_loss_of_guessing(
     tmp_path: Path, device: torch.device
 ) -> None:
-    """With a head of zeros, each of 64 words has the same probability."""
+    """A head of zeros gives each of 64 words the same probability."""
     stream = BlockStream(
         OpenedModel(save_model(tmp_path, blank_head=True)), Computing(device, torch.float32, 1)
     )

@@ -1,3 +1,5 @@
+"""Hidden states between blocks, in memory and in a file without a name."""
+
 import errno
 import io
 import os

@@ -139,7 +139,7 @@ def handed_out(
 
 
 def quantised_anew(model: OpenedModel, double: bool) -> dict[str, dict[str, Tensor]]:
-    """Quantise each matrix anew from the float32 values of the files."""
+    """Quantise each matrix again from the float32 values of the files."""
     shapes = {
         linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears
     }

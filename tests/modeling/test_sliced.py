@@ -34,7 +34,7 @@ WINDOWS = token_windows(6, 20)
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
-    """One dense model per family, in several shards."""
+    """Dense models, one per family, in several shards."""
     folder = tmp_path_factory.mktemp("dense")
     return {
         name: OpenedModel(save_model(folder / name, DECODERS[name], max_shard_size="40KB"))

@@ -91,7 +91,7 @@ def test_other_patterns_are_not(pattern: str) -> None:
 def test_every_known_alternative_is_a_pattern_that_matches_fast() -> None:
     """Each pattern stays fast on texts that make other patterns backtrack for a long time.
 
-    The texts are repetitions, alone or with an end that does not match.
+    The texts are repetitions, some with an end that does not match.
     """
     texts = [
         letter * 2000 + end

@@ -174,7 +174,7 @@ def test_a_device_without_weight_covers_nothing() -> None:
 
 @pytest.mark.parametrize("side", ["rows", "columns"])
 def test_what_nobody_kept_stays_as_it_was_where_somebody_else_has_it(side: PrunedSide) -> None:
-    """Of four rows, devices keep 0 and 1, absent devices keep 1 and 2, and nobody keeps 3.
+    """Devices keep rows 0 and 1 of four, absent devices keep 1 and 2, and nobody keeps 3.
 
     Row 1 is that of the devices that take part.
     """

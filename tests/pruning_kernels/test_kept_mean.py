@@ -1,3 +1,5 @@
+"""Weighted means of kept weights, compared with values by hand and slow loops."""
+
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""One client's mask of one matrix, compared with values computed by hand."""
+"""Mask of one client for one matrix, compared with values computed by hand."""
 
 import math
 

@@ -133,7 +133,7 @@ def test_parameters_are_read_without_their_gradients() -> None:
 
 
 def test_group_is_the_first_order_change_of_the_loss_where_the_estimate_is_the_gradient() -> None:
-    """With B = 0 and gA = 0, the estimate is gB A.
+    """The estimate is gB A for B = 0 and gA = 0.
 
     For A of full row rank and the loss <gB A, W>, this is the loss's gradient in W. The importance
     of a group is the square of the loss's change without the group.

@@ -100,7 +100,7 @@ def test_of_equal_units_none_changes_its_place() -> None:
 
 @pytest.mark.parametrize(("windows", "units", "rows"), [(3, 7, 3), (7, 3, 3), (2, 7, 4), (9, 6, 4)])
 def test_a_factor_has_the_information_of_the_gradients(windows: int, units: int, rows: int) -> None:
-    """With fewer rows than samples and groups, the factor holds the strongest directions.
+    """A factor with fewer rows than samples and groups holds the strongest directions.
 
     They are compared with NumPy's eigenvectors.
     """

@@ -130,7 +130,7 @@ def test_matrices_that_read_and_write_by_hand(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_shortcut_leads_from_basis_to_basis(signals: Tensor) -> None:
-    """With all directions the shortcut loses nothing; with fewer it keeps the common part."""
+    """A shortcut with all directions loses nothing; one with fewer keeps the common part."""
     before = principal_basis(second_moments(signals), 12)
     behind = principal_basis(second_moments(signals[:150]), 12)
     led = (signals @ before) @ shortcut(before, behind).T

@@ -433,7 +433,7 @@ def test_repeated_runs_have_the_same_bits() -> None:
 
 
 def test_a_factor_holds_for_every_layer_with_these_inputs() -> None:
-    """With groups per row, the weights of a row do not depend on other rows."""
+    """The weights of a row do not depend on other rows if each row has its own groups."""
     inputs = inputs_of(200, 32)
     factor: Factor = factorise(inputs.T @ inputs)
     weight = weight_of(6, 32)

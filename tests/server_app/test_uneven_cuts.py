@@ -137,7 +137,7 @@ def test_bounds_by_hand() -> None:
 
 @pytest.mark.parametrize("selection", ["global", "block"])
 def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str) -> None:
-    """With LoRA on all matrices, every group removes about as many adapter parameters per cost."""
+    """LoRA on all matrices loses about as many adapter parameters per cost in every group."""
     sizes = {
         "hidden_size": 4096,
         "intermediate_size": 11008,

@@ -64,7 +64,7 @@ def test_a_text_may_not_be_longer_than_is_said() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
 def test_bytes_are_decoded_before_brackets_are_counted(encoding: str) -> None:
-    """In UTF-16, bytes of letters look like quotes and brackets."""
+    """Bytes of letters in UTF-16 can look like quotes and brackets."""
     text = json.dumps({"a": "\u5b22\u225b" * 40}, ensure_ascii=False)
     assert read_json(text.encode(encoding)) == json.loads(text)
     with pytest.raises(UnboundedJsonError):

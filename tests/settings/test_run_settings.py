@@ -479,9 +479,10 @@ def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(
 def test_differences_travel_where_something_is_rounded(
     method: str, payload: str, rounding: str, svd: bool
 ) -> None:
-    """Differences are sent down from the initial adapters.
+    """Adapters of a rounded wire dtype travel as differences.
 
-    After aggregation by SVD they would be useless, so that case sends values.
+    The server sends differences from the initial adapters, unless the aggregation is SVD: the SVD
+    keeps nothing of the initial adapters, so the server then sends values.
     """
     changes = {"method": method, "federation.payload": payload, "federation.rounding": rounding}
     run = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {}))

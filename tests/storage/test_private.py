@@ -407,7 +407,7 @@ def test_a_directory_that_others_made_is_refused_and_never_marked(
 
 
 def test_an_empty_directory_is_taken(state: PrivateState) -> None:
-    """So is a directory that a killed process left while it marked it."""
+    """A directory that a process left when it was killed while marking it is taken too."""
     state.folder.mkdir(parents=True)
     (state.folder / "lock").touch()
     (state.folder / f".{VERSION_FILE}.x7").write_text("{")

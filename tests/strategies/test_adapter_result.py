@@ -72,7 +72,7 @@ def averaged(first: Values, seed: int) -> Values:
 def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(
     model: OpenedModel, tmp_path: Path, payload: str
 ) -> None:
-    """In three rounds, clients receive the first ranks of the global adapters.
+    """Clients receive the first ranks of the global adapters in three rounds.
 
     Only the rounding of the wire dtype makes a difference.
     """

@@ -60,7 +60,7 @@ def test_a_minority_cannot_take_more_than_the_ratio_of_the_largest_honest_claim(
 def test_no_client_has_more_than_the_ratio_over_their_number(
     claimed: list[float], ratio: float
 ) -> None:
-    """With eight clients and the default ratio 2, a client has at most 25%.
+    """A client has at most 25% with eight clients and the default ratio 2.
 
     A claim below the largest counted one counts in full.
     """

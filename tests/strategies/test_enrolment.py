@@ -391,7 +391,7 @@ def test_who_has_a_sites_key_has_its_seat(tmp_path: Path) -> None:
 def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(
     tmp_path: Path, says: str, key: str, reason: str
 ) -> None:
-    """It enrols first; the site comes later; other nodes do not learn of the refusal."""
+    """The wrong node enrols before the site; other nodes do not learn of the refusal."""
     server = with_keys(tmp_path, {1: says, 2: "a"}, f"{key}ab")
     server.nodes.joining[20.0] = (3, "b")
     server.enrol()
@@ -447,7 +447,7 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
     second.nodes.replies["enrol 2"] = seen[2].content
     second.enrol(first.rounds.roster.clients())
     assert second.rounds.roster.seats[0].node_id == 1
-    # The site has not enrolled.
+    # Node id 0 means that the site has not enrolled.
     assert second.rounds.roster.seats[1].node_id == 0
     assert "has not the key of b" in refused_nodes(second)["node 2"]
 

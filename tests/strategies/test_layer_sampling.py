@@ -1,3 +1,5 @@
+"""Layer sampling of FedSpaLLM: layers per client, coverage and unbiased means."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -106,7 +106,7 @@ def grid(request: pytest.FixtureRequest) -> OneNode:
 
 @pytest.fixture
 def rounds(grid: OneNode, tmp_path: Path) -> Rounds:
-    """One client, whose reply has five parts."""
+    """Rounds with one client, whose reply has five parts."""
     settings = parse({"num-clients": 1, "part-bytes": 1024, "deadline-seconds": 5.0, "attempts": 2})
     plan = ModelPlan(
         tuple(BlockPlan(index, (LINEAR,)) for index in range(BLOCKS)), BLOCKS * LINEAR.num_weights

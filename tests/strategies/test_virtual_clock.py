@@ -26,7 +26,7 @@ def test_on_paper() -> None:
 
 
 def test_waiting_on_paper() -> None:
-    """With times of 1, 2 and 6 seconds, devices wait for 5, 4 and 0 seconds."""
+    """Devices with times of 1, 2 and 6 seconds wait for 5, 4 and 0 seconds."""
     assert waiting_seconds({4: 1.0, 0: 2.0, 2: 6.0}) == 3
     assert waiting_seconds([6.0, 2.0, 1.0]) == 3
     assert round_seconds({4: 1.0, 0: 2.0, 2: 6.0}) == 6

@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> str:
 
 
 def test_rarer_labels_are_taken_together(file: str) -> None:
-    """By field, each of three clients holds every third category, such as c00, c03, c06, c09."""
+    """Each of three clients holds every third category, such as c00, c03, c06 and c09."""
     counts = counts_per_client(Partition("by-field", 3, 1.0, 0), file, "dolly")
     assert counts[0] == Counter({"c00": 20, "c03": 17, "c06": 14, "c09": 11})
     assert counts[1] == Counter({"c01": 19, "c04": 16, "c07": 13, OTHERS: 10})

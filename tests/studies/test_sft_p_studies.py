@@ -137,7 +137,7 @@ def test_a_study_of_choices_has_a_row_for_each_client_and_one_of_budgets_a_late_
 def test_a_study_runs_the_app_once_for_each_cell(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One variant, mixed budgets and one method for all run on a tiny model.
+    """The tiny model runs one variant, mixed budgets and one method for all clients.
 
     A second call makes no runs.
     """

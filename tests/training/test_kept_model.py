@@ -76,7 +76,7 @@ def test_a_kept_model_is_lent_as_it_was_loaded(llama: OpenedModel) -> None:
     training = keeping(training_of(llama))
     training.run(start_of(training), 0, 3)
     for parameter in flat(training.adapted.parameters).values():
-        # Adapters that a method froze are trainable again.
+        # Freeze the parameters, as a method with frozen adapters does.
         parameter.requires_grad_(False)
     again = lent(llama)
     assert again.whole is whole

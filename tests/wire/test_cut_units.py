@@ -150,7 +150,7 @@ def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
 
 
 def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
-    """With a multiple of 4, 4 of 6 channels stay, and one group of two."""
+    """A multiple of 4 keeps 4 of 6 channels, and one group of two stays."""
     chosen = job(channel_multiple=4)
     assert UNITS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, chosen)
     assert not UNITS.reaches(cut(0, 2, 3, 10, 11), 0.9, chosen)

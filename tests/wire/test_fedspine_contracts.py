@@ -54,7 +54,7 @@ def bits(*units: int) -> bytes:
 
 
 CUT = bits(0, 2, 3, 8)
-"""One of 2 groups of each block, and two of 6 channels of the first."""
+"""Cut of one of 2 groups in each block, and of two of 6 channels in the first."""
 
 
 def letter(

@@ -129,7 +129,7 @@ ONE = settings_of()
 def test_parts_are_of_whole_blocks(
     payload: str, part_bytes: int, expected: list[list[str]]
 ) -> None:
-    """In NF4, a block has three tensors of 32 elements and one of 96.
+    """A block has three tensors of 32 elements and one of 96, here in NF4.
 
     They take 16 + 4 and 48 + 8 bytes.
     """

@@ -31,7 +31,7 @@ def test_the_answer_begins_where_the_context_ends() -> None:
 
 
 def test_blank_space_at_the_end_of_the_context_goes_to_the_answer() -> None:
-    """ "what " encodes to two tokens, but the second token of "what moss" includes the blank."""
+    """The text "what " has two tokens, but the second token of "what moss" includes the blank."""
     assert encode_pair(by_word, "what ", "moss") == Encoded((BEGIN, 4, 5), 1)
     assert encode_pair(by_character, "ab \n", "c") == Encoded((97, 98, 32, 10, 99), 3)
 
