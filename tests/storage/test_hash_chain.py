@@ -162,7 +162,10 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
     ids=["words", "zeros", "control", "NaN"],
 )
 def test_what_no_process_leaves_is_a_fault(tmp_path: Path, line: bytes) -> None:
-    """A later valid entry that mentions the line does not hide the fault; the site can go on."""
+    """A later valid entry that mentions the line does not hide the fault; the site can go on.
+
+    The case ``NaN`` begins like an entry, so it counts as a torn line and gives a note.
+    """
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes() + line + b"\n")
     chain(tmp_path).append({"bytes": 50})
