@@ -1,4 +1,4 @@
-"""Which passages are a client's own."""
+"""Passages of one client."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ def shared_file(tmp_path: Path) -> str:
 
 @pytest.fixture
 def three_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documentation of three sources with 60 passages each."""
+    """Replace the documentation by three sources with 60 passages each."""
     monkeypatch.setattr(documentation, "SOURCES", ("a", "b", "c"))
     monkeypatch.setattr(
         documentation, "texts", lambda source: [f"{source} {index}" for index in range(60)]
@@ -39,7 +39,7 @@ def held_out(passages: list[str]) -> set[str]:
     return set(split(passages)[1])
 
 
-# ----- one file for all -----------------------------------------------------------------------------------------------
+# ----- one file for all clients -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clients", [1, 2, 7])
@@ -72,7 +72,7 @@ def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
     )
 
 
-# ----- a file per client ----------------------------------------------------------------------------------------------
+# ----- a file per client --------------------------------------------------------------------------
 
 
 def test_rank_in_the_path_stands_for_the_clients_rank(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_missing_file_of_a_rank_is_named(tmp_path: Path) -> None:
         client_passages(data, NODE, 5, 8)
 
 
-# ----- a site's own file ----------------------------------------------------------------------------------------------
+# ----- a site's own file --------------------------------------------------------------------------
 
 
 def test_a_sites_own_file_comes_first_and_is_taken_whole(shared_file: str) -> None:
@@ -109,7 +109,7 @@ def test_a_sites_own_field_comes_before_the_runs(tmp_path: Path) -> None:
     assert set(client_passages(DataSettings(), node, 0, 1)) == set(PASSAGES) - held_out(PASSAGES)
 
 
-# ----- documentation --------------------------------------------------------------------------------------------------
+# ----- documentation ------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("three_sources")
@@ -131,7 +131,7 @@ def test_more_clients_than_sources_share_them_without_overlap(clients: int) -> N
         assert {passage[0] for passage in share} == {"abc"[client % 3]}
 
 
-# ----- windows --------------------------------------------------------------------------------------------------------
+# ----- calibration samples ------------------------------------------------------------------------
 
 
 def letters(text: str) -> list[int]:

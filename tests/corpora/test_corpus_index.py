@@ -1,4 +1,7 @@
-"""Large files: read once in bounded memory, by each client only where its own passages stand, and with the same outcome."""
+"""Large files: read once in bounded memory; results equal those of small files.
+
+Each client reads only the ranges of its own passages.
+"""
 
 import json
 import os
@@ -32,14 +35,14 @@ def node(tmp_path: Path) -> NodeSettings:
 
 
 def kept(tmp_path: Path) -> Path:
-    """The folder of the only file that is known there."""
+    """Return the folder of the only indexed file."""
     (folder,) = (tmp_path / "state" / "corpora").iterdir()
     return folder
 
 
 @pytest.fixture
 def kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files are large, and blocks, parts and pieces small, so that all of it happens many times."""
+    """Treat small files as large ones, with small blocks, parts and pieces, to reach all cases."""
     monkeypatch.setattr(corpus_index, "LARGE_BYTES", 0)
     monkeypatch.setattr(corpus_index, "ROWS_AT_ONCE", 7)
     monkeypatch.setattr(corpus_index, "SORTED_AT_ONCE", 20)
@@ -70,11 +73,11 @@ def strange_text(seed: int) -> str:
 
 
 def by_hand(records: list[Record], deal: Partition, client: int) -> tuple[list[str], list[str]]:
-    """As before there was an index: all records in memory, dealt out and split one by one."""
+    """Return the passages as computed without an index, with all records in memory."""
     return split(record.text for record in deal.share_of(client, records))
 
 
-# ----- the same passages ----------------------------------------------------------------------------------------------
+# ----- the same passages --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -129,7 +132,7 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_place(
 @pytest.mark.usefixtures("kept_on_disk")
 @pytest.mark.parametrize("kind", KINDS)
 def test_shares_of_a_json_lines_file(tmp_path: Path, kind: Any) -> None:
-    """Records of several passages, repeated ones with other labels, and some without text."""
+    """Covers records of several passages, repeated texts with other labels, and empty texts."""
     generator = random.Random(1)
     texts = [
         "",
@@ -162,7 +165,7 @@ def test_shares_of_a_text_file(tmp_path: Path) -> None:
             assert client_passages(data, node(tmp_path), client, clients) == expected
 
 
-# ----- bounded, and once per machine ----------------------------------------------------------------------------------
+# ----- bounded memory, once per machine -----------------------------------------------------------
 
 
 def large_text(path: Path, megabytes: int) -> None:
@@ -182,7 +185,7 @@ def large_text(path: Path, megabytes: int) -> None:
 def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """6 MB of text, dealt out to six; a tokenizer whose tokens are words, so that it is quick."""
+    """6 MB of text for six clients; the tokens are words, so that the tokenizer is fast."""
     path = tmp_path / "a.txt"
     large_text(path, 6)
     monkeypatch.setattr(corpus_index, "LARGE_BYTES", 1 << 20)
@@ -201,10 +204,11 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
     first = client_windows(settings, node(tmp_path), words, 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3_000_000  # three blocks, a piece and its tokens, and the rows of a part
+    # Room for three blocks, a piece and its tokens, and the rows of a part.
+    assert peak < 3_000_000
     assert first.shape == (8, 256)
 
-    # The file is not read through again.
+    # The second client does not read the whole file again.
     monkeypatch.setattr("espalier.corpora.corpus_index.text_records", None)
     counted[0] = 0
     second = client_windows(settings, node(tmp_path), words, 1)
@@ -213,7 +217,7 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
 
 
 def words(text: str) -> list[int]:
-    """A token for each newline, and for each word what its length and last letter are."""
+    """Return a token for each newline, and one for each word from its length and last letter."""
     return [
         len(word) * 128 + ord(word[-1]) if word else 10
         for line in text.split("\n")
@@ -246,7 +250,7 @@ def test_windows_are_those_of_the_whole_text(
     assert [one(settings, node(tmp_path), words, 1).tolist() for one in cut] == whole
 
 
-# ----- what is kept ---------------------------------------------------------------------------------------------------
+# ----- the stored index ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -273,7 +277,8 @@ def test_a_changed_file_is_read_again(tmp_path: Path, large: Source) -> None:
     path = Path(large.path)
     times = path.stat()
     path.write_text(path.read_text().replace("passage 1", "passive 1"))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as large and as old as before
+    # The file keeps its size and modification time.
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     after = list(open_corpus(large, tmp_path / "state").share()[0])
     assert after != before
     assert set(after) | set(open_corpus(large, tmp_path / "state").share()[1]) == set(
@@ -323,7 +328,8 @@ def test_it_is_removed_like_private_state(tmp_path: Path, large: Source) -> None
     collect_old_runs(tmp_path / "state", lock.stat().st_mtime - 1)
     assert lock.exists()
     os.utime(lock, (1, 1))
-    open_corpus(large, tmp_path / "state")  # used again, so not old
+    # This use makes the index recent again.
+    open_corpus(large, tmp_path / "state")
     collect_old_runs(tmp_path / "state", 2)
     assert lock.exists()
     os.utime(lock, (1, 1))

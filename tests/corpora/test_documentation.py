@@ -43,7 +43,10 @@ def test_an_unknown_source_is_met_with_the_known_ones() -> None:
 def test_docstrings_are_those_of_the_modules_that_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Docstrings of module, class, function and coroutine, and neither comments, nor other strings, nor tests."""
+    """Docstrings of modules, classes, functions and coroutines are read.
+
+    Comments, other strings and tests are not.
+    """
     package = tmp_path / "documented_by_the_test"
     (package / "tests").mkdir(parents=True)
     (package / "tests" / "test_x.py").write_text('"""not this"""')
@@ -112,7 +115,7 @@ def test_every_named_module_is_one_of_the_standard_library(name: str) -> None:
 
 
 def test_docstrings_parse_on_this_python() -> None:
-    """The files are those of the running interpreter, so its parser reads them."""
+    """The files belong to the running interpreter, so its parser can read them."""
     assert ast.get_docstring(ast.parse(Path(statistics.__file__).read_bytes())) in set(
         documentation.texts("numbers")
     )

@@ -1,4 +1,4 @@
-"""Whether a site's file holds enough: small files whole, large ones as far as it takes."""
+"""Check that a site's file holds enough text: small files whole, large ones as far as needed."""
 
 import json
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
 
 ENCODED: list[int] = []
-"""Lengths of the texts that were made tokens."""
+"""Lengths of the encoded texts."""
 
 
 def letters(text: str) -> list[int]:
-    """A tokenizer with a token per byte."""
+    """Encode a text with one token per byte and note its length."""
     ENCODED.append(len(text))
     return list(text.encode())
 
@@ -61,7 +61,7 @@ def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
 def test_of_a_large_file_no_more_is_read_than_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 tokens are asked for; a record has 20 characters, and a passage in ten is held out."""
+    """The run needs 64 tokens; a record has 20 characters, and 10% of the passages are held out."""
     (tmp_path / "a.txt").write_text("x")
     read = []
 

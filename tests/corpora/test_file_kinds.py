@@ -1,4 +1,4 @@
-"""Files that are no UTF-8 text: each is refused with what it is, however it is read, and nothing of it is quoted."""
+"""Files that are not UTF-8 text: the error names their format and quotes nothing."""
 
 import bz2
 import gzip

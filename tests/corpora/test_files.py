@@ -1,4 +1,4 @@
-"""Text and JSON Lines files; mistakes name the file, the line and the field, and never quote the text."""
+"""Text and JSON Lines files; errors name the file, line and field and never quote the text."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def lines_file(tmp_path: Path, content: str | bytes) -> str:
 
 
 def refused(path: str, field: str = "text") -> str:
-    """Text of the mistake, checked not to quote the file, also not by the errors that led to it."""
+    """Return the error text; neither it nor a chained exception quotes the file."""
     with pytest.raises(Mistake) as caught:
         texts_of(path, field)
     assert caught.value.__cause__ is None
@@ -36,7 +36,7 @@ def refused(path: str, field: str = "text") -> str:
     return str(caught.value)
 
 
-# ----- text -----------------------------------------------------------------------------------------------------------
+# ----- text ---------------------------------------------------------------------------------------
 
 
 def test_a_text_file_is_read_whole(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.Monk
     assert text_of("~/a.txt") == ["at home"]
 
 
-# ----- JSON Lines -----------------------------------------------------------------------------------------------------
+# ----- JSON Lines ---------------------------------------------------------------------------------
 
 
 def test_one_field_of_each_record_is_read(tmp_path: Path) -> None:

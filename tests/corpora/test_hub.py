@@ -1,4 +1,4 @@
-"""Hugging Face datasets, tried on one in a local folder: the library reads both alike."""
+"""Hugging Face datasets, tested with a local folder; the library reads both alike."""
 
 import json
 from pathlib import Path

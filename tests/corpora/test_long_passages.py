@@ -1,4 +1,7 @@
-"""Texts without blank lines are cut into short parts, the same in memory as in a file; others stay as they were."""
+"""Texts without blank lines are cut into short parts, the same in memory as in a file.
+
+Other texts stay as they are.
+"""
 
 import json
 import random
@@ -44,7 +47,7 @@ def strange_text(seed: int) -> str:
 
 
 def by_blank_lines(text: str) -> list[str]:
-    """Passages without regard to their length."""
+    """Return the passages without a limit of their length."""
     found = (passage.strip("\n").rstrip() for passage in re.split(r"\n(?:[ \t]*\n)+", f"\n{text}"))
     return [passage for passage in found if passage]
 
@@ -52,16 +55,19 @@ def by_blank_lines(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("passage", "expected"),
     [
-        # At the last newline among the first ten bytes.
+        # The cut is at the last newline among the first ten bytes.
         ("aa bb\ncc\ndd ee", ["aa bb\ncc", "dd ee"]),
         ("aa bb cc dd ee", ["aa bb cc", "dd ee"]),
         ("aa bb cc dd\nee", ["aa bb cc", "dd\nee"]),
         ("aaaaaaaaaabbbb", ["aaaaaaaaaa", "bbbb"]),
-        ("aaaaaaaaa€bbbb", ["aaaaaaaaa", "€bbbb"]),  # no character is cut
+        # A cut never divides a character.
+        ("aaaaaaaaa€bbbb", ["aaaaaaaaa", "€bbbb"]),
         ("aaaaaaaaaa", ["aaaaaaaaaa"]),
-        ("aaaaaaaaaa     ", ["aaaaaaaaaa"]),  # blanks behind it do not make it long
+        # Trailing blanks do not make a passage long.
+        ("aaaaaaaaaa     ", ["aaaaaaaaaa"]),
         ("         aa a", ["aa a"]),
-        ("aa bb cccc\ndd", ["aa bb cccc", "dd"]),  # the newline right behind the first ten
+        # The newline directly after the first ten bytes is a valid cut.
+        ("aa bb cccc\ndd", ["aa bb cccc", "dd"]),
         ("aa bb cccc dd", ["aa bb cccc", "dd"]),
     ],
 )
@@ -107,7 +113,11 @@ def test_passages_that_are_not_long_stay_as_they_were(monkeypatch: pytest.Monkey
 def test_parts_are_a_client_s_passages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """As text in memory is split; rows name each part by the bytes where it stands, or by its place in the record."""
+    """The parts equal those of text in memory.
+
+    A row of the index names a part by its bytes in a text file, or by its place in a JSON Lines
+    record.
+    """
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 40)
     text = "\n".join(f"line {number} of a text without a blank one" for number in range(200))
     path = tmp_path / "a"
@@ -118,7 +128,7 @@ def test_parts_are_a_client_s_passages(
 
 
 class Words:
-    """A tokenizer whose tokens are lengths of words, which notes how long a text it was given."""
+    """Tokenizer whose tokens are lengths of words; it records the length of its longest text."""
 
     def __init__(self) -> None:
         self.longest = 0
@@ -166,7 +176,7 @@ def test_a_tokenizer_never_gets_much_of_a_text_of_single_lines(
     assert public.flatten().tolist() == whole[: len(whole) // 16 * 16]
 
 
-# ----- a file's text as it is -----------------------------------------------------------------------------------------
+# ----- the text of a file, unchanged --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])

@@ -1,4 +1,4 @@
-"""Dealing out records: disjoint, complete, repeatable, and as uneven as asked."""
+"""Partition of records: disjoint, complete, repeatable, and as uneven as requested."""
 
 import json
 from collections import Counter
@@ -57,7 +57,10 @@ def test_by_field_gives_whole_labels_in_turn() -> None:
 
 
 def unevenness(kind: Kind, alpha: float) -> float:
-    """Mean over labels and five seeds of the largest client's share of a label."""
+    """Return the mean fraction of a label that the largest client holds.
+
+    The mean is over three labels and five seeds.
+    """
     largest = []
     for seed in range(5):
         counts = [
@@ -76,7 +79,7 @@ def test_a_small_alpha_is_uneven_and_a_large_one_even(kind: Kind) -> None:
 
 
 def test_dirichlet_skews_labels_and_quantity_skews_sizes_alone() -> None:
-    """With quantity skew every client has about the same mix of labels; with dirichlet it has not."""
+    """Quantity skew keeps the mix of labels about equal at each client; Dirichlet skew does not."""
     (large,) = sorted(shares("quantity", 3, 0.5, 3), key=len)[-1:]
     mix = Counter(record.label for record in large)
     assert max(mix.values()) < 1.5 * min(mix.values())

@@ -1,4 +1,4 @@
-"""Passages, and the split into calibration and held-out text."""
+"""Passages, and their split into calibration and held-out text."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ WORDS = st.text(st.sampled_from("ab c\n\t\r"), max_size=60)
 
 
 def number(words: str) -> int:
-    """First eight bytes of the hash of single-spaced words."""
+    """Return the first eight bytes of the hash of single-spaced words as a number."""
     return int(hashlib.sha256(words.encode()).hexdigest()[:16], 16)
 
 
@@ -62,7 +62,7 @@ def test_held_out_is_decided_by_the_hash_of_the_words(text: str) -> None:
 
 
 def test_about_a_tenth_is_held_out() -> None:
-    """Of 2000 hashes, 10% give 200 with a standard deviation of 13."""
+    """10% of 2000 hashes are 200, with a standard deviation of 13."""
     assert 130 < sum(is_held_out(f"passage {index}") for index in range(2000)) < 270
 
 

@@ -1,4 +1,4 @@
-"""Source code of the standard library: what the presets of tuning train on."""
+"""Source code of the standard library, on which the tuning presets train."""
 
 import ast
 import functools
@@ -39,13 +39,19 @@ def test_every_named_module_is_one_of_the_standard_library(name: str) -> None:
 
 @pytest.mark.parametrize("source", source_code.SOURCES)
 def test_no_module_is_a_frozen_one(source: str) -> None:
-    """Whether such a module has a file depends on how Python was started, and with it the text would."""
+    """A frozen module has a file or none depending on how Python was started.
+
+    The text would depend on it too.
+    """
     specs = [importlib.util.find_spec(name) for name in source_code.MODULES[source]]
     assert [spec.name for spec in specs if spec is not None and spec.origin == "frozen"] == []
 
 
 def test_docstrings_are_left_out_and_nothing_else() -> None:
-    """Letters of several bytes, parts that are joined, statements that share a line with a docstring, strings that are none."""
+    """Covers multi-byte letters, joined parts, statements that share a line with a docstring.
+
+    Strings that are not docstrings stay.
+    """
     code = textwrap.dedent('''
         # é is a comment
         """the module"""
@@ -88,7 +94,10 @@ def test_docstrings_are_left_out_and_nothing_else() -> None:
 
 
 def test_docstrings_are_all_that_goes_from_the_librarys_files() -> None:
-    """What is left has the syntax tree of the file without its docstrings, where no function is nothing but a docstring."""
+    """The result has the syntax tree of the file without docstrings.
+
+    Files that have functions with only a docstring are skipped.
+    """
     compared = 0
     for file in module_files(source_code.MODULES["numbers"], "the test"):
         tree = ast.parse(file.read_bytes())
@@ -107,7 +116,10 @@ def test_docstrings_are_all_that_goes_from_the_librarys_files() -> None:
 
 
 def test_the_demo_model_was_trained_on_none_of_it() -> None:
-    """Its training text is the documentation; a doctest there and some modules have the same last two lines."""
+    """The demo model was trained on the documentation.
+
+    A doctest there and some modules share only their last two lines.
+    """
     trained = {
         digest(passage)
         for source in documentation.SOURCES

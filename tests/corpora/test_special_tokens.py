@@ -1,4 +1,4 @@
-"""What is asked of a model does not depend on the tokens that its tokenizer adds behind a text."""
+"""Tokens that a tokenizer appends to a text do not change the model's input for a task."""
 
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def test_a_tokenizer_whose_start_is_its_end() -> None:
 
 
 def test_a_vocabulary_without_the_usual_letters() -> None:
-    """Letters that it does not know leave nothing, or the token that also ends a text."""
+    """Unknown letters give no token, or the token that also ends a text."""
     for unknown in (None, "</s>"):
         made = Tokenizer(
             models.WordLevel({"<s>": 0, "</s>": 1, "oak": 2}, unk_token=unknown or "none")
@@ -155,4 +155,5 @@ def test_plain_text_gets_what_is_added_once_however_it_is_cut(
             expected[-9:],
             expected[100:109],
         ]
-        assert longest[0] < 2 * size + 500  # it was cut
+        # The text was cut into pieces.
+        assert longest[0] < 2 * size + 500

@@ -1,4 +1,7 @@
-"""The tokens of a text that is encoded in pieces are those of the whole, whatever the tokenizer; where not, it is not cut."""
+"""A text encoded in pieces has the tokens of the whole text, for any tokenizer.
+
+A text whose tokenizer does not allow cuts is encoded whole.
+"""
 
 import random
 from collections.abc import Sequence
@@ -47,7 +50,7 @@ LLAMA_3 = (
 
 
 def passage() -> str:
-    """Lines with indentation, punctuation and trailing blanks; the end is not blank."""
+    """Return lines with indentation, punctuation and trailing blanks; the end is not blank."""
     lines = []
     for _ in range(GENERATOR.randint(1, 6)):
         line = " ".join(GENERATOR.choices(WORDS, k=GENERATOR.randint(1, 12)))
@@ -64,7 +67,10 @@ WHOLE = "\n\n".join(PASSAGES)
 
 
 def tokenizer(kind: str) -> Tokenizer:
-    """One of those that models have, with words joined across blanks and newlines as far as it allows."""
+    """Return a tokenizer like those of published models.
+
+    It joins words across blanks and newlines as far as its kind allows.
+    """
     made = Tokenizer(models.BPE(byte_fallback=kind == "llama-2"))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if kind in ("gpt-2", "roberta"):
@@ -89,7 +95,8 @@ def tokenizer(kind: str) -> Tokenizer:
             "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
         )
         return made
-    else:  # as SentencePiece's models come: a text is one word, and a newline joins nothing
+    # Like SentencePiece models: a text is one word, and no token joins across a newline.
+    else:
         made.normalizer = normalizers.Sequence(
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
@@ -142,7 +149,8 @@ def test_pieces_have_the_tokens_of_the_whole(
     assert found.all().tolist() == expected
     starts = GENERATOR.sample(range(len(expected) - 50), 60)
     assert found.spans(starts, 50).tolist() == [expected[start : start + 50] for start in starts]
-    assert longest[0] < 4000 < len(WHOLE) / 5  # it was cut
+    # The text was cut into pieces.
+    assert longest[0] < 4000 < len(WHOLE) / 5
 
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 300)
     (tmp_path / "a.txt").write_text(WHOLE)
@@ -166,12 +174,12 @@ def test_small_pieces_by_character(size: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def by_length(text: str) -> list[int]:
-    """What a character becomes depends on the whole text."""
+    """Return tokens that each depend on the length of the whole text."""
     return [ord(character) + len(text) for character in text]
 
 
 def joins_newlines(text: str) -> list[int]:
-    """What stands on both sides of a blank line is one token."""
+    """Return tokens that join the characters on both sides of a blank line."""
     return [
         sum(map(ord, text[:40])),
         *(hash_of(text[place - 5 : place + 5]) for place in range(len(text))),
@@ -204,7 +212,7 @@ def test_what_a_tokenizer_adds_behind_a_text() -> None:
 
 
 class Remembers(list[str]):
-    """Passages of which numbers are kept."""
+    """Passages that store numbers of tokens."""
 
     def __init__(self, passages: list[str]) -> None:
         super().__init__(passages)
@@ -218,7 +226,7 @@ class Remembers(list[str]):
 
 
 class Model:
-    """A tokenizer with a name."""
+    """Tokenizer with a hash, which counts the characters that it encodes."""
 
     def __init__(self, name: str) -> None:
         self.tokenizer_sha256 = name

@@ -1,4 +1,4 @@
-"""Token windows: never overlapping, never padded, hashed."""
+"""Calibration samples: never overlapping, never padded, hashed."""
 
 import hashlib
 import struct
@@ -16,7 +16,7 @@ SECRET = "Anna K., born 1961"
 
 
 def numbered(text: str) -> list[int]:
-    """A tokenizer by which the text "7" has the tokens 0 to 6, so that a token tells its own place."""
+    """Encode the text "7" as the tokens 0 to 6, so that each token is its own position."""
     return list(range(int(text)))
 
 
@@ -45,7 +45,7 @@ def test_the_seed_alone_decides() -> None:
 
 
 def test_every_token_can_be_drawn() -> None:
-    """Also the last ones, which no window would reach if all windows began at multiples of their length."""
+    """Covers the last tokens, which samples at multiples of their length would never reach."""
     drawn = {
         token
         for seed in range(60)
@@ -109,7 +109,7 @@ def test_the_hash_is_of_little_endian_64_bit_token_ids() -> None:
 
 
 def test_a_text_that_is_too_short_is_told_what_counts_once() -> None:
-    """A long file of one passage over and over holds little."""
+    """A long file that repeats one passage holds little text."""
     with pytest.raises(
         Mistake, match="passages that are equal count once; give the client more text"
     ) as caught:

@@ -1,4 +1,4 @@
-"""A language model whose logits are made by hand."""
+"""Language model with logits made by hand."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 
 class ModelOfLogits(nn.Module):
-    """As those of Hugging Face it has a head; this one passes on what it is given.
+    """Model that has a head, as those of Hugging Face do; this head returns its input.
 
     Parameters
     ----------
     vocabulary : number of words
-    logits : of input ids (B, T), the logits (B, T, vocabulary)
+    logits : function from input ids (B, T) to logits (B, T, vocabulary)
     """
 
     def __init__(self, vocabulary: int, logits: Callable[[Tensor], Tensor]) -> None:

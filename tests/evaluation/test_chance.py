@@ -1,4 +1,4 @@
-"""What is reached without having learnt anything, by hand."""
+"""Scores of a model that has learnt nothing, computed by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Generated answers against a slow greedy loop; what is found in them, written out by hand."""
+"""Generated answers against a slow greedy loop; extraction of answers, written by hand."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_texts_equal_those_of_a_slow_loop_up_to_the_stop_string(
 
 
 def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[Any, Any]) -> None:
-    """One token more, as many as there is room for, and one less."""
+    """The room is one token too small, exactly enough, and one token larger."""
     _, tokenizer = model_and_tokenizer
     prompt = "birch cedar elder fir gorse"
     tokens = len(tokenizer.encode(prompt))
@@ -75,7 +75,7 @@ def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[A
 def test_prompts_do_not_end_in_what_the_tokenizer_adds(
     kind: tuple[bool, bool, bool], device: torch.device
 ) -> None:
-    """Beside a loop that encodes prompts without special tokens, and puts the first one there by hand."""
+    """The reference encodes prompts without special tokens and adds the first one by hand."""
     start, _, prefix_space = kind
     tokenizer = tokenizer_adding(*kind)
     made = raw_tokenizer(prefix_space)

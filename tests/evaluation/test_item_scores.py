@@ -26,11 +26,11 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 VOCABULARY = 8
 
 
-# ----- loss -----------------------------------------------------------------------------------------------------------
+# ----- loss ---------------------------------------------------------------------------------------
 
 
 def counted(input_ids: Tensor) -> Tensor:
-    """Give half of the probability to the next number, and share the rest out evenly."""
+    """Give probability 1/2 to the next number and share the rest evenly."""
     logits = torch.zeros(*input_ids.shape, VOCABULARY)
     return logits.scatter_(2, ((input_ids + 1) % VOCABULARY)[..., None], math.log(VOCABULARY - 1))
 
@@ -41,14 +41,14 @@ WRONG = math.log(2 * (VOCABULARY - 1))
 
 
 def written(*encoded: Encoded) -> ScoredItems:
-    """Items with one answer each."""
+    """Return items with one answer each."""
     ones = (1,) * len(encoded)
     return ScoredItems(encoded, ones, (0,) * len(encoded), ones)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_every_token_of_an_answer_counts_as_much(batch_size: int, device: torch.device) -> None:
-    """Also where two items are the same; there is no choice, and so no accuracy."""
+    """Covers two equal items; there is no choice and therefore no accuracy."""
     twice = Encoded((3, 0), 1)
     items = written(Encoded((1, 5, 6, 7), 2), twice, Encoded((2, 3, 4, 5, 0, 1), 4), twice)
     found = score(COUNTING, items, False, batch_size, device)
@@ -78,13 +78,13 @@ def test_of_a_choice_the_right_option_has_the_loss(device: torch.device) -> None
     )
 
 
-# ----- options --------------------------------------------------------------------------------------------------------
+# ----- options ------------------------------------------------------------------------------------
 
 
 def of_two(
     values: list[float], characters: tuple[int, int], answer: int
 ) -> tuple[Any, ScoredItems]:
-    """A model that gives two options, single words, these log-likelihoods, but for what both have in common."""
+    """Return a model that gives two single-word options these log-likelihoods, up to a constant."""
     always = ModelOfLogits(2, lambda input_ids: torch.tensor(values).expand(*input_ids.shape, -1))
     return always, ScoredItems(
         (Encoded((0, 0), 1), Encoded((0, 1), 1)), (2,), (answer,), characters
@@ -93,7 +93,7 @@ def of_two(
 
 @pytest.mark.parametrize("value", [0.0, 2.0, -1e30])
 def test_of_equal_options_the_first_is_chosen(value: float, device: torch.device) -> None:
-    """Also of two that are all but impossible."""
+    """Covers options that are almost impossible."""
     always = ModelOfLogits(
         3, lambda input_ids: torch.tensor([value, value, 0.0]).expand(*input_ids.shape, -1)
     )
@@ -104,7 +104,7 @@ def test_of_equal_options_the_first_is_chosen(value: float, device: torch.device
 
 
 def test_an_impossible_option_is_a_wrong_one_and_no_missing_number(device: torch.device) -> None:
-    """Two tokens of -3e38 nats give minus infinity in float32."""
+    """Two tokens of -3e38 nats sum to minus infinity in float32."""
     always = ModelOfLogits(
         2, lambda input_ids: torch.tensor([-3e38, 0.0]).expand(*input_ids.shape, -1)
     )
@@ -119,7 +119,7 @@ def test_an_impossible_option_is_a_wrong_one_and_no_missing_number(device: torch
 
 
 def test_accuracy_per_option_and_per_character(device: torch.device) -> None:
-    """-1.31 and -0.31 in nats; per character -0.131 and -0.31."""
+    """The values are -1.31 and -0.31 nats, or -0.131 and -0.31 nats per character."""
     for answer in (0, 1):
         found = score(*of_two([0.0, 1.0], (10, 1), answer), False, 2, device)
         assert (found["acc"], found["acc_norm"]) == (float(answer == 1), float(answer == 0))
@@ -139,7 +139,7 @@ def test_a_model_without_numbers_is_never_right(answer: int, device: torch.devic
 
 
 def test_the_share_of_items_that_are_right(device: torch.device) -> None:
-    """The counting model's choice is the option that goes on counting."""
+    """The model chooses the option that continues counting."""
     requests = tuple(
         Encoded((first, second), 1)
         for first, second in ((1, 2), (1, 3), (4, 0), (4, 5), (6, 7), (6, 2))
@@ -148,7 +148,7 @@ def test_the_share_of_items_that_are_right(device: torch.device) -> None:
     assert score(COUNTING, items, False, 4, device)["acc"] == pytest.approx(2 / 3)
 
 
-# ----- classes --------------------------------------------------------------------------------------------------------
+# ----- classes ------------------------------------------------------------------------------------
 
 
 def text_item(text: str, answer: int) -> Item:
@@ -156,7 +156,7 @@ def text_item(text: str, answer: int) -> Item:
 
 
 class Measuring:
-    """An encoder that calls a text long if it has more than six tokens; padding must not count."""
+    """Encoder that calls a text long if it has more than six tokens; padding must not count."""
 
     config = SimpleNamespace(pad_token_id=0)
 
@@ -170,7 +170,7 @@ class Measuring:
 def test_the_share_of_items_whose_class_is_named(
     batch_size: int, tmp_path: Path, device: torch.device
 ) -> None:
-    """Of equal classes the first counts; at five tokens every text is short."""
+    """The first of equal classes counts; with at most five tokens every text is short."""
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, pad_token="<s>")
     items = [
@@ -205,12 +205,12 @@ def test_an_encoder_without_numbers_is_never_right(tmp_path: Path, device: torch
         )
 
 
-# ----- a model that has learnt nothing --------------------------------------------------------------------------------
+# ----- a model that has learnt nothing ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def blank(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> tuple[Any, Any]:
-    """A language model to which all tokens are equally likely."""
+    """Language model to which all tokens are equally likely."""
     folder = save_tiny_llama(tmp_path_factory.mktemp("model"), dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, dtype=torch.float32
@@ -257,7 +257,7 @@ def test_its_loss_is_that_of_equal_likelihoods(
 
 
 def test_it_writes_nothing(blank: tuple[Any, Any], device: torch.device) -> None:
-    """Always the token of number 0, which ends the text."""
+    """The model always writes token 0, which ends the text."""
     pears, how = (
         items_of("gsm8k", {"question": "Two and two?", "answer": "#### 4"}),
         TASKS["gsm8k"].generation,

@@ -1,4 +1,4 @@
-"""Test items are scored whole, as long as the model takes them, whatever the length of training sequences."""
+"""Test items are scored whole, up to the model's limit, for any length of training sequences."""
 
 import random
 from pathlib import Path
@@ -26,7 +26,7 @@ POSITIONS = 600
 
 
 def boolq(words: int) -> Item:
-    """A question behind a long passage."""
+    """Return a question after a long passage."""
     passage = " ".join(random.Random(words).choices(WORDS, k=words))
     return task_named("boolq").item(
         Fields({"passage": passage, "question": "is the oak a tree", "answer": True}, "here")
@@ -55,7 +55,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
 
 
 def plainly(model: Any, tokens: list[int], first: int) -> float:
-    """Log-likelihood of all tokens from ``first`` on, one forward pass for each of them, over all tokens before it."""
+    """Return the log-likelihood of all tokens from ``first`` on, one forward pass per token."""
     found = 0.0
     for place in range(first, len(tokens)):
         with torch.no_grad():
@@ -83,7 +83,7 @@ def test_log_likelihoods_of_long_items_are_those_of_the_whole_prompt(long: Opene
 
 
 def test_what_the_model_does_not_take_is_cut_and_counted(long: OpenedModel) -> None:
-    """The model takes one token less than is scored: what follows the last one is not asked."""
+    """The model reads one token less than is scored, because nothing follows the last one."""
     items = [boolq(5), boolq(700)]
     tests = as_tests(settings_of(long.directory), items, long.tokenizer, False, long.num_positions)
     assert [len(one.token_ids) for one in tests.requests[2:]] == [POSITIONS + 1] * 2
@@ -116,7 +116,7 @@ def test_a_shorter_limit_may_be_set_and_no_longer_one(long: OpenedModel) -> None
 def test_items_whose_prompt_is_shortened_to_leave_room_for_an_answer_count_as_cut(
     long: OpenedModel,
 ) -> None:
-    """Prompts of three lengths, with room for an answer of 500 tokens, of 3, and of none that is as short as the right one."""
+    """Prompts of three lengths, with room for answers of 500 and of 3 tokens."""
     words = random.Random(0).choices(WORDS, k=700)
     records = [
         {"question": " ".join(words[:number]), "answer": "#### 4"} for number in (2, 60, 700)
@@ -150,7 +150,7 @@ def test_an_encoder_reads_as_much_as_it_has_positions_for(tmp_path: Path) -> Non
 
 
 def test_tokens_of_a_pass_are_bounded(long: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long texts go through the model a few at a time, and the numbers are the same but for rounding."""
+    """Few long texts pass the model at a time; scores differ only by rounding."""
     items = [boolq(words) for words in (90, 91, 92, 10, 11, 12, 13)]
     tests = as_tests(settings_of(long.directory), items, long.tokenizer, False, long.num_positions)
     model = AutoModelForCausalLM.from_pretrained(long.directory).eval()

@@ -1,4 +1,7 @@
-"""Losses on a client's own items have a limit, so that a model with huge numbers says no more of an item than others do."""
+"""Losses on a client's own items are limited.
+
+A model with huge weights then reveals no more of an item than others do.
+"""
 
 import math
 from types import SimpleNamespace
@@ -32,7 +35,7 @@ HEADER = {
 
 
 class Always:
-    """An encoder that gives the same logits to every text."""
+    """Encoder that gives the same logits to every text."""
 
     config = SimpleNamespace(pad_token_id=0)
 
@@ -51,13 +54,13 @@ def of_classes(*answers: int) -> ScoredItems:
 @pytest.mark.parametrize("huge", [1e6, 3e38, math.inf, math.nan])
 def test_an_item_of_a_class_counts_at_most_the_limit(huge: float, device: torch.device) -> None:
     found = score(Always([0.0, huge]), of_classes(0, 0, 1, 1, 1), True, 2, device, 20.0)["loss"]
-    # What is no number counts as the limit.
+    # A loss that is not a number counts as the limit.
     wrong = 5 if math.isnan(huge) or math.isinf(huge) else 2
     assert found == pytest.approx(wrong * 20.0 / 5)
 
 
 def test_a_token_of_an_answer_counts_at_most_the_limit(device: torch.device) -> None:
-    """Items end in 1 0 and 1 2: both tokens are scored, of logits 0, 0 and 1e6, where 2 costs nothing."""
+    """Items end in 1 0 and 1 2; the logits are 0, 0 and 1e6, so token 2 has no loss."""
     written = ScoredItems((Encoded((0, 1, 0), 2), Encoded((0, 1, 2), 2)), (1, 1), (0, 0), (1, 1))
     always = ModelOfLogits(
         3, lambda input_ids: torch.tensor([0.0, 0.0, 1e6]).to(device).expand(*input_ids.shape, -1)

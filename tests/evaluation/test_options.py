@@ -1,4 +1,4 @@
-"""Log-likelihoods of options as runs encode them, against a slow loop, one text and one token at a time."""
+"""Log-likelihoods of options as runs encode them, against a slow loop over texts and tokens."""
 
 import math
 from pathlib import Path
@@ -45,7 +45,7 @@ def model_and_tokenizer(
 
 @torch.no_grad()
 def slowly(model: Any, tokenizer: Any, context: str, continuation: str, max_tokens: int) -> float:
-    """Of the continuation behind the last ``max_tokens`` tokens that are seen at most."""
+    """Return the log-likelihood of the continuation after at most ``max_tokens`` tokens."""
     whole = tokenizer.encode(context + continuation)
     given = tokenizer.encode(context.rstrip())
     total = 0.0

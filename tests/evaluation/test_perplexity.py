@@ -1,4 +1,4 @@
-"""Losses against those that transformers computes by itself, window by window."""
+"""Losses against those of transformers, sample by sample."""
 
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ VOCABULARY = 64
 
 
 def save_model(path: Path, *, blank_head: bool = False) -> Path:
-    """Save a tiny random LLaMA, and no tokenizer: the texts are token ids already."""
+    """Save a tiny random LLaMA without a tokenizer; the texts are token ids already."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -56,7 +56,10 @@ def windows(number: int, tokens: int, seed: int) -> Tensor:
 
 @torch.no_grad()
 def loss_by_transformers(directory: Path, text: Tensor, prune: str = "") -> float:
-    """Mean over windows of the loss that the whole model reports for each; ``prune`` names a matrix to set to zero."""
+    """Return the mean loss that the whole model reports, over all samples.
+
+    ``prune`` names a matrix to set to zero.
+    """
     model = AutoModelForCausalLM.from_pretrained(
         directory, local_files_only=True, dtype=torch.float32
     ).eval()
@@ -79,7 +82,7 @@ def test_the_loss_is_that_of_transformers(
 def test_several_texts_keep_their_own_losses_across_batches(
     stream: BlockStream, directory: Path
 ) -> None:
-    """Five and seven windows: the second batch of eight holds the end of the second text alone."""
+    """Five and seven samples: the second batch of eight holds only the end of the second text."""
     texts = {"b": windows(5, 10, 1), "a": windows(7, 10, 2)}
     found = mean_losses(stream, texts)
     assert list(found) == ["b", "a"]
@@ -104,7 +107,7 @@ def test_the_masked_models_loss_is_that_of_transformers_with_zeros(
 def test_a_model_that_knows_nothing_has_the_loss_of_guessing(
     tmp_path: Path, device: torch.device
 ) -> None:
-    """With a head of zeros each of 64 words has the same probability."""
+    """A head of zeros gives each of 64 words the same probability."""
     stream = BlockStream(
         OpenedModel(save_model(tmp_path, blank_head=True)), Computing(device, torch.float32, 1)
     )

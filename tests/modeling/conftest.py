@@ -1,4 +1,4 @@
-"""Tiny models that several test files read and none changes."""
+"""Tiny models shared by several test files; no test changes them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from espalier.modeling.computing import Computing
 
 @pytest.fixture(scope="session")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LLaMA with a head of its own, in one file."""
+    """LLaMA with an untied language-model head, in one file."""
     return save_model(tmp_path_factory.mktemp("untied"), llama_config())
 
 
@@ -23,13 +23,13 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LLaMA whose head is its embedding."""
+    """LLaMA whose head is tied to its embedding."""
     return save_model(tmp_path_factory.mktemp("tied"), llama_config(tie_word_embeddings=True))
 
 
 @pytest.fixture
 def copied(untied: Path, tmp_path: Path) -> Path:
-    """A copy of the untied model for a test to damage."""
+    """Copy of the untied model, for a test to damage."""
     import shutil
 
     return Path(shutil.copytree(untied, tmp_path / "copied"))
@@ -37,5 +37,5 @@ def copied(untied: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def computing(device: torch.device) -> Computing:
-    """float32 on every device in turn."""
+    """float32 on each device in turn."""
     return Computing(device, torch.float32, 1)

@@ -1,7 +1,7 @@
-"""What every model family promises: one abstract class, one subclass per family (``test_llama.py``).
+"""Contract of every model family: one abstract class, one subclass per family (``test_llama.py``).
 
-A subclass names a tiny configuration and the Hugging Face path of each canonical linear; everything else is compared with
-the whole model in memory, as transformers loads it.
+A subclass names a tiny configuration and the Hugging Face path of each canonical linear. The tests
+compare everything else with the whole model in memory, as transformers loads it.
 """
 
 import math
@@ -39,7 +39,7 @@ def masks_of(block: BlockPlan) -> dict[str, Tensor]:
 
 
 def lowest_half_of_each_row(weight: Tensor, square_sum: Tensor) -> Tensor:
-    """Wanda's choice, by sorting Python lists."""
+    """Return Wanda's prune mask for half of each row, computed by sorting Python lists."""
     mask = torch.zeros(weight.shape, dtype=torch.bool)
     norms = [math.sqrt(value) for value in square_sum.tolist()]
     for row, values in enumerate(weight.tolist()):
@@ -54,7 +54,11 @@ def lowest_half_of_each_row(weight: Tensor, square_sum: Tensor) -> Tensor:
 def pruned_in_memory(
     model: nn.Module, blocks: str, linears: dict[str, str], windows: Tensor
 ) -> list[dict[str, Tensor]]:
-    """Wanda with the whole model in memory: for each block, watch its dense linears, then set weights to zero."""
+    """Prune a whole model in memory with Wanda and return the prune mask of each block's linears.
+
+    For each block: record the inputs of its dense linears, then set the selected weights to zero,
+    so that the next block sees the outputs of the pruned one.
+    """
     masks = []
     for block in model.get_submodule(blocks):
         watched = {name: block.get_submodule(path) for name, path in linears.items()}
@@ -92,7 +96,7 @@ class FamilyContract(ABC):
 
     @abstractmethod
     def config(self, **changes: Any) -> PretrainedConfig:
-        """A tiny configuration with grouped-query attention, if the family has it."""
+        """Return a tiny configuration, with grouped-query attention if the family supports it."""
 
     @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
     def saved(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
@@ -136,7 +140,7 @@ class FamilyContract(ABC):
             }
 
     def test_parameters_are_counted_once_tied_or_not(self, opened: OpenedModel) -> None:
-        """``parameters()`` of torch gives a shared parameter once."""
+        """Compare with ``parameters()`` of torch, which yields a shared parameter once."""
         assert opened.plan.num_parameters == sum(
             parameter.numel() for parameter in whole_model(opened.directory).parameters()
         )

@@ -1,4 +1,4 @@
-"""Structures of tiny models of every family, and what a structure means, by zeros in whole models."""
+"""Structures of tiny models of every family, and their reference: whole models with zeros."""
 
 from pathlib import Path
 from typing import Any
@@ -52,23 +52,23 @@ DECODERS: dict[str, PretrainedConfig] = {
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 WITH_LANES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
-"""Families in which lanes can be cut."""
+"""Families whose residual dimensions can be cut."""
 
 
 def save(folder: Path, name: str) -> Path:
-    """Save a tiny model of a family, in several shards."""
+    """Save a tiny model of a family in several shards."""
     if name in ENCODERS:
         return save_encoder(folder, name, num_hidden_layers=4)
     return save_model(folder, DECODERS[name], max_shard_size="40KB")
 
 
 def config_of(name: str) -> PretrainedConfig:
-    """Its configuration."""
+    """Return the configuration of the tiny model of this name."""
     return encoder_config(name, num_hidden_layers=4) if name in ENCODERS else DECODERS[name]
 
 
 def uneven(model: OpenedModel, drop: bool = True, lanes: bool = False) -> Structure:
-    """A structure that keeps other units in each block, and not all blocks."""
+    """Return a structure with different groups in each block and, by default, without block 1."""
     whole = Structure.whole(model.plan)
     groups = whole.base[0].groups
     width = whole.base[0].attn_reads
@@ -94,7 +94,10 @@ def uneven(model: OpenedModel, drop: bool = True, lanes: bool = False) -> Struct
 
 @torch.no_grad()
 def masked(whole: Any, model: OpenedModel, structure: Structure) -> Any:
-    """A whole model with zeros, unit by unit, for what a structure cuts, and without the blocks that it drops."""
+    """Return the whole model with zeros for everything that the structure cuts.
+
+    Weights are zeroed group by group and dimension by dimension; dropped blocks are removed.
+    """
     family = model.family
     plan = model.plan
     blocks = whole.get_submodule(family.blocks)
@@ -130,7 +133,7 @@ def masked(whole: Any, model: OpenedModel, structure: Structure) -> Any:
 
 
 def number_anew(whole: Any, stay: list[nn.Module], sources: list[int]) -> None:
-    """Give blocks their new numbers, by which a cache finds their keys and values."""
+    """Renumber the remaining blocks; a KV cache finds their keys and values by this index."""
     whole.config.num_hidden_layers = len(stay)
     if getattr(whole.config, "layer_types", None):
         whole.config.layer_types = [whole.config.layer_types[source] for source in sources]

@@ -1,4 +1,4 @@
-"""Adapters in whole models: peft's modules under canonical names, exact values, and the same update when they are merged."""
+"""Adapters in whole models: canonical names, exact values, and merged weights equal to peft's."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,7 +63,7 @@ def whole_of(model: OpenedModel, computing: Computing = CPU) -> Any:
 
 
 def plan_of(model: OpenedModel, **lora: Any) -> AdapterPlan:
-    """Adapters alone: a classification head stands beside them."""
+    """Return the adapter plan without ``whole``, which has the classification head."""
     return replace(
         adapter_plan(model.plan, LoraSettings(**{"rank": 2, "alpha": 3.0} | lora)), whole={}
     )
@@ -85,11 +85,11 @@ def adapted(
 
 
 def layers_of(whole: nn.Module) -> dict[str, Any]:
-    """peft's layers by their paths."""
+    """Return peft's LoRA layers by path."""
     return {path: module for path, module in whole.named_modules() if hasattr(module, "lora_A")}
 
 
-# ----- names ----------------------------------------------------------------------------------------------------------
+# ----- names --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
@@ -112,7 +112,7 @@ def test_names_on_the_wire_are_the_same_for_every_family(
 def test_exactly_the_planned_matrices_are_adapted_and_trained(
     models: dict[str, OpenedModel], name: str, targets: str
 ) -> None:
-    """BERT's mlp.down is ``output.dense``, which is also how the path of its attn.o ends."""
+    """BERT's mlp.down is ``output.dense``; the path of its attn.o ends with the same words."""
     model = models[name]
     plan = plan_of(model, targets=targets)
     whole = whole_of(model)
@@ -126,7 +126,8 @@ def test_exactly_the_planned_matrices_are_adapted_and_trained(
     assert trained == trained_before | {
         f"{path}.lora_{factor}.default.weight" for path in paths for factor in "AB"
     }
-    assert len(trained_before) == (4 if name in ENCODERS else 0)  # the head of an encoder
+    # Encoders also train their classification head, which has four tensors.
+    assert len(trained_before) == (4 if name in ENCODERS else 0)
     found = {
         key: {each: tuple(value.shape) for each, value in block.items()}
         for key, block in parameters.items()
@@ -140,7 +141,10 @@ def test_exactly_the_planned_matrices_are_adapted_and_trained(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_name_is_given_to_peft_where_it_means_one_matrix(family: Any) -> None:
-    """Short names make a short file; paths are for what a name would not tell apart."""
+    """peft gets a short name if it identifies one matrix of a block, and full paths if it does not.
+
+    Short names keep ``adapter_config.json`` small.
+    """
     from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
     linears = tuple(LinearPlan(name, name, (8, 8)) for name in family.linears)
@@ -155,7 +159,7 @@ def test_a_name_is_given_to_peft_where_it_means_one_matrix(family: Any) -> None:
         assert found == meant
 
 
-# ----- values ---------------------------------------------------------------------------------------------------------
+# ----- values -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
@@ -183,7 +187,7 @@ def test_values_come_back_bit_by_bit(
 
 
 def test_one_row_is_not_repeated(models: dict[str, OpenedModel]) -> None:
-    """``copy_`` alone would take a tensor of rank 1 for every rank."""
+    """A tensor of rank 1 is refused; ``copy_`` would broadcast it to every rank."""
     model = models["llama"]
     _, parameters = adapted(model, plan_of(model))
     with pytest.raises(
@@ -238,11 +242,11 @@ def test_adapters_are_float32_on_any_base(base: Any, tmp_path: Path, computing: 
     assert all(value.grad is not None for value in parameters["block-0000"].values())
 
 
-# ----- ranks and scalings ---------------------------------------------------------------------------------------------
+# ----- ranks and scalings -------------------------------------------------------------------------
 
 
 def test_patterns_arrive_in_pefts_modules(models: dict[str, OpenedModel]) -> None:
-    """alpha / rank is 3/2, but for attn.v of block 1, where it is 5/4, and mlp.up, where it is 2/1."""
+    """alpha / rank is 3/2, except 5/4 for attn.v of block 1 and 2/1 for mlp.up."""
     model = models["llama"]
     plan = plan_of(
         model,
@@ -292,12 +296,12 @@ def test_alphas_are_whole_numbers_where_they_can_be(models: dict[str, OpenedMode
     assert lora_config(model.family, plan_of(model, alpha=2.5), 2, 0.0).lora_alpha == 2.5
 
 
-# ----- merging --------------------------------------------------------------------------------------------------------
+# ----- merging ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "bert"])
 def test_merged_weights_are_those_of_peft(models: dict[str, OpenedModel], name: str) -> None:
-    """And, matrix by matrix, ``W + s B A`` in float64."""
+    """Each merged weight equals peft's and ``W + s B A`` in float64."""
     from peft import PeftModel, get_peft_model
 
     model = models[name]

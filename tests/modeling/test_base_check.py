@@ -1,4 +1,4 @@
-"""A base model is read as plain transformers reads it, or refused with the reason, before anybody works with it."""
+"""A base model is read as plain transformers reads it, or refused before a run starts."""
 
 import json
 import shutil
@@ -72,7 +72,7 @@ def change_tensors(directory: Path, change: Change) -> None:
 
 
 def change_config(directory: Path, **values: Any) -> None:
-    """A value of ... removes the key."""
+    """Change keys of ``config.json``; the value ``...`` removes a key."""
     path = directory / "config.json"
     document = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in document.items() if value is not ...}))
@@ -98,7 +98,7 @@ def with_old_buffers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.full((4,), torch.nan)}
 
 
-# ----- read as transformers does --------------------------------------------------------------------------------------
+# ----- read as transformers does ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_tied_models_tensors_are_those_that_transformers_takes(
 
 
 def cut_into_two(directory: Path) -> None:
-    """Put every other tensor into another file, and write the index."""
+    """Move every other tensor into a second file and write the index."""
     tensors = load_file(directory / WEIGHTS)
     parts = [dict(list(tensors.items())[place::2]) for place in (0, 1)]
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -204,7 +204,7 @@ def test_what_config_json_leaves_out_is_transformers_own(
 
 
 def float32_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Norms with bits that bfloat16 has not; all else as it is."""
+    """Return the tensors with float32 norms whose bits bfloat16 cannot represent."""
     return {
         name: value.float() + 1e-4 if "norm" in name else value for name, value in tensors.items()
     }
@@ -214,7 +214,7 @@ def float32_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_the_plain_model_on_the_disk_is_the_one_in_memory(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    """Also where the files hold two dtypes."""
+    """Covers files that hold two dtypes."""
     base = save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16)
     change_tensors(base, float32_norms)
     found, expected = (
@@ -226,7 +226,7 @@ def test_the_plain_model_on_the_disk_is_the_one_in_memory(
 
 
 def test_a_difference_of_reading_is_refused(tmp_path: Path) -> None:
-    """Whatever makes the difference: here the opened model's tensors are exchanged."""
+    """Any difference is found; here two tensors of the opened model are exchanged."""
     model = OpenedModel(save_model(tmp_path / "base", llama_config()))
     tensors, (up, gate) = (
         model.checkpoint.tensors,
@@ -239,7 +239,7 @@ def test_a_difference_of_reading_is_refused(tmp_path: Path) -> None:
         require_same_logits(model, CPU, WINDOWS)
 
 
-# ----- refused with the reason ----------------------------------------------------------------------------------------
+# ----- refused with a reason ----------------------------------------------------------------------
 
 
 def without(name: str) -> Change:
@@ -380,7 +380,7 @@ def test_weights_beyond_float16_are_refused_only_there(
 
 
 def test_hidden_states_beyond_float16_are_refused_with_their_block(tmp_path: Path) -> None:
-    """Each weight fits float16; what the second block adds does not."""
+    """Each weight fits float16; the sum that the second block computes does not."""
     base = save_model(tmp_path / "base", llama_config())
     change_tensors(
         base,
@@ -416,7 +416,7 @@ def test_magnitudes_are_those_of_torch(dtype: torch.dtype) -> None:
         assert str(found) == str(abs(special))
 
 
-# ----- encoders -------------------------------------------------------------------------------------------------------
+# ----- encoders -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])

@@ -1,4 +1,4 @@
-"""Walking a model block by block equals running it whole."""
+"""Running a model block by block gives the same results as running it whole."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ WINDOWS_PER_BATCH = 8
 
 @pytest.fixture
 def eight_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of 7 tokens pass a block 8 at a time."""
+    """Set the batch size of a block to 8 sequences of 7 tokens."""
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 8 * 7)
 
 

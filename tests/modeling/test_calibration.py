@@ -1,4 +1,4 @@
-"""Input norms and block-by-block pruning against the whole model in memory (see also ``family_contract``)."""
+"""Input norms and block-by-block pruning against the whole model (see also ``family_contract``)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +27,11 @@ def everything(weight: Tensor, _: Tensor) -> Tensor:
     return torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
 
 
-# ----- input norms ----------------------------------------------------------------------------------------------------
+# ----- input norms --------------------------------------------------------------------------------
 
 
 def test_sums_on_paper(device: torch.device) -> None:
-    """Two windows of two tokens with two channels."""
+    """Two batches, of two sequences and of one, with two channels."""
     linear = nn.Linear(2, 1, device=device)
     sums = InputSquareSums({"a": linear})
     with sums.watching():
@@ -53,7 +53,7 @@ def test_nothing_is_added_outside_of_watching(device: torch.device) -> None:
 
 
 def test_linears_with_the_same_input_and_with_another_one_in_between(device: torch.device) -> None:
-    """The shortcut for query, key and value must not take another linear's input for theirs."""
+    """The shortcut for query, key and value must not reuse the input of another linear."""
     first = nn.Linear(1, 1, device=device)
     second = nn.Linear(1, 1, device=device)
     third = nn.Linear(1, 1, device=device)
@@ -82,7 +82,7 @@ def test_a_later_watch_is_added_to_an_earlier_one(device: torch.device) -> None:
 
 
 def test_low_precision_inputs_are_squared_in_float32(device: torch.device) -> None:
-    """300 squared is 90000, which float16 does not hold."""
+    """300 squared is 90000, which exceeds the range of float16."""
     linear = nn.Linear(1, 1, dtype=torch.float16, device=device)
     sums = InputSquareSums({"a": linear})
     with sums.watching():
@@ -128,11 +128,11 @@ def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(
         assert found[index][name] == pytest.approx(sums, rel=1e-4)
 
 
-# ----- pruning block by block -----------------------------------------------------------------------------------------
+# ----- pruning block by block ---------------------------------------------------------------------
 
 
 def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path, computing: Computing) -> None:
-    """A block whose weights are all pruned passes its input on, so every block's first linears see the embeddings."""
+    """A fully pruned block returns its input, so each block's first linears see the embeddings."""
     windows = token_windows(3, 5)
     seen: list[Tensor] = []
 
@@ -176,7 +176,7 @@ def test_choices_see_the_dense_weights_of_their_block(untied: Path, computing: C
 
 
 def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
-    """Whoever stops after a block has paid for that block alone."""
+    """A caller that stops after one block computes no other block."""
     calls: list[int] = []
 
     def record(weight: Tensor, square_sum: Tensor) -> Tensor:
@@ -194,11 +194,11 @@ def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
 def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
     computing: Computing, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the trained demo model; a matrix product may differ in its last bit with the batch, so three bits may too.
+    """On the trained demo model, batches may change at most three bits of the masks.
 
-    A window that is longer than what passes at once passes by itself.
-
-    A CUDA device takes another product for another batch, so there it may be one bit in ten thousand.
+    A matrix product may differ in its last bit with the batch size. A CUDA device selects another
+    matrix product for another batch size, so there one bit in ten thousand may differ. A sequence
+    that is longer than ``TOKENS_PER_BATCH`` forms a batch of its own.
     """
     model = open_model("demo")
     windows = torch.randint(0, 1000, (16, 32), generator=torch.Generator().manual_seed(0))
@@ -224,7 +224,10 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
 def test_what_a_block_makes_does_not_grow_with_the_windows(
     untied: Path, monkeypatch: pytest.MonkeyPatch, windows: int, tokens: int
 ) -> None:
-    """64 tokens pass a block together, at most 48 channels wide; no square of them is made at once, and no pair of tokens."""
+    """The largest tensor of a block has 64 tokens of 48 channels.
+
+    No squares of all inputs and no attention matrix of all token pairs are made at once.
+    """
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
     stream = BlockStream(OpenedModel(untied), CPU)
     activations = stream.start(token_windows(windows, tokens))
@@ -266,12 +269,15 @@ def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing
         assert all(torch.equal(mask, runs[1][index][name]) for name, mask in masks.items())
 
 
-# ----- layers of FedSpaLLM --------------------------------------------------------------------------------------------
+# ----- layers of FedSpaLLM ------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> None:
-    """SparseGPT of blocks 0 and 2: grams by hooks in a whole model whose earlier blocks are already replaced."""
+    """SparseGPT of blocks 0 and 2 against Gram matrices that hooks collect in a whole model.
+
+    Each block of that model is replaced by its pruned version before the next block is computed.
+    """
     ids = token_windows(9, 6)
     pruning = LocalPruning("sparsegpt", 0.5, "layer")
     model = whole_model(untied)
@@ -310,7 +316,7 @@ def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> No
 def test_what_a_dead_channel_counts_as_follows_from_the_windows(
     untied: Path, monkeypatch: pytest.MonkeyPatch, damping_mean: Any, counted: float | None
 ) -> None:
-    """Half of the five windows, however they are batched."""
+    """A dead channel counts as half the number of calibration samples, however they are batched."""
     given = []
 
     def factorise(gram: Tensor, damping: float, dead_diagonal: float | None) -> sparsegpt.Factor:

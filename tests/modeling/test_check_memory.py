@@ -1,4 +1,4 @@
-"""What a check holds of a result does not grow with its blocks, and stays below 1.3 times what training it held."""
+"""Memory of checking a result: independent of the depth, at most 1.3 times that of training."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ WINDOWS = token_windows(2, 9)
 
 
 class RealBytes(LiveBytes):
-    """Without tensors on the meta device, which have no memory."""
+    """Live bytes without tensors on the meta device, which use no memory."""
 
     def note(self, tensor: Tensor) -> None:
         if not tensor.is_meta:
@@ -44,7 +44,7 @@ class RealBytes(LiveBytes):
 
 
 class Trained:
-    """A model of some blocks and adapters of all its matrices."""
+    """Model with some blocks and trained adapters on all its matrices."""
 
     def __init__(self, folder: Path, blocks: int, encoder: bool = False) -> None:
         sizes = {"num_hidden_layers": blocks, "hidden_size": 64, "intermediate_size": 128}
@@ -74,7 +74,7 @@ class Trained:
         )
 
     def training(self, base: str) -> int:
-        """Most bytes of a step."""
+        """Return the peak bytes of a training step."""
         training = self.settings.training.model_copy(update={"base": base})
         with RealBytes([]) as live:
             adapted = AdaptedModel.load(
@@ -85,7 +85,7 @@ class Trained:
         return live.most
 
     def check(self, what: str, reload_with: str = "streamed") -> int:
-        """Most bytes of a check of what was written."""
+        """Return the peak bytes of checking the written result."""
         target = self.folder / what.replace(" ", "-")
         model = self.model
         check: Any = getattr(self, f"_{what.replace(' ', '_').replace('-', '_')}")(
@@ -155,7 +155,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], Tra
 def test_four_times_as_many_blocks_take_no_more_memory(
     made: dict[tuple[int, bool], Trained], what: str
 ) -> None:
-    """Nine more blocks would be 1.3 MB; adapters, which peft holds whole, are 15 kB of each block."""
+    """Nine more blocks would add 1.3 MB. peft loads all adapters, which are 15 kB per block."""
     few, many = (made[blocks, what in ENCODERS] for blocks in (FEW, MANY))
     adapters = 4 * (many.plan.num_parameters - few.plan.num_parameters) if "adapter" in what else 0
     assert many.check(what) - few.check(what) <= 3 * adapters + 10_000
@@ -165,7 +165,10 @@ def test_four_times_as_many_blocks_take_no_more_memory(
 def test_a_whole_model_is_noticed_where_it_is_asked_for(
     made: dict[tuple[int, bool], Trained], what: str
 ) -> None:
-    """So the bytes of the others are no oversight of what counts them."""
+    """Checking with ``transformers`` loads the whole model, and the byte counter notices it.
+
+    This shows that the small counts of the other tests are not an error of the counter.
+    """
     many = made[MANY, False]
     assert many.check(what, "transformers") > 4 * many.model.plan.num_weights
 

@@ -1,4 +1,4 @@
-"""Safetensors shards: read tensor by tensor, damaged ones named."""
+"""Safetensors shards: read tensor by tensor; damaged files are named in the error."""
 
 import io
 import json
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rewrite_header(path: Path, change: Any) -> None:
-    """Change the header of a safetensors file; its data stay."""
+    """Change the header of a safetensors file and leave its data as they are."""
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])
@@ -42,7 +42,7 @@ def rewrite_header(path: Path, change: Any) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
 
 
-# ----- reading --------------------------------------------------------------------------------------------------------
+# ----- reading ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -82,7 +82,7 @@ def test_shards_are_found_by_the_index(untied: Path, sharded: Path) -> None:
     assert all(torch.equal(one.read(name), many.read(name)) for name in one.tensors)
 
 
-# ----- damage ---------------------------------------------------------------------------------------------------------
+# ----- damage -------------------------------------------------------------------------------------
 
 
 def test_a_folder_without_safetensors_is_a_mistake(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_tampered_header_is_a_mistake_that_names_the_file(folder: Path, change
         Checkpoint(folder).read("f32")
 
 
-# ----- writing --------------------------------------------------------------------------------------------------------
+# ----- writing ------------------------------------------------------------------------------------
 
 
 def specs_of(*names: str) -> dict[str, tuple[str, tuple[int, ...], int]]:

@@ -1,4 +1,4 @@
-"""A tokenizer that a server brought runs in a process with limits, and gives what it gives by itself."""
+"""A downloaded tokenizer in a restricted process gives the results of the tokenizer itself."""
 
 import io
 import json
@@ -33,7 +33,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose tokenizer puts a token before each text, and has one for padding."""
+    """Model whose tokenizer prepends a special token to each text and has a padding token."""
     folder = save_tiny_llama(tmp_path_factory.mktemp("model") / "base")
     path = folder / "tokenizer.json"
     document = json.loads(path.read_text())
@@ -68,7 +68,7 @@ def plain(directory: Path) -> Any:
     return AutoTokenizer.from_pretrained(directory)
 
 
-# ----- what it gives --------------------------------------------------------------------------------------------------
+# ----- results ------------------------------------------------------------------------------------
 
 
 def test_token_ids_are_those_of_the_tokenizer_itself(
@@ -120,7 +120,7 @@ def test_what_else_is_asked_of_it(model: DownloadedModel, plain: Any, directory:
 
 
 def test_it_is_started_again_where_it_ended(model: DownloadedModel, plain: Any) -> None:
-    """By whoever ended it."""
+    """The process is started again after another process killed it."""
     process = model.tokenizer._process._process
     process.kill()
     process.wait()
@@ -129,7 +129,7 @@ def test_it_is_started_again_where_it_ended(model: DownloadedModel, plain: Any) 
 
 
 def test_a_file_with_other_parts_is_refused_in_words(directory: Path, tmp_path: Path) -> None:
-    """And nothing of it is loaded: the pattern would search for ever."""
+    """Nothing of the file is loaded: matching this pattern would take exponential time."""
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     document = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -141,14 +141,14 @@ def test_a_file_with_other_parts_is_refused_in_words(directory: Path, tmp_path: 
         open_downloaded(tmp_path).encode("a" * 100 + "!")
 
 
-# ----- what it does not survive ---------------------------------------------------------------------------------------
+# ----- faults of the process ----------------------------------------------------------------------
 
 HEAD = "import os, sys, struct, json, time\nfrom espalier.modeling.tokenizer_process import *\n"
 
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """A function from a script to the tokenizer whose process it is."""
+    """Return a function that makes a tokenizer whose process runs the given script."""
     made = list[ProcessTokenizer]()
 
     def tokenizer(script: str) -> ProcessTokenizer:
@@ -214,7 +214,7 @@ def test_a_process_that_does_not_do_its_work_is_told_of_in_a_sentence(
 
 @pytest.mark.parametrize("number", ["[1]", "[-1]", '["x"]', "[99999999]", "[]", "[1, 1]"])
 def test_numbers_that_do_not_fit_are_refused(pretended: Any, number: str) -> None:
-    """The head tells of other rows than come."""
+    """The header of the answer announces rows that do not fit the data that follow."""
     head = json.dumps({"names": ["input_ids"], "lengths": json.loads(number)})
     script = (
         f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 8) + h + bytes(8))"
@@ -233,11 +233,11 @@ def test_facts_are_numbers(pretended: Any) -> None:
         )
 
 
-# ----- the process itself ---------------------------------------------------------------------------------------------
+# ----- the process itself -------------------------------------------------------------------------
 
 
 class PanicException(BaseException):
-    """What the library raises when it panics."""
+    """Exception of the tokenizers library when it panics."""
 
 
 def heads(answers: bytes) -> list[dict[str, Any]]:

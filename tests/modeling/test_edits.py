@@ -1,4 +1,4 @@
-"""What edits do to a weight, checked on paper."""
+"""Effect of edits on a weight, compared with values computed by hand."""
 
 import torch
 
@@ -15,7 +15,11 @@ def test_masked_weights_are_zero_and_others_untouched() -> None:
 
 
 def test_scaled_weights_keep_the_share_of_clients_that_keep_them() -> None:
-    """4 clients; votes [[4, 1, 0], [2, 4, 3]]: shares [[0, 3/4, 1], [1/2, 0, 1/4]]; a kept weight with all votes goes to 0."""
+    """4 clients with votes [[4, 1, 0], [2, 4, 3]] to prune.
+
+    The scales are the fractions of clients that keep a weight, [[0, 3/4, 1], [1/2, 0, 1/4]]. A
+    weight with the votes of all clients becomes 0.
+    """
     share = torch.tensor([[0, 0.75, 1], [0.5, 0, 0.25]])
     edit = masked_and_scaled(lambda index: {"attn.q": MASK}, lambda index: {"attn.q": share})(0)[
         "attn.q"
@@ -24,7 +28,7 @@ def test_scaled_weights_keep_the_share_of_clients_that_keep_them() -> None:
 
 
 def test_scaling_rounds_to_the_weight_s_own_dtype() -> None:
-    """1.0078125 * 2/3 = 0.671875 exactly representable in 8 bits of mantissa is not; bfloat16 rounds to nearest."""
+    """The product is rounded to bfloat16, which has 8 significant bits."""
     weight = torch.tensor([[1.0078125]], dtype=torch.bfloat16)
     share = torch.tensor([[2 / 3]])
     none = torch.zeros(1, 1, dtype=torch.bool)

@@ -1,4 +1,7 @@
-"""BERT, RoBERTa and XLM-RoBERTa are opened for tuning, whatever the names in their files, and refused for pruning."""
+"""BERT, RoBERTa and XLM-RoBERTa open for tuning and are refused for pruning.
+
+The tests cover the different tensor names that their files use.
+"""
 
 import math
 from pathlib import Path
@@ -63,7 +66,7 @@ def test_parameters_are_those_of_the_encoder_without_pooler_and_heads(
 
 
 def test_names_of_the_first_bert_files(tmp_path: Path) -> None:
-    """They call the norms' weight and bias gamma and beta."""
+    """Old BERT files call weight and bias of the norms gamma and beta."""
     directory = save_encoder(tmp_path / "saved", "bert", "AutoModelForMaskedLM")
     tensors = load_file(directory / "model.safetensors")
     old = {
@@ -123,11 +126,11 @@ def test_attention_groups_are_heads(model_type: str, tmp_path: Path) -> None:
     )
 
 
-# ----- refusals -------------------------------------------------------------------------------------------------------
+# ----- refusals -----------------------------------------------------------------------------------
 
 
 def test_whoever_prunes_is_told_that_an_encoder_cannot_be(model_type: str, tmp_path: Path) -> None:
-    """The server asks for a skeleton before anything is started; a client's walk begins with one."""
+    """Both entry points refuse: the server's skeleton and a client's block stream."""
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
     with pytest.raises(
         Mistake, match=r"config.json: model_type .* an encoder; .* not pruned: name a decoder"

@@ -1,4 +1,4 @@
-"""The exported model is plain Hugging Face, and a wrong one is noticed."""
+"""An exported model is a plain Hugging Face model, and the check finds a wrong one."""
 
 import errno
 import json
@@ -48,7 +48,7 @@ def bits(tensor: Tensor) -> bytes:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-# ----- what is written ------------------------------------------------------------------------------------------------
+# ----- the written files --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["untied", "sharded", "tied"])
@@ -193,7 +193,7 @@ def test_no_masks_export_the_dense_model(untied: Path, tmp_path: Path) -> None:
     assert all(bits(found[name]) == bits(stored[name]) for name in stored)
 
 
-# ----- the check of what was written ----------------------------------------------------------------------------------
+# ----- the check of the written files -------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The adapter that is written is one that plain peft loads to the merged model's logits, and a damaged one is noticed."""
+"""Plain peft loads an exported adapter and computes the merged model's logits; damage is found."""
 
 import errno
 import json
@@ -52,7 +52,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
-    """LLaMA with two query heads per group, OPT with embeddings narrower than its blocks."""
+    """LLaMA with two query heads per group, and OPT with embeddings narrower than its blocks."""
     return {
         name: OpenedModel(save_model(tmp_path_factory.mktemp(f"base-{name}"), config()))
         for name, config in CONFIGS.items()
@@ -60,7 +60,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
 
 
 class Result:
-    """Adapters as a run ends with them."""
+    """Adapters as a run leaves them at its end."""
 
     def __init__(self, model: OpenedModel, limit: int = 4, scale: float = 0.1, **lora: Any) -> None:
         self.model = model
@@ -98,7 +98,7 @@ def config_of(target: Path) -> dict[str, Any]:
     return document
 
 
-# ----- what is written ------------------------------------------------------------------------------------------------
+# ----- the written files --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -157,7 +157,7 @@ def test_the_description_by_hand(models: dict[str, OpenedModel], tmp_path: Path)
 def test_the_base_model_is_named_and_no_path_of_this_machine(
     models: dict[str, OpenedModel], tmp_path: Path
 ) -> None:
-    """It lies elsewhere for whoever reads the file."""
+    """The base model has another path on the reader's machine."""
     target = Result(models["llama"], targets="all").export(tmp_path / "adapter")
     for file in target.iterdir():
         for named in (tmp_path, models["llama"].directory):
@@ -173,7 +173,7 @@ def test_the_base_model_is_named_and_no_path_of_this_machine(
 def test_the_same_adapters_give_the_same_bytes(
     models: dict[str, OpenedModel], tmp_path: Path
 ) -> None:
-    """Lists are in order: peft holds some as sets, which Python goes through in another order in another process."""
+    """Lists are sorted: peft holds some as sets, whose order differs between processes."""
     one, other = (
         Result(models["llama"], targets="all", layers="0,2").export(tmp_path / name)
         for name in ("one", "other")
@@ -211,7 +211,7 @@ def test_a_full_disk_leaves_no_adapter(
     assert not (tmp_path / "adapter").exists()
 
 
-# ----- the check ------------------------------------------------------------------------------------------------------
+# ----- the check ----------------------------------------------------------------------------------
 
 
 def damaged(target: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
@@ -246,7 +246,7 @@ def _not_a_number(tensors: dict[str, Tensor]) -> None:
 def test_damaged_tensors_fail_the_check(
     models: dict[str, OpenedModel], change: Any, scale: float, tmp_path: Path
 ) -> None:
-    """Also where the update is so small that logits would not tell."""
+    """Covers updates so small that the logits do not show the damage."""
     result = Result(models["llama"], scale=scale)
     damaged(result.export(tmp_path / "adapter"), change)
     with pytest.raises(
@@ -308,7 +308,7 @@ def test_logits_are_compared_too(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_in_bfloat16_passes(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Its merged weights are rounded to bfloat16; the adapters beside it are not."""
+    """Merged weights are rounded to bfloat16; unmerged adapters are not."""
     model = OpenedModel(save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16))
     result = Result(model, targets="all")
     result.check(result.export(tmp_path / "adapter"), Computing(torch.device("cpu"), dtype, 1))
@@ -318,7 +318,7 @@ def test_a_model_in_bfloat16_passes(dtype: torch.dtype, tmp_path: Path) -> None:
 def test_large_updates_of_a_model_in_bfloat16_are_compared_as_closely_as_small_ones(
     scale: float, tmp_path: Path
 ) -> None:
-    """The rounding of merged weights is no fault of the adapter, however far it moves the logits."""
+    """The rounding of merged weights is not reported as damage, however large the update is."""
     model = OpenedModel(save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16))
     result = Result(model, targets="all", scale=scale)
     result.check(result.export(tmp_path / "adapter"))
@@ -334,7 +334,10 @@ def test_adapters_that_have_learnt_nothing_pass(
 
 
 def test_no_library_warns_a_user(models: dict[str, OpenedModel], tmp_path: Path) -> None:
-    """In a process of its own, as Flower's simulation has it: deprecations are shown there, each once."""
+    """Run in a process of its own, as in a Flower simulation, with deprecation warnings as errors.
+
+    Python shows each warning only once per process.
+    """
     result = Result(models["llama"])
     result.export(tmp_path / "adapter")
     program = f"""

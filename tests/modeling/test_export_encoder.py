@@ -1,4 +1,7 @@
-"""An encoder that is written whole is the class for sequence classification, whatever the names in the base model's files."""
+"""A whole exported encoder is a sequence-classification model.
+
+This holds for all tensor names that the files of the base model use.
+"""
 
 import json
 from pathlib import Path

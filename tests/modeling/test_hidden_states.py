@@ -1,3 +1,5 @@
+"""Hidden states between blocks, in memory and in a file without a name."""
+
 import errno
 import io
 import os
@@ -114,7 +116,8 @@ def test_activations_go_on_where_they_were_kept(
     with stream.block(0) as block, torch.no_grad():
         activations.through(0, block)
     kept = b"".join(activations.pieces())
-    assert len(kept) == 4 * 11 * 8 * 32  # float32, windows, tokens, hidden size
+    # The factors are float32 bytes, sequences, tokens and hidden size.
+    assert len(kept) == 4 * 11 * 8 * 32
     resumed = stream.resume(windows, io.BytesIO(kept))
     assert b"".join(resumed.pieces()) == kept
     for wrong, word in ((kept[:-1], "short"), (kept + b"0", "long")):
@@ -126,7 +129,7 @@ def test_what_the_model_passes_with_every_batch_is_held_once(
     model: OpenedModel, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
-    # Batches of 8, 8 and 4 windows.
+    # Batches of 8, 8 and 4 sequences.
     activations = BlockStream(model, computing).start(token_windows(20, 8))
     first, second, _ = activations._calls
     assert first is second

@@ -1,4 +1,4 @@
-"""Grams of a linear's inputs."""
+"""Gram matrices of the inputs of linears."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 
 def test_grams_on_paper(device: torch.device) -> None:
-    """Tokens (1, 2), (3, -1) and (10, 0): 1 + 9 + 100, 2 - 3, 4 + 1."""
+    """Tokens (1, 2), (3, -1) and (10, 0) give 1 + 9 + 100, 2 - 3 + 0 and 4 + 1 + 0."""
     linear = nn.Linear(2, 1, device=device)
     grams = InputGrams({"a": linear}, 0.01)
     with grams.watching():
@@ -27,7 +27,10 @@ def test_grams_on_paper(device: torch.device) -> None:
 def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(
     device: torch.device,
 ) -> None:
-    """So H, the gram times two over the number of windows, has 1 there: see ``factorise``."""
+    """A dead diagonal of half the number of samples makes the diagonal of H 1.
+
+    H is the Gram matrix times 2 / samples (see ``factorise``).
+    """
     linear = nn.Linear(2, 1, device=device)
     watch = watch_for(LocalPruning("sparsegpt", 0.5, "layer", damping_mean="all"))
     grams = watch({"a": linear})
@@ -71,7 +74,7 @@ def test_an_input_that_is_shared_once_and_not_again_is_an_error(device: torch.de
 
 
 def test_low_precision_inputs_are_multiplied_in_float32(device: torch.device) -> None:
-    """300 squared is 90000, which float16 does not hold."""
+    """300 squared is 90000, which exceeds the range of float16."""
     linear = nn.Linear(1, 1, dtype=torch.float16, device=device)
     grams = InputGrams({"a": linear}, 0.01)
     with grams.watching():

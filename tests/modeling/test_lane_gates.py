@@ -1,4 +1,7 @@
-"""Routing by gates, and the smaller dense models that are left: the same logits, the same tokens, the parameters counted."""
+"""Gated residual dimensions (DISP-LLM) and the dense models they compile to.
+
+Both give the same logits and the same tokens, and the model has the counted parameters.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -74,7 +77,7 @@ def windows(number: int = 3) -> Tensor:
 def test_routed_equals_compiled(
     model: OpenedModel, share: float, norm: Norm, tmp_path: Path
 ) -> None:
-    """Logits to 1e-5, tokens that are generated with a cache, and parameters."""
+    """Compare logits to 1e-5, tokens generated with a KV cache, and numbers of parameters."""
     gates = LaneGates(model.plan)
     chosen = random_gates(gates, share)
     smaller = OpenedModel(model.directory, gates.structure(chosen, norm_of_read=norm == "read"))
@@ -89,7 +92,8 @@ def test_routed_equals_compiled(
         with routing.by({gate: own.float() for gate, own in chosen.items()}):
             routed = whole(windows()).logits
             tokens = whole.generate(windows(1), max_new_tokens=12, do_sample=False)
-        assert torch.equal(whole(windows()).logits, plain)  # without gates nothing is routed
+        # Without gates, nothing is routed.
+        assert torch.equal(whole(windows()).logits, plain)
         torch.testing.assert_close(compiled(windows()).logits, routed, rtol=0, atol=1e-5)
         assert torch.equal(
             compiled.generate(windows(1), max_new_tokens=12, do_sample=False), tokens
@@ -104,7 +108,7 @@ def test_routed_equals_compiled(
 
 
 def test_adapters_follow(model: OpenedModel) -> None:
-    """LoRA on all matrices, routed, against the smaller model with the slices of its factors."""
+    """LoRA on all matrices under gates equals the smaller model with slices of the factors."""
     settings = parse(
         {"method": "fedpetuning", "lora.targets": "all", "lora.rank": 2, "lora.alpha": 4.0}
     )
@@ -135,7 +139,7 @@ def test_adapters_follow(model: OpenedModel) -> None:
 
 
 def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
-    """Equation 3: the norm of the selected lanes, as a plain RMS norm of that width computes it."""
+    """Equation 3: the selected dimensions are normalised like a plain RMS norm of that width."""
     gates = LaneGates(model.plan)
     chosen = random_gates(gates, 0.5)
     whole = load_whole(model, CPU, "float32")
@@ -162,7 +166,7 @@ def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
     ("norm", "kind"), [("all", "mlp_writes"), ("read", "mlp_writes"), ("read", "mlp_reads")]
 )
 def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) -> None:
-    """Numerically, through a gate between 0 and 1, which no model that is used has."""
+    """Compare with finite differences at gates of 0.7, a value that no compiled model has."""
     gates = LaneGates(model.plan)
     whole = load_whole(model, CPU, "float32").double()
     routing = Routing(whole, model.family, 3, norm)
@@ -183,12 +187,12 @@ def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) ->
         step[lane] = 1e-2
         with torch.no_grad():
             slope = (loss(values[at] + step) - loss(values[at] - step)) / 2e-2
-        # Norms compute in float32.
+        # Norms compute in float32, so the tolerance is wide.
         assert float(moved.grad[lane]) == pytest.approx(float(slope), rel=1e-2)
 
 
 def test_costs_are_those_of_section_5_of_the_recipe(model: OpenedModel) -> None:
-    """T(g) = sum of k_ai (q + 2 kv) + k_ao q + 2 f k_fi + f k_fo."""
+    """Section 5 of the recipe: T(g) = sum of k_ai (q + 2 kv) + k_ao q + 2 f k_fi + f k_fo."""
     q = 32
     kv = 16
     f = 48

@@ -1,4 +1,4 @@
-"""What is refused because a model cannot take it, and that the limits are the models' own."""
+"""Settings that exceed the limits of a model are refused; transformers has the same limits."""
 
 import json
 import shutil
@@ -75,7 +75,10 @@ def test_only_what_the_run_uses_is_looked_at(
 def test_learned_positions_end_where_they_are_said_to(
     tmp_path: Path, kind: str, longest: int
 ) -> None:
-    """transformers goes as far and no further: RoBERTa counts from 2, and OPT too, but in a table that is longer by 2."""
+    """transformers accepts the same lengths and none longer.
+
+    RoBERTa counts positions from 2, and so does OPT, but the table of OPT is longer by 2.
+    """
     auto_class = "AutoModelForCausalLM" if kind == "opt" else "AutoModelForMaskedLM"
     if kind == "opt":
         sizes = {
@@ -99,7 +102,7 @@ def test_learned_positions_end_where_they_are_said_to(
 
 
 def test_what_is_not_in_the_file_is_transformers_own(decoder: Path) -> None:
-    """LlamaConfig has 2048 positions and 32000 embeddings by itself."""
+    """The defaults of LlamaConfig are 2048 positions and 32000 embeddings."""
     config = json.loads((decoder / "config.json").read_text())
     del config["max_position_embeddings"]
     (decoder / "config.json").write_text(json.dumps(config))
@@ -119,7 +122,7 @@ def test_tokens_without_an_embedding_are_refused(decoder: Path) -> None:
 
 
 def test_embeddings_without_a_token_are_no_mistake(decoder: Path, tmp_path: Path) -> None:
-    """Models have more of them, for instance a multiple of 64."""
+    """Models often have more embeddings than tokens, for example a multiple of 64."""
     wider = save_model(tmp_path / "wider", llama_config(vocab_size=VOCABULARY + 32))
     shutil.copy(decoder / "tokenizer.json", wider)
     assert lines(wider, SHORT) == []

@@ -1,4 +1,4 @@
-"""LLaMA keeps the promises of every family."""
+"""LLaMA satisfies the contract of every family."""
 
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ class TestLlama(FamilyContract):
 
 
 class TestLlamaWithBiases(TestLlama):
-    """Biases stay and count as dense."""
+    """LLaMA with biases, which stay dense and count as such."""
 
     def config(self, **changes: Any) -> PretrainedConfig:
         return llama_config(attention_bias=True, mlp_bias=True, **changes)

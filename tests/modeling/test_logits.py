@@ -1,4 +1,4 @@
-"""Logits in pieces of tokens are those of the whole, and no larger tensor is made than a piece."""
+"""Logits computed in pieces equal those of the whole model; no tensor is larger than a piece."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ CPU = Computing(torch.device("cpu"), torch.float32, 1)
 
 @pytest.fixture(scope="module", params=["untied", "tied", "opt"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a head of its own, with the embeddings as head, and with embeddings of another width than the blocks."""
+    """Models with an untied head, a tied head, and embeddings of another width than the blocks."""
     if request.param == "opt":
         config = OPTConfig(
             vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
@@ -50,7 +50,7 @@ def test_a_piece_has_as_many_tokens_as_fit_and_one_at_least(vocabulary: int, tok
 def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of 3 and 1 windows of 7 tokens: pieces of 5, 5, 5, 5 and 1, then 5 and 2 tokens."""
+    """Batches of 3 and 1 sequences of 7 tokens: pieces of 5, 5, 5, 5 and 1, then 5 and 2 tokens."""
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 21)
     windows = token_windows(4, 7)
     stream = BlockStream(OpenedModel(directory), CPU)
@@ -114,9 +114,10 @@ def test_embeddings_are_read_once_unless_they_are_the_head(
 def test_evaluation_makes_no_larger_tensors_for_more_or_longer_windows(
     untied: Path, monkeypatch: pytest.MonkeyPatch, windows: int, tokens: int
 ) -> None:
-    """160 tokens, 32 of which pass a block together: at most their 48 channels within it; logits of 8 tokens at a time.
+    """160 tokens, of which 32 pass a block together, with at most 48 channels within the block.
 
-    All of the 160 tokens' logits would be 15360 numbers. What is read are the head and the embeddings, 3072 numbers.
+    The logits are computed for 8 tokens at a time; those of all 160 tokens would have 15360
+    elements. The largest tensors read are the head and the embeddings, with 3072 elements each.
     """
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 32)
     monkeypatch.setattr("espalier.modeling.logits.LOGITS_AT_ONCE", 8 * VOCABULARY)
@@ -127,7 +128,7 @@ def test_evaluation_makes_no_larger_tensors_for_more_or_longer_windows(
 
 
 def test_a_larger_budget_makes_larger_tensors(untied: Path) -> None:
-    """So the test above sees what it is to see."""
+    """Shows that the counter of the test above notices large tensors."""
     with LargestTensor() as largest:
         mean_losses(BlockStream(OpenedModel(untied), CPU), {"a": token_windows(10, 16)})
     assert largest.numbers >= 64 * VOCABULARY

@@ -1,4 +1,4 @@
-"""What a control group allows, beside what the machine has."""
+"""Memory limit and killed processes of a control group (cgroup versions 1 and 2)."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ GIGA = 10**9
 
 
 def write(folder: Path, **files: str) -> None:
-    """Files of a control group, a dot for two underscores."""
+    """Write files of a control group; two underscores in a name stand for a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text + "\n")
@@ -60,7 +60,10 @@ def test_the_least_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_processes_that_were_killed_for_memory_are_counted(tmp_path: Path) -> None:
-    """Of the process's own group; in a container that group is where the outermost would be."""
+    """The count is that of the process's own group.
+
+    In a container, that group is mounted at the root of the hierarchy.
+    """
     own = tmp_path / "cgroup"
     groups = tmp_path / "groups"
     own.write_text("0::/site/node\n")
@@ -83,6 +86,6 @@ def test_a_system_that_does_not_count_killed_processes(tmp_path: Path) -> None:
     groups = tmp_path / "groups"
     assert memory_kills(own, groups) is None
     own.write_text("4:memory:/x\n")
-    # Before Linux 4.13.
+    # Kernels before Linux 4.13 do not write the counter ``oom_kill``.
     write(groups / "memory" / "x", memory__oom_control="oom_kill_disable 0\nunder_oom 0")
     assert memory_kills(own, groups) is None

@@ -1,4 +1,4 @@
-"""Sizes of models that are counted without weights: of published models, and of tiny ones against what is loaded."""
+"""Model sizes computed without weights: published models, and tiny ones against loaded models."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_totals_of_published_models(
 
 
 def test_llama_7b_on_paper() -> None:
-    """32 blocks of width 4096 with 11008 inner units, 32000 words."""
+    """32 blocks of width 4096 with 11008 FFN channels, and a vocabulary of 32000."""
     found = footprint(LlamaConfig().to_dict())
     linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     assert (found.linears, found.embeddings, found.head) == (linears, 32000 * 4096, 32000 * 4096)
@@ -85,7 +85,7 @@ def test_llama_7b_on_paper() -> None:
 
 
 def test_roberta_on_paper() -> None:
-    """12 blocks of width 768; its head is float32 on any base."""
+    """12 blocks of width 768; the head is float32 for every base dtype."""
     found = footprint(ROBERTA.to_dict(), 3)
     assert found.linears == 12 * (4 * 768**2 + 2 * 768 * 3072)
     assert found.embeddings == (50265 + 514 + 1 + 2) * 768
@@ -95,7 +95,10 @@ def test_roberta_on_paper() -> None:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Of a loaded model's weights: parameters once, and what quantised ones have beside them, shared tables once."""
+    """Return the bytes of a loaded model's weights.
+
+    Parameters count once, with the scales and tables of quantised ones; shared tables count once.
+    """
     tensors = list(model.parameters())
     for module in model.modules():
         if isinstance(module, bitsandbytes().nn.Linear4bit):
@@ -156,7 +159,7 @@ def test_a_directory_with_a_configuration_and_nothing_else(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-# ----- refusals -------------------------------------------------------------------------------------------------------
+# ----- refusals -----------------------------------------------------------------------------------
 
 
 def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What lies in a model's directory and belongs to it, and what the model is called."""
+"""Files of a model directory that are copied with the model, and the model's name."""
 
 from pathlib import Path
 from typing import Any

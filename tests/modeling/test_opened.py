@@ -1,4 +1,4 @@
-"""Opening a model directory: its plan, tokenizer and hash, and what is refused."""
+"""Opening a model directory: its plan, tokenizer and hash, and the refused directories."""
 
 import json
 import shutil
@@ -30,11 +30,11 @@ def change_tensors(directory: Path, change: Any) -> None:
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
 
 
-# ----- plan and tokenizer ---------------------------------------------------------------------------------------------
+# ----- plan and tokenizer -------------------------------------------------------------------------
 
 
 def test_the_plan_on_paper(untied: Path) -> None:
-    """Width 32, 2 of 4 heads for keys and values, 48 inner units, 3 blocks, 96 words."""
+    """Width 32, 2 key-value heads of 4 heads, 48 FFN channels, 3 blocks and 96 words."""
     plan = OpenedModel(untied).plan
     assert [(linear.name, linear.shape) for linear in plan.blocks[1].linears] == [
         ("attn.q", (32, 32)),
@@ -79,7 +79,7 @@ def test_families_use_canonical_names() -> None:
         assert set(family.linears) <= set(CANONICAL_LINEARS)
 
 
-# ----- the hash -------------------------------------------------------------------------------------------------------
+# ----- the hash -----------------------------------------------------------------------------------
 
 
 def test_the_hash_does_not_depend_on_sharding(untied: Path, sharded: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_hash_changes_with_the_dtype_of_the_whole_model(untied: Path, tmp_pa
     assert OpenedModel(halved).sha256 != OpenedModel(untied).sha256
 
 
-# ----- refusals -------------------------------------------------------------------------------------------------------
+# ----- refusals -----------------------------------------------------------------------------------
 
 
 def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
@@ -244,7 +244,10 @@ def test_a_model_in_a_folder_that_moved_is_found_by_its_new_name(
 def test_named_code_is_not_fetched(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers would ask the hub for a kernel of that name, and run it; a server may have written this file."""
+    """transformers would download a kernel of that name from the Hub and run it.
+
+    The configuration file may come from a server.
+    """
     model = save_tiny_llama(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, key: "kernels-community/flash-attn2"}))

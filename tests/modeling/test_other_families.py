@@ -1,4 +1,4 @@
-"""Mistral, Qwen2, Qwen3 and OPT keep the promises of every family."""
+"""Mistral, Qwen2, Qwen3 and OPT satisfy the contract of every family."""
 
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
 
 
 class TestMistral(FamilyContract):
-    """With a sliding window that is shorter than the text."""
+    """Mistral with a sliding window that is shorter than the text."""
 
     blocks = "model.layers"
     linears: ClassVar[dict[str, str]] = LLAMA_NAMES
@@ -40,7 +40,7 @@ class TestMistral(FamilyContract):
 
 
 class TestQwen2(FamilyContract):
-    """Biases of query, key and value; the second block attends in a sliding window."""
+    """Qwen2 with query, key and value biases; the second block has a sliding window."""
 
     blocks = "model.layers"
     linears: ClassVar[dict[str, str]] = LLAMA_NAMES
@@ -55,7 +55,7 @@ class TestQwen2(FamilyContract):
 
 
 class TestQwen3(FamilyContract):
-    """Heads that are wider than hidden size / heads, with norms."""
+    """Qwen3 with norms of query and key, and heads wider than hidden size / number of heads."""
 
     blocks = "model.layers"
     linears: ClassVar[dict[str, str]] = LLAMA_NAMES
@@ -66,7 +66,7 @@ class TestQwen3(FamilyContract):
 
 
 class TestOpt(FamilyContract):
-    """Embeddings narrower than the blocks, as in OPT-350m, with projections around the blocks."""
+    """OPT with embeddings narrower than the blocks and projections around them, as in OPT-350m."""
 
     blocks = "model.decoder.layers"
     linears: ClassVar[dict[str, str]] = {

@@ -1,4 +1,7 @@
-"""Models of unequal blocks and of a sliced stream are loaded by the code beside them, in a process that has not Espalier."""
+"""Models with unequal blocks or a sliced stream load with the code in their own directory.
+
+The loading process cannot import Espalier.
+"""
 
 import subprocess
 import sys

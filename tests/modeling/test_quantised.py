@@ -1,4 +1,7 @@
-"""NF4 matrices: against a slow loop over the paper's definition, and through the trap of bitsandbytes on the CPU."""
+"""NF4 matrices against a slow loop over the paper's definition.
+
+Includes the guard against bitsandbytes' weight repacking on CPUs.
+"""
 
 import math
 
@@ -23,9 +26,9 @@ from espalier.settings.mistakes import Mistake
 
 LEVELS = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
           0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]  # fmt: skip
-"""QLoRA, appendix E."""
+"""Levels of QLoRA, appendix E."""
 SHAPES = [(64, 128), (7, 64), (33, 192), (1, 64)]
-"""Among them numbers of rows that are no multiple of 32."""
+"""Shapes, some with a number of rows that is not a multiple of 32."""
 
 
 def weight_of(shape: tuple[int, int], seed: int = 0) -> Tensor:
@@ -33,7 +36,7 @@ def weight_of(shape: tuple[int, int], seed: int = 0) -> Tensor:
 
 
 def scales_of(matrix: Nf4Matrix, device: torch.device) -> list[float]:
-    """Of each block, as the docstring of ``Nf4Matrix`` says."""
+    """Return the scale of each block as the docstring of ``Nf4Matrix`` defines it."""
     if matrix.offset is None or matrix.nested_absmax is None:
         return matrix.absmax.tolist()
     nested = tables(device)["nested_table"].tolist()
@@ -112,7 +115,7 @@ def test_scales_are_kept_to_a_hundredth_by_double_quantisation(device: torch.dev
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_cut_into_pieces_or_whole_it_is_the_same(dtype: torch.dtype, device: torch.device) -> None:
-    """Also when a matrix is longer than a stretch."""
+    """Covers a matrix that is longer than ``STRETCH``."""
     shape = (1030, 1088)
     assert shape[0] * shape[1] > STRETCH
     flat = weight_of(shape).flatten().to(dtype)
@@ -126,7 +129,10 @@ def test_cut_into_pieces_or_whole_it_is_the_same(dtype: torch.dtype, device: tor
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
-    """Of these 65,536 scales the mean in float32 does; that of fewer is never shared between threads."""
+    """The float32 mean of these 65,536 scales depends on the threads.
+
+    Smaller means never do, because torch does not split them between threads.
+    """
     flat = weight_of((2048, 2048), seed=3).flatten()
     before = torch.get_num_threads()
     found = []
@@ -140,7 +146,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 
 
 def test_zeros_stay_zeros(device: torch.device) -> None:
-    """Of a pruned model, whole blocks may be zero."""
+    """A pruned model may have whole blocks of zeros."""
     weight = weight_of((64, 128))
     weight[10:20] = 0
     weight[:, ::2] = 0
@@ -153,7 +159,10 @@ def test_zeros_stay_zeros(device: torch.device) -> None:
 def test_a_forward_pass_in_evaluation_mode_leaves_the_weight_alone(
     shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """On CPUs with AVX512-BF16 bitsandbytes would repack it, and refuse the second shape."""
+    """On CPUs with AVX512-BF16, bitsandbytes would repack the weight.
+
+    It would refuse the second shape.
+    """
     linear = linear_from(
         quantise([weight_of(shape).flatten()], shape, device), device, dtype
     ).eval()
@@ -196,7 +205,7 @@ def test_rows_that_are_no_whole_number_of_blocks_are_refused(
         matrix_bytes(shape)
 
 
-# ----- bytes ----------------------------------------------------------------------------------------------------------
+# ----- bytes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1030, 1088)])
@@ -209,7 +218,7 @@ def test_bytes_are_those_of_the_buffers(
 
 
 def test_bytes_on_paper() -> None:
-    """4096 x 4096: 2^24 weights, 2^18 scales, 2^10 scales of scales; the tables have 16 and 256 floats."""
+    """4096 x 4096: 2^24 weights, 2^18 scales, 2^10 nested scales; tables of 16 and 256 floats."""
     assert matrix_bytes((4096, 4096), True) == 2**23 + 2**18 + 4 * 2**10 + 4
     assert (
         nf4_bytes([(4096, 4096)] * 2, True)
@@ -230,7 +239,7 @@ def test_the_tables_are_those_of_the_paper(device: torch.device) -> None:
 def test_rows_are_those_of_the_whole_matrix_bit_for_bit(
     shape: tuple[int, int], double: bool, device: torch.device
 ) -> None:
-    """Stretches whose scales begin in the middle of a nested block among them."""
+    """Includes row ranges whose scales begin inside a nested block."""
     matrix = quantise([weight_of(shape).flatten()], shape, device, double)
     linear = linear_from(matrix, device, torch.bfloat16)
     whole = slowly_dequantised(matrix, device)

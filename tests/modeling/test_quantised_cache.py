@@ -1,4 +1,4 @@
-"""The node's cache gives the bits of a fresh quantisation, whatever happened to its files."""
+"""The node's NF4 cache gives the bits of a fresh quantisation, whatever happened to its files."""
 
 import multiprocessing
 import os
@@ -35,7 +35,7 @@ def model(directory: Path) -> OpenedModel:
 
 @pytest.fixture
 def quantised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Shapes of the matrices that were quantised, in order."""
+    """Shapes of the quantised matrices, in order."""
     shapes = []
     work = quantised_cache.quantise
 
@@ -50,7 +50,7 @@ def quantised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def bits(
     model: OpenedModel, cache: Path | None, double: bool = True, device: torch.device = CPU
 ) -> Bits:
-    """Bytes of every tensor of every matrix."""
+    """Return the bytes of every tensor of every matrix."""
     return {
         linear.parameter: {
             name: bytes(tensor.cpu().numpy().tobytes()) for name, tensor in matrix.tensors.items()
@@ -150,7 +150,7 @@ def test_nobody_else_can_read_it(model: OpenedModel, tmp_path: Path) -> None:
     }
 
 
-# ----- damage ---------------------------------------------------------------------------------------------------------
+# ----- damage -------------------------------------------------------------------------------------
 
 
 def cut(path: Path) -> None:
@@ -189,7 +189,7 @@ def other_shape(path: Path) -> None:
 
 
 def exchanged(path: Path) -> None:
-    """Two matrices of one shape, each with its own hash."""
+    """Exchange two matrices of one shape, each with its own hash."""
     tensors = load_file(path)
     one = "model.layers.0.self_attn.k_proj.weight."
     other = "model.layers.0.self_attn.v_proj.weight."
@@ -229,7 +229,8 @@ def test_a_damaged_file_is_made_anew(
 def test_what_a_killed_process_left_is_removed(model: OpenedModel, tmp_path: Path) -> None:
     path = file_of(model, tmp_path)
     path.parent.mkdir(parents=True)
-    mark_as_ours(path.parent)  # which comes first
+    # A process marks the directory before it writes any file there.
+    mark_as_ours(path.parent)
     (path.parent / ".model.safetensors.abcd").write_bytes(b"half")
     bits(model, tmp_path)
     assert {file.name for file in path.parent.iterdir()} == {
@@ -256,7 +257,7 @@ def test_a_folder_that_cannot_be_written_is_named(model: OpenedModel, tmp_path: 
         bits(model, tmp_path / "file")
 
 
-# ----- two processes --------------------------------------------------------------------------------------------------
+# ----- two processes ------------------------------------------------------------------------------
 
 
 def _load(directory: Path, cache: Path, together: object, found: object) -> None:

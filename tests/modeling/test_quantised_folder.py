@@ -1,4 +1,4 @@
-"""Folders in NF4: plain transformers loads them, and what Espalier reads of them is what bitsandbytes makes of them."""
+"""NF4 directories: plain transformers loads them, and Espalier reads the values of bitsandbytes."""
 
 import json
 import os
@@ -73,13 +73,13 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "opt with projections": OPTConfig(**OPT_SIZES, word_embed_proj_dim=24),
 }
 LONG = llama_config(hidden_size=128, intermediate_size=320, num_hidden_layers=1)
-"""Its larger matrices have 640 scales: two and a half blocks of scales."""
+"""Model whose larger matrices have 640 scales: two and a half blocks of nested scales."""
 MATRIX = "model.layers.0.mlp.down_proj.weight"
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny model of a family; made once."""
+    """Return a function that saves a tiny model of a family, once per module."""
     root = tmp_path_factory.mktemp("saved")
 
     def save(name: str) -> Path:
@@ -96,7 +96,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(saved: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A LLaMA in NF4, doubly quantised, for a test to damage."""
+    """LLaMA in NF4 with double quantisation, for a test to damage."""
     return written(saved("llama"), tmp_path / "nf4", True)
 
 
@@ -106,7 +106,10 @@ def written(directory: Path, target: Path, double: bool) -> Path:
 
 
 def plainly_loaded(folder: Path) -> Any:
-    """The model as any user of transformers loads it, but for the trap of CPUs with AVX512-BF16 (``linear_of``)."""
+    """Load the model as any user of transformers does.
+
+    Only the repacking on CPUs with AVX512-BF16 is switched off (see ``linear_of``).
+    """
     found, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values())
     for module in four_bit(found).values():
@@ -136,7 +139,7 @@ def handed_out(
 
 
 def quantised_anew(model: OpenedModel, double: bool) -> dict[str, dict[str, Tensor]]:
-    """Each matrix read whole from files in float32, and quantised."""
+    """Quantise each matrix again from the float32 values of the files."""
     shapes = {
         linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears
     }
@@ -159,7 +162,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# ----- what others load -----------------------------------------------------------------------------------------------
+# ----- loading with other libraries ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -226,7 +229,7 @@ def test_a_configuration_that_names_no_dtype_gets_that_of_the_files(tmp_path: Pa
 def test_what_transformers_writes_is_read(
     name: str, double: bool, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Also in several files."""
+    """Covers models in several files."""
     way = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double
     )
@@ -242,14 +245,14 @@ def test_what_transformers_writes_is_read(
         assert torch.equal(model.checkpoint.read(f"{path}.weight"), expected.cpu())
 
 
-# ----- values ---------------------------------------------------------------------------------------------------------
+# ----- values -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=[True, False], ids=["double", "single"])
 def lengthy(
     request: pytest.FixtureRequest, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> OpenedModel:
-    """In NF4, and read in stretches of 10,240 weights: 160 scales, which are no whole block of scales."""
+    """NF4 model, read in steps of 10,240 weights: 160 scales, not a whole nested block."""
     monkeypatch.setattr(quantised_checkpoint, "STRETCH", 10_240)
     return OpenedModel(written(long, tmp_path / "nf4", request.param))
 
@@ -313,7 +316,7 @@ def test_values_are_near_those_that_were_quantised_and_all_else_is_as_it_was(
 def test_matrices_are_handed_out_as_they_were_written(
     double: bool, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Whatever way is asked for, and without a cache."""
+    """The double-quantisation setting and a cache have no effect on stored NF4 matrices."""
     base = OpenedModel(saved("opt"))
     model = OpenedModel(written(base.directory, tmp_path / "nf4", double))
     expected = quantised_anew(base, double)
@@ -344,12 +347,15 @@ def test_it_is_opened_and_hashed_without_torch(folder: Path) -> None:
     assert done.stdout.strip() == OpenedModel(folder).sha256, done.stderr
 
 
-# ----- bytes ----------------------------------------------------------------------------------------------------------
+# ----- bytes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("double", [True, False])
 def test_bytes_on_paper(double: bool, saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """Each matrix has tables of its own and a state of 256 bytes, which has its offset in place of four bytes."""
+    """Each matrix has its own tables and a state of 256 bytes.
+
+    With double quantisation, the state holds the offset and replaces its four bytes.
+    """
     base = OpenedModel(saved("qwen2"))
     folder = written(base.directory, tmp_path / "nf4", double)
     stored = load_file(folder / "model.safetensors")
@@ -367,7 +373,7 @@ def test_bytes_on_paper(double: bool, saved: Callable[[str], Path], tmp_path: Pa
 
 
 def test_the_same_model_gives_the_same_bytes(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """However its own files are sharded."""
+    """Covers sharded bases and a target directory that exists."""
     one = contents(written(saved("llama"), tmp_path / "one", True))
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "of before").write_text("")
@@ -400,7 +406,7 @@ def test_one_in_nf4_can_be_written_with_scales_in_the_other_way(
     )
 
 
-# ----- smaller models -------------------------------------------------------------------------------------------------
+# ----- smaller models -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "opt"])
@@ -494,13 +500,13 @@ def test_what_transformers_has_no_words_for_is_refused(
     assert not (tmp_path / "nf4").exists()
 
 
-# ----- models that are made of it -------------------------------------------------------------------------------------
+# ----- models made from an NF4 base ---------------------------------------------------------------
 
 
 def test_an_export_is_in_float32_and_says_so(
     saved: Callable[[str], Path], folder: Path, tmp_path: Path
 ) -> None:
-    """Also of files that have an index, which names other tensors."""
+    """Covers sharded bases, whose index names other tensors than the export."""
     way = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     theirs = AutoModelForCausalLM.from_pretrained(saved("llama"), quantization_config=way)
     theirs.save_pretrained(tmp_path / "sharded", max_shard_size="40KB")
@@ -524,13 +530,13 @@ def test_a_smaller_export_is_in_float32_and_says_so(folder: Path, tmp_path: Path
     assert torch.equal(found.checkpoint.read(MATRIX), small.checkpoint.read(MATRIX))
 
 
-# ----- damage ---------------------------------------------------------------------------------------------------------
+# ----- damage -------------------------------------------------------------------------------------
 
 Change = Callable[[dict[str, Tensor]], None]
 
 
 def state(**changes: object) -> Change:
-    """Another state of a matrix."""
+    """Return a change of the quantisation state of a matrix."""
 
     def change(tensors: dict[str, Tensor]) -> None:
         name = f"{MATRIX}.quant_state.bitsandbytes__nf4"

@@ -1,4 +1,7 @@
-"""A block is read while the one before it computes: in order, once, and with the errors told where the block is needed."""
+"""A block is read while the one before it is computed.
+
+Blocks are read once and in order; an error is raised at the block that needs the data.
+"""
 
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from espalier.settings.mistakes import Mistake
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the tensors that were read from files, in order, by whatever thread."""
+    """Names of the tensors read from files, in order, by any thread."""
     names: list[str] = []
     read_into = Checkpoint.read_into
 
@@ -29,7 +32,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def ahead(directory: Path) -> BlockStream:
-    """A stream that reads ahead as on a CUDA device, on the CPU."""
+    """Return a stream on the CPU that reads ahead as on a CUDA device."""
     stream = BlockStream(OpenedModel(directory), CPU)
     stream._ahead = ReadingAhead(stream.model.checkpoint, pinned=False)
     return stream
@@ -40,7 +43,10 @@ def logits(stream: BlockStream) -> Tensor:
 
 
 def blocks_in(names: list[str]) -> list[str]:
-    """The block of each tensor, once for those that follow each other; a dot for what belongs to none."""
+    """Return the block of each tensor, without consecutive repeats.
+
+    A dot stands for tensors outside all blocks.
+    """
     found = [name.split(".")[2] if ".layers." in name else "." for name in names]
     return [block for place, block in enumerate(found) if place == 0 or block != found[place - 1]]
 

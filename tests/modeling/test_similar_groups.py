@@ -1,4 +1,4 @@
-"""Similarity group pruning, against transformers' own hidden states and all choices of groups."""
+"""Similarity group pruning against transformers' hidden states and an exhaustive search."""
 
 import math
 from itertools import combinations, pairwise
@@ -42,7 +42,8 @@ def test_distances_are_angles_between_outputs_at_the_last_token(
         states = AutoModelForCausalLM.from_pretrained(model)(
             windows, output_hidden_states=True
         ).hidden_states
-    outputs = [state[:, -1].double() for state in states[1:]]  # the first are the embeddings
+    # The first hidden state is the output of the embeddings.
+    outputs = [state[:, -1].double() for state in states[1:]]
     expected = []
     for index in emulator:
         if index + apart in emulator:
@@ -58,8 +59,9 @@ def test_distances_are_angles_between_outputs_at_the_last_token(
 
 
 def test_groups_stay_in_the_emulator_and_do_not_overlap() -> None:
-    """The last start is the one whose group ends with the emulator: one less than the paper's range."""
-    distances = [0.5, 0.1, 0.4, 0.1, 0.3, 0.05]  # an emulator of 8 blocks, n = 2
+    """The last possible group ends with the emulator, one start before the paper's last."""
+    # An emulator of 8 blocks and groups of n = 2.
+    distances = [0.5, 0.1, 0.4, 0.1, 0.3, 0.05]
     starts = similar_groups(distances, 2, 2, 1)
     choices = [
         pair for pair in combinations(range(6), 2) if all(b - a >= 3 for a, b in pairwise(pair))
@@ -81,9 +83,11 @@ def test_the_index_map_counts_what_went_before() -> None:
         (range(5), 0, [], []),
         (range(5), 2, [1, 3], [1, 3]),
         (range(1, 6), 2, [2, 4], [2, 4]),
-        (range(4), 1, [1], [2]),  # places 0, 1.5, 3; an exact half is rounded to the even place
+        # Places 0, 1.5 and 3; an exact half is rounded to the even place.
+        (range(4), 1, [1], [2]),
         (range(6), 3, [1, 3, 4], [1, 3, 4]),
-        (range(2, 8), 2, [3, 6], [4, 6]),  # places 0, 5/3, 10/3, 5
+        # Places 0, 5/3, 10/3 and 5.
+        (range(2, 8), 2, [3, 6], [4, 6]),
         (range(4), 3, [1, 2, 3], [1, 2, 3]),
     ],
 )
@@ -95,6 +99,9 @@ def test_blocks_go_at_even_distances(
 
 
 def test_rounding_down_loses_the_last_block_where_the_published_code_does() -> None:
-    """Of 16 blocks 12 stay at places of 15/11 blocks; in floating point the last is 14.999999999999998, so block 14 stays."""
+    """12 of 16 blocks stay, 15/11 blocks apart.
+
+    In floating point the last place is 14.999999999999998, so block 14 stays in place of block 15.
+    """
     assert evenly_dropped(range(16), 4, "down") == [3, 7, 11, 15]
     assert evenly_dropped(range(16), 4, "nearest") == [2, 6, 9, 13]

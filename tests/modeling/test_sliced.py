@@ -1,4 +1,4 @@
-"""Sliced models: against whole dense models whose residual stream is projected, and as others load them."""
+"""Sliced models against dense models with a projected residual stream, and in transformers."""
 
 import json
 from collections.abc import Sequence
@@ -24,13 +24,17 @@ from espalier.settings.mistakes import Mistake
 from espalier.wire.structure import Structure
 
 FAMILIES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
-"""Grouped queries in all; a tied head and biases on the residual stream in the second, sliding windows in the next two."""
+"""Families with grouped queries.
+
+"llama with biases" has a tied head and biases on the residual stream; mistral and qwen2 have
+sliding windows.
+"""
 WINDOWS = token_windows(6, 20)
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
-    """A dense model per family, in several shards."""
+    """Dense models, one per family, in several shards."""
     folder = tmp_path_factory.mktemp("dense")
     return {
         name: OpenedModel(save_model(folder / name, DECODERS[name], max_shard_size="40KB"))
@@ -39,7 +43,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
 
 
 def found_bases(model: OpenedModel, width: int) -> list[Tensor]:
-    """The bases of all places."""
+    """Return the basis of each place in the residual stream."""
     return [
         basis_of(moments, width)[0] for moments in mean_moments(BlockStream(model, CPU), WINDOWS)
     ]
@@ -56,7 +60,10 @@ def logits(folder: Path) -> Tensor:
 
 
 def project(model: Any, found: Sequence[Tensor]) -> None:
-    """Leave of a whole dense model's residual stream, at each norm, what lies in its basis: by hooks, nothing is rotated."""
+    """Project the residual stream of a dense model onto the basis of each norm.
+
+    Hooks do this; nothing is rotated.
+    """
     onto = [basis.double() @ basis.double().T for basis in found]
     seen: dict[str, Tensor] = {}
 
@@ -109,7 +116,7 @@ def test_a_sliced_model_is_the_dense_one_with_a_projected_residual_stream(
 
 
 def test_signals_are_what_norms_give_but_for_their_scale(bases: dict[str, OpenedModel]) -> None:
-    """Their second moments, against a whole model in memory; and of several batches they are those of all together."""
+    """Second moments equal those of a whole model in memory; moments of batches add up."""
     base = bases["llama"]
     whole = whole_model(base.directory)
     found = list[Tensor]()
@@ -184,7 +191,7 @@ def test_it_writes_the_same_with_and_without_a_cache(
 
 @torch.no_grad()
 def test_it_is_loaded_for_tuning(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
-    """As any base: whole, in either dtype; and edited, written and opened again."""
+    """Tuning loads it whole, like any base; it can also be edited, exported and reopened."""
     folder = exported(bases["mistral"], 24, tmp_path / "small")
     small = OpenedModel(folder)
     torch.testing.assert_close(
@@ -196,7 +203,7 @@ def test_it_is_loaded_for_tuning(bases: dict[str, OpenedModel], tmp_path: Path) 
 
 @torch.no_grad()
 def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
-    """As transformers loads what is written; and the other way about, in float32, as the base's matrices are read."""
+    """NF4 of a sliced model loads in transformers, and an NF4 base can be sliced, in float32."""
     sizes = {"hidden_size": 192, "intermediate_size": 64, "num_hidden_layers": 1}
     base = OpenedModel(save_model(tmp_path / "base", llama_config(**sizes)))
     small = OpenedModel(exported(base, 128, tmp_path / "small"))
@@ -204,7 +211,8 @@ def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
     held = load_whole(OpenedModel(tmp_path / "nf4"), CPU, "nf4")(input_ids=WINDOWS).logits
     torch.testing.assert_close(load_whole(small, CPU, "nf4")(input_ids=WINDOWS).logits, held)
     plain = whole_model(tmp_path / "nf4")
-    for module in plain.modules():  # the trap of CPUs with AVX512-BF16 (``linear_of``)
+    # Switch off the repacking on CPUs with AVX512-BF16 (see ``linear_of``).
+    for module in plain.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     assert torch.equal(plain(input_ids=WINDOWS).logits, held)

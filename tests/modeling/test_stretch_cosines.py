@@ -1,4 +1,4 @@
-"""Cosines of stretches of blocks are those of transformers' own hidden states, with and without the final norm."""
+"""Cosines of block ranges against transformers' hidden states, with and without the final norm."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ QWEN3: dict[str, Any] = {
 
 
 def by_loop(hidden: list[Tensor], span: int) -> list[float]:
-    """Mean cosine of each stretch, token by token."""
+    """Return the mean cosine of each range of blocks, computed token by token."""
     found = []
     for start in range(len(hidden) - span):
         pairs = zip(
@@ -48,7 +48,7 @@ def by_loop(hidden: list[Tensor], span: int) -> list[float]:
 
 @torch.no_grad()
 def hidden_states(directory: Path, windows: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """What transformers returns as hidden states, and the same with the last block's own output at the end."""
+    """Return the hidden states of transformers, and the same with the last block's own output."""
     model = whole_model(directory)
     last = list[Tensor]()
     decoder = model.get_decoder()
@@ -75,7 +75,7 @@ def hidden_states(directory: Path, windows: Tensor) -> tuple[list[Tensor], list[
 def test_cosines_are_those_of_transformers_own_hidden_states(
     tmp_path: Path, config: PretrainedConfig, span: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows pass in two batches."""
+    """The sequences pass in two batches."""
     monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 16)
     directory = save_model(tmp_path / "model", config)
     windows = token_windows(3, 8)
@@ -88,7 +88,10 @@ def test_cosines_are_those_of_transformers_own_hidden_states(
 
 
 def test_the_final_norm_decides_whether_the_last_block_seems_to_do_nothing(tmp_path: Path) -> None:
-    """The last block adds nothing; the norm behind it turns half of the signs. The one before it adds little."""
+    """The last block adds nothing, but the final norm turns the sign of half the dimensions.
+
+    The block before it adds little.
+    """
     model = random_model(llama_config())
     with torch.no_grad():
         for index, scale in ((1, 1e-2), (2, 0.0)):

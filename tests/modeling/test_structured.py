@@ -1,4 +1,4 @@
-"""Smaller models: what a structure keeps of a base is that base with zeros, and only what is kept is read."""
+"""Smaller models equal their base with zeros, and only the tensors' kept parts are read."""
 
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def test_a_structure_of_a_structure_is_one_structure(saved: dict[str, Path]) -> 
 def test_bytes_come_in_pieces_as_they_come_at_once(
     saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against whole tensors that torch indexes; with stretches of a few rows, and gaps that are passed by."""
+    """Compare with whole tensors that torch indexes; short reads and skipped gaps are covered."""
     monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.CHUNK", 700)
     monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.GAP", 128)
     base = OpenedModel(saved["llama with biases"])
@@ -138,7 +138,7 @@ def test_bytes_come_in_pieces_as_they_come_at_once(
 
 
 def test_stretches_by_hand() -> None:
-    """Rows of 32 KiB: a gap of two is read along, one of three is not; 512 rows at most."""
+    """Rows of 32 KiB: a gap of two rows is read along, one of three is not; at most 512 rows."""
     assert list(stretches([0, 3, 4, 8], 32 * 1024)) == [(0, 5, 0, 3), (8, 9, 3, 4)]
     assert list(stretches(range(600), 32 * 1024)) == [(0, 512, 0, 512), (512, 600, 512, 600)]
     assert list(stretches([7], 1 << 30)) == [(7, 8, 0, 1)]
@@ -171,7 +171,7 @@ def test_given_tensors_take_the_place_of_slices_and_add_biases(saved: dict[str, 
 def test_scales_of_units_go_into_the_columns_that_read_them(
     saved: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model whose matrices read each kept unit so many times as much; in its bytes too, and its hash says so."""
+    """Scales multiply the columns that read each kept group, in values, bytes and hash."""
     monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.CHUNK", 700)
     base = OpenedModel(saved[name])
     structure = uneven(base, drop=False)
@@ -248,7 +248,7 @@ def test_nf4_is_quantised_after_slicing_and_kept_apart_from_the_base(tmp_path: P
 
 
 def save_wide(folder: Path) -> Path:
-    """A LLaMA whose matrices stay whole blocks of NF4 when 64 channels or one group are cut."""
+    """Save a LLaMA whose matrices stay whole NF4 blocks when 64 channels or one group are cut."""
     from structured_models import SIZES
     from tiny_models import llama_config, save_model
 
@@ -314,7 +314,7 @@ def test_lanes_of_families_without_a_norm_before_each_part_are_refused(
 
 
 def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> None:
-    """As where a weight of the model is none."""
+    """A NaN in the weights leads to NaN scores."""
     units = ModelUnits.of(OpenedModel(saved["llama"]).plan)
     scores = [dict(zip(KINDS, map(torch.ones, own), strict=True)) for own in units.numbers]
     scores[2]["channels"][5] = torch.nan
@@ -362,7 +362,7 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
 def test_a_share_that_cannot_go_is_told_with_what_helps(
     tmp_path: Path, heads: int, given: dict[str, Any], remedy: str
 ) -> None:
-    """Of a kind of which one unit must stay and there is but one, none can go, however low the share."""
+    """The only group of a kind must stay, however low the pruning ratio is."""
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 48,
@@ -395,7 +395,10 @@ def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> Non
 def test_what_is_gone_stays_gone_and_counts(
     saved: dict[str, Path], selection: str, multiple: int
 ) -> None:
-    """Round after round with other scores; each time at least the share goes, and of each kind and block one unit stays."""
+    """Prune several times with new scores; cut groups stay cut and count towards the ratio.
+
+    Each time at least the requested fraction is cut; each kind keeps one group in each block.
+    """
     units = ModelUnits.of(OpenedModel(saved["llama"]).plan)
     generator = torch.Generator().manual_seed(2)
     gone = None
@@ -434,7 +437,10 @@ def test_what_is_gone_stays_gone_and_counts(
 def test_a_multiple_of_channels_stays_the_best_of_them(
     saved: dict[str, Path], share: float
 ) -> None:
-    """Of 48 channels 48, 32 or 16; they are the highest, in a plain sort, and no fewer go than were asked for."""
+    """48, 32 or 16 of 48 channels stay: the highest by a plain sort.
+
+    At least as many channels are cut as without the multiple.
+    """
     model = OpenedModel(saved["llama"])
     units = ModelUnits.of(model.plan)
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Encoders without heads and channels: they compute, learn and are written as whole ones with zeros."""
+"""Encoders with cut heads and channels compute, train and export like whole ones with zeros."""
 
 import json
 from pathlib import Path
@@ -35,13 +35,13 @@ SETTINGS = parse(
 )
 CLASSES = ("entailment", "neutral", "contradiction")
 HEADS = ("classifier", "bert.pooler")
-"""How names of the heads' tensors begin."""
+"""Prefixes of the tensor names of the heads."""
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Four blocks of width 32, each of four heads of width 8 and of 48 channels."""
+    """Four blocks of width 32, each with four heads of width 8 and 48 channels."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ENCODERS}
     for name, folder in folders.items():
         save_tokenizer(folder)
@@ -51,7 +51,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_units_cost_what_goes_with_them(saved: dict[str, Path], name: str) -> None:
-    """Of a head 8 rows of query, key and value with their biases, and 8 columns; of a channel a row, its bias, a column."""
+    """Cost of a prunable group: parameters that are removed with it.
+
+    A head has 8 rows of query, key and value with biases, and 8 columns. A channel has a row, its
+    bias and a column.
+    """
     base = OpenedModel(saved[name])
     head, channel = unit_costs(base.plan, base.plan.blocks[0])
     assert (head, channel) == (3 * 8 * 33 + 8 * 32, 33 + 32)
@@ -98,12 +102,13 @@ def test_each_way_of_attention_gives_the_logits_of_a_masked_encoder_also_behind_
 def test_what_is_trained_of_a_smaller_encoder_learns_as_in_a_masked_one(
     saved: dict[str, Path], name: str, checkpointing: bool
 ) -> None:
-    """Gradients of LoRA on all matrices, number by number where something stays, and of the whole head."""
+    """Compare the gradients of LoRA on all matrices, element by element, and of the whole head."""
     base = OpenedModel(saved[name])
     structure = uneven(base, drop=False)
     adapters = adapter_plan(base.plan, SETTINGS.lora, 3)
     tensors = drawn(adapters.shapes())
-    for block in structure.blocks:  # what is cut has no part in the whole model either
+    # Cut groups must have no effect in the whole model either.
+    for block in structure.blocks:
         own = tensors[block_key(block.source)]
         own["attn.o.lora_a"][:, [at for at in range(32) if at // 8 not in block.groups]] = 0
         own["mlp.down.lora_a"][:, [at for at in range(48) if at not in block.channels]] = 0
@@ -134,7 +139,7 @@ def drawn(shapes: Any) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def gradients(model: AdaptedModel, checkpointing: bool) -> dict[str, dict[str, torch.Tensor]]:
-    """Of one batch."""
+    """Return the gradients of one batch."""
     if checkpointing:
         enable = getattr(
             model.whole,
@@ -152,7 +157,7 @@ def gradients(model: AdaptedModel, checkpointing: bool) -> dict[str, dict[str, t
     return found  # type: ignore[return-value]  # as asserted
 
 
-# ----- written --------------------------------------------------------------------------------------------------------
+# ----- export -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("uneven_blocks", [True, False])
@@ -161,7 +166,10 @@ def gradients(model: AdaptedModel, checkpointing: bool) -> dict[str, dict[str, t
 def test_a_smaller_encoder_is_written_with_its_head_and_computes_the_same(
     saved: dict[str, Path], tmp_path: Path, name: str, uneven_blocks: bool
 ) -> None:
-    """With code of its own where blocks have other widths, and without where all have 40 channels and all heads."""
+    """Only encoders with unequal blocks need modelling code in their directory.
+
+    Blocks with 40 channels and all heads each need none.
+    """
     base = OpenedModel(saved[name])
     alike = Structure.whole(base.plan).keeping(
         {index: {"channels": range(index, 40 + index)} for index in range(4)}

@@ -1,4 +1,4 @@
-"""Smaller models on disk: each form is loaded by others, and gives the same logits."""
+"""Smaller models on disk: other libraries load each form and compute the same logits."""
 
 import json
 import subprocess
@@ -42,7 +42,10 @@ def logits(model: OpenedModel) -> Tensor:
 def test_all_forms_that_are_possible_give_the_same_logits(
     saved: dict[str, Path], tmp_path: Path, name: str, lanes: bool
 ) -> None:
-    """Compact ones also as Espalier opens them again; their tensors are the slices, those of others have the base's shapes."""
+    """Espalier reopens the compact form, whose tensors are the slices of the base.
+
+    The zero-filled form keeps the shapes of the base.
+    """
     base = OpenedModel(saved[name])
     small = OpenedModel(base.directory, uneven(base, lanes=lanes))
     expected = logits(small)
@@ -97,7 +100,7 @@ def test_blocks_that_are_alike_are_written_for_transformers_alone(
 
 
 def test_the_code_beside_an_export_knows_the_paths_of_the_families() -> None:
-    """It stands alone, and so names them again."""
+    """The exported code cannot import Espalier, so it names the paths a second time."""
     by_type = {name: family for family in FAMILIES for name in family.model_types}
     assert {
         cls.config_class.model_type.removeprefix("structured-")
@@ -139,14 +142,14 @@ def test_added_biases_are_in_every_form_that_can_have_them(
 
 
 class Doubled:
-    """Twice the weight."""
+    """Edit that doubles a weight."""
 
     def __call__(self, weight: Tensor) -> Tensor:
         return weight * 2
 
 
 def test_a_smaller_model_is_edited_and_cut_again(saved: dict[str, Path], tmp_path: Path) -> None:
-    """As a tuned one is, whose base is an export."""
+    """A tuned smaller model has such an export as its base."""
     base = OpenedModel(saved["qwen2"])
     small = OpenedModel(base.directory, uneven(base))
     export_structured(small, dense, tmp_path / "small", "compact")
@@ -204,7 +207,7 @@ def test_a_run_s_directory_is_opened_as_the_model_that_it_wrote(
 def test_a_process_that_opens_a_smaller_model_is_asked_nothing(
     saved: dict[str, Path], tmp_path: Path
 ) -> None:
-    """transformers would ask whether to run the code beside it, before it knows the classes."""
+    """transformers asks whether to run the model's code unless its classes are registered."""
     base = OpenedModel(saved["llama"])
     export_structured(
         OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact"
@@ -227,7 +230,7 @@ def test_a_process_that_opens_a_smaller_model_is_asked_nothing(
 def test_sliding_blocks_stay_sliding_where_the_base_says_it_by_their_numbers_alone(
     tmp_path: Path, name: str
 ) -> None:
-    """Older files have no list of layer types: from block 2 on there are windows, whatever number a block has later."""
+    """Older files have no ``layer_types``: blocks from 2 on slide, by their number in the base."""
     base = save(tmp_path / "base", name)
     config = json.loads((base / "config.json").read_text())
     types = config.pop("layer_types")

@@ -1,4 +1,4 @@
-"""Tensors in pieces are the tensors, and no piece is larger than it may be."""
+"""Pieces of a tensor add up to the tensor, and each has at most the permitted size."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def weight() -> torch.Tensor:
 
 @pytest.fixture
 def stored(weight: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    """Read 512 bytes at a time."""
+    """Checkpoint that is read 512 bytes at a time."""
     monkeypatch.setattr(checkpoint_module, "CHUNK", 512)
     tensors = {
         "f32": weight,

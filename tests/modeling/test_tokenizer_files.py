@@ -1,4 +1,4 @@
-"""A tokenizer that cannot be loaded: the sentence names the file and the reason, whatever is wrong with it."""
+"""A tokenizer that cannot be loaded: the error names the file and the reason."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def replaced(old: str, new: str) -> Callable[[Path], None]:
 
 
 def as_pair(folder: Path) -> None:
-    """The tokenizer as GPT-2's files, without the second of them."""
+    """Store the tokenizer as GPT-2's files, without the merges file."""
     vocabulary = json.loads((folder / FILE).read_text())["model"]["vocab"]
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / FILE).unlink()
@@ -152,7 +152,7 @@ def test_a_tokenizer_that_needs_no_file_is_loaded(tmp_path: Path) -> None:
 
 
 class Panic(BaseException):
-    """As pyo3's: no Exception."""
+    """Exception like pyo3's panic, which is not an ``Exception``."""
 
 
 @pytest.mark.parametrize(

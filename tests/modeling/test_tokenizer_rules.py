@@ -1,4 +1,4 @@
-"""What a downloaded tokenizer may be made of."""
+"""Parts that a downloaded tokenizer may have."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ EVIL = [
 
 
 def built(**parts: Any) -> dict[str, Any]:
-    """The file of a tokenizer with such parts, as the library writes it."""
+    """Return the file of a tokenizer with these parts, as the library writes it."""
     tokenizer = Tokenizer(models.BPE())
     for name, part in parts.items():
         setattr(tokenizer, name, part)
@@ -89,7 +89,10 @@ def test_other_patterns_are_not(pattern: str) -> None:
 
 
 def test_every_known_alternative_is_a_pattern_that_matches_fast() -> None:
-    """Over texts that make others search for long, whole and with an end that does not match: the library answers at once."""
+    """Each pattern stays fast on texts that make other patterns backtrack for a long time.
+
+    The texts are repetitions, some with an end that does not match.
+    """
     texts = [
         letter * 2000 + end
         for letter in ("a", " ", "1", "\n", "é", "!", "▁", "'", "一")

@@ -1,4 +1,4 @@
-"""What is trained follows a cut: the smaller adapter is the slice of the larger one's update."""
+"""Trained values follow a cut: the smaller adapter's update is a slice of the larger one's."""
 
 from pathlib import Path
 
@@ -41,7 +41,8 @@ def test_the_plan_is_that_of_the_smaller_model(tmp_path: Path) -> None:
         structured_plan(plan, structure), LoraSettings(rank=3, targets="all", alpha=6.0)
     )
     assert found.blocks == expected.blocks
-    assert found.whole == {  # of 4 groups of one head of width 8 and two queries, block 2 keeps one
+    # Block 2 keeps one of 4 groups, each with two query heads of width 8.
+    assert found.whole == {
         "block-0001": {"norm.mlp.weight": (32,), "attn.q.weight": (16, 32)},
         "final": {"norm.final.weight": (32,)},
     }
@@ -74,7 +75,7 @@ def test_the_smaller_update_is_the_slice_of_the_larger_one(tmp_path: Path, lanes
 
 
 def kept_by_hand(block: object, name: str, shape: torch.Size) -> tuple[list[int], list[int]]:
-    """Rows and columns number by number: heads of width 8, two query heads in a group."""
+    """Return the kept rows and columns, number by number; two query heads of width 8 per group."""
     kinds = {
         "attn.q": ("q", "attn_reads"), "attn.k": ("k", "attn_reads"), "attn.v": ("k", "attn_reads"),
         "attn.o": ("attn_writes", "q"),

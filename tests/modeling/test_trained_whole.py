@@ -1,4 +1,4 @@
-"""Norms, biases and heads by canonical name: what they are in each family, and that they are float32 on any base."""
+"""Norms, biases and heads by canonical name in each family; float32 for every base dtype."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def test_block_keys_are_read_as_they_are_written() -> None:
 
 
 def test_shapes_and_values_are_those_of_the_files(tmp_path: Path) -> None:
-    """Also of BERT's old names, and of files in bfloat16."""
+    """Covers BERT's old names and files in bfloat16."""
     names = {"block-0001": ["norm.mlp.weight", "attn.v.bias"], "final": ["norm.final.bias"]}
     directory = tmp_path / "opt"
     config = AutoConfig.for_model("opt", **SIZES | OPT_SIZES)
@@ -106,7 +106,7 @@ def test_shapes_and_values_are_those_of_the_files(tmp_path: Path) -> None:
 def test_they_are_float32_on_any_base_and_the_model_computes_as_before(
     tmp_path: Path, name: str, base: Any
 ) -> None:
-    """A float32 tensor that is rounded where it is used gives the same logits, bit by bit, until it is trained."""
+    """Before training, a float32 tensor rounded at its use gives bitwise the same logits."""
     model = opened(tmp_path, name)
     dtype = torch.float32 if base == "float32" else torch.bfloat16
     before = whole_of(model, base, dtype)
@@ -140,7 +140,7 @@ def test_they_are_float32_on_any_base_and_the_model_computes_as_before(
 
 
 def test_small_steps_are_not_lost_on_bfloat16(tmp_path: Path) -> None:
-    """A thousandth of a bfloat16's step at a time: after enough of them the model computes something else."""
+    """Steps of 0.5% of a bfloat16 rounding step add up until the logits change."""
     model = opened(tmp_path, "llama")
     whole = whole_of(model, "bfloat16")
     norm = trained_whole(model, whole, {"final": ["norm.final.weight"]})["final"][

@@ -1,4 +1,4 @@
-"""Whole models for tuning are the models that transformers loads, frozen; in NF4 what their dequantised weights give."""
+"""Whole models for tuning: frozen, as transformers loads them; in NF4 with dequantised weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ from espalier.modeling.whole import Base, head_parameters, load_whole
 from espalier.settings.mistakes import Mistake
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
-"""Sizes that NF4 can have."""
+"""Sizes that NF4 can represent."""
 OPT_SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -38,7 +38,7 @@ OPT_SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }
-"""Embeddings narrower than the blocks."""
+"""OPT with embeddings narrower than the blocks."""
 DTYPES: list[tuple[Base, torch.dtype]] = [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
 DECODERS: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": llama_config,
@@ -68,7 +68,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-# ----- float32 and bfloat16 -------------------------------------------------------------------------------------------
+# ----- float32 and bfloat16 -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("base", "dtype"), DTYPES)
@@ -102,7 +102,7 @@ def test_a_decoder_is_bit_for_bit_what_transformers_loads(
 def test_files_of_another_dtype_are_converted(
     stored_as: torch.dtype, tmp_path: Path, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few bytes at a time, and no tensor read whole: what is in memory beyond the model is one piece."""
+    """Conversion reads pieces and no whole tensor, so memory exceeds the model by one piece."""
     directory = save_model(tmp_path, llama_config(), dtype=stored_as)
     expected = {
         name: value.to(torch.bfloat16)
@@ -140,7 +140,7 @@ def test_a_missing_tensor_is_named_before_anything_is_read(
         load_whole(OpenedModel(directory), computing, "float32")
 
 
-# ----- encoders and their head ----------------------------------------------------------------------------------------
+# ----- encoders and their heads -------------------------------------------------------------------
 
 HEAD_PATHS = {
     "bert": {"head.dense": "bert.pooler.dense", "head.out": "classifier"},
@@ -152,7 +152,7 @@ STORED_AS = ["AutoModelForMaskedLM", "AutoModel", "AutoModelForSequenceClassific
 
 @torch.no_grad()
 def classifier(directory: Path, found: Any, model_type: str) -> Any:
-    """What transformers loads, with the head of the model that was found."""
+    """Return the model that transformers loads, with the head of the model that was found."""
     expected = AutoModelForSequenceClassification.from_pretrained(
         directory, num_labels=3, ignore_mismatched_sizes=True
     )
@@ -217,14 +217,15 @@ def test_the_head_depends_on_its_seed_and_on_no_global_generator(
     different = {name for name in heads[0] if not torch.equal(heads[0][name], heads[2][name])}
     assert different == {"classifier.dense.weight", "classifier.out_proj.weight"}
     weight = heads[0]["classifier.dense.weight"]
-    assert 0.17 < weight.std().item() < 0.23  # initializer_range is 0.2
+    # The weights are drawn with ``initializer_range`` 0.2.
+    assert 0.17 < weight.std().item() < 0.23
     assert not heads[0]["classifier.out_proj.bias"].any()
 
 
 def test_a_dense_layer_that_the_files_hold_is_where_tuning_starts(
     tmp_path: Path, computing: Computing
 ) -> None:
-    """BERT's pooler; the classes of an earlier task are forgotten, also when they are as many."""
+    """BERT's pooler is loaded; the classifier of an earlier task is not, even of equal size."""
     model = OpenedModel(
         save_encoder(tmp_path, "bert", "AutoModelForSequenceClassification", num_labels=3)
     )
@@ -251,7 +252,7 @@ def test_the_head_learns_in_float32_on_any_base(
         assert parameter.grad.any(), name
 
 
-# ----- NF4 ------------------------------------------------------------------------------------------------------------
+# ----- NF4 ----------------------------------------------------------------------------------------
 
 
 def dequantised(linear: Any) -> Tensor:
@@ -268,7 +269,7 @@ def quantised_paths(model: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def without_quantisation(directory: Path, found: nn.Module, dtype: torch.dtype) -> Any:
-    """The dense model, with what the quantised matrices stand for in the place of its own."""
+    """Return the dense model with the dequantised weights in place of its own."""
     expected = whole_model(directory, dtype)
     for path in quantised_paths(found):
         expected.get_submodule(path).weight.copy_(dequantised(found.get_submodule(path)))

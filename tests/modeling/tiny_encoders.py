@@ -1,4 +1,4 @@
-"""Tiny random encoders on disk, as language models, bare, or tuned before; no tokenizer."""
+"""Tiny random encoders on disk, as language models, bare or already tuned; without a tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,14 @@ SIZES: dict[str, Any] = {
 
 
 def encoder_config(model_type: str, **changes: Any) -> PretrainedConfig:
-    """Two blocks of width 32 with four heads."""
+    """Return a configuration with two blocks of width 32 and four heads."""
     return AutoConfig.for_model(model_type, **SIZES | changes)
 
 
 def save_encoder(
     directory: Path, model_type: str, stored_as: str = "AutoModelForMaskedLM", **changes: Any
 ) -> Path:
-    """Save a random encoder as a class of transformers stores it; norms and biases are random too."""
+    """Save a random encoder as this transformers class stores it, with random norms and biases."""
     with torch.random.fork_rng():
         torch.manual_seed(13)
         model = getattr(transformers, stored_as).from_config(

@@ -1,4 +1,4 @@
-"""Tiny random models on disk, with a tokenizer made on the spot: no network, a few milliseconds each."""
+"""Tiny random models on disk with a tokenizer; no network, a few milliseconds each."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ CPU = Computing(torch.device("cpu"), torch.float32, 1)
 
 
 def llama_config(**changes: Any) -> LlamaConfig:
-    """Three blocks of width 32 with four query heads in two key-value groups."""
+    """Return a configuration with three blocks of width 32, four query heads and two groups."""
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -39,7 +39,7 @@ def llama_config(**changes: Any) -> LlamaConfig:
 
 
 def random_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A model with random weights, norms and biases included, in evaluation mode."""
+    """Return a model in evaluation mode with random weights, norms and biases."""
     with torch.random.fork_rng():
         torch.manual_seed(11)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -56,14 +56,14 @@ def save_model(
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "1GB",
 ) -> Path:
-    """Save a random model and a word-level tokenizer whose words are ``w0``, ``w1``, ..."""
+    """Save a random model and a word-level tokenizer with the words ``w0``, ``w1``, ..."""
     random_model(config, dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     save_tokenizer(directory)
     return directory
 
 
 def save_tokenizer(directory: Path) -> None:
-    """Save a word-level tokenizer whose words are ``w0``, ``w1``, ..."""
+    """Save a word-level tokenizer with the words ``w0``, ``w1``, ..."""
     words = Tokenizer(
         WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0")
     )
@@ -72,20 +72,20 @@ def save_tokenizer(directory: Path) -> None:
 
 
 def whole_model(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The model as any user of transformers loads it."""
+    """Return the model as any user of transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(
         directory, local_files_only=True, dtype=dtype
     ).eval()
 
 
 def token_windows(windows: int, tokens: int, seed: int = 5) -> Tensor:
-    """Random token ids, (windows, tokens), int64."""
+    """Return random token ids of shape (windows, tokens), int64."""
     return torch.randint(
         VOCABULARY, (windows, tokens), generator=torch.Generator().manual_seed(seed)
     )
 
 
 def random_masks(shapes: Mapping[str, tuple[int, ...]], block: int) -> dict[str, Tensor]:
-    """A mask of about 40% for each named shape, different in each block."""
+    """Return a mask for each name with about 40% of the elements set, different in each block."""
     generator = torch.Generator().manual_seed(100 + block)
     return {name: torch.rand(shape, generator=generator) < 0.4 for name, shape in shapes.items()}

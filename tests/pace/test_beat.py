@@ -1,4 +1,4 @@
-"""Beats reach who listens, in its thread alone, and become lines every few seconds."""
+"""Progress reports reach the listener of their thread and become lines every few seconds."""
 
 from threading import Thread
 
@@ -75,9 +75,11 @@ def test_a_share_is_told_with_the_time_left_at_this_pace_by_hand() -> None:
     seconds = [100.0]
     heard = list[str]()
     share = Share("reading a.txt", 800, lambda: seconds[0])
-    share(100)  # nobody listens
+    # There is no listener.
+    share(100)
     with heard_by(heard.append):
-        share(0)  # nothing is known of the pace
+        # The pace is not known yet.
+        share(0)
         for at, done in ((110.0, 200), (130.0, 600), (140.0, 800), (150.0, 900)):
             seconds[0] = at
             share(done)
@@ -85,7 +87,8 @@ def test_a_share_is_told_with_the_time_left_at_this_pace_by_hand() -> None:
         "reading a.txt: 25%, 30 s left",
         "reading a.txt: 75%, 10 s left",
         "reading a.txt: 100%, 0 s left",
-        "reading a.txt: 100%, 0 s left",  # a file that grew meanwhile
+        # The file grew during the work.
+        "reading a.txt: 100%, 0 s left",
     ]
 
 

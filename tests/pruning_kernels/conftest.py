@@ -1,4 +1,4 @@
-"""Run a test on every way to the same bits, see ``way``."""
+"""Fixtures that run a test on every implementation that must give the same bits (see ``way``)."""
 
 from collections.abc import Iterator
 
@@ -14,10 +14,11 @@ NEVER = 1 << 62
 
 @pytest.fixture(params=["compiled", "plain", "torch", DEVICES[1]], scope="module")
 def way(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """The device that scores lie on; a module takes each way with all of its tests.
+    """Device of the scores; a module runs with all its tests on each implementation.
 
-    ``plain`` is NumPy and a stable sort, ``compiled`` the kernels for large matrices, ``cuda`` the code for a CUDA device, and
-    ``torch`` the same code on tensors of the CPU, with votes counted without Triton.
+    ``plain`` is NumPy with a stable sort, ``compiled`` the numba kernels for large matrices,
+    ``cuda`` the code for a CUDA device, and ``torch`` the same code on CPU tensors, with votes
+    counted without Triton.
     """
     device = request.param if isinstance(request.param, torch.device) else CPU
     with pytest.MonkeyPatch.context() as monkeypatch, working_on(device):
@@ -35,7 +36,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 @pytest.fixture(params=["compiled", "plain"], scope="module")
 def compiled_or_plain(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For kernels without device code of their own: those for large matrices, and the plain ones."""
+    """Run kernels without device code as compiled code and as plain code."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for module in (kept_mean, selection, sparsegpt, votes):
             monkeypatch.setattr(
@@ -46,7 +47,7 @@ def compiled_or_plain(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=["compiled", "plain", DEVICES[1]], scope="module")
 def compiled_plain_or_cuda(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The same, and the plain ones on tensors of a CUDA device."""
+    """Run the kernels compiled, plain, and plain on tensors of a CUDA device."""
     device = request.param if isinstance(request.param, torch.device) else CPU
     with pytest.MonkeyPatch.context() as monkeypatch, working_on(device), tests_work_on(device):
         for module in (selection, sparsegpt):

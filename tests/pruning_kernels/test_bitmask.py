@@ -16,7 +16,7 @@ from pruning_kernels.bitmask import (
 
 
 def words_by_arithmetic(bits: list[bool]) -> list[int]:
-    """Words of a flat mask: bit i % 64 of word i // 64, one at a time."""
+    """Return the words of a flat mask: bit i % 64 of word i // 64, one bit at a time."""
     words = [0] * ((len(bits) + 63) // 64)
     for index, bit in enumerate(bits):
         words[index // 64] += int(bit) << (index % 64)
@@ -31,7 +31,7 @@ def test_number_of_words(weights: int, words: int) -> None:
 
 
 def test_a_mask_on_paper() -> None:
-    """Row-major without padding between rows: bits 0, 2 and 3 make 1 + 4 + 8."""
+    """Packing is row-major without padding between rows: bits 0, 2 and 3 make 1 + 4 + 8."""
     assert pack(np.array([[True, False, True], [True, False, False]])).tolist() == [13]
 
 
@@ -81,7 +81,7 @@ def test_count_equals_counting_ones_in_the_binary_text(words: list[int]) -> None
 
 @pytest.mark.parametrize("words", [1, 512, 513, 1 << 16])
 def test_rows_of_a_stack_begin_at_different_places_of_a_cache(words: int) -> None:
-    """Of 64 places, lines 64 bytes long, 64 rows take each once."""
+    """A cache has 64 places for lines of 64 bytes, and each of 64 rows begins at another place."""
     stack = stack_of_masks(64, words)
     assert stack.shape == (64, words)
     assert {row * stack.strides[0] // 64 % 64 for row in range(64)} == set(range(64))

@@ -1,4 +1,7 @@
-"""Kernels that find the most voted weights stay within their arrays: run as Python, where NumPy checks the indices."""
+"""Kernels that find the most voted weights stay within their arrays.
+
+They run as Python functions, in which NumPy checks the indices.
+"""
 
 from collections.abc import Iterator
 
@@ -17,7 +20,7 @@ INSTRUCTIONS = {
 
 @pytest.fixture
 def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels are the Python functions that they are compiled from, and take matrices of any size."""
+    """Replace each kernel by the Python function it is compiled from, for matrices of any size."""
     for module in (lowest, most_voted, most_voted_columns):
         for name, found in list(vars(module).items()):
             if hasattr(found, "py_func"):

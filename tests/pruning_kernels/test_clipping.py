@@ -1,4 +1,4 @@
-"""Limits of what one client sends: by hand, and as properties."""
+"""Limits on the update of one client: by hand, and as properties."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_factors_by_hand(sizes: list[float], ratio: float, factors: list[float])
 
 
 def test_a_row_that_the_median_client_left_alone_may_change_a_little() -> None:
-    """A tenth of what the median row does, times the ratio: 0.1 * 3 * 4."""
+    """The limit is 10% of the change of the median row, times the ratio: 0.1 * 3 * 4."""
     own = [
         torch.tensor([0.0, 2.0, 3.0]),
         torch.tensor([0.0, 3.0, 4.0]),
@@ -91,7 +91,10 @@ def test_numbers_stay_within_a_ratio_of_the_median_client_s() -> None:
 
 
 def test_moments_are_limited_in_the_directions_in_which_others_have_little() -> None:
-    """Others: energies 16, 4 and 0.01 on turned axes; own: all in the third. Floor: a tenth of the median lane's energy."""
+    """Energies of the others are 16, 4 and 0.01 on rotated axes; the client's own is in the third.
+
+    The floor is 10% of the energy of the median dimension.
+    """
     turn, _ = torch.linalg.qr(
         torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 3.0]]).double()
     )
@@ -125,7 +128,7 @@ def test_no_direction_of_limited_moments_is_above_the_bound(seed: int) -> None:
 
 
 def test_moments_of_channels_stay_near_the_median_party_s() -> None:
-    """Variances 1, 1, 1 and 1e6; means 0, 0.1, -0.1 and 30 standard deviations."""
+    """Variances are 1, 1, 1 and 1e6; means are 0, 0.1, -0.1 and 30 standard deviations."""
     parts = [
         Moments(10, torch.full((4,), mean).double(), torch.full((4,), 10 * variance).double())
         for mean, variance in ((0.0, 1.0), (0.1, 1.0), (-0.1, 1.0), (30.0, 1e6))

@@ -1,4 +1,4 @@
-"""What is decoded adds up to what was given, but for the last residual."""
+"""Decoded values add up to the given values, except for the last residual."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ WIDEST_GAP = 1 - 0.6961928009986877
 def decoded_rounds(
     values: torch.Tensor, rounds: int, codec: Codec[Any], feedback: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean in float64 of what is decoded in so many rounds, and the last residual."""
+    """Return the mean of the values decoded in these rounds, float64, and the last residual."""
     total = torch.zeros(values.shape, dtype=torch.float64)
     residual = torch.zeros_like(values)
     for _ in range(rounds):
@@ -31,7 +31,7 @@ def decoded_rounds(
 
 
 def test_on_paper() -> None:
-    """Of 1 and 0.9, with the largest magnitude 1, 0.9 is nearest to 1; next time it is 0.8, nearest to 0.723."""
+    """0.9 is rounded to the level 1; with the residual it is 0.8, which is rounded to 0.723."""
     values = torch.tensor([1.0, 0.9])
     code, residual = encode_with_feedback(values, torch.zeros(2), NF4)
     assert NF4.decode(code, (2,)).tolist() == [1.0, 1.0]
@@ -42,7 +42,10 @@ def test_on_paper() -> None:
 
 
 def test_bfloat16_on_paper() -> None:
-    """Between 1 and 2 its steps are 2^-7: 1 + 3/1024 becomes 1 and keeps 3/1024, twice that becomes 1 + 8/1024."""
+    """Steps between 1 and 2 are 2^-7, so 1 + 3/1024 becomes 1 with the residual 3/1024.
+
+    In the next round, 1 + 6/1024 becomes 1 + 8/1024.
+    """
     values = torch.tensor([1 + 3 / 1024])
     code, residual = encode_with_feedback(values, torch.zeros(1), BFLOAT16)
     assert (code.dtype, code.tolist(), residual.tolist()) == (torch.bfloat16, [1.0], [3 / 1024])
@@ -68,7 +71,7 @@ def test_the_mean_of_many_rounds_converges_with_feedback_alone(codec: Codec[Any]
 def test_the_sum_of_what_was_decoded_lacks_the_last_residual(
     size: int, rounds: int, seed: int
 ) -> None:
-    """Values that change from round to round; the residual stays below its bound, a share of the largest value."""
+    """Values change in each round; the residual stays below a fraction of the largest value."""
     generator = np.random.default_rng(seed)
     given_sum = np.zeros(size)
     decoded_sum = np.zeros(size)
@@ -88,7 +91,7 @@ def test_the_sum_of_what_was_decoded_lacks_the_last_residual(
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 3.4e38])
 def test_what_has_no_finite_code_is_refused(codec: Codec[Any], bad: float) -> None:
-    """3.4e38 twice is beyond float32, and once beyond what bfloat16 rounds to."""
+    """2 * 3.4e38 exceeds float32, and 3.4e38 exceeds the largest value of bfloat16."""
     with pytest.raises(ValueError, match="NaN or infinity"):
         encode_with_feedback(torch.tensor([bad]), torch.tensor([bad]), codec)
 

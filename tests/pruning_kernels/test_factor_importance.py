@@ -1,4 +1,4 @@
-"""The importance of LoRA modules on paper, against loops, and where it says nothing."""
+"""Importance of LoRA modules by hand and against loops, and the refused values."""
 
 import math
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 
 def test_the_taylor_term_on_paper(device: torch.device) -> None:
-    """(1 * 2)^2 + (3 * 1)^2 + 0."""
+    """The sum is (1 * 2)^2 + (3 * 1)^2 + 0."""
     b = torch.tensor([[1.0], [3.0], [5.0]], device=device)
     assert taylor_term(b, torch.tensor([[2.0], [1.0], [0.0]], device=device)) == 13
 
@@ -27,7 +27,7 @@ def test_the_taylor_term_does_not_underflow() -> None:
 
 
 def test_the_spectral_term_is_the_mean_of_sums_of_singular_values(device: torch.device) -> None:
-    """2 [[1], [2]] [[3, 4]] has one, 10 sqrt 5; 3 diag(1, 2) has 3 and 6."""
+    """2 [[1], [2]] [[3, 4]] has the singular value 10 sqrt 5; 3 diag(1, 2) has 3 and 6."""
     one = Factors(
         torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0
     )
@@ -49,7 +49,7 @@ def test_the_spectral_term_against_the_dense_update() -> None:
 
 
 def test_terms_of_other_sizes_count_alike() -> None:
-    """Means 2e-10 and 4: (1/2 + 6/4, 3/2 + 2/4)."""
+    """The means are 2e-10 and 4, so the results are 1/2 + 6/4 and 3/2 + 2/4."""
     found = comparable({3: Terms(1e-10, 6.0), 1: Terms(3e-10, 2.0)})
     assert found == {3: pytest.approx(2.0), 1: pytest.approx(2.0)}
 

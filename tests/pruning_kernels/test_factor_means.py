@@ -1,4 +1,4 @@
-"""Means of low-rank updates against means of dense matrices, and numbers on paper."""
+"""Means of low-rank updates against means of dense matrices, and against values by hand."""
 
 import math
 
@@ -34,7 +34,7 @@ def dense(factors: Factors) -> np.ndarray:
 
 
 def cut(matrix: np.ndarray, rank: int) -> np.ndarray:
-    """Best approximation of this rank."""
+    """Return the best approximation of this rank."""
     u, values, vh = np.linalg.svd(matrix, full_matrices=False)
     return (u[:, :rank] * values[:rank]) @ vh[:rank]
 
@@ -56,7 +56,7 @@ def row(*numbers: float) -> torch.Tensor:
 def test_the_weighted_mean_is_that_of_the_dense_updates(
     clients: list[tuple[int, float]], rank: int, seed: int
 ) -> None:
-    """Ranks and scalings differ from client to client; together they are above the smaller side at times."""
+    """Ranks and scalings differ between clients; the sum of ranks may exceed the smaller side."""
     given_clients = [drawn(10, 8, r, s, seed + i) for i, (r, s) in enumerate(clients)]
     weights = [1.0 + 0.5 * i for i in range(len(clients))]
     mean = sum(w * dense(client) for w, client in zip(weights, given_clients, strict=True)) / sum(
@@ -72,7 +72,7 @@ def test_the_weighted_mean_is_that_of_the_dense_updates(
 
 @pytest.mark.parametrize("number", [1, 2, 7])
 def test_equal_clients_give_what_each_of_them_has(number: int) -> None:
-    """With weights of any sum: the mean is not divided by the number of clients once more."""
+    """The sum of the weights has no effect."""
     client = drawn(9, 12, 3, 2.0, 0)
     for found in (
         weighted_mean([client] * number, [1.0] * number, 3, 0.5),
@@ -83,7 +83,10 @@ def test_equal_clients_give_what_each_of_them_has(number: int) -> None:
 
 
 def test_the_mean_of_products_is_not_the_product_of_means() -> None:
-    """Of e_1 e_1^T and e_2 e_2^T the mean is half the identity; that of the factors has a quarter in every entry."""
+    """The mean of e_1 e_1^T and e_2 e_2^T is half the identity matrix.
+
+    The product of the mean factors has a quarter in every entry.
+    """
     one = Factors(column(1.0, 0.0), row(1.0, 0.0), 1.0)
     other = Factors(column(0.0, 1.0), row(0.0, 1.0), 1.0)
     assert dense(weighted_mean([one, other], [1, 1], 2, 1.0)) == pytest.approx(np.diag([0.5, 0.5]))
@@ -91,10 +94,10 @@ def test_the_mean_of_products_is_not_the_product_of_means() -> None:
 
 
 def test_coverage_of_rows_on_paper(device: torch.device) -> None:
-    """Four rows; device 0 keeps 0 and 1, device 1 keeps 1 and 2, nobody keeps 3; weights 1 and 3, scalings 2 and 1.
+    """Four rows: device 0 keeps 0 and 1, device 1 keeps 1 and 2, and no device keeps 3.
 
-    Row 0 is device 0's own, 2 * 1 * (1, 2). Row 1 is a quarter of 2 * 2 * (1, 2) and three quarters of 4 * (1, 0). Row 2 is
-    device 1's own, 8 * (1, 0).
+    The weights are 1 and 3, the scalings 2 and 1. Row 0 is that of device 0, 2 * 1 * (1, 2). Row 1
+    is 1/4 of 2 * 2 * (1, 2) plus 3/4 of 4 * (1, 0). Row 2 is that of device 1, 8 * (1, 0).
     """
     first = Factors(column(1.0, 2.0).to(device), row(1.0, 2.0).to(device), 2.0)
     second = Factors(column(4.0, 8.0).to(device), row(1.0, 0.0).to(device), 1.0)
@@ -114,7 +117,7 @@ def test_coverage_of_rows_on_paper(device: torch.device) -> None:
 
 
 def test_coverage_of_columns_on_paper() -> None:
-    """The same, turned."""
+    """The same as for rows, transposed."""
     first = KeptFactors(
         Factors(column(1.0, 2.0), row(1.0, 2.0), 2.0), torch.tensor([True, True, False, False])
     )
@@ -131,7 +134,10 @@ def test_coverage_of_columns_on_paper() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["rows", "columns"]), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_coverage_against_a_slow_loop(side: PrunedSide, number: int, seed: int) -> None:
-    """Row by row over dense updates; ranks high enough for an exact mean, below and above the smaller side."""
+    """The loop adds the rows of dense updates; the rank is high enough for an exact mean.
+
+    The sums of ranks lie below and above the smaller side.
+    """
     generator = np.random.default_rng(seed)
     sides = (12, 7) if side == "rows" else (7, 12)
     clients = []
@@ -168,7 +174,10 @@ def test_a_device_without_weight_covers_nothing() -> None:
 
 @pytest.mark.parametrize("side", ["rows", "columns"])
 def test_what_nobody_kept_stays_as_it_was_where_somebody_else_has_it(side: PrunedSide) -> None:
-    """Of four rows devices keep 0 and 1, absent ones 1 and 2, of which 1 is the devices', and nobody has 3."""
+    """Devices keep rows 0 and 1 of four, absent devices keep 1 and 2, and nobody keeps 3.
+
+    Row 1 is that of the devices that take part.
+    """
     devices = KeptFactors(
         Factors(column(1.0, 2.0), row(1.0, 2.0), 2.0), torch.tensor([True, True, False, False])
     )
@@ -213,7 +222,10 @@ def test_everything_kept_is_the_weighted_mean() -> None:
 
 
 def test_zero_padding_on_paper(device: torch.device) -> None:
-    """Ranks 1 and 2, weights 1 and 3: the second column of B is three quarters of the second client's."""
+    """Ranks 1 and 2 with weights 1 and 3.
+
+    The second column of B is 3/4 of the second client's.
+    """
     one = Factors(column(4.0, 8.0).to(device), row(4.0, 0.0).to(device), 2.0)
     two = Factors(
         torch.tensor([[0.0, 4.0], [4.0, 8.0]], device=device),

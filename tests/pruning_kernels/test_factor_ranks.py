@@ -1,4 +1,4 @@
-"""Ranks that fall and rise, and the client's own choice of them, on paper and bit by bit."""
+"""Ranks that shrink and grow, and the client's own choice of a rank, by hand and bit by bit."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_shrinking_what_grew_gives_the_same_bits(dtype: torch.dtype, extra: int)
 
 
 def test_growing_adds_zeros_to_b_and_normal_rows_to_a(device: torch.device) -> None:
-    """The numbers are those of the generator; of 4000 of them the standard deviation is 0.02 to a few percent."""
+    """The new rows have the generator's numbers; the standard deviation of 4000 is about 0.02."""
     before = Factors(torch.ones(2, 1, device=device), torch.ones(1, 1000, device=device), 2.0)
     grown = grow(before, 5, generator(), 0.02)
     assert not grown.b[:, 1:].any()
@@ -57,7 +57,7 @@ def test_growing_adds_zeros_to_b_and_normal_rows_to_a(device: torch.device) -> N
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 5), st.integers(0, 2**32 - 1))
 def test_growing_leaves_the_update_as_it_is(rank: int, extra: int, seed: int) -> None:
-    """Whole numbers, whose sums have no rounding in any order."""
+    """Sums of whole numbers have no rounding error in any order."""
     numbers = generator(seed)
     b, a = (
         torch.randint(-50, 50, shape, generator=numbers).float() for shape in ((6, rank), (rank, 7))
@@ -91,7 +91,10 @@ def test_ranks_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_tail_on_paper(device: torch.device) -> None:
-    """Columns from 1 on of B: (3, 4), norm 5. Rows from 1 on of A: (0, 2), norm 2. The scaling has no part in it."""
+    """Columns of B from 1 on: (3, 4), norm 5; rows of A from 1 on: (0, 2), norm 2.
+
+    The scaling has no effect.
+    """
     b = torch.tensor([[9.0, 3.0], [9.0, 4.0]], device=device)
     a = torch.tensor([[9.0, 9.0], [0.0, 2.0]], device=device)
     assert float(tail_norm(Factors(b, a, 7.0), 1)) == pytest.approx(10.0)
@@ -100,7 +103,10 @@ def test_the_tail_on_paper(device: torch.device) -> None:
 
 
 def test_the_gradient_of_the_tail_on_paper() -> None:
-    """Of 5 * 2: 2 * (3, 4) / 5 for B's second column, 5 * (0, 2) / 2 for A's second row, nothing for the first ones."""
+    """The gradients of 5 * 2 are 2 * (3, 4) / 5 for B's column 1 and 5 * (0, 2) / 2 for A's row 1.
+
+    The first column and row have gradient 0.
+    """
     b = torch.nn.Parameter(torch.tensor([[9.0, 3.0], [9.0, 4.0]]))
     a = torch.nn.Parameter(torch.tensor([[9.0, 9.0], [0.0, 2.0]]))
     tail_norm(Factors(b, a, 1.0), 1).backward()  # type: ignore[no-untyped-call]
@@ -111,7 +117,7 @@ def test_the_gradient_of_the_tail_on_paper() -> None:
 
 
 def test_a_tail_of_zeros_has_a_gradient_of_zero() -> None:
-    """As B is before an adapter is trained: not NaN."""
+    """B is zero before an adapter is trained; the gradient must not be NaN."""
     b = torch.nn.Parameter(torch.zeros(2, 3))
     a = torch.nn.Parameter(torch.ones(3, 2))
     found = tail_norm(Factors(b, a, 1.0), 1)
@@ -151,7 +157,11 @@ def test_a_gamma_that_is_no_share_is_refused(gamma: float) -> None:
 
 
 def tail_of(size: float) -> Factors:
-    """Rank 4. Of the last two ranks B has four entries of size / 2, whose norm is the size, and A four of a half, of norm 1."""
+    """Return factors of rank 4 whose last two ranks have a tail of this norm.
+
+    B has four entries of size / 2 there, whose norm is the size, and A four of 1/2, whose norm is
+    1.
+    """
     half = torch.tensor([1.0, 1.0, size / 2, size / 2])
     return Factors(torch.ones(2, 4) * half, torch.full((4, 2), 0.5), 3.0)
 

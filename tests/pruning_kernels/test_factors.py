@@ -1,4 +1,4 @@
-"""Products of thin factors against the dense matrix, its SVD, and numbers on paper."""
+"""Products of thin factors against the dense matrix, its SVD, and values by hand."""
 
 import math
 
@@ -18,14 +18,14 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def dense(factors: Factors, rank: int | None = None) -> np.ndarray:
-    """scaling * B @ A of the first ranks, in NumPy."""
+    """Return scaling * B @ A of the first ranks, in NumPy."""
     b = factors.b.double().numpy()[:, :rank]
     a = factors.a.double().numpy()[:rank]
     return factors.scaling * b @ a
 
 
 def test_on_paper(device: torch.device) -> None:
-    """2 * [[1], [2]] @ [[3, 4]]: the only singular value is 2 * sqrt(5) * 5."""
+    """The only singular value of 2 * [[1], [2]] @ [[3, 4]] is 2 * sqrt(5) * 5."""
     factors = Factors(
         torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0
     )
@@ -36,7 +36,10 @@ def test_on_paper(device: torch.device) -> None:
 
 
 def test_a_diagonal_product_on_paper(device: torch.device) -> None:
-    """diag(1, -9, 4) with scaling 4: columns by size 9, 4, 1; B and A share the roots of 9/4, 1 and 1/4; B's is positive."""
+    """diag(1, -9, 4) with scaling 4: columns are ordered by size 9, 4, 1.
+
+    B and A share the square roots of 9/4, 1 and 1/4; the entries of B are positive.
+    """
     found = refactorise(
         torch.diag(torch.tensor([1.0, -9.0, 4.0])).to(device), torch.eye(3, device=device), 3, 4.0
     )
@@ -54,7 +57,7 @@ def test_a_diagonal_product_on_paper(device: torch.device) -> None:
 def test_norm_and_singular_values_against_the_dense_matrix(
     sizes: tuple[int, int, int], seed: int
 ) -> None:
-    """Ranks above the number of rows or columns among them."""
+    """Covers ranks above the number of rows or columns."""
     rows, columns, rank = sizes
     factors = Factors(drawn(rows, rank, seed=seed), drawn(rank, columns, seed=seed + 1), 0.5)
     expected = np.linalg.svd(dense(factors), compute_uv=False)[:rank]
@@ -85,7 +88,7 @@ SHAPES = [
 def test_the_error_is_that_of_eckart_and_young_for_every_rank(
     rows: int, columns: int, k: int, device: torch.device
 ) -> None:
-    """k below and from the smaller side on; the rank above it as well."""
+    """k lies below, at and above the smaller side, and so does the rank."""
     left = drawn(rows, k, seed=1)
     right = drawn(k, columns, seed=2)
     whole = left.double() @ right.double()
@@ -118,7 +121,7 @@ def test_columns_are_ordered_balanced_orthogonal_and_signed(k: int) -> None:
 
 @pytest.mark.parametrize("k", [5, 40])
 def test_the_factors_depend_on_the_product_alone(k: int) -> None:
-    """Another basis between left and right, and signs the other way round; k = 40 takes the dense product."""
+    """Another basis between left and right and other signs; k = 40 uses the dense product."""
     left = drawn(20, 5, seed=5).double()
     right = drawn(5, 30, seed=6).double()
     basis = drawn(5, k, seed=7).double()
@@ -130,7 +133,7 @@ def test_the_factors_depend_on_the_product_alone(k: int) -> None:
 
 @pytest.mark.parametrize("k", [6, 20])
 def test_ranks_above_the_products_own_are_zero(k: int) -> None:
-    """Three directions, repeated; and a product that cancels."""
+    """Three directions that repeat, and a product that cancels."""
     left = drawn(20, 3, seed=8)
     right = drawn(3, 15, seed=9)
     copies = torch.arange(k) % 3
@@ -212,7 +215,7 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
 
 
 def test_an_update_beyond_float32_is_refused() -> None:
-    """3e38 * 3e38 is a number in float64 alone."""
+    """3e38 * 3e38 exceeds float32 but not float64."""
     factors = Factors(torch.full((1, 1), 3e38), torch.full((1, 1), 3e38), 1.0)
     assert norm(factors) == pytest.approx(9e76)
     with pytest.raises(ValueError, match="NaN or infinity"):

@@ -12,8 +12,11 @@ from pruning_kernels.gates import gumbel_gates, log_ratio, reinmax_gates, within
 
 
 def reinmax_of_two_classes(z: Tensor, drawn: Tensor, tau: float, gradient: Tensor) -> Tensor:
-    """The published algorithm on one-hot vectors: pi_0, then D = (softmax(l / tau) + sample) / 2, then twice the
-    straight-through gradient at D less half of that at pi_0; derivatives by autograd."""
+    """Return the gradient of the published ReinMax algorithm on one-hot vectors, by autograd.
+
+    Let pi_0 be the softmax and D = (softmax(l / tau) + sample) / 2. The gradient is twice the
+    straight-through gradient at D minus half of the gradient at pi_0.
+    """
     logits = torch.stack([z, torch.zeros_like(z)], dim=-1).requires_grad_(True)
     sample = torch.stack([drawn, 1 - drawn], dim=-1)
     at_sample = torch.stack([gradient, torch.zeros_like(gradient)], dim=-1)
@@ -35,13 +38,14 @@ def test_reinmax_is_the_published_estimator_on_two_classes(tau: float) -> None:
     assert torch.equal(gates, drawn)
     (gates * weights).sum().backward()
     expected = reinmax_of_two_classes(z, drawn, tau, weights)
-    # at another temperature the middle point is softmax(l / tau)'s, whose own logits are not the model's
+    # At another temperature, the middle point is that of softmax(l / tau), whose own logits differ
+    # from those of the model.
     torch.testing.assert_close(asked.grad, expected)
 
 
 @pytest.mark.parametrize("z", [-2.0, 0.0, 0.7, 3.0])
 def test_its_expectation_is_the_enumerated_gradient_of_a_quadratic(z: float) -> None:
-    """f(g) = (g - 0.3)^2 of three gates with a product between them, over all eight draws."""
+    """The function of three gates has products between them; all eight draws are enumerated."""
     values = torch.tensor([z, 0.5, -1.0], dtype=torch.float64)
 
     def f(g: Tensor) -> Tensor:
@@ -65,7 +69,7 @@ def test_its_expectation_is_the_enumerated_gradient_of_a_quadratic(z: float) -> 
 
 
 def test_the_paper_s_temperature_turns_the_gradient_round() -> None:
-    """Where a gate is likely on, and should be off: descent with 0.4 would switch it on further."""
+    """A gate is likely on but should be off; with temperature 0.4 it would move further on."""
 
     def mean_gradient(tau: float) -> float:
         total = 0.0
@@ -110,7 +114,7 @@ def test_a_missed_budget_counts_the_same_on_both_sides(spent: float, expected: f
 
 
 def slow_choice(logits: list[float], costs: list[int], pools: list[int], target: int) -> list[bool]:
-    """By a loop over ranks, each time looking for the best gate that is left."""
+    """Choose gates by a loop that takes the best remaining gate in each step."""
     chosen = set[int]()
     left = target
     for pool in sorted(set(pools)):

@@ -1,4 +1,4 @@
-"""The cheapest groups that do not overlap, against all choices."""
+"""The cheapest groups that do not overlap, against an exhaustive search."""
 
 from itertools import combinations, pairwise
 
@@ -9,7 +9,7 @@ from pruning_kernels.groups import cheapest_groups
 
 
 def all_choices(size: int, span: int, number: int) -> list[tuple[int, ...]]:
-    """Every choice of starts that are far enough apart."""
+    """Return every choice of starts that are far enough apart."""
     return [
         starts
         for starts in combinations(range(size), number)
@@ -36,7 +36,7 @@ def test_no_other_choice_is_cheaper(size: int, span: int, number: int) -> None:
 
 
 def test_the_first_cheap_group_may_have_to_stay() -> None:
-    """The cheapest group, 1 to 3, leaves no room on either side: two dearer ones cost less together than it and a far one."""
+    """The cheapest group, 1 to 3, leaves no room for a second one."""
     assert cheapest_groups([0.3, 0.2, 0.9, 0.3], 3, 2) == [0, 3]
 
 

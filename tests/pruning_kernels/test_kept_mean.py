@@ -1,3 +1,5 @@
+"""Weighted means of kept weights, compared with values by hand and slow loops."""
+
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("place_of_sums")
 
 @pytest.fixture(params=["compiled", "plain", "torch", DEVICES[1]], scope="module")
 def place_of_sums(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The host's two ways, the code for a device on tensors of the CPU, and a CUDA device."""
+    """Run both CPU implementations, the device code on CPU tensors, and a CUDA device."""
     device = request.param if isinstance(request.param, torch.device) else CPU
     with pytest.MonkeyPatch.context() as monkeypatch, working_on(device):
         monkeypatch.setattr(
@@ -36,7 +38,7 @@ def added(matrices: list[np.ndarray], masks: list[np.ndarray], weights: list[flo
 
 
 def test_by_hand() -> None:
-    """Three clients, four weights: kept by three, two, one and none of them."""
+    """Three clients and four weights, kept by three, two, one and none of them."""
     matrices = [
         np.array([[3.0, 1.0, 5.0, 7.0]]),
         np.array([[6.0, 2.0, 5.0, 7.0]]),
@@ -52,7 +54,7 @@ def test_by_hand() -> None:
     assert added(given_matrices, masks, [1, 1, 1]).mean("mean").tolist() == [
         [6.0, 2.0, np.float32(5) / np.float32(3), 0.0]
     ]
-    # client 0 has one sample, the others two and one: (3 + 12 + 9) / 4; (4 + 4) / 3; 5 / 1; nobody
+    # Client 1 has two samples, the others one: (3 + 12 + 9) / 4, (4 + 4) / 3, 5 / 1, and no client.
     assert added(given_matrices, masks, [1, 2, 1]).mean().tolist() == [
         [6.0, np.float32(8) / np.float32(3), 5.0, 0.0]
     ]
@@ -81,7 +83,10 @@ def test_against_a_slow_loop(clients: int, shape: tuple[int, int], seed: int) ->
 
 
 def test_many_words_and_an_unfinished_last_one() -> None:
-    """More words than one tile of the compiled kernel, so that threads start in the middle."""
+    """There are more words than in one tile of the compiled kernel.
+
+    So some threads start inside the matrix.
+    """
     generator = np.random.default_rng(0)
     shape = (601, 1009)
     matrix = generator.normal(size=shape).astype(np.float32)

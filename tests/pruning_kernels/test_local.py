@@ -1,4 +1,4 @@
-"""One client's mask of one matrix, checked on paper."""
+"""Mask of one client for one matrix, compared with values computed by hand."""
 
 import math
 
@@ -15,7 +15,7 @@ from pruning_kernels.sparsegpt import factorise
 
 WEIGHT = torch.tensor([[1.0, -2.0, 4.0, 3.0], [-3.0, 0.5, -6.0, 1.0]])
 SQUARE_SUM = torch.tensor([9.0, 16.0, 0.25, 0.0])
-"""Norms 3, 4, 0.5, 0: Wanda scores [[3, 8, 2, 0], [9, 2, 3, 0]]."""
+"""Norms 3, 4, 0.5 and 0, so Wanda's scores are [[3, 8, 2, 0], [9, 2, 3, 0]]."""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_half_of_the_weights_on_paper(
 def test_a_weight_that_is_not_finite_is_refused(
     monkeypatch: pytest.MonkeyPatch, metric: str, group: ComparisonGroup, bad: float, large: bool
 ) -> None:
-    """Also in a channel that never fires, and where nothing else is wrong."""
+    """Covers a channel whose inputs are all zero and a matrix without other faults."""
     if large:
         monkeypatch.setattr(selection, "WORTH_COMPILING", 1)
     for channel in (0, 3):
@@ -59,7 +59,7 @@ def test_a_weight_that_is_not_finite_is_refused(
 def test_ria_against_a_slow_loop(
     monkeypatch: pytest.MonkeyPatch, group: ComparisonGroup, large: bool
 ) -> None:
-    """Scores in float64, one weight at a time; rows and columns of zeros, and rows that tie, are among them."""
+    """Scores in float64, one weight at a time; some rows and columns are zero, some rows tie."""
     if large:
         monkeypatch.setattr(selection, "WORTH_COMPILING", 1)
     generator = np.random.default_rng(3)
@@ -95,7 +95,7 @@ def test_ria_against_a_slow_loop(
 def test_ria_has_the_same_bits_whether_its_scores_are_written_down_or_not(
     monkeypatch: pytest.MonkeyPatch, group: ComparisonGroup, dtype: torch.dtype
 ) -> None:
-    """With few distinct weights, so that scores tie, and channels that never fire."""
+    """Few distinct weights, so that scores tie, and some channels whose inputs are all zero."""
     generator = torch.Generator().manual_seed(5)
     weight = (torch.randn(200, 132, generator=generator) * 4).round().to(dtype) / 8
     square_sum = torch.randint(0, 3, (132,), generator=generator).to(torch.float64)
@@ -133,7 +133,10 @@ def test_the_weights_are_left_as_they_were(device: torch.device) -> None:
 
 
 def test_wanda_by_column_is_magnitude_also_where_a_channel_is_dead(device: torch.device) -> None:
-    """A channel of zero norm would make all scores of its column tie, and clients with and without it differ."""
+    """A channel of norm zero would make all scores of its column tie.
+
+    The masks of clients with and without that channel would then differ.
+    """
     weight = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).to(device)
     norms = torch.ones(8, dtype=torch.float64, device=device)
     norms[3] = 0
@@ -145,7 +148,10 @@ def test_wanda_by_column_is_magnitude_also_where_a_channel_is_dead(device: torch
 @pytest.mark.parametrize("metric", ["wanda", "magnitude"])
 @pytest.mark.parametrize("group", ["layer", "row", "column", "2:4"])
 def test_a_cuda_device_gives_the_bits_of_the_cpu(metric: str, group: ComparisonGroup) -> None:
-    """Their scores take one rounding each, as everywhere; RIA's sums do not, so only its selection has these bits."""
+    """These scores are rounded once each on every device.
+
+    The sums of RIA are not, so only its selection gives the same bits.
+    """
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(1200, 1000, generator=generator).to(torch.bfloat16)
     square_sum = torch.rand(1000, generator=generator, dtype=torch.float64)

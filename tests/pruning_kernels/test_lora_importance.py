@@ -1,4 +1,4 @@
-"""Importance by LoRA's gradients against dense matrices and loops over single weights."""
+"""Importance from LoRA gradients against dense matrices and loops over single weights."""
 
 import math
 
@@ -39,7 +39,7 @@ def adapter(
 def expected(
     weight: torch.Tensor, factors: Factors, gradients: Gradients, side: int, size: int, score: Score
 ) -> list[float]:
-    """Weight by weight, as equation 10 is written, with s."""
+    """Return the importance weight by weight, as in equation 10, with the scaling s."""
     b = factors.b.numpy()
     a = factors.a.numpy()
     gradient_b = gradients.b.numpy()
@@ -56,9 +56,10 @@ def expected(
 
 
 def test_on_paper(device: torch.device) -> None:
-    """G = gB A + B gA - gB gA = [[0, 0], [1, 2]] + [[1, 0], [0, 0]] - [[0, 0], [1, 0]], which is diag(1, 2).
+    """G = gB A + B gA - gB gA = diag(1, 2).
 
-    With s = 2 and a W of ones M = [[3, 5], [1, 1]], so the products are diag(3, 2).
+    The terms are [[0, 0], [1, 2]], [[1, 0], [0, 0]] and [[0, 0], [1, 0]]. With s = 2 and W of ones,
+    M = [[3, 5], [1, 1]], so the products are diag(3, 2).
     """
     one = torch.ones(2, 2, device=device)
     factors = Factors(
@@ -88,7 +89,7 @@ def test_streamed_equals_a_loop_over_weights(
     rows_at_once: int,
     seed: int,
 ) -> None:
-    """Blocks of rows that cut units among them; the weight as a tensor and as a reader."""
+    """Row blocks that cut through groups; the weight as a tensor and as a reader."""
     weight, factors, gradients = adapter(*shape, rank, seed)
     found = unit_importance(weight, factors, gradients, side, size, score, rows_at_once)
     assert (found.dtype, found.shape) == (torch.float64, (shape[side] // size,))
@@ -132,8 +133,11 @@ def test_parameters_are_read_without_their_gradients() -> None:
 
 
 def test_group_is_the_first_order_change_of_the_loss_where_the_estimate_is_the_gradient() -> None:
-    """With B = 0 and gA = 0 the estimate is gB A. For A of full row rank and the loss <gB A, W> that is its gradient in W, and
-    the square of what the loss loses with a unit is the unit's importance."""
+    """The estimate is gB A for B = 0 and gA = 0.
+
+    For A of full row rank and the loss <gB A, W>, this is the loss's gradient in W. The importance
+    of a group is the square of the loss's change without the group.
+    """
     weight, factors, gradients = adapter(6, 4, 4)
     first = Factors(torch.zeros_like(factors.b), factors.a, 1.5)
     slope = gradients.b @ factors.a
@@ -172,11 +176,14 @@ def test_refusals() -> None:
         unit_importance(weight, factors, gradients, 0, 1, dtype=torch.bfloat16)
 
 
-# ----- units of several matrices, and steps ---------------------------------------------------------------------------
+# ----- groups of several matrices, and steps ------------------------------------------------------
 
 
 def test_matrices_are_normalised_before_they_are_added(device: torch.device) -> None:
-    """(3, 4) over its norm 5, (0, 10) over 10; zeros add nothing; without the norm the sums are 3 and 14."""
+    """(3, 4) is divided by its norm 5 and (0, 10) by 10; zeros add nothing.
+
+    Without normalisation the sums are 3 and 14.
+    """
     one, other, zeros = (
         torch.tensor(values, device=device) for values in ([3.0, 4.0], [0.0, 10.0], [0.0, 0.0])
     )
@@ -194,7 +201,7 @@ def test_matrices_of_other_units_are_refused() -> None:
 
 
 def test_the_moving_average_on_paper(device: torch.device) -> None:
-    """8, then 0.75 * 8 + 0.25 * 4 = 7; a step that is not finite is none."""
+    """8, then 0.75 * 8 + 0.25 * 4 = 7; a step that is not finite is skipped."""
     seen = [
         torch.tensor(values, device=device)
         for values in ([8.0, 0.0], [4.0, 4.0], [math.nan, 1.0], [math.inf, 1.0])

@@ -1,4 +1,4 @@
-"""Importance by LoRA's gradients goes through a matrix without another one of its size."""
+"""Importance from LoRA gradients needs no second matrix of the weight's size."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from pruning_kernels.lora_importance import Gradients, Score, unit_importance
 @pytest.mark.parametrize("score", ["exact", "group"])
 @pytest.mark.parametrize("side", [0, 1])
 def test_no_tensor_is_as_large_as_the_matrix(side: int, score: Score) -> None:
-    """Of 64 x 96 numbers at most 8 rows, P and Q are there at a time."""
+    """At most 8 of 64 x 96 rows, P and Q are in memory at a time."""
     generator = torch.Generator().manual_seed(0)
     b, gradient_b = torch.randn(2, 64, 2, generator=generator)
     a, gradient_a = torch.randn(2, 2, 96, generator=generator)

@@ -1,4 +1,4 @@
-"""Mask Tuning's refinements against a plain greedy search, all choices of few units, nested loops, and NumPy's lstsq."""
+"""Mask Tuning's refinements against a greedy search, all choices, loops and NumPy's lstsq."""
 
 from itertools import combinations
 
@@ -21,7 +21,7 @@ from pruning_kernels.mask_tuning import (
 
 
 def rise(gradients: np.ndarray, cut: set[int]) -> float:
-    """The quadratic sum, window by window and unit by unit."""
+    """Return the quadratic sum, sample by sample and group by group."""
     total = 0.0
     for window in gradients:
         along = 0.0
@@ -32,7 +32,10 @@ def rise(gradients: np.ndarray, cut: set[int]) -> float:
 
 
 def greedy(gradients: np.ndarray, cut: set[int]) -> set[int]:
-    """The paper's search: every staying unit is cut in turn, and of all that are cut the best one comes back."""
+    """Return the result of the paper's search.
+
+    Each remaining group is cut in turn; of all cut groups, the best one comes back.
+    """
     cut = set(cut)
     own = [rise(gradients, {unit}) for unit in range(gradients.shape[1])]
     for unit in sorted(set(range(gradients.shape[1])) - cut, key=lambda unit: own[unit]):
@@ -43,7 +46,7 @@ def greedy(gradients: np.ndarray, cut: set[int]) -> set[int]:
 
 @st.composite
 def searches(draw: st.DrawFn) -> tuple[np.ndarray, set[int]]:
-    """Gradients of a few windows by a few units' masks, and how the units of least own information are cut."""
+    """Draw gradients of a few samples by a few group masks, and cut the least important groups."""
     units = draw(st.integers(2, 7))
     windows = draw(st.integers(1, 5))
     gradients = np.random.default_rng(draw(st.integers(0, 10_000))).standard_normal(
@@ -72,12 +75,16 @@ def test_a_rearrangement_is_the_plain_greedy_one_and_never_worse_than_its_start(
         rise(gradients, set(some)) for some in combinations(range(gradients.shape[1]), len(start))
     ]
     assert min(every) - 1e-9 <= rise(gradients, found) <= rise(gradients, start) + 1e-9
-    if len(start) == gradients.shape[1] - 1:  # of all units the best one comes back
+    # All groups but one are cut, so the best of all remains.
+    if len(start) == gradients.shape[1] - 1:
         assert rise(gradients, found) == pytest.approx(min(every))
 
 
 def test_a_rearrangement_by_hand() -> None:
-    """2 and -0.1 go at first: 1.9 squared. With -3 cut 2 may stay cut and -0.1 come back: 1 squared; 3 and -3 are not found."""
+    """First 2 and -0.1 are cut: 1.9 squared. Then -3 is cut in place of -0.1: 1 squared.
+
+    The search does not find the cut of 3 and -3, whose sum is 0.
+    """
     gradients = torch.tensor([[3.0, -3.0, 2.0, -0.1]])
     assert as_set(rearranged(gradients, as_mask({2, 3}, 4))) == {1, 2}
 
@@ -93,7 +100,10 @@ def test_of_equal_units_none_changes_its_place() -> None:
 
 @pytest.mark.parametrize(("windows", "units", "rows"), [(3, 7, 3), (7, 3, 3), (2, 7, 4), (9, 6, 4)])
 def test_a_factor_has_the_information_of_the_gradients(windows: int, units: int, rows: int) -> None:
-    """Or, where rows are fewer than windows and units, its strongest directions: eigenvectors, by NumPy."""
+    """A factor with fewer rows than samples and groups holds the strongest directions.
+
+    They are compared with NumPy's eigenvectors.
+    """
     gradients = torch.randn(windows, units, generator=torch.Generator().manual_seed(1))
     factor = fisher_factor(gradients, rows)
     information = gradients.double().numpy().T @ gradients.double().numpy()
@@ -130,7 +140,7 @@ def test_what_units_give_together_equals_nested_loops(
 
 @pytest.mark.parametrize("damping", [1e-6, 0.01, 2.0])
 def test_scales_are_those_of_least_squares(damping: float) -> None:
-    """NumPy solves A s = b with rows below that draw s to 1; two of the columns are nearly the same."""
+    """NumPy solves A s = b with additional rows that draw s to 1; two columns are nearly equal."""
     outputs = np.random.default_rng(3).standard_normal((40, 6))
     outputs[:, 5] = outputs[:, 4] + 1e-4 * outputs[:, 5]
     aims = outputs @ np.array([2.0, 0.5, 1.0, -1.0, 1.0, 1.5]) + np.random.default_rng(

@@ -1,4 +1,4 @@
-"""NF4 codes on paper, against a slow loop, and against bitsandbytes where it is installed."""
+"""NF4 codes by hand, against a slow loop, and against bitsandbytes if it is installed."""
 
 import math
 from itertools import pairwise
@@ -14,16 +14,16 @@ from pruning_kernels.nf4 import BLOCK, LEVELS, Nf4, decode, encode, num_bytes
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 WIDEST_GAP = 1 - 0.6961928009986877
-"""Between -1 and its neighbour."""
+"""Gap between -1 and its neighbour."""
 
 
 def codes_of(nf4: Nf4, size: int) -> list[int]:
-    """Codes by integer arithmetic on the bytes."""
+    """Return the codes by integer arithmetic on the bytes."""
     return [code for byte in nf4.packed.tolist() for code in (byte // 16, byte % 16)][:size]
 
 
 def slow_codes(values: list[float]) -> list[int]:
-    """Value by value: how many middles between two levels lie below it."""
+    """Return for each value the number of midpoints between two levels that lie below it."""
     levels = [np.float32(level) for level in LEVELS]
     middles = [(low + high) / np.float32(2) for low, high in pairwise(levels)]
     codes = []
@@ -35,7 +35,10 @@ def slow_codes(values: list[float]) -> list[int]:
 
 
 def test_the_levels_are_normal_quantiles() -> None:
-    """QLoRA's recipe: from 1 - (1/32 + 1/30) / 2 to one half in 8 even steps, and in 7 for below zero; over the largest."""
+    """QLoRA's recipe: quantiles from 1 - (1/32 + 1/30) / 2 to 1/2, divided by the largest.
+
+    There are 8 even steps for positive levels and 7 for negative ones.
+    """
     normal = torch.distributions.Normal(0.0, 1.0)
     offset = 0.9677083
 
@@ -48,7 +51,10 @@ def test_the_levels_are_normal_quantiles() -> None:
 
 
 def test_on_paper(device: torch.device) -> None:
-    """Largest magnitude 4: the values are -1, 0, 0.1 (near 0.0796: 8) and 0.75 (near 0.723: 14) of it."""
+    """The largest magnitude is 4; divided by it, the values are -1, 0, 0.1 and 0.75.
+
+    0.1 is near 0.0796, which is code 8, and 0.75 is near 0.723, which is code 14.
+    """
     found = encode(torch.tensor([[-4.0, 0.0], [0.4, 3.0]], device=device))
     assert found.packed.tolist() == [0 * 16 + 7, 8 * 16 + 14]
     assert found.absmax.tolist() == [4.0]
@@ -115,7 +121,7 @@ def test_bytes_per_value() -> None:
     "values", [[0.0] * 70, [1e-42, -5e-43, 0.0], [3e38, -3e38, 1e38], [-0.0, 0.0]]
 )
 def test_numbers_at_the_ends_of_float32(values: list[float]) -> None:
-    """Too small for a reciprocal, they become zero at worst."""
+    """Values that are too small for a reciprocal become at worst zero."""
     given_values = torch.tensor(values)
     decoded = decode(encode(given_values), (len(values),))
     assert bool(torch.isfinite(decoded).all())
@@ -144,7 +150,7 @@ def test_whole_numbers_are_refused() -> None:
 
 
 def damaged(name: str) -> Nf4:
-    """65 values: 33 bytes, 2 magnitudes; one thing about them is wrong."""
+    """Return the codes of 65 values (33 bytes, 2 magnitudes) with one fault."""
     packed = torch.full((33,), 0x77, dtype=torch.uint8)
     absmax = torch.ones(2)
     changed = {
@@ -194,7 +200,10 @@ def test_codes_of_another_number_of_values_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [64, 64 * 33, 6, 64 * 5 + 18])
 def test_codes_and_values_are_those_of_bitsandbytes(size: int) -> None:
-    """Whole blocks agree in all bits; of a short one, values in the very middle could differ, and here there are none."""
+    """Whole blocks agree bit by bit.
+
+    In a short block, values exactly at a midpoint could differ; here there are none.
+    """
     functional = pytest.importorskip(
         "bitsandbytes.functional", reason="bitsandbytes is not installed"
     )
@@ -209,7 +218,10 @@ def test_codes_and_values_are_those_of_bitsandbytes(size: int) -> None:
 
 
 def test_the_middle_is_that_of_bitsandbytes() -> None:
-    """All middles between two levels and their neighbours in float32, with magnitudes that divide without a rounding error."""
+    """All midpoints between two levels and their float32 neighbours.
+
+    The magnitudes are powers of two, which divide without rounding.
+    """
     functional = pytest.importorskip(
         "bitsandbytes.functional", reason="bitsandbytes is not installed"
     )

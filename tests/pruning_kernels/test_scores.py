@@ -1,4 +1,4 @@
-"""Scores against numbers worked out on paper."""
+"""Scores against values computed by hand."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_wanda_on_paper(device: torch.device) -> None:
 
 
 def test_wanda_takes_the_norm_from_the_inputs_square_sum(device: torch.device) -> None:
-    """Three tokens with two channels: squares sum to 1+4+9 = 14 and 4+0+36 = 40."""
+    """Three tokens with two channels: the squares sum to 1 + 4 + 9 = 14 and 4 + 0 + 36 = 40."""
     inputs = torch.tensor([[1.0, 2.0], [-2.0, 0.0], [3.0, -6.0]], device=device)
     scores = wanda_score(torch.tensor([[2.0, 1.0]], device=device), inputs.square().sum(dim=0))
     assert scores.tolist() == [pytest.approx([2 * math.sqrt(14), math.sqrt(40)])]
@@ -60,7 +60,7 @@ def test_wanda_refuses_activations_that_are_not_finite(device: torch.device, bad
 
 
 def test_a_square_sum_beyond_float32_still_has_a_finite_norm(device: torch.device) -> None:
-    """Sums are float64: 1e40 is too large for float32, its root 1e20 is not."""
+    """Sums are float64: 1e40 exceeds float32, but its root 1e20 does not."""
     square_sum = torch.tensor([1e40], dtype=torch.float64, device=device)
     assert wanda_score(torch.tensor([[2.0]], device=device), square_sum).tolist() == [
         [pytest.approx(2e20)]

@@ -14,7 +14,7 @@ GROUPS: list[ComparisonGroup] = ["layer", "row", "column"]
 
 
 def groups_of(rows: int, columns: int, group: str) -> list[list[tuple[int, int]]]:
-    """Positions that compete with each other, each group in order of index."""
+    """Return the positions of each comparison group, in order of index."""
     if group == "layer":
         return [[(row, column) for row in range(rows) for column in range(columns)]]
     if group == "row":
@@ -23,7 +23,7 @@ def groups_of(rows: int, columns: int, group: str) -> list[list[tuple[int, int]]
 
 
 def sorted_selection(scores: list[list[float]], sparsity: float, group: str) -> list[list[bool]]:
-    """The slow answer."""
+    """Return the mask computed with ``sorted``, group by group."""
     rows = len(scores)
     columns = len(scores[0])
     pruned = [[False] * columns for _ in range(rows)]
@@ -48,7 +48,7 @@ def matrices(values: st.SearchStrategy[float]) -> st.SearchStrategy[list[list[fl
 
 
 def test_on_paper(way: torch.device) -> None:
-    """At 50% a row of three loses int(1.5) = 1 weight, a layer of six loses 3, a column of two loses 1."""
+    """At 50%, a row of three loses int(1.5) = 1 weight, a layer of six 3, and a column of two 1."""
     scores = torch.tensor([[3.0, 1.0, 2.0], [6.0, 4.0, 5.0]])
     assert select_lowest(scores.to(way), 0.5, "row").tolist() == [
         [False, True, False],
@@ -92,7 +92,7 @@ def test_equals_sorting_of_any_scores(
 def test_ties_go_to_the_lower_index_in_a_large_matrix(
     way: torch.device, group: ComparisonGroup
 ) -> None:
-    """Large enough for a sort that is only stable by luck to show it."""
+    """The matrix is large enough to reveal a sort that is stable only by chance."""
     scores = [[float((row * 7 + column) % 3) for column in range(70)] for row in range(50)]
     assert select_lowest(torch.tensor(scores).to(way), 0.45, group).tolist() == sorted_selection(
         scores, 0.45, group
@@ -158,7 +158,7 @@ def test_infinite_scores_are_kept_longest(way: torch.device) -> None:
 
 
 def test_infinite_scores_are_refused_where_they_are_made_of_factors(way: torch.device) -> None:
-    """They come of a weight that is not finite."""
+    """Infinite scores result from a weight that is not finite."""
     for weight in (math.inf, -math.inf):
         with pytest.raises(ValueError, match="infinity"):
             select_lowest(torch.tensor([[weight, 1.0]]).to(way), 0.5, "row", torch.ones(2).to(way))

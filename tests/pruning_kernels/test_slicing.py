@@ -1,4 +1,4 @@
-"""Slicing a residual stream: products by hand, principal components against NumPy, and what must hold of any basis."""
+"""Slicing of a residual stream: products by hand, principal components by NumPy, properties."""
 
 import math
 
@@ -25,7 +25,7 @@ EXACT = {"rtol": 0.0, "atol": 1e-12}
 
 @pytest.fixture
 def signals() -> Tensor:
-    """300 rows of width 12, some directions of which are far stronger than others."""
+    """300 rows of width 12, with directions of very different strength."""
     generator = torch.Generator().manual_seed(3)
     strengths = torch.logspace(1, -1, 12, dtype=torch.float64)
     mixed, _ = torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=torch.float64))
@@ -41,7 +41,7 @@ def test_a_signal_is_divided_by_its_root_mean_square() -> None:
 
 
 def test_second_moments_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not centred; in as many pieces as the rows need."""
+    """Moments are not centred, and rows are processed in several pieces."""
     monkeypatch.setattr(slicing, "ROWS_AT_ONCE", 2)
     found = second_moments(
         torch.tensor([[1.0, 2.0], [0.0, 3.0], [-1.0, 1.0]], dtype=torch.bfloat16)
@@ -64,7 +64,7 @@ def test_the_basis_is_that_of_numpy_s_singular_vectors(signals: Tensor) -> None:
 
 
 def test_a_basis_by_hand() -> None:
-    """Strongest first; the largest entry is positive, of two that are as large the first."""
+    """The strongest direction comes first; the first largest entry of each is positive."""
     basis = principal_basis(torch.tensor([[2.0, -1.0, 0.0], [-1.0, 2.0, 0.0], [0.0, 0.0, 9.0]]), 2)
     half = math.sqrt(0.5)
     torch.testing.assert_close(
@@ -130,7 +130,7 @@ def test_matrices_that_read_and_write_by_hand(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_shortcut_leads_from_basis_to_basis(signals: Tensor) -> None:
-    """With all directions nothing is lost on the way; with fewer, what lies in both stays."""
+    """A shortcut with all directions loses nothing; one with fewer keeps the common part."""
     before = principal_basis(second_moments(signals), 12)
     behind = principal_basis(second_moments(signals[:150]), 12)
     led = (signals @ before) @ shortcut(before, behind).T

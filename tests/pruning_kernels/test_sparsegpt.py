@@ -1,4 +1,7 @@
-"""SparseGPT against the optimal brain surgeon, in float64 and with an explicit inverse of what is left of H at each column."""
+"""SparseGPT against the optimal brain surgeon in float64.
+
+The reference inverts the remaining part of H explicitly at each column.
+"""
 
 import math
 
@@ -18,11 +21,11 @@ from pruning_kernels.sparsegpt import Factor, factorise, prune, sparsegpt_score
 pytestmark = pytest.mark.usefixtures("compiled_plain_or_cuda")
 
 TOLERANCE = 1e-4
-"""Of updated weights, as a share of the largest: float32 against float64."""
+"""Tolerance of updated weights relative to the largest one: float32 against float64."""
 
 
 def inputs_of(tokens: int, channels: int, seed: int = 0) -> Tensor:
-    """Correlated inputs: white noise, mixed."""
+    """Return correlated inputs: white noise times a mixing matrix."""
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.eye(channels) + torch.randn(channels, channels, generator=generator) / math.sqrt(
         channels
@@ -35,13 +38,13 @@ def weight_of(rows: int, columns: int, seed: int = 1) -> Tensor:
 
 
 def damped(gram: Tensor, damping: float = 0.01) -> NDArray[np.float64]:
-    """H in float64, of a gram without dead channels."""
+    """Return H in float64 for a Gram matrix without dead channels."""
     found = gram.double().numpy()
     return found + damping * np.diagonal(found).mean() * np.eye(len(found))
 
 
 def lowest(scores: NDArray[np.float64], quota: int) -> NDArray[np.bool_]:
-    """The ``quota`` lowest of all scores, of equal ones the first."""
+    """Return a mask of the ``quota`` lowest scores; ties go to the first."""
     chosen = np.zeros(scores.size, bool)
     chosen[sorted(range(scores.size), key=lambda place: (scores.flat[place], place))[:quota]] = True
     return chosen.reshape(scores.shape)
@@ -54,10 +57,12 @@ def brain_surgeon(
     pattern: tuple[int, int] | None,
     block_size: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float]:
-    """The slow answer, and how far apart relatively the last pruned and the first kept score of a group came at least.
+    """Return mask, weights and smallest relative gap of scores by the slow reference.
 
-    Removing weight p from those of columns j on, of which ``inverse`` is that of H, costs ``w_p^2 / inverse_pp``, up to a
-    factor, and changes the others by ``-w_p / inverse_pp * inverse_p`` (SparseGPT, eq. 1 and 3).
+    The gap is that between the last pruned and the first kept score. Let ``inverse`` be the inverse
+    of H for the columns from j on. Removing weight p of these columns costs ``w_p^2 / inverse_pp``,
+    up to a factor, and changes the others by ``-w_p / inverse_pp * inverse_p`` (SparseGPT, eq. 1
+    and 3).
     """
     found = weight.double().numpy().copy()
     (rows, columns), pruned = found.shape, np.zeros(found.shape, bool)
@@ -93,12 +98,15 @@ def brain_surgeon(
 
 
 def output_error(weight: Tensor, updated: Tensor, inputs: Tensor) -> float:
-    """Squared difference of a layer's outputs."""
+    """Return the squared difference of a layer's outputs."""
     return float(((weight - updated).double() @ inputs.double().T).square().sum())
 
 
 def test_factor_on_paper() -> None:
-    """[[2, 1], [1, 2]] has the inverse [[2, -1], [-1, 2]] / 3, and U = [[sqrt(2/3), -1/sqrt(6)], [0, sqrt(1/2)]]."""
+    """The inverse of [[2, 1], [1, 2]] is [[2, -1], [-1, 2]] / 3.
+
+    So U = [[sqrt(2/3), -1/sqrt(6)], [0, sqrt(1/2)]].
+    """
     factor = factorise(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), damping=0.0)
     assert factor.upper.tolist() == [
         pytest.approx([math.sqrt(2 / 3), -1 / math.sqrt(6)]),
@@ -108,7 +116,7 @@ def test_factor_on_paper() -> None:
 
 
 def test_damping_on_paper() -> None:
-    """The mean diagonal is 2; half of it is added: H = diag(2, 4), and U = diag(sqrt(1/2), 1/2)."""
+    """Half of the mean diagonal 2 is added: H = diag(2, 4) and U = diag(sqrt(1/2), 1/2)."""
     factor = factorise(torch.diag(torch.tensor([1.0, 3.0])), damping=0.5)
     assert factor.upper.tolist() == [
         pytest.approx([math.sqrt(1 / 2), 0.0]),
@@ -117,7 +125,10 @@ def test_damping_on_paper() -> None:
 
 
 def test_damping_on_paper_where_a_channel_is_dead() -> None:
-    """Of diagonals 1, 3 and 0 the mean is 2 without the last; it is (1 + 3 + 8) / 3 = 4 where that counts as 8."""
+    """The mean of the diagonals 1 and 3 without the dead one is 2.
+
+    It is (1 + 3 + 8) / 3 = 4 if the dead channel counts as 8.
+    """
     gram = torch.diag(torch.tensor([1.0, 3.0, 0.0]))
     left_out = factorise(gram, 0.5)
     counted = factorise(gram, 0.5, dead_diagonal=8.0)
@@ -130,7 +141,10 @@ def test_damping_on_paper_where_a_channel_is_dead() -> None:
 
 
 def test_with_dead_channels_in_the_mean_the_factor_is_that_of_the_published_procedure() -> None:
-    """H = 2 / n x x^T summed over n windows, one window and one number at a time; 1 in place of each diagonal that is 0."""
+    """The reference sums H = 2 / n x x^T over n samples, one sample and one token at a time.
+
+    It puts 1 in place of each diagonal element that is 0.
+    """
     windows = 6
     tokens = 12
     channels = 10
@@ -159,11 +173,11 @@ def test_with_dead_channels_in_the_mean_the_factor_is_that_of_the_published_proc
 
 
 def test_pruning_on_paper() -> None:
-    """H = [[2, 1], [1, 2]], one of two weights goes.
+    """H = [[2, 1], [1, 2]]; one of two weights is pruned.
 
-    The first of [1, 3] costs 1 / (2/3) = 1.5 against 9 / (1/2) = 18. Without it, 2 + 2 d + 2 d^2 is least for d = -1/2, where d
-    is what the second was less what it becomes: 3.5. The first of [3, 1] costs 13.5 against 2; the second goes, and what is on
-    its left stays.
+    The first of [1, 3] costs 1 / (2/3) = 1.5 against 9 / (1/2) = 18. Without it, 2 + 2 d + 2 d^2 is
+    minimal at d = -1/2, where d is the second weight minus its new value: 3.5. The first of [3, 1]
+    costs 13.5 against 2, so the second is pruned, and the weight on its left stays unchanged.
     """
     factor = factorise(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), damping=0.0)
     for weight, pruned, updated in (
@@ -186,7 +200,10 @@ def test_score_on_paper() -> None:
 
 @pytest.mark.parametrize("channels", [1, 5, 64, 300, 777])
 def test_the_factor_is_that_of_the_inverse(channels: int) -> None:
-    """Against the three steps of the published code in float64, below and above the size that is halved."""
+    """Compare with the three steps of the published code, in float64.
+
+    The sizes lie below and above the size from which the recursion halves the matrix.
+    """
     gram = inputs_of(2 * channels + 1, channels).T @ inputs_of(2 * channels + 1, channels)
     given = gram.clone()
     factor = factorise(gram)
@@ -251,7 +268,7 @@ def test_both_ways_agree_on_a_matrix_of_several_blocks(monkeypatch: pytest.Monke
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 7), st.integers(1, 40), st.floats(0, 0.999), st.integers(1, 17))
 def test_exact_sparsity(rows: int, columns: int, sparsity: float, block_size: int) -> None:
-    """After every block, and so after the last; all scores are equal, and nothing is updated."""
+    """The sparsity is exact after every block; all scores are equal and nothing is updated."""
     prune_mask, updated = prune(
         torch.ones(rows, columns), factorise(torch.eye(columns)), sparsity, block_size=block_size
     )
@@ -262,14 +279,14 @@ def test_exact_sparsity(rows: int, columns: int, sparsity: float, block_size: in
 
 
 def test_ties_go_to_the_lower_index_within_a_block() -> None:
-    """Blocks of 2 x 2 lose int(4 * 0.75) = 3 weights: the upper row, and the first of the lower one."""
+    """Blocks of 2 x 2 lose int(4 * 0.75) = 3 weights: the upper row and one below it."""
     prune_mask, _ = prune(torch.ones(2, 4), factorise(torch.eye(4)), 0.75, block_size=2)
     assert prune_mask.tolist() == [[True, True, True, True], [True, False, True, False]]
 
 
 @pytest.mark.parametrize("pattern", [None, (2, 4)])
 def test_dead_channels_go_first_and_change_nothing(pattern: tuple[int, int] | None) -> None:
-    """Their weights are zero afterwards, and the others are those of a layer without these channels' weights."""
+    """Weights of dead channels become zero and do not affect the other weights."""
     inputs = inputs_of(200, 40)
     inputs[:, [3, 17, 18]] = 0
     factor = factorise(inputs.T @ inputs)
@@ -297,12 +314,12 @@ def test_a_layer_without_inputs_can_be_pruned() -> None:
 
 
 def test_damping_is_raised_for_a_singular_gram_and_reported() -> None:
-    """Two equal channels: [[1, 1], [1, 1]] has no factor; with the paper's damping it has."""
+    """The Gram matrix of two equal channels has no factor; with the paper's damping it has one."""
     assert factorise(torch.ones(2, 2), damping=0.0).damping == 0.01
 
 
 def test_damping_is_raised_tenfold_until_it_suffices() -> None:
-    """Eigenvalues 1 + 1.04 and 1 - 1.04 = -0.04 (as rounding may leave behind): damping has to exceed 0.04."""
+    """The eigenvalues are 2.04 and -0.04, as rounding may produce, so damping must exceed 0.04."""
     factor = factorise(torch.tensor([[1.0, 1.04], [1.04, 1.0]]), damping=0.003)
     assert factor.damping == pytest.approx(0.3)
     assert factor.upper[1, 1].item() == pytest.approx(1 / math.sqrt(1.3))
@@ -364,7 +381,10 @@ def test_a_gram_has_to_be_square() -> None:
 
 @pytest.mark.parametrize("scale", [4.0**-20, 1 / 128, 3.0, 4.0**20])
 def test_the_scale_of_the_gram_does_not_matter(scale: float) -> None:
-    """Sums and means over tokens prune alike, dead channels or not; powers of four change no bit."""
+    """Sums and means over tokens prune alike, also with a dead channel.
+
+    Factors that are powers of four change no bit.
+    """
     inputs = inputs_of(300, 60)
     inputs[:, 7] = 0
     weight = weight_of(9, 60)
@@ -379,7 +399,7 @@ def test_the_scale_of_the_gram_does_not_matter(scale: float) -> None:
 
 @pytest.mark.parametrize("pattern", [None, (2, 4)])
 def test_updates_lower_the_error_of_the_outputs(pattern: tuple[int, int] | None) -> None:
-    """Below that of the same mask without updates, which is below that of magnitude."""
+    """The error is below that of the same mask without updates and of magnitude pruning."""
     inputs = inputs_of(400, 160)
     weight = weight_of(30, 160)
     prune_mask, updated = prune(weight, factorise(inputs.T @ inputs), 0.5, pattern, block_size=32)
@@ -413,7 +433,7 @@ def test_repeated_runs_have_the_same_bits() -> None:
 
 
 def test_a_factor_holds_for_every_layer_with_these_inputs() -> None:
-    """A row's weights do not depend on the other rows, where each row has its own groups."""
+    """The weights of a row do not depend on other rows if each row has its own groups."""
     inputs = inputs_of(200, 32)
     factor: Factor = factorise(inputs.T @ inputs)
     weight = weight_of(6, 32)

@@ -1,4 +1,4 @@
-"""Choice of units against a plain walk through them, and their sums against nested loops."""
+"""Selection of prunable groups against a plain loop, and sums of scores against nested loops."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_sums_equal_nested_loops(side: int, size: int) -> None:
 def walked(
     scores: list[float], costs: list[int], pools: list[int], target: int, gone: set[int]
 ) -> set[int]:
-    """Take the lowest unit that is not the last of its pool, again and again."""
+    """Return the cut of a loop that takes the lowest group that is not the last of its pool."""
     cut = set(gone)
     for unit in sorted(range(len(scores)), key=lambda unit: (scores[unit], unit)):
         left = [
@@ -81,7 +81,10 @@ def test_choices_of_a_growing_target_grow_whatever_the_scores_were(
 
 
 def test_by_hand() -> None:
-    """Two blocks of two groups (cost 10) and three channels (cost 1): a third of 46 is 16."""
+    """Two blocks with two attention groups (cost 10) and three channels (cost 1).
+
+    A ratio of 1/3 of 46 is 16.
+    """
     scores = torch.tensor([0.0, 1.0, 5.0, 0.5, 9.0, 3.0, 4.0, 0.1, 0.2, 0.3])
     costs = torch.tensor([10, 10, 1, 1, 1] * 2)
     pools = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
@@ -110,7 +113,10 @@ def test_a_score_that_is_no_number_is_refused() -> None:
 def test_the_search_finds_the_least_score_among_all_numbers(
     drawn: tuple[list[float], list[int], list[int], int],
 ) -> None:
-    """Pools 0 and 2 are of one kind, 1 and 3 of the other; each kind has one cost, and its lowest units go."""
+    """Pools 0 and 2 are of one kind, 1 and 3 of the other; groups of a kind have equal costs.
+
+    The lowest groups of each kind are cut.
+    """
     scores = [abs(score) for score in drawn[0]]
     _ = drawn[1]
     pools = drawn[2]

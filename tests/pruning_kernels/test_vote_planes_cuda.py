@@ -1,4 +1,4 @@
-"""The Triton kernel against unpacked sums: on a CUDA device, or, without one, in Triton's interpreter."""
+"""The Triton kernel against unpacked sums, on a CUDA device or in Triton's interpreter."""
 
 import importlib.util
 import os
@@ -20,16 +20,16 @@ NO_CUDA = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernel itself runs on the CUDA device"
 )
 CASES = [(1, 1), (2, 3), (3, 256), (7, 9), (8, 257), (9, 70), (64, 300), (300, 5)]
-"""Voters and words: groups of eight voters and tiles of words that are full and that are not."""
+"""Numbers of voters and words: full and partial groups of eight voters and tiles of words."""
 
 
 def unpacked(words: np.ndarray) -> np.ndarray:
-    """The bits of words, int64."""
+    """Return the bits of words, int64."""
     return np.unpackbits(words.view(np.uint8)).astype(np.int64)
 
 
 def require_sums(device: torch.device) -> None:
-    """Count random masks into a stretch of planes; what lies beside the stretch stays."""
+    """Count random masks into part of the planes; the rest of the planes must stay unchanged."""
     from pruning_kernels.vote_planes_cuda import count_votes
 
     for voters, words in CASES:
@@ -64,7 +64,7 @@ def test_the_kernel_counts_what_unpacked_masks_sum_to() -> None:
 def test_the_kernel_compiles_without_a_device(
     num_planes: int, capability: int, ones: tuple[str, ...]
 ) -> None:
-    """For compute capabilities 8.0 and 9.0; Triton makes constants of arguments that are 1."""
+    """Compute capabilities 8.0 and 9.0; Triton turns arguments that are 1 into constants."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -16,7 +16,7 @@ GROUPS: list[ComparisonGroup] = ["layer", "row", "column"]
 
 
 def words_of(bits: list[bool]) -> np.ndarray:
-    """Packed mask, by integer arithmetic."""
+    """Return the packed mask, by integer arithmetic."""
     words = [0] * ((len(bits) + 63) // 64)
     for index, bit in enumerate(bits):
         words[index // 64] += int(bit) << (index % 64)
@@ -24,7 +24,7 @@ def words_of(bits: list[bool]) -> np.ndarray:
 
 
 def counter_of(shape: tuple[int, int], masks: list[list[bool]]) -> VoteCounter:
-    """A counter that was given the masks in two stretches of words, if they have so many."""
+    """Return a counter that was given the masks in two ranges of words if there are two words."""
     counter = VoteCounter(shape, len(masks))
     words = np.stack([words_of(mask) for mask in masks])
     half = words.shape[1] // 2
@@ -35,12 +35,12 @@ def counter_of(shape: tuple[int, int], masks: list[list[bool]]) -> VoteCounter:
 
 
 def counted(masks: list[list[bool]]) -> list[int]:
-    """Votes by the counter under test."""
+    """Return the votes of the counter under test."""
     return counter_of((1, len(masks[0])), masks).counts()[0].tolist()
 
 
 def masks_with(counts: list[list[int]]) -> list[list[bool]]:
-    """Masks of so many voters that weight ``i`` gets the votes of the first ``counts[i]`` of them."""
+    """Return masks in which weight ``i`` gets the votes of the first ``counts[i]`` voters."""
     flat = [count for line in counts for count in line]
     return [[voter < count for count in flat] for voter in range(max(1, *flat))]
 
@@ -52,7 +52,7 @@ def selected(
     sizes: list[list[float]] | None,
     dtype: str = "float32",
 ) -> list[list[bool]]:
-    """The counter's selection; sizes go in as the bits of floats."""
+    """Return the counter's selection; the sizes are passed as the bits of floats."""
     shape = (len(counts), len(counts[0]))
     bits = None if sizes is None else magnitudes(torch.tensor(sizes, dtype=getattr(torch, dtype)))
     words = counter_of(shape, masks_with(counts)).most_voted(sparsity, group, bits)
@@ -117,7 +117,7 @@ def test_counts_equal_nested_loops(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("clients", [127, 128, 129, 255, 256, 257, 300])
 def test_more_clients_than_a_byte_holds(clients: int) -> None:
-    """Weight 0 gets every vote, weight 1 none, weight 2 every second, weight 66 the last one."""
+    """Weight 0 gets all votes, weight 1 none, weight 2 every second one, weight 66 the last one."""
     masks = [
         [True, False, client % 2 == 0] + [False] * 63 + [client == clients - 1]
         for client in range(clients)
@@ -136,7 +136,7 @@ def test_counts_do_not_depend_on_the_order_of_arrival() -> None:
     ("voters", "words"), [(64, 40), (41, 4097), (33, 8192), (8, 70), (7, 9), (1, 1)]
 )
 def test_votes_of_random_words(voters: int, words: int) -> None:
-    """Groups of 32, 8 and single voters, tiles and lanes that are full and that are not."""
+    """Covers groups of 32 and 8 voters, single voters, and full and partial tiles."""
     masks = np.random.default_rng(voters).integers(0, 2**64, (voters, words), dtype=np.uint64)
     counter = VoteCounter((1, 64 * words), voters)
     counter.count(masks)
@@ -167,7 +167,7 @@ def test_masks_of_another_size_are_refused(shape: tuple[int, int]) -> None:
 
 
 def test_selection_on_paper() -> None:
-    """Half of six: the two weights with 3 votes, then among those with 2 votes the one of smaller magnitude."""
+    """Half of six: the two weights with 3 votes, then the smaller one of those with 2 votes."""
     counts = [[3, 2, 0], [2, 3, 1]]
     magnitude = [[9.0, -0.7, 0.0], [0.2, 9.0, 0.0]]
     assert selected(counts, 0.5, "layer", magnitude) == [[True, False, False], [True, True, False]]
@@ -198,7 +198,7 @@ def test_selection_equals_sorting(
 def test_large_matrices_with_many_ties(
     shape: tuple[int, int], group: ComparisonGroup, dtype: str
 ) -> None:
-    """Rows that begin within a word, and ties whose sizes have their sign bit set."""
+    """Some rows begin inside a word, and some tied sizes have their sign bit set."""
     generator = np.random.default_rng(1)
     counts = generator.integers(0, 4, shape)
     masks = masks_with(counts.tolist())
@@ -225,7 +225,7 @@ def test_equal_votes_and_equal_keys_go_by_index(group: ComparisonGroup) -> None:
 @pytest.mark.parametrize("sampled", [0, 40, 64])
 @pytest.mark.parametrize("sparsity", [0.01, 0.5, 0.98])
 def test_a_layer_whose_first_lines_are_unlike_the_others(sampled: int, sparsity: float) -> None:
-    """The compiled kernel looks at the first 512 of every 61 * 512 weights to guess how many votes are enough."""
+    """The compiled kernel guesses the threshold from the first 512 of every 61 * 512 weights."""
     generator = np.random.default_rng(1)
     counts = generator.integers(0, 65, 2 * 64 * 512)
     for first in range(0, counts.size, 61 * 512):
@@ -248,7 +248,7 @@ def test_a_layer_whose_first_lines_are_unlike_the_others(sampled: int, sparsity:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [300, 30000])
 def test_ties_of_a_layer_however_many(tied: int, dtype: torch.dtype) -> None:
-    """Half of the tied weights go, the smaller ones; which sign they have does not count."""
+    """Half of the tied weights are pruned: those of smaller magnitude, whatever their sign."""
     shape = (200, 200)
     generator = np.random.default_rng(2)
     counts = generator.choice([0, 2], shape[0] * shape[1])

@@ -1,4 +1,4 @@
-"""Memory of a SuperLink and a SuperNode: lines between measured points."""
+"""Memory of a SuperLink and a SuperNode: linear interpolation between measured points."""
 
 from itertools import pairwise
 
@@ -26,7 +26,8 @@ def held_by_superlink(largest: float, clients: int) -> float:
 
 def test_between_two_points_and_beyond_the_last() -> None:
     assert held_by_superlink(0, 2) == 0
-    assert held_by_superlink(14, 2) == 82  # of 28 MB
+    # The blobs of two clients have 28 MB together.
+    assert held_by_superlink(14, 2) == 82
     assert held_by_superlink(56.5 / 2, 2) == pytest.approx(82 + (253 - 82) / 2)
     assert held_by_superlink(42.5, 4) == held_by_superlink(85, 2) == 362
     assert held_by_superlink(832, 1) == pytest.approx(619 + 619 - 534)

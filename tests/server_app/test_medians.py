@@ -1,4 +1,4 @@
-"""The mean over clients and, where one of them spoils it, the median beside it."""
+"""The mean over clients, and the median if one client distorts the mean."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from server_app.table import show
 def shown(
     capsys: pytest.CaptureFixture[str], local: list[float], **more: Any
 ) -> tuple[Summary, dict[str, list[str]]]:
-    """The rows of the table, by their first cell."""
+    """Return the summary and the rows of the printed table by their first cell."""
     summary = Summary(parse({}), None, 1, "cpu", losses={"public": {"dense": 1.0}}, **more)  # type: ignore[arg-type]
     summary.local_perplexities = {"public": dict(enumerate(local))}
     show(summary, Traffic())
@@ -69,7 +69,7 @@ def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]
 
 
 def test_of_two_clients_the_lower_figure_is_the_median(capsys: pytest.CaptureFixture[str]) -> None:
-    """A figure that a client has; the mean of two is spoilt by either."""
+    """The median is the figure of a client; the mean of two is distorted by either."""
     summary, rows = shown(
         capsys, [1e12, 10.0], scores={"loss": {}}, local_scores={"loss": {0: 4.0, 1: 2.0}}
     )

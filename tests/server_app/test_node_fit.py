@@ -1,4 +1,7 @@
-"""``espalier check-node`` beside memory and disk: the plan's figures for this node, and a machine on which they do not fit."""
+"""``espalier check-node`` and the memory and disk of a machine: the estimate for this node.
+
+It reports machines that are too small.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +33,7 @@ def run(tmp_path: Path) -> dict[str, Any]:
 def said(
     run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, total: int, free: int, **node: Any
 ) -> int:
-    """What the command comes to on a machine with so much memory."""
+    """Return the exit status of the command on a machine with this memory."""
     monkeypatch.setattr(node_fit, "machine_memory", lambda: (total, free))
     own = {"site": "hospital-a", "model-path": run["model"]} | node
     return node_fit.main({"node": own, "run": run})
@@ -87,7 +90,7 @@ class _NoMemory:
 
 
 def on_a_disk_of(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the directory."""
+    """Set the free bytes of every disk."""
     monkeypatch.setattr(
         "server_app.planning.node_fit.shutil.disk_usage", lambda _: SimpleNamespace(free=free)
     )

@@ -1,4 +1,4 @@
-"""Whose SuperLink took a run: compared in this process, and found out of real processes and connections."""
+"""Owner of the SuperLink that took a run: compared with this process and real connections."""
 
 import os
 import pwd
@@ -32,7 +32,7 @@ SUPERLINK = "flower-superlink"
 
 
 def checkout(folder: Path, program: str = "one") -> Path:
-    """A directory that looks like a checkout with this program."""
+    """Create a directory that looks like a checkout with this program."""
     for room in ROOMS:
         (folder / room).mkdir(parents=True)
         (folder / room / "__init__.py").write_text(f"# {program}\n")
@@ -41,7 +41,7 @@ def checkout(folder: Path, program: str = "one") -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Surroundings:
-    """The surroundings of a run that `flwr run .` in the checkout `mine` gave to its own SuperLink."""
+    """Surroundings of a run that ``flwr run .`` in ``mine`` gave to its own SuperLink."""
     mine = checkout(tmp_path / "mine")
     return Surroundings(ME, tmp_path / "venv", mine, checkout(tmp_path / "apps"), mine)
 
@@ -55,14 +55,15 @@ def changed(here: Surroundings, **values: object) -> Surroundings:
     return Surroundings(**{**vars(here), **values})  # type: ignore[arg-type]
 
 
-# ----- what is compared -----------------------------------------------------------------------------------------------
+# ----- comparison ---------------------------------------------------------------------------------
 
 
 def test_one_s_own_superlink_is(here: Surroundings, superlink: LocalSuperLink) -> None:
     mine = Submitter(ME, here.folder, superlink.program)
     assert difference(here, superlink, [mine]) == ""
     assert difference(here, superlink, []) == ""
-    assert difference(here, superlink, [Submitter(STRANGER), mine]) == ""  # who looks at a log, say
+    # A stranger may only be looking at a log.
+    assert difference(here, superlink, [Submitter(STRANGER), mine]) == ""
     assert difference(here, superlink, [Submitter(ME, None, None)]) == ""
 
 
@@ -97,7 +98,7 @@ def test_another_environment_s_is_not(
 def test_another_checkout_s_is_not(
     here: Surroundings, superlink: LocalSuperLink, tmp_path: Path
 ) -> None:
-    """Its program may be the same; the results would lie there all the same."""
+    """The results would be written there even if its program is the same."""
     twin = checkout(tmp_path / "twin")
     assert (
         difference(here, superlink, [Submitter(ME, twin, superlink.program)])
@@ -124,11 +125,11 @@ def test_where_nobody_can_be_asked_programs_are_compared(
     )
 
 
-# ----- what is found --------------------------------------------------------------------------------------------------
+# ----- detection ----------------------------------------------------------------------------------
 
 
 def script(file: Path, text: str) -> Path:
-    """A Python program of this name, which the tables of processes show as they show Flower's."""
+    """Write a Python program with this name; process tables show it as they show Flower's."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!{sys.executable}\n{text}")
     file.chmod(0o700)
@@ -137,7 +138,7 @@ def script(file: Path, text: str) -> Path:
 
 @contextmanager
 def running(command: list[str], folder: Path) -> Iterator[str]:
-    """Run a program until the end of the block; yields the first line that it prints."""
+    """Run a program until the end of the block and yield the first line that it prints."""
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -166,8 +167,10 @@ CHILD = (
         (["--simulation", "--host", "127.0.0.1", "--port", "39091"], (39091, SUPERLINK)),
         (["--host=localhost", "--port=41"], (41, SUPERLINK)),
         (["--host", "::1", "--port", "42"], (42, SUPERLINK)),
-        (["--host", "0.0.0.0", "--port", "39091"], None),  # for others on purpose
-        (["--simulation"], (8000, SUPERLINK)),  # Flower's defaults
+        # The SuperLink is open to other machines on purpose.
+        (["--host", "0.0.0.0", "--port", "39091"], None),
+        # Flower's default host and port.
+        (["--simulation"], (8000, SUPERLINK)),
     ],
 )
 def test_the_superlink_is_an_ancestor_that_listens_to_this_machine_alone(
@@ -248,7 +251,7 @@ def test_another_user_is_known_by_the_connection_alone(tmp_path: Path) -> None:
             assert submitters(LocalSuperLink(1, port, tmp_path)) == [Submitter(STRANGER)]
 
 
-# ----- the entry ------------------------------------------------------------------------------------------------------
+# ----- the entry point ----------------------------------------------------------------------------
 
 
 def test_this_process_is_described_as_it_is() -> None:
@@ -265,7 +268,7 @@ def test_this_process_is_described_as_it_is() -> None:
 
 @pytest.fixture
 def strange(monkeypatch: pytest.MonkeyPatch, superlink: LocalSuperLink) -> None:
-    """This process is in the SuperLink of a user to whom somebody else has submitted a run."""
+    """Put this process into a user's SuperLink to which another user submitted a run."""
     monkeypatch.delenv(SHARED, raising=False)
     monkeypatch.setattr(own_superlink, "local_superlink", lambda: superlink)
     monkeypatch.setattr(own_superlink, "submitters", lambda _: [Submitter(STRANGER)])
@@ -275,7 +278,7 @@ def strange(monkeypatch: pytest.MonkeyPatch, superlink: LocalSuperLink) -> None:
 def test_the_sentence_names_the_superlink_and_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing of the run was read, and the ServerApp with all its libraries is not even imported."""
+    """The check runs before the settings are read and before the ServerApp is imported."""
     grid = object.__new__(GRIDS[0])
     with pytest.raises(
         Mistake,

@@ -1,4 +1,4 @@
-"""``espalier plan``: on a model of which there is a configuration alone, in words, and in the memory that it speaks of."""
+"""``espalier plan``: models with only a configuration, printed text, and estimated memory."""
 
 import json
 import logging
@@ -60,7 +60,10 @@ def settings_of(model: Path, **changes: Any) -> Any:
 
 
 def test_a_7b_model_is_planned_from_its_configuration_alone(seven_billion: Path) -> None:
-    """A mask has a bit per weight of 32 blocks; what stands for the files takes hardly any room, and no weight is made."""
+    """A mask has one bit per weight of 32 blocks.
+
+    The placeholder of the weights takes almost no disk space, and no weight is made.
+    """
     with described(seven_billion) as folder:
         weights = (folder / "model.safetensors").stat()
         assert weights.st_size > 13_400_000_000 > 1000 * 512 * weights.st_blocks
@@ -179,7 +182,7 @@ def test_a_run_tells_its_plan_in_a_few_lines(
 def test_a_simulation_tells_the_time_at_the_speed_of_this_machine(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round's operations by the measured speed; nothing crosses a line."""
+    """The time is a round's operations divided by the measured speed; nothing is transferred."""
     settings = settings_of(tiny, method="fedprllm", num_clients=3)
     model = OpenedModel(tiny)
     tests = PublicTests({"documentation": torch.zeros(2, 16)})
@@ -196,7 +199,7 @@ def test_a_simulation_tells_the_time_at_the_speed_of_this_machine(
 def test_a_deployment_tells_the_time_at_its_slowest_site(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By what sites measured; a stated capability has no unit."""
+    """Measured capabilities are in units of speed; a stated capability has no unit."""
     settings = settings_of(tiny, method="fedprllm", num_clients=3)
     model = OpenedModel(tiny)
     tests = PublicTests({"documentation": torch.zeros(2, 16)})
@@ -244,7 +247,10 @@ def test_live_bytes_are_those_of_tensors_that_are_there() -> None:
 
 
 def test_a_step_of_many_blocks_follows_from_one_of_few(tiny: Path) -> None:
-    """The whole model, gone through, holds what was worked out; beside what is saved there is the loss's gradient."""
+    """The estimate equals a step of the whole model.
+
+    It has the saved tensors and the gradient of the loss.
+    """
     settings = settings_of(tiny, method="fedpetuning")
     model = OpenedModel(tiny)
     adapters = trained(model.plan, settings)

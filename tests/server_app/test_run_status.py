@@ -1,4 +1,4 @@
-"""How a run stands, from its directory: also of a server that was killed, which wrote nothing at its end."""
+"""Status of a run from its directory, also of a killed server, which could not write its end."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_a_run_is_running_while_somebody_holds_its_lock_and_interrupted_afterwar
 
 
 def test_a_killed_server_leaves_an_interrupted_run(tmp_path: Path) -> None:
-    """Its name still stands in the file of the lock."""
+    """The lock file still contains the server's name."""
     summary(tmp_path, RUNNING)
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDS_IT, str(tmp_path)], stdout=subprocess.PIPE

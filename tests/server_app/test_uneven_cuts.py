@@ -1,4 +1,4 @@
-"""Bounds of adapters where units compete: no cut that a device may make has smaller or larger ones."""
+"""Bounds of adapter sizes when groups compete: no possible cut has smaller or larger adapters."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,10 @@ SHAPES = {
     "attn.q": (16, 16), "attn.k": (8, 16), "attn.v": (8, 16), "attn.o": (16, 16),
     "mlp.gate": (120, 16), "mlp.up": (120, 16), "mlp.down": (16, 120),
 }  # fmt: skip
-"""Four groups of two queries each, heads of width 2, and 120 channels, so that the digits of a shape differ."""
+"""Four groups with two query heads each, of width 2, and 120 channels.
+
+The digits of the shapes therefore differ.
+"""
 BLOCKS = tuple(
     BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES))
     for index in range(3)
@@ -57,7 +60,7 @@ def bounds(run: RunSettings, plan: ModelPlan = PLAN) -> UnevenCuts:
 
 
 def bytes_of(run: RunSettings, cut: Cut) -> int:
-    """Of the adapters' blobs in the shapes that a cut leaves."""
+    """Return the bytes of the adapters' blobs in the shapes that a cut leaves."""
     shapes = trained(PLAN, run, None, UNITS.pack(cut)).shapes()
     return sum(packed_bytes(payload_specs(own, run.federation.payload)) for own in shapes.values())
 
@@ -75,7 +78,7 @@ def numbers_of(run: RunSettings, plan: ModelPlan, cut: Cut) -> int:
 def test_no_cut_of_a_device_is_beyond_the_bounds(
     payload: str, selection: str, multiple: int, targets: str
 ) -> None:
-    """Whatever its units are worth, all of a kind or block before the others too, and in however many steps."""
+    """Scores may be arbitrary or favour whole kinds and blocks, in any number of steps."""
     run = settings(
         federation__payload=payload, fedspine__selection=selection, fedspine__channel_multiple=multiple,
         lora__targets=targets, fedspine__share=0.6,
@@ -112,26 +115,29 @@ def test_no_cut_of_a_device_is_beyond_the_bounds(
 
 
 def test_bounds_by_hand() -> None:
-    """A group costs (4 + 2 + 2 + 4) x 16 = 192, a channel 48. Of LoRA on attn.v and mlp.down a group has 2, a channel 1.
+    """A group costs (4 + 2 + 2 + 4) x 16 = 192 parameters, a channel 48.
 
-    So a parameter of channels has more numbers than one of groups. Three blocks cost 3 (4 x 192 + 120 x 48) = 19584; a tenth
-    are 1959. At least go 9 groups, all that can, of 1728 parameters and 18 numbers, and 231 / 48 of a channel, 4 numbers. At
-    most go less than a unit more, channels alone: (1959 + 192) / 48, 45 numbers. One on either side is for what headers cost.
+    With LoRA on attn.v and mlp.down, cutting a group removes 2 adapter parameters per rank and a
+    channel 1, so channels remove more for the same cost. Three blocks cost 3 (4 x 192 + 120 x 48) =
+    19584, of which 10% are 1959. The fewest adapter parameters go with all 9 groups that can be cut
+    (1728 parameters, 18 of the adapters) and 231 / 48 channels (4). The most go with channels only,
+    up to one group more: (1959 + 192) / 48, which is 45. One on either side is for the size of
+    headers.
     """
     run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
     made = bounds(run)
     whole = numbers_of(run, PLAN, UNITS.none)
-    # Adapters so large that what shapes cost beside them is nothing.
+    # The adapters are so large that the bytes of their shapes do not count.
     exact = replace(made, rank=10**9)
     gone = {case: (whole - numbers_of(run, PLAN, exact.cut(0.1, case))) // 3 for case in CASES}
     assert (gone["most"], gone["least"]) == (18 + 4 - 1, 45 + 1)
-    # A tenth of 4 groups is none; 13 channels of each block, and two for what is left.
+    # 10% of 4 groups is no group; 13 channels of each block go, and two more for the rest.
     assert gone["usual"] == 3 * 13 + 2
 
 
 @pytest.mark.parametrize("selection", ["global", "block"])
 def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str) -> None:
-    """With LoRA on all matrices a parameter of any unit has as many numbers."""
+    """LoRA on all matrices loses about as many adapter parameters per cost in every group."""
     sizes = {
         "hidden_size": 4096,
         "intermediate_size": 11008,
@@ -151,7 +157,7 @@ def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str
 
 
 def test_what_messages_weigh_beside_numbers_widens_the_bounds() -> None:
-    """As if 600 bytes more or less could be around the parts of a run: of rank 3 in float32 that is 50 numbers."""
+    """600 bytes more or less around the parts of a run are 50 parameters of rank 3 in float32."""
     run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
     narrow = bounds(run)
     wide = replace(bounds(run), around_parts=600)

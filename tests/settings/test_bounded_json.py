@@ -1,4 +1,4 @@
-"""JSON from outside is bounded in size and depth before it is parsed."""
+"""JSON from other parties is limited in size and depth before it is parsed."""
 
 import json
 from random import Random
@@ -64,7 +64,7 @@ def test_a_text_may_not_be_longer_than_is_said() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
 def test_bytes_are_decoded_before_brackets_are_counted(encoding: str) -> None:
-    """In UTF-16, bytes of letters look like quotes and brackets."""
+    """Bytes of letters in UTF-16 can look like quotes and brackets."""
     text = json.dumps({"a": "\u5b22\u225b" * 40}, ensure_ascii=False)
     assert read_json(text.encode(encoding)) == json.loads(text)
     with pytest.raises(UnboundedJsonError):
@@ -83,7 +83,7 @@ def depth_of(document: Any) -> int:
 
 
 def test_the_depth_is_that_of_the_parsed_document() -> None:
-    """Against a count over what the standard library parses, over random documents."""
+    """Random documents; the reference measures the depth after the standard library parsed them."""
     random = Random(0)
     refused = 0
     for _ in range(300):

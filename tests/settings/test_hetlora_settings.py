@@ -1,4 +1,4 @@
-"""Settings of HetLoRA: ranks, and what does not fit the adapters."""
+"""Settings of HetLoRA: ranks, and refused combinations with the adapters."""
 
 from typing import Any
 
@@ -9,7 +9,10 @@ from espalier.settings.run import parse
 
 
 def hetlora(**changes: Any) -> dict[str, Any]:
-    """A run of the method, of which some keys are changed; two underscores are a dot, one is a hyphen."""
+    """Return settings of a run of the method with changed keys.
+
+    In a key, two underscores stand for a dot and one for a hyphen.
+    """
     return {"method": "hetlora"} | {
         key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()
     }
@@ -81,7 +84,7 @@ def test_a_pattern_may_have_the_largest_rank() -> None:
 
 
 def test_a_rank_that_no_adapter_has_does_not_count() -> None:
-    """The pattern names every target."""
+    """The pattern gives a rank to every target, so ``lora.rank`` has no effect."""
     pattern = "attn.q=4,attn.v=4"
     assert (
         parse(hetlora(hetlora__ranks="2,4", lora__rank=8, lora__rank_pattern=pattern)).job.ranks
@@ -95,7 +98,7 @@ def test_a_rank_that_no_adapter_has_does_not_count() -> None:
 
 
 def test_clients_must_have_the_largest_rank() -> None:
-    """Two clients of ranks 2 and 4 would leave ranks 5 to 8 as they began."""
+    """Two clients of ranks 2 and 4 would leave ranks 5 to 8 untrained."""
     with pytest.raises(Mistake) as caught:
         parse(hetlora(hetlora__ranks="2,4,8", num_clients=2))
     expected = (

@@ -1,4 +1,4 @@
-"""The environment of a run on this machine: no proxy stands between its processes, and Ray listens on loopback."""
+"""Environment of a run on one machine: its processes use no proxy, and Ray listens on loopback."""
 
 import pytest
 
@@ -23,7 +23,7 @@ LOOPBACK = "localhost,127.0.0.1,::1"
 def test_loopback_is_excepted_and_what_was_excepted_stays_so(
     before: dict[str, str], after: str
 ) -> None:
-    """Programs read one spelling or the other, so both say the same."""
+    """Programs read one spelling or the other, so both are set to the same value."""
     assert past_proxies({**before, "http_proxy": "http://127.0.0.1:9"}) == {
         "no_proxy": after,
         "NO_PROXY": after,

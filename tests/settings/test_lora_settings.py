@@ -1,4 +1,4 @@
-"""Settings of adapters: names, ranges and patterns are read or refused, with the key in the refusal."""
+"""Settings of adapters: names, ranges and patterns are read, or refused with their key."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from espalier.settings.run import RunSettings, parse
 
 
 def lora(**values: Any) -> LoraSettings:
-    """Through the run's settings, as a user gives them."""
+    """Return LoRA settings that are parsed with the run's settings, as for a user."""
     keys = {f"lora.{name.replace('_', '-')}": value for name, value in values.items()}
     settings: RunSettings = parse({"method": "fedpetuning", **keys})
     return settings.lora
@@ -39,7 +39,10 @@ def test_targets_are_names() -> None:
 
 
 def test_patterns_by_hand() -> None:
-    """The entry of a block comes before that of all blocks; alpha / rank is 2 where no alpha is named."""
+    """The entry of a block has priority over that of all blocks.
+
+    alpha / rank is 2 if no alpha is given.
+    """
     settings = lora(
         rank=8,
         alpha=16.0,
@@ -68,7 +71,8 @@ def test_patterns_by_hand() -> None:
         ("attn.q,attn.v", "attn.q=4,attn.v=2", 4),
         ("attn.v, attn.q", "attn.q=2,attn.v=2,1.attn.q=6", 6),
         ("attn.q", "attn.q=16", 16),
-        ("attn.q", "0.attn.q=4", 8),  # other blocks have 8
+        # The other blocks have rank 8.
+        ("attn.q", "0.attn.q=4", 8),
         ("attn.q,attn.v", "attn.q=4,0.attn.v=4", 8),
         ("all", "attn.q=4,attn.v=4", 8),
     ],

@@ -1,4 +1,4 @@
-"""Settings of a node: what its owner may say, and what is told when it is wrong."""
+"""Settings of a node: the values that its owner may give, and the errors for wrong ones."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Settings of a run: defaults, mistakes, tables of other methods, the digest."""
+"""Settings of a run: defaults, errors, tables of other methods and the digest."""
 
 import tomllib
 from pathlib import Path
@@ -21,7 +21,7 @@ PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_te
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables under dotted keys, as Flower hands them out."""
+    """Flatten nested tables to dotted keys, as Flower passes them."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         values |= (
@@ -31,7 +31,7 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def schema_defaults() -> dict[str, Any]:
-    """Default of every field under its dotted, hyphenated key."""
+    """Return the default of every field by its dotted, hyphenated key."""
     values: dict[str, Any] = {}
     for table, kind in {"": RunSettings, **tables()}.items():
         for name, field in kind.model_fields.items():
@@ -52,7 +52,7 @@ def mistake_lines(config: dict[str, Any]) -> list[str]:
     return [line.strip() for line in lines]
 
 
-# ----- defaults -------------------------------------------------------------------------------------------------------
+# ----- defaults -----------------------------------------------------------------------------------
 
 
 def test_pyproject_and_schema_have_the_same_keys() -> None:
@@ -96,7 +96,7 @@ def test_every_setting_is_described() -> None:
     assert undescribed(RunSettings) == []
 
 
-# ----- mistakes -------------------------------------------------------------------------------------------------------
+# ----- errors -------------------------------------------------------------------------------------
 
 
 def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
@@ -203,7 +203,7 @@ def test_an_unknown_method_is_met_with_the_known_ones() -> None:
 def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A further method, known only by its row."""
+    """The additional method has only a row in the table of methods."""
     other = Row(
         "Other", "espalier.settings.fedprllm:FedPrLLMSettings", "", "", "", "", "", tunes=True
     )
@@ -296,7 +296,7 @@ def test_nonsense_ends_in_a_mistake(config: dict[str, Any]) -> None:
         parse(config)
 
 
-# ----- what they are for ----------------------------------------------------------------------------------------------
+# ----- effect of the settings ---------------------------------------------------------------------
 
 
 def test_texts_are_named() -> None:
@@ -479,7 +479,11 @@ def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(
 def test_differences_travel_where_something_is_rounded(
     method: str, payload: str, rounding: str, svd: bool
 ) -> None:
-    """Down from the first adapters, of which the SVD leaves nothing."""
+    """Adapters of a rounded wire dtype travel as differences.
+
+    The server sends differences from the initial adapters, unless the aggregation is SVD: the SVD
+    keeps nothing of the initial adapters, so the server then sends values.
+    """
     changes = {"method": method, "federation.payload": payload, "federation.rounding": rounding}
     run = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {}))
     sends = run.federation.sends_differences
@@ -524,14 +528,17 @@ def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand(
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_what_a_run_writes_of_its_settings_is_read_again(method: str) -> None:
-    """``settings.toml`` has what stood for itself; all that differs from the defaults counts as given by hand."""
+    """``settings.toml`` has the effective values.
+
+    Every value that differs from the default counts as given by hand.
+    """
     require_read_again(method)
 
 
 def test_so_is_what_a_method_writes_that_shares_the_rounds_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Weights that it does not read stay as they are."""
+    """Client weights that the method does not read stay as they are."""
     monkeypatch.setitem(METHODS, "toy", ROW)
     require_read_again("toy")
     federation = parse({"method": "toy"}).federation
@@ -546,7 +553,7 @@ def require_read_again(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["fedprllm", "flap", "llm-pruner", "slicegpt"])
 def test_a_method_that_does_not_read_rounds_has_its_own_number(method: str) -> None:
-    """Whatever a preset of several methods says."""
+    """A preset for several methods may set another number."""
     settings = parse({"method": method, "federation.rounds": 7})
     assert settings.job.num_rounds(settings.federation) == 1
 
@@ -568,8 +575,10 @@ def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
 @pytest.mark.parametrize(
     ("key", "by_hand", "meant"),
     [
-        ("hetlora.payload", False, "federation.payload"),  # of the method, but in another table
-        ("fedspallm.rounds", True, "federation.rounds"),  # of no table of the method
+        # A key of the method that is in another table.
+        ("hetlora.payload", False, "federation.payload"),
+        # A key that no table of the method has.
+        ("fedspallm.rounds", True, "federation.rounds"),
         ("fedprllm.sparsty", False, "fedprllm.sparsity"),
     ],
 )

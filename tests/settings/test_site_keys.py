@@ -1,4 +1,4 @@
-"""Files of keys: what is read, and what is refused in words."""
+"""Key files: the accepted ones, and the error texts of the refused ones."""
 
 import os
 from base64 import b64decode, b64encode
@@ -32,7 +32,10 @@ def private(key: Pair) -> bytes:
 
 
 def locked(key: Pair) -> bytes:
-    """A private key as ``ssh-keygen`` writes it that was given a passphrase: what is in it cannot be read."""
+    """Return a private key as ``ssh-keygen`` writes it with a passphrase.
+
+    Its content cannot be read.
+    """
     fields = [b"aes256-ctr", b"bcrypt", b"\0\0\0\x10" + bytes(16) + b"\0\0\0\x10"]
     of_key = b64decode(public(key).split()[1])
     parts = [*map(_string, fields), b"\0\0\0\1", _string(of_key), _string(bytes(160))]
@@ -57,7 +60,7 @@ def write(file: Path, data: bytes, mode: int = 0o600) -> str:
     return str(file)
 
 
-# ----- a site's own ---------------------------------------------------------------------------------------------------
+# ----- the private key of a site ------------------------------------------------------------------
 
 
 def test_a_private_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +102,7 @@ def test_one_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
 def test_one_that_another_account_hands_out_is_its_business(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A secret that a container mounts, for instance; ssh has the same rule."""
+    """For example a secret that a container mounts; ssh has the same rule."""
     path = write(tmp_path / "a.key", private(KEY), 0o644)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert private_key(path).public_key() == KEY.public_key()
@@ -118,11 +121,11 @@ def test_nothing_but_a_mistake_comes_of_a_damaged_one(
         private_key(path)
 
 
-# ----- those at the server ----------------------------------------------------------------------------------------------
+# ----- public keys at the server ------------------------------------------------------------------
 
 
 def test_a_directory_says_who_has_which_key(tmp_path: Path) -> None:
-    """Files that are hidden are passed over, but for that of a site whose name begins with a dot."""
+    """Hidden files are skipped, except the key of a site whose name begins with a dot."""
     write(tmp_path / "b.key.pub", public(KEY) + b" a comment\n")
     write(tmp_path / "a.key.key.pub", public(OTHER))
     write(tmp_path / ".new-1", b"half")
@@ -160,7 +163,8 @@ def test_a_directory_says_who_has_which_key(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, words: str) -> None:
     write(tmp_path / "a.key.pub", public(OTHER))
     write(tmp_path / name, data)
-    if not words:  # it is hidden
+    # The file is hidden.
+    if not words:
         assert list(public_keys(str(tmp_path))) == ["a"]
         return
     with pytest.raises(Mistake, match=words) as caught:
@@ -187,7 +191,7 @@ def test_a_directory_without_keys_is_refused(tmp_path: Path, name: str, words: s
 
 
 def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
-    """``ssh-keygen -lf`` of ``KEY`` gave it."""
+    """The expected value is the output of ``ssh-keygen -lf`` for ``KEY``."""
     assert fingerprint(KEY.public_key()) == "SHA256:ZRNBhXDdY0ChlvesbMHRjK+z2+HxQeapMmK/PFIz5L4"
 
 

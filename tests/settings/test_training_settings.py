@@ -1,4 +1,4 @@
-"""Settings of the local loop that no run could train with are refused by their keys."""
+"""Settings of the training loop that no run can use are refused by their keys."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def test_a_mistake_names_its_key(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("decay", "refused"), [(0.99, False), (1.01, True), (1e300, True)])
 def test_a_round_does_not_forget_its_first_steps(decay: float, refused: bool) -> None:
-    """0.1 times 1 times 10 steps."""
+    """The product is 0.1 times the weight decay times 10 steps."""
     given = {
         "method": "hetlora",
         "training.learning-rate": 0.1,

@@ -1,4 +1,4 @@
-"""Who works holds a lock that ends with its process, and says lines that are read once."""
+"""A working process holds a lock that ends with the process; its lines are read once."""
 
 import os
 import subprocess
@@ -118,4 +118,5 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_was_never_made_can_be_let_go(work: AtWork) -> None:
-    work.remove()  # never made: nothing to do
+    # The file never existed, so there is nothing to remove.
+    work.remove()

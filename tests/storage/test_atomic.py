@@ -1,4 +1,4 @@
-"""Atomic files: the old one or the new one, never half of it."""
+"""Atomic files: a reader sees the old file or the new one, never a part."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ def old_file(tmp_path: Path) -> Path:
 
 
 def only_file_in(folder: Path) -> str:
-    """Name of the folder's one file: no temporary neighbour was left."""
+    """Return the name of the only file of the folder; no temporary file is left."""
     (name,) = os.listdir(folder)
     return name
 

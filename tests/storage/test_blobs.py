@@ -91,7 +91,10 @@ def test_a_damaged_blob_is_refused_without_quoting_it(tmp_path: Path, damage: by
     ],
 )
 def test_a_key_that_is_no_hash_names_no_blob(tmp_path: Path, key: str) -> None:
-    """Keys come from the server; they must not lead out of the store, nor tell whether a file is there."""
+    """Keys come from the server.
+
+    They must neither lead out of the store nor reveal whether a file exists.
+    """
     (tmp_path / "existing.blob").write_bytes(b"another client's")
     store = BlobStore(tmp_path / "store")
     store.put(b"its own")

@@ -1,4 +1,4 @@
-"""One process at a time works in a directory; a killed one keeps nobody out."""
+"""Lock of a directory: one process at a time; a killed process releases it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The chain of a log: what is changed in it by hand is found, and what a crash leaves costs nothing."""
+"""Hash chain of a log: manual changes are found; a crash costs no earlier entry."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def filled(folder: Path, entries: int = 4) -> Path:
 
 
 def by_hand(document: dict[str, object]) -> str:
-    """The hash of a document, written out here once more."""
+    """Return the hash of a document, computed independently of the program."""
     text = (
         "{"
         + ",".join(f"{json.dumps(key)}:{json.dumps(document[key])}" for key in sorted(document))
@@ -89,7 +89,7 @@ def test_what_is_done_to_a_log_by_hand_is_found(
     fault = chain_check(path).fault
     assert fault.startswith(f"line {line}: ")
     assert why in fault
-    # Whatever was done, the site goes on, and it is still found.
+    # The site can still write entries, and the check still finds the fault.
     chain(tmp_path).append({"bytes": 50})
     assert chain_check(path).fault.startswith(f"line {line}: ")
 
@@ -162,7 +162,10 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
     ids=["words", "zeros", "control", "NaN"],
 )
 def test_what_no_process_leaves_is_a_fault(tmp_path: Path, line: bytes) -> None:
-    """Also where an honest entry behind it tells of it; and the site goes on."""
+    """A later valid entry that mentions the line does not hide the fault; the site can go on.
+
+    The case ``NaN`` begins like an entry, so it counts as a torn line and gives a note.
+    """
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes() + line + b"\n")
     chain(tmp_path).append({"bytes": 50})
@@ -239,7 +242,8 @@ def test_how_much_is_read_does_not_depend_on_the_length(
         log.append({"what": "x" * 1000})
     assert max(read) <= 65_536
     assert len(read) == 600
-    log.append({"what": "x" * 10**6})  # longer than what is read at first
+    # The entry is longer than the first read.
+    log.append({"what": "x" * 10**6})
     log.append({"what": "y"})
     assert chain_check(path).entries == 606
 

@@ -1,4 +1,4 @@
-"""Append-only files of one JSON object per line."""
+"""Append-only files with one JSON object per line."""
 
 import errno
 import os
@@ -61,7 +61,7 @@ def test_what_is_no_json_is_refused_and_leaves_the_file_as_it_was(tmp_path: Path
 
 
 def test_a_full_disk_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An OSError, which the egress check takes as a reason to hold the reply back."""
+    """The OSError makes the egress check refuse to send the reply."""
 
     def no_space(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""A node's private state: permissions, lock, version, rounds that are kept."""
+"""Private state of a node: permissions, lock, version and stored rounds."""
 
 import fcntl
 import os
@@ -32,12 +32,12 @@ with PrivateState(Path(sys.argv[1]), "20260131-093000-0123456789ab", "ward", {"c
     print("held", flush=True)
     sys.stdin.readline()
 """
-"""A second process of the same client: says when it holds the lock, and holds it until it is told to let go."""
+"""Second process of the same client; it holds the lock until its input ends."""
 
 
 @pytest.fixture(autouse=True)
 def _generous_umask() -> Iterator[None]:
-    """What is owner-only must be so by itself, not by luck of the environment."""
+    """Remove the umask, so that owner-only files get their mode from the program."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -59,7 +59,7 @@ def filled(state: PrivateState) -> PrivateState:
     return state
 
 
-# ----- permissions ----------------------------------------------------------------------------------------------------
+# ----- permissions --------------------------------------------------------------------------------
 
 
 def test_every_folder_is_for_the_owner_alone(state: PrivateState) -> None:
@@ -114,7 +114,10 @@ def test_a_document_that_is_none_is_told_as_damaged(
 def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(
     tmp_path: Path, length: int
 ) -> None:
-    """Wherever below the directory the system's limit is reached; a node refuses much shorter ones at once."""
+    """The system's limit may be reached at any place below the directory.
+
+    A node refuses much shorter paths at its start.
+    """
     root = tmp_path
     while len(str(root)) + 202 < length:
         root /= "x" * 200
@@ -127,7 +130,7 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(
         pass
 
 
-# ----- documents and rounds -------------------------------------------------------------------------------------------
+# ----- documents and rounds -----------------------------------------------------------------------
 
 
 def test_what_is_saved_can_be_loaded_by_a_later_process(state: PrivateState) -> None:
@@ -146,7 +149,7 @@ def test_what_was_never_saved_loads_as_none(state: PrivateState) -> None:
 
 @pytest.mark.parametrize(("lineage", "site"), [(BY_HAND, "other"), (named("2"), "ward")])
 def test_sites_and_runs_do_not_see_each_other(state: PrivateState, lineage: str, site: str) -> None:
-    """Two sites may share a state directory, and both may be asked as client 3."""
+    """Two sites may share a state directory, and both may be client 3 of their run."""
     state.save(1, "report", {"mine": True})
     assert PrivateState(state.root, lineage, site, {"client": 3}).load(1, "report") is None
 
@@ -203,7 +206,7 @@ def test_a_damaged_version_file_is_a_mistake(state: PrivateState) -> None:
         pass
 
 
-# ----- the lock -------------------------------------------------------------------------------------------------------
+# ----- the lock -----------------------------------------------------------------------------------
 
 
 def second_process(state: PrivateState, events: Path) -> "subprocess.Popen[str]":
@@ -261,7 +264,7 @@ def test_the_lock_is_free_again_after_an_error(state: PrivateState) -> None:
         pass
 
 
-# ----- one client per site and run ------------------------------------------------------------------------------------
+# ----- one client per site and run ----------------------------------------------------------------
 
 
 def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
@@ -285,7 +288,7 @@ def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
 def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client_later(
     state: PrivateState,
 ) -> None:
-    """The run counts from then on, and can be let go of like any other."""
+    """The run counts from then on and can be deleted like any other."""
     asked = PrivateState(state.root, BY_HAND, "ward", {"settings": "a"})
     asked.note_asked()
     assert lineages_of(state.root, "ward") == {BY_HAND}
@@ -293,7 +296,8 @@ def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client
     with pytest.raises(Mistake, match="another settings"):
         PrivateState(state.root, BY_HAND, "ward", {"settings": "b"}).note_asked()
     with PrivateState(state.root, BY_HAND, "ward", {"client": 3, "settings": "a"}).locked():
-        asked.note_asked()  # nobody waits
+        # The lock is free, so this does not wait.
+        asked.note_asked()
     with pytest.raises(Mistake, match="another client"):
         PrivateState(
             state.root, BY_HAND, "ward", {"client": 4, "settings": "a"}
@@ -303,7 +307,7 @@ def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client
     assert not state.folder.exists()
 
 
-# ----- what is removed ------------------------------------------------------------------------------------------------
+# ----- removal ------------------------------------------------------------------------------------
 
 LONG_AGO = 1_000_000_000
 
@@ -322,7 +326,10 @@ def test_old_state_is_removed_and_younger_stays(state: PrivateState) -> None:
 
 
 def test_what_does_not_carry_our_version_file_is_never_removed(tmp_path: Path) -> None:
-    """A state directory was chosen wrongly: other programs' directories have the same depth, locks and version files."""
+    """Directories of other programs may have the same depth, locks and version files.
+
+    They stay even if a user chose their parent as ``state-dir`` by mistake.
+    """
     ours = tmp_path / "run" / "ward"
     others = []
     for number, content in enumerate(
@@ -368,7 +375,7 @@ def test_what_does_not_carry_our_version_file_is_never_removed(tmp_path: Path) -
 
 
 def foreign(folder: Path, name: str = "precious") -> Path:
-    """Another program's file, in a directory that lies where we would make one."""
+    """Write another program's file into a directory at a place that we would use."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("x")
     return folder / name
@@ -400,7 +407,7 @@ def test_a_directory_that_others_made_is_refused_and_never_marked(
 
 
 def test_an_empty_directory_is_taken(state: PrivateState) -> None:
-    """So is one that a process left which was killed as it marked it."""
+    """A directory that a process left when it was killed while marking it is taken too."""
     state.folder.mkdir(parents=True)
     (state.folder / "lock").touch()
     (state.folder / f".{VERSION_FILE}.x7").write_text("{")

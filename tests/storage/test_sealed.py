@@ -1,4 +1,4 @@
-"""A sealed document is read as it was written, or not at all."""
+"""A sealed document is read exactly as it was written, or refused."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in types too: in Python ``1 == 1.0 == True``."""
+    """Return whether two values are equal, types included; in Python ``1 == 1.0 == True``."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -84,7 +84,7 @@ def test_other_bytes_are_the_same_document_or_refused(file: Path, data: st.DataO
 
 
 def changes(document: Any) -> st.SearchStrategy[Any]:
-    """The document with one value, at any depth, replaced or gone."""
+    """Return a strategy of documents in which one value, at any depth, is replaced or removed."""
     if isinstance(document, dict) and document:
         keys = st.sampled_from(sorted(document))
         inside = keys.flatmap(

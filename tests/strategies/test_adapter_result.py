@@ -1,4 +1,4 @@
-"""What is made of averaged adapters, against the same done plainly; the first adapters are read once for each blob."""
+"""Results from averaged adapters against plain computation; each initial blob is read once."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ LIMITS = [1, 3, 4]
 
 
 class Counting(BlobStore):
-    """Counts how often each blob is read."""
+    """Blob store that counts the reads of each blob."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -55,7 +55,7 @@ def result_of(model: OpenedModel, folder: Path, **changes: Any) -> AdapterResult
 
 
 def averaged(first: Values, seed: int) -> Values:
-    """The first values and some noise; the last rank of every adapter has died."""
+    """Return the initial values plus noise; the last rank of every adapter is zero."""
     generator = torch.Generator().manual_seed(seed)
     found: Values = {}
     for key, block in first.items():
@@ -72,7 +72,10 @@ def averaged(first: Values, seed: int) -> Values:
 def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(
     model: OpenedModel, tmp_path: Path, payload: str
 ) -> None:
-    """In three rounds what arrives is the global adapters' first ranks, but for what the payload loses once."""
+    """Clients receive the first ranks of the global adapters in three rounds.
+
+    Only the rounding of the wire dtype makes a difference.
+    """
     result = result_of(model, tmp_path, payload=payload)
     first = initial_values(model, result.adapters, 5)
     largest = {"float32": 0.0, "bfloat16": 2**-7, "nf4": 0.16}[payload]
@@ -95,12 +98,12 @@ def test_a_rank_that_died_begins_again_and_clients_get_their_ranks(
                     arrived = result.received(key, limit)[name]
                     assert arrived.shape == part.shape
                     change = (part - begun).abs().max()
-                    # What was lost before comes with it.
+                    # The change includes the rounding error of earlier rounds.
                     assert (arrived - part).abs().max() <= 2.5 * largest * change
 
 
 def test_what_sending_lost_comes_the_next_time(model: OpenedModel, tmp_path: Path) -> None:
-    """The same adapters twice, in NF4: the mean of what arrived is nearer than what arrived first."""
+    """The same adapters are sent twice in NF4; the mean of both is nearer than the first."""
     result = result_of(model, tmp_path, payload="nf4")
     folded = averaged(initial_values(model, result.adapters, 5), 1)
     arrived = []

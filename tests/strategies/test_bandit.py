@@ -1,4 +1,4 @@
-"""S-UCB on paper, and what holds of it whatever it is told."""
+"""S-UCB by hand, and properties that hold for all rewards."""
 
 import json
 import math
@@ -27,7 +27,11 @@ def played(
 
 
 def test_bounds_on_paper() -> None:
-    """Round 4, lambda 1/2. Left: rewards 1 and 0 of rounds 1 and 3, which count 1/8 and 1/2. Right: 0.5 of round 2, 1/4."""
+    """Round 4 with lambda 1/2.
+
+    Left: rewards 1 and 0 of rounds 1 and 3, which count 1/8 and 1/2. Right: reward 0.5 of round 2,
+    which counts 1/4.
+    """
     history = (Pull(0.1, 0.1, 1.0, 1), Pull(0.7, 0.9, 0.5, 2), Pull(0.4, 0.0, 0.0, 3))
     bandit = Bandit(Exploration(0.5, 0.2, 2.0), HALVES, history)
     spread = 2 * math.log(1 + 7 / 8)
@@ -89,12 +93,15 @@ def test_a_cell_is_cut_in_four_at_the_point_which_is_in_the_upper_right_one() ->
     [((0.04, 0.5), 2), ((0.5, 0.97), 2), ((0.05, 0.05), 4), ((0.0, 0.0), 1), ((0.951, 0.951), 1)],
 )
 def test_cuts_that_leave_a_thin_cell_are_dropped(point: tuple[float, float], number: int) -> None:
-    """A quarter of delta = 0.2 is 0.05."""
+    """1/4 of delta = 0.2 is 0.05."""
     assert len(Bandit(Exploration(granularity=0.2)).learn(*point, 0.0, 1).cells) == number
 
 
 def test_a_small_cell_stays_whole() -> None:
-    """Its diameter, sqrt(0.5^2 + 1^2) = 1.118, is not above 1.2; with 1.1 parts are at least 0.275 wide, with 0.9 0.225."""
+    """The diameter is sqrt(0.5^2 + 1^2) = 1.118, which does not exceed 1.2.
+
+    With 1.1, parts must be at least 0.275 wide; with 0.9, 0.225.
+    """
     for granularity, number in ((1.2, 2), (1.1, 3), (0.9, 5)):
         assert (
             len(Bandit(Exploration(granularity=granularity), HALVES).learn(0.75, 0.5, 0.0, 1).cells)
@@ -103,7 +110,7 @@ def test_a_small_cell_stays_whole() -> None:
 
 
 def test_the_best_cell_is_played() -> None:
-    """Both cells were seen once in the same way but for the reward, and nothing is explored."""
+    """Both cells were seen once and differ only in the reward; exploration is off."""
     history = (Pull(0.1, 0.1, 0.2, 1), Pull(0.7, 0.9, 0.9, 2))
     bandit = Bandit(Exploration(1.0, 2.0, 0.0), HALVES, history)
     assert all(bandit.draw(seed, 0, 3)[0] >= 0.5 for seed in range(20))
@@ -202,7 +209,10 @@ def test_what_can_no_longer_be_played_is_not_drawn(least: float, seed: int) -> N
 
 
 def test_cells_are_cut_off_where_nothing_can_be_played() -> None:
-    """The point at 0.1 lies below 0.25 and counts no longer; from the end on the right-most cells count whole."""
+    """The point at 0.1 lies below 0.25 and no longer counts.
+
+    At the end, the right-most cells count whole.
+    """
     history = (Pull(0.1, 0.1, 9.0, 1), Pull(0.3, 0.1, 0.0, 2), Pull(0.6, 0.5, 1.0, 3))
     bandit = Bandit(Exploration(1.0, 0.2, 0.0), HALVES, history)
     assert bandit.bounds(bandit.cells, 4) == pytest.approx([4.5, 1.0])

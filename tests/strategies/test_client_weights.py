@@ -1,4 +1,4 @@
-"""What counts of what clients claim: by hand, and for any claims."""
+"""Counted weights of the clients' claims: by hand, and for any claims."""
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +60,10 @@ def test_a_minority_cannot_take_more_than_the_ratio_of_the_largest_honest_claim(
 def test_no_client_has_more_than_the_ratio_over_their_number(
     claimed: list[float], ratio: float
 ) -> None:
-    """Of eight, with the default of 2, at most 25%; who is below the largest that counts is counted whole."""
+    """A client has at most 25% with eight clients and the default ratio 2.
+
+    A claim below the largest counted one counts in full.
+    """
     counted = list(limited_weights(dict(enumerate(claimed)), ratio).values())
     assert max(counted) / sum(counted) <= ratio / len(claimed) * (1 + 1e-9)
     largest = max(counted)

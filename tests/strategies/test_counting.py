@@ -1,4 +1,4 @@
-"""Whether a device counts votes is known before anybody works."""
+"""The server tests before the run whether its device can count votes."""
 
 import sys
 from types import ModuleType
@@ -12,7 +12,10 @@ from strategies.engine.counting import require_counting
 
 
 def kernel_that(count_votes: Any, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """A device that counts so; its tensors have no numbers, since none are looked at before the kernel is called."""
+    """Return a device that counts votes with this function.
+
+    Its tensors have no numbers, because nothing reads them before the kernel is called.
+    """
     module = ModuleType("pruning_kernels.vote_planes_cuda")
     module.count_votes = count_votes  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -1,4 +1,4 @@
-"""Who gets a seat and who keeps it: nodes that claim a name, nodes that return, and what is told meanwhile."""
+"""Enrolment: nodes that claim a name, nodes that return, and the lines shown meanwhile."""
 
 import json
 from collections.abc import Iterable
@@ -50,17 +50,20 @@ ENROLMENT = Enrolment(
 
 
 def signed(key: ec.EllipticCurvePrivateKey, told: Enrolment, request: Letter, node_id: int) -> str:
-    """A signature of what a node says to a request."""
+    """Return a node's signature of its enrolment reply."""
     return sign(key, statement(told, request.scalars["nonce"], request.header.lineage, node_id))
 
 
 class Nodes:
-    """Nodes that answer at once, unless they are ``silent``; ``joining`` connect when they are seen for the n-th time."""
+    """Nodes that answer at once unless they are ``silent``.
+
+    ``joining`` and ``leaving`` map times in seconds to nodes that connect or disconnect.
+    """
 
     def __init__(self, sites: dict[int, str], time: FakeTime) -> None:
         self.sites = dict(sites)
         self.keys: dict[int, ec.EllipticCurvePrivateKey] = {}
-        """With which nodes sign what they say of themselves."""
+        """Keys with which the nodes sign their enrolment."""
         self.time = time
         self.silent: set[int] = set()
         self.broken: set[int] = set()
@@ -112,7 +115,7 @@ class Nodes:
 
 
 class Server:
-    """A server with two seats, its nodes, and what it showed."""
+    """Server with two seats, its nodes and the lines that it showed."""
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class Server:
         Enroller(self.rounds, CODE, MODEL, self.keys).enrol(clients)
 
     def train(self) -> list[int]:
-        """One round; returns the clients that answered."""
+        """Run one round and return the clients that answered."""
         requests = [
             self.rounds.request("train", seat, 1, NoScalars())
             for seat in self.rounds.roster.active()
@@ -163,11 +166,11 @@ class Server:
         ]
 
 
-# ----- seats ----------------------------------------------------------------------------------------------------------
+# ----- seats --------------------------------------------------------------------------------------
 
 
 def test_a_seat_is_not_given_away_while_its_node_answers(tmp_path: Path) -> None:
-    """Another node takes the name of a; then a message of b's is lost."""
+    """Another node takes the name of a; then a message of b is lost."""
     server = Server(tmp_path, {1: "a", 2: "b"}, attempts=3)
     server.enrol()
     server.nodes.joining[server.time.seconds] = (3, "a")
@@ -214,7 +217,7 @@ def test_a_node_that_missed_a_deadline_keeps_its_seat_while_another_waits_for_it
 
 
 def test_an_error_that_flower_reports_of_a_connected_node_frees_no_seat(tmp_path: Path) -> None:
-    """To the last attempt, which costs the client its contribution."""
+    """The error lasts until the last attempt, which costs the client its contribution."""
     server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, quorum=0.5)
     server.enrol()
     server.nodes.broken = {1}
@@ -227,7 +230,7 @@ def test_an_error_that_flower_reports_of_a_connected_node_frees_no_seat(tmp_path
 
 
 def test_nodes_of_one_name_that_do_not_answer_end(tmp_path: Path) -> None:
-    """Each in turn, as often in all as the holder was asked."""
+    """Each node is asked in turn, as often in total as the holder of the seat was asked."""
     server = Server(tmp_path, {1: "a", 2: "b"} | dict.fromkeys(range(3, 9), "a"), quorum=0.5)
     server.enrol()
     server.nodes.silent = {1, *range(3, 9)}
@@ -276,7 +279,7 @@ def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after
 def test_a_site_that_is_started_again_while_others_enrol_has_its_seat(
     tmp_path: Path, listed: bool
 ) -> None:
-    """Its new node comes while the old one is still listed, or is not any more."""
+    """The new node connects while the old one is still listed, or after it disappeared."""
     server = Server(tmp_path, {1: "a"})
     server.nodes.silent = {1}
     server.nodes.joining = {4.0: (3, "a"), 8.0: (2, "b")}
@@ -290,7 +293,7 @@ def test_a_site_that_is_started_again_while_others_enrol_has_its_seat(
 
 
 def test_a_node_that_is_gone_makes_room(tmp_path: Path) -> None:
-    """Flower reports an error of it at once, and does not list it any more."""
+    """Flower reports an error for the node at once and no longer lists it."""
     server = Server(tmp_path, {1: "a", 2: "b", 3: "a"})
     server.enrol()
     server.nodes.broken = {1}
@@ -312,7 +315,10 @@ def test_who_has_no_seat_gets_none_by_a_name(tmp_path: Path) -> None:
 def test_nodes_that_get_no_seat_make_nobody_wait_longer(
     tmp_path: Path, clients: dict[str, int] | None
 ) -> None:
-    """A second node of a name, one with another program, and where a run goes on also a site that had no seat."""
+    """Such nodes have a name that is taken or another program.
+
+    In a resumed run, a site without a seat is one too.
+    """
     server = Server(tmp_path, {1: "a"}, quorum=0.5)
     server.nodes.joining = {10.0 * number: (number + 1, "a") for number in range(1, 20)}
     other = ENROLMENT.model_copy(
@@ -326,7 +332,7 @@ def test_nodes_that_get_no_seat_make_nobody_wait_longer(
     assert server.rounds.roster.clients() == (clients or {"a": 0})
 
 
-# ----- names that are bound to keys -------------------------------------------------------------------------------------
+# ----- names that are bound to keys ---------------------------------------------------------------
 
 OF_SITES = {
     site: ec.derive_private_key(number, ec.SECP384R1())
@@ -336,7 +342,10 @@ PUBLIC = {site: key.public_key() for site, key in OF_SITES.items() if site != "d
 
 
 def with_keys(folder: Path, sites: dict[int, str], keys: str, **more: Any) -> Server:
-    """A server that has the keys of a, b and c; its nodes, in order, have those of ``keys``: a hyphen is none."""
+    """Return a server with the keys of a, b and c.
+
+    ``keys`` names the key of each node, in order; a hyphen stands for no key.
+    """
     server = Server(folder, sites, keys=PUBLIC, **more)
     server.nodes.keys = {
         node_id: OF_SITES[key] for node_id, key in enumerate(keys, start=1) if key != "-"
@@ -382,7 +391,7 @@ def test_who_has_a_sites_key_has_its_seat(tmp_path: Path) -> None:
 def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(
     tmp_path: Path, says: str, key: str, reason: str
 ) -> None:
-    """It enrols first; the site comes later, and others are not told that it was refused."""
+    """The wrong node enrols before the site; other nodes do not learn of the refusal."""
     server = with_keys(tmp_path, {1: says, 2: "a"}, f"{key}ab")
     server.nodes.joining[20.0] = (3, "b")
     server.enrol()
@@ -394,7 +403,7 @@ def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(
 
 
 def test_a_seat_goes_to_no_node_without_the_sites_key(tmp_path: Path) -> None:
-    """Its holder answers no more: of four nodes that come and say its name, the one with its key has it."""
+    """The holder stops answering; of four nodes with its name, the one with its key gets it."""
     server = with_keys(tmp_path, {1: "a", 2: "b"}, "abbc-a", quorum=0.5)
     server.enrol()
     server.nodes.silent = {1}
@@ -406,7 +415,7 @@ def test_a_seat_goes_to_no_node_without_the_sites_key(tmp_path: Path) -> None:
 
 
 def test_a_signature_is_passed_on_in_vain(tmp_path: Path) -> None:
-    """Node 1 has b sign the request that came to it; b knows its own node, and not another's."""
+    """Node 1 lets b sign the request that node 1 received; b signs with its own node id."""
     server = with_keys(tmp_path, {1: "b", 2: "a"}, "-a", quorum=0.5)
     push = server.nodes.push_messages
 
@@ -426,7 +435,7 @@ def test_a_signature_is_passed_on_in_vain(tmp_path: Path) -> None:
 
 
 def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
-    """The run goes on in another process, and a node sends what it had sent before."""
+    """The run resumes in another process, and a node replays its earlier reply."""
     first = with_keys(tmp_path / "first", {1: "a", 2: "b"}, "ab")
     seen = dict[int, Message]()
     pull = first.nodes.pull_messages
@@ -438,7 +447,8 @@ def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
     second.nodes.replies["enrol 2"] = seen[2].content
     second.enrol(first.rounds.roster.clients())
     assert second.rounds.roster.seats[0].node_id == 1
-    assert second.rounds.roster.seats[1].node_id == 0  # not seen
+    # Node id 0 means that the site has not enrolled.
+    assert second.rounds.roster.seats[1].node_id == 0
     assert "has not the key of b" in refused_nodes(second)["node 2"]
 
 
@@ -483,7 +493,7 @@ def test_whatever_stands_in_place_of_a_signature_costs_its_sender_alone(
 
 
 def test_equal_enrolments_are_of_equal_bytes(tmp_path: Path) -> None:
-    """Numbers and signatures are never the same twice, but of one length."""
+    """Nonces and signatures differ each time but have the same length."""
     servers = [
         with_keys(tmp_path / name, {1: "a", 2: "b", 3: "c"}, "abc") for name in ("one", "two")
     ]
@@ -494,7 +504,10 @@ def test_equal_enrolments_are_of_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_refused_nodes_are_told_why(tmp_path: Path) -> None:
-    """One without a key that the server has, and one that the run has no seat for; those that take part hear nothing."""
+    """A node with a wrong key and a node without a seat learn the reason.
+
+    Nodes that take part get no such message.
+    """
     server = with_keys(tmp_path, {1: "a", 2: "b", 3: "x", 4: "c"}, "ab-c")
     told: dict[int, str] = {}
     push = server.nodes.push_messages
@@ -528,11 +541,11 @@ def test_more_sites_than_the_run_wants_are_counted_apart(tmp_path: Path) -> None
     ] == "enrolling    3 sites, 2 take part, connected"
 
 
-# ----- what is told ---------------------------------------------------------------------------------------------------
+# ----- progress lines -----------------------------------------------------------------------------
 
 
 def test_while_sites_are_waited_for_it_is_said_how_many_are_there(tmp_path: Path) -> None:
-    """At once, every ten seconds, and when another one comes."""
+    """A line is shown at once, every ten seconds, and when another site connects."""
     server = Server(tmp_path, {1: "a"})
     server.nodes.joining = {25.0: (2, "b")}
     server.enrol()
@@ -545,7 +558,7 @@ def test_while_sites_are_waited_for_it_is_said_how_many_are_there(tmp_path: Path
     ]
 
 
-# ----- what clients write ---------------------------------------------------------------------------------------------
+# ----- text from clients --------------------------------------------------------------------------
 
 ESCAPES = "\x1b[2J\x1b[1;1Hall is well\r\n\u202e" + "x" * 3000
 
@@ -623,7 +636,7 @@ def test_a_second_node_of_a_name_is_told_once_and_not_missing(tmp_path: Path) ->
         ),
         (refusal("", "unexpected IndexError in enrol"), "node 3", "unexpected IndexError in enrol"),
         ("site a b: no name", "node 3", "site a b: no name"),
-        # A claim: a takes part all the same.
+        # The name is only a claim; site a takes part.
         (refusal("a", "has a seat already"), "a", "has a seat already"),
     ],
 )
@@ -661,13 +674,13 @@ def test_many_nodes_that_are_turned_away_are_counted(tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) < 25
 
 
-# ----- what is recorded -----------------------------------------------------------------------------------------------
+# ----- records ------------------------------------------------------------------------------------
 
 
 def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An enrolment has no blobs: whatever is in them is not looked at."""
+    """An enrolment has no blobs, so the server does not parse any."""
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     read_headers = list[bytes]()
     monkeypatch.setattr("espalier.wire.ledger.tensor_specs", read_headers.append)
@@ -693,7 +706,7 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
 
 
 def test_sites_that_come_when_all_seats_are_taken_hold_nobody_up(tmp_path: Path) -> None:
-    """Every few seconds a node comes that says another name, and another one is on its way when it has answered."""
+    """Every few seconds a node with another name connects, before the last one has answered."""
     server = Server(tmp_path, {1: "a", 2: "b"})
     server.nodes.silent = {3}
     server.nodes.joining = {0.0: (3, "c")} | {

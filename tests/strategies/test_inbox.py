@@ -1,4 +1,4 @@
-"""What clients sent, read side by side."""
+"""Replies of several clients, read together."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from strategies.engine.inbox import Inbox
 def test_words_come_in_stretches_of_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int
 ) -> None:
-    """Only then do the kernels find each stretch of their planes at the beginning of a line of the cache."""
+    """Each range of the planes must begin at a cache line for the kernels."""
     monkeypatch.setattr(inbox, "STRETCH_BYTES", 5000)
     monkeypatch.setattr(inbox, "LEAST_WORDS", 20)
     masks = np.random.default_rng(0).integers(0, 2**64, (clients, 1003), dtype=np.uint64)

@@ -1,3 +1,5 @@
+"""Layer sampling of FedSpaLLM: layers per client, coverage and unbiased means."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,10 @@ from strategies.methods.layer_sampling import layers_per_client, require_places,
 
 
 def test_places_by_hand() -> None:
-    """Twelve layers, half of them for the most capable: 6, and in proportion 3 and 1.5, which rounds to 2."""
+    """Twelve layers: the most capable client gets half of them, 6, the others 3 and 1.5.
+
+    1.5 is rounded to 2.
+    """
     assert layers_per_client(12, 0.5, {0: 1.0, 1: 2.0, 2: 4.0}) == {0: 2, 1: 3, 2: 6}
 
 
@@ -52,7 +57,10 @@ def test_where_places_are_few_the_first_layers_come_first() -> None:
 
 
 def test_equal_clients_have_each_layer_equally_often() -> None:
-    """k / L = 3 / 6 for clients 0 and 1, 1 / 6 for client 2; 6000 draws, five standard deviations."""
+    """k / L is 3 / 6 for clients 0 and 1 and 1 / 6 for client 2.
+
+    6000 draws, with a tolerance of five standard deviations.
+    """
     draws = 6000
     layers = 6
     places = {0: 3, 1: 3, 2: 1}
@@ -67,11 +75,12 @@ def test_equal_clients_have_each_layer_equally_often() -> None:
 
 
 def test_a_mean_that_is_weighted_by_inclusion_is_unbiased_and_the_l0_mean_is_not() -> None:
-    """Theorem 4.2 for one layer with one weight per client (1, 2 and 6; they differ, so sampling matters).
+    """Theorem 4.2 for one layer with one weight per client: 1, 2 and 6.
 
-    Three layers, clients with two, one and one places. The mean of all clients is 3. Weighting each sampled client by one
-    over its inclusion probability (Horvitz & Thompson 1952) has that expectation. The l0 mean, over those who were
-    sampled, has not: a client of more places counts more.
+    Three layers; the clients sample two, one and one of them. The mean of all clients is 3.
+    Weighting each sampled client by the inverse of its inclusion probability (Horvitz & Thompson
+    1952) has that expectation. The l0 mean of the sampled clients has not, because clients that
+    sample more layers count more.
     """
     values = {0: 1.0, 1: 2.0, 2: 6.0}
     places = {0: 2, 1: 1, 2: 1}

@@ -1,4 +1,4 @@
-"""Limits of what clients may send: no training comes beyond them, and hand-made numbers that do are told apart."""
+"""Limits of client updates: no training exceeds them, and fabricated updates that do are found."""
 
 import math
 from typing import Any
@@ -15,12 +15,12 @@ from strategies.methods.plausible_update import Reach, largest_step
 
 
 def any_training(**chosen: Any) -> TrainingSettings:
-    """Also what no run may have."""
+    """Return training settings without validation."""
     return TrainingSettings().model_copy(update=chosen)
 
 
 def adamw(gradients: list[float], start: float = 0.0, **chosen: float) -> list[float]:
-    """Values of one number, before and after each step of torch's AdamW, in float64."""
+    """Return the values of one number before and after each step of torch's AdamW, float64."""
     number = nn.Parameter(torch.tensor([start], dtype=torch.float64))
     optimizer = torch.optim.AdamW(
         [number], **{"lr": 1.0, "betas": (0.9, 0.999), "weight_decay": 0.0} | chosen
@@ -35,7 +35,7 @@ def adamw(gradients: list[float], start: float = 0.0, **chosen: float) -> list[f
 
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.5, 0.9), (0.95, 0.9), (0.0, 0.99)])
 def test_the_worst_gradients_move_a_number_as_far_as_is_said(beta1: float, beta2: float) -> None:
-    """Where Cauchy and Schwarz are equal: g_k proportional to (beta1 / beta2)^(t - k), ever larger, or smaller."""
+    """The Cauchy-Schwarz bound is tight for g_k proportional to (beta1 / beta2)^(t - k)."""
     steps = 12
     gradients = [1e3 * (beta1 / beta2) ** (steps - k) for k in range(1, steps + 1)]
     values = adamw(gradients, betas=(beta1, beta2))
@@ -56,7 +56,7 @@ def test_by_hand() -> None:
 
 
 def test_moments_that_are_kept_reach_further() -> None:
-    """The last steps of many move a number further than the first ones could."""
+    """The last of many steps move a number further than the first ones can."""
     training = any_training(learning_rate=1.0, steps=2)
     steps = 40
     values = adamw([1e-3 * (0.9 / 0.999) ** (steps - k) for k in range(1, steps + 1)])
@@ -78,7 +78,7 @@ def test_moments_that_are_kept_reach_further() -> None:
 def test_no_gradients_lead_beyond_half_of_the_limit(
     gradients: list[float], start: float, rate: float, decay: float, beta1: float, beta2: float
 ) -> None:
-    """The other half is for what payloads round."""
+    """The other half of the limit is for the rounding of the wire dtype."""
     reach = Reach(
         any_training(
             learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, steps=len(gradients)
@@ -99,7 +99,10 @@ def test_no_gradients_lead_beyond_half_of_the_limit(
 def test_no_gradients_change_a_number_beyond_half_of_the_limit(
     gradients: list[float], start: float, rate: float, decay: float
 ) -> None:
-    """Where differences are sent; without weight decay the number that training began with hardly counts."""
+    """Differences are sent here.
+
+    Without weight decay, the initial value has almost no effect on the limit.
+    """
     training = any_training(learning_rate=rate, weight_decay=decay, steps=len(gradients))
     reach = Reach(training, differences=True)
     reach.note("block-0000", {"attn.q.lora_a": torch.tensor([[start]], dtype=torch.float64)})
@@ -112,7 +115,7 @@ def test_no_gradients_change_a_number_beyond_half_of_the_limit(
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1.9999, 250.0])
 def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float) -> None:
-    """Steps of half a unit in the last place, each of which moves a number by a whole one."""
+    """Each step of 0.51 units in the last place moves a number by one unit."""
     steps = 40
     number = torch.tensor([size])
     unit = (torch.nextafter(number, torch.tensor([torch.inf])) - number).item()
@@ -128,7 +131,7 @@ def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float)
 
 @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
 def test_error_feedback_stays_within_the_slack(payload: str) -> None:
-    """Also of numbers that became small after large ones: what was lost of these still comes."""
+    """Covers numbers that become small after large ones, whose rounding error is sent later."""
     generator = torch.Generator().manual_seed(3)
     lost = dict[str, Tensor]()
     reach = Reach(any_training(learning_rate=1e-6, steps=1))

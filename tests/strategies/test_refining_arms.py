@@ -1,4 +1,4 @@
-"""What points of the square mean, on paper."""
+"""Mapping from points of the unit square to pruning ratios and ranks, by hand."""
 
 import math
 
@@ -12,7 +12,10 @@ from strategies.methods.refining_arms import ArmSpace, Kind, Refinement, step_fo
 
 
 def test_relative_on_paper() -> None:
-    """Delta_max 0.1, target 0.3, ranks 2 to 32: v = 0.5 is half of the doublings, 8."""
+    """delta_max is 0.1, the target 0.3, the ranks 2 to 32; v = 0.5 gives rank 8.
+
+    That is half of the doublings from 2 to 32.
+    """
     space = ArmSpace(0.3, 0.1, 2, 32)
     assert space.refinement(0.5, 0.5, 0.1) == Refinement(pytest.approx(0.15), 8)
     assert space.refinement(0.0, 0.0, 0.1) == Refinement(0.1, 2)
@@ -51,9 +54,9 @@ def test_ratios_never_fall_or_pass_the_target(
 
 @given(st.integers(0, 2**53 - 1).map(lambda number: number / 2**53), st.floats(0.001, 0.999))
 def test_what_was_played_stays_within_reach(u: float, target: float) -> None:
-    """The cell of an arm that led to where a device stands is not cut off there: (u p*) / p* may be above u.
+    """The cell of the arm that led to a device's present ratio stays playable.
 
-    Points are as far apart as those that NumPy's generator draws.
+    (u p*) / p* may be above u in floating point. Points have the spacing of NumPy's generator.
     """
     space = ArmSpace(target, 0.1, 2, 32, "absolute")
     pruned = space.refinement(u, 0.5, 0.0).pruned

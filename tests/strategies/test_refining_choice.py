@@ -1,4 +1,7 @@
-"""Who chooses what a device is asked for: schedules by hand, chance and bandits by seed, what is learned and kept."""
+"""Choice of each device's ratio and rank: schedules by hand, random choice and bandits by seed.
+
+The tests also cover learning and the stored state.
+"""
 
 import json
 from typing import Any
@@ -43,7 +46,7 @@ def outcome(pruned: float, before: float = 0.0, seconds: float = 1.0) -> Outcome
 def test_the_schedule_takes_equal_steps_and_ends_at_the_target(
     schedule: dict[str, Any], expected: list[float]
 ) -> None:
-    """0.3 in 3 rounds, which a float does not divide, and in 2."""
+    """The steps are 0.3 in 3 rounds, which a float cannot divide exactly, and in 2 rounds."""
     made = choices(**{"allocation": "fixed", "rank": 5, **schedule})
     seen = []
     for server_round in range(2, 7):
@@ -59,7 +62,8 @@ def test_half_of_the_rounds_prune_unless_it_is_said() -> None:
     assert choices(rounds=8).rounds == 4
     assert choices(rounds=3).rounds == 1
     assert choices(rounds=8, prune_rounds=6).rounds == 6
-    assert choices(rounds=8).space.largest_step == pytest.approx(0.15)  # twice 0.3 / 4
+    # The largest step is twice 0.3 / 4.
+    assert choices(rounds=8).space.largest_step == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("allocation", ["bandit", "random"])
@@ -86,7 +90,7 @@ def test_without_one_half_the_schedule_takes_its_place() -> None:
 
 
 def test_where_ranks_alone_are_chosen_rewards_say_nothing_of_the_schedule_s_steps() -> None:
-    """Else the rounds in which the schedule prunes would count for less than those before and after."""
+    """Otherwise, rounds in which the schedule prunes would count less than the others."""
     changes = {"adaptive_pruning": False, "prune_rounds": 2, "prune_from": 4}
     made = choices(**changes)
     seen = []
@@ -101,7 +105,7 @@ def test_where_ranks_alone_are_chosen_rewards_say_nothing_of_the_schedule_s_step
     )
     literal = choices(reward="literal", **changes)
     arms = {0: literal.arm(0, 4)}
-    # Equation 3 with the schedule's steps.
+    # Equation 3 uses the steps of the schedule.
     assert literal.learn(arms, {0: outcome(arms[0].pruned)}, 4)[0] > 0
 
 

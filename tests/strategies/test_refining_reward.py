@@ -1,4 +1,4 @@
-"""Rewards of a round on paper, and every case in which a term is no number."""
+"""Rewards of a round by hand, and all cases in which a term is not a number."""
 
 import json
 import math
@@ -28,8 +28,11 @@ ANY = st.one_of(
 
 
 def test_scaled_on_paper() -> None:
-    """Device 0 falls by 1/4, the largest gain; half of the step 0.1; the importance is half of 6; 8 s beside a mean of 10 s are
-    off by 20%, twice kappa. Device 1 falls by 1/8, a whole step, at 12 s."""
+    """Device 0 has the largest loss gain, 1/4, and half a step; device 1 has 1/8 and a whole step.
+
+    The importance of device 0 is half of 6. The times of 8 s and 12 s differ by 20% from their mean
+    of 10 s, which is twice kappa.
+    """
     outcomes = {
         0: replace(PLAIN, seconds=8.0),
         1: Outcome(
@@ -48,7 +51,7 @@ def test_scaled_on_paper() -> None:
 
 
 def test_literal_on_paper() -> None:
-    """0.5 * 0.05 * 3 over a gap of 2 s; a loss that rises by 0.5 gives the negative of it."""
+    """0.5 * 0.05 * 3 divided by a gap of 2 s; a loss that rises by 0.5 gives the negative value."""
     found = literal_rewards(
         {0: replace(PLAIN, seconds=8.0), 1: replace(PLAIN, loss_after=2.5, seconds=12.0)}
     )
@@ -122,7 +125,7 @@ def test_rewards_are_numbers_and_the_order_of_devices_changes_nothing(
 
 
 def test_gains_are_remembered_for_some_rounds() -> None:
-    """Of 0, 0.1, ..., 1 the 90th percentile is 0.9."""
+    """The 90th percentile of 0, 0.1, ..., 1 is 0.9."""
     usual = UsualGains(rounds=2)
     assert usual.large == 0
     ten = {

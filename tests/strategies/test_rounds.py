@@ -1,6 +1,7 @@
-"""Replies in parts: the next part is asked for before the last is dealt with, and never more than two are under way.
+"""Replies in parts, and deadlines.
 
-Deadlines: a client that works, or waits for the worker of one that does, is not late; some messages may take longer.
+The next part is requested before the last one is processed, and at most two are in flight. A client
+that works, or waits for the worker of another one, is not late. Some messages may take longer.
 """
 
 import sys
@@ -34,12 +35,15 @@ BLOCKS = 5
 NODE = 7
 LINEAR = LinearPlan("attn.q", "weight", (96, 64))
 MASK = np.full(96, 0x5555555555555555, dtype=np.uint64)
-"""Half of each row of 64."""
+"""Mask of half of each row of 64."""
 SHA256 = sha256(pack_tensors({mask_name(LINEAR.name): MASK}))
 
 
 class OneNode:
-    """A grid of one node that answers at once; of parts in ``silent`` it says nothing, and it fails at those in ``failing``."""
+    """Grid of one node that answers at once.
+
+    It does not answer for the parts in ``silent`` and returns a failure for those in ``failing``.
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
@@ -79,11 +83,12 @@ class OneNode:
 
 
 class CountingReferences(OneNode):
-    """Before it hands out a part, it looks who else holds the blobs of those before."""
+    """Grid that counts references to the blobs of earlier parts before it returns the next."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.given = [bytes(1)]  # the first is nobody's
+        # The first blob is a baseline that nothing else refers to.
+        self.given = [bytes(1)]
         self.held: set[int] = set()
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -101,7 +106,7 @@ def grid(request: pytest.FixtureRequest) -> OneNode:
 
 @pytest.fixture
 def rounds(grid: OneNode, tmp_path: Path) -> Rounds:
-    """One client, whose reply has five parts."""
+    """Rounds with one client, whose reply has five parts."""
     settings = parse({"num-clients": 1, "part-bytes": 1024, "deadline-seconds": 5.0, "attempts": 2})
     plan = ModelPlan(
         tuple(BlockPlan(index, (LINEAR,)) for index in range(BLOCKS)), BLOCKS * LINEAR.num_weights
@@ -116,7 +121,7 @@ def rounds(grid: OneNode, tmp_path: Path) -> Rounds:
 
 
 def exchange(rounds: Rounds) -> Iterable[Message]:
-    """All parts of a round's reply."""
+    """Yield all parts of a round's reply."""
 
     def next_part(letter: Letter) -> Message | None:
         following = letter.header.part + 1
@@ -170,11 +175,14 @@ def test_when_a_part_is_pulled_nothing_is_held_of_those_before(
     assert len(grid.held) == 1
 
 
-# ----- deadlines ------------------------------------------------------------------------------------------------------
+# ----- deadlines ----------------------------------------------------------------------------------
 
 
 class Slow(OneNode):
-    """Answers after so many tenths of a second, and calls ``before_pull`` with those that have passed before each question."""
+    """Grid that answers after ``tenths`` tenths of a second.
+
+    Before each query it calls ``before_pull`` with the tenths that have passed.
+    """
 
     def __init__(self, clock: Clock, tenths: int) -> None:
         super().__init__()
@@ -196,12 +204,12 @@ class Slow(OneNode):
         return super().pull_messages(message_ids) if self.now() >= self.tenths else []
 
     def now(self) -> int:
-        """Tenths of a second since the beginning."""
+        """Return the tenths of a second since the start."""
         return round(10 * (self.clock.now() - self.begun))
 
 
 def ask(rounds: Rounds, **more: Any) -> list[Message]:
-    """Ask for the first part alone."""
+    """Request only the first part."""
     rounds.roster.seats[0].status = "completed"
     return list(
         rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], **more)
@@ -209,14 +217,14 @@ def ask(rounds: Rounds, **more: Any) -> list[Message]:
 
 
 def slowly(rounds: Rounds, tenths: int) -> Slow:
-    """Give the rounds a slow grid, which answers after so many tenths of a second."""
+    """Give the rounds a slow grid, which answers after ``tenths`` tenths of a second."""
     rounds.grid = grid = Slow(rounds.clock, tenths)  # type: ignore[assignment]
     return grid
 
 
 @pytest.fixture
 def shown(rounds: Rounds) -> list[str]:
-    """The lines that a person sees."""
+    """Progress lines that the user sees."""
     lines: list[str] = []
     rounds.progress = Progress(rounds.folder, rounds.clock, show=lines.append)
     return lines
@@ -232,7 +240,7 @@ def test_a_message_that_nobody_works_on_is_sent_again_and_then_costs_its_client(
 
 
 def test_a_simulated_client_is_not_late_while_one_works(rounds: Rounds, tmp_path: Path) -> None:
-    """An hour's work, with a deadline of five seconds."""
+    """The work takes an hour; the deadline is five seconds."""
     grid = slowly(rounds, 36_000)
     rounds.shared_workers = True
     rounds.work = AtWork(tmp_path, BY_HAND)
@@ -281,11 +289,12 @@ def test_a_message_may_take_longer_than_others(rounds: Rounds) -> None:
     grid = slowly(rounds, 10_000)
     assert ask(rounds, patience=lambda seat: 60.0) == []
     assert len(grid.asked) == 2
-    assert 1200 <= grid.now() <= 1210  # sent again, it may take as long once more
+    # The second attempt may take as long as the first.
+    assert 1200 <= grid.now() <= 1210
 
 
 def test_where_no_reply_comes_for_a_while_the_superlink_is_asked_seldom(rounds: Rounds) -> None:
-    """Ten times a second for five seconds, then twice a second."""
+    """The server asks ten times a second for five seconds, then twice a second."""
     grid = slowly(rounds, 350)
     assert len(ask(rounds, patience=lambda seat: 60.0)) == 1
     assert 110 <= grid.num_pulls <= 113
@@ -297,7 +306,7 @@ def test_a_message_never_has_less_than_the_settings_give_it(rounds: Rounds) -> N
     assert grid.asked == [("train", 0)]
 
 
-# ----- what is shown --------------------------------------------------------------------------------------------------
+# ----- progress lines -----------------------------------------------------------------------------
 
 
 def test_what_clients_on_this_machine_say_is_shown(

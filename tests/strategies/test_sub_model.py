@@ -1,4 +1,4 @@
-"""The sub-model of FedSODA: which of its blocks are held against which of the full model, by hand."""
+"""Sub-model of FedSODA: its aligned blocks and those of the full model, by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,11 @@ def result(
 
 
 def test_two_groups_of_two(base: OpenedModel, tmp_path: Path) -> None:
-    """Blocks 0 and 3 stand for 1, 2 and 4, 5: what 0 makes is held against 2, and what 3, now the second, against 5."""
+    """Blocks 0 and 3 stand for 1, 2 and 4, 5.
+
+    The output of block 0 is compared with that of block 2, and the output of block 3, now the
+    second block, with that of block 5.
+    """
     made = result(base, tmp_path, [1, 2, 4, 5], [0, 3], group_layers=2, groups=2)
     assert made.kept == [0, 3, 6, 7]
     assert made.aligned_blocks == [0, 1]
@@ -45,7 +49,7 @@ def test_two_groups_of_two(base: OpenedModel, tmp_path: Path) -> None:
 
 
 def test_groups_apart(base: OpenedModel, tmp_path: Path) -> None:
-    """Groups of one at 1 and 4, with a block that stays between and behind them."""
+    """Groups of one block at 1 and 4, with kept blocks between and behind them."""
     made = result(base, tmp_path, [2, 5], [1, 4], group_layers=1, groups=2)
     assert made.kept == [0, 1, 3, 4, 6, 7]
     assert made.aligned_blocks == [1, 3]
@@ -55,7 +59,10 @@ def test_groups_apart(base: OpenedModel, tmp_path: Path) -> None:
 def test_all_of_an_emulator_between_first_and_last_blocks(
     base: OpenedModel, tmp_path: Path
 ) -> None:
-    """FedOT's: the first block and the last two are the adapter; the emulator's end alone is held against the full one's."""
+    """FedOT: the first block and the last two are the adapter.
+
+    Only the end of the emulator is compared with the full model.
+    """
     evenly = {"drop": "uniform", "dropped_layers": 2, "aligned": "all", "first_layers": 1}
     made = result(base, tmp_path, [2, 4], [], **evenly)
     assert made.kept == [0, 1, 3, 5, 6, 7]

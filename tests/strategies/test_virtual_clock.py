@@ -1,4 +1,4 @@
-"""Virtual times on paper."""
+"""Virtual times, compared with values computed by hand."""
 
 import math
 
@@ -16,14 +16,17 @@ SLOW = Conditions(0, 1e9, 2e6)
 
 
 def test_on_paper() -> None:
-    """20 steps of 100 tokens over 1000 frozen and 50 trained parameters are 2000 * 4300 operations; 1 MB is 8 megabits."""
+    """20 steps of 100 tokens take 2000 * 4300 operations.
+
+    The model has 1000 frozen and 50 trained parameters. 1 MB is 8 megabits.
+    """
     assert computing_seconds(20, 100, 1000, 50, SLOW) == pytest.approx(8.6e6 / 1e9)
     assert sending_seconds(1_000_000, SLOW) == 4
     assert computing_seconds(0, 100, 1000, 50, SLOW) == sending_seconds(0, SLOW) == 0
 
 
 def test_waiting_on_paper() -> None:
-    """Of 1, 2 and 6 seconds: 5, 4 and 0 of waiting."""
+    """Devices with times of 1, 2 and 6 seconds wait for 5, 4 and 0 seconds."""
     assert waiting_seconds({4: 1.0, 0: 2.0, 2: 6.0}) == 3
     assert waiting_seconds([6.0, 2.0, 1.0]) == 3
     assert round_seconds({4: 1.0, 0: 2.0, 2: 6.0}) == 6

@@ -1,4 +1,4 @@
-"""The studies of FedSODA vary what they say, keep the clients' records from the public text, and report what was measured."""
+"""FedSODA's studies: varied settings, disjoint records and public text, reported figures."""
 
 import json
 import math
@@ -40,18 +40,18 @@ BLOCKS = 8
 
 
 def parsed(cell: Cell, **changes: Any) -> RunSettings:
-    """Settings of a cell's run, all of which are read."""
+    """Return the settings of a cell's run, all of which the run uses."""
     flat = {**cell.settings(changes), **NAMED}
     return parse(flat, simulation=True, by_hand=set(flat))
 
 
 def the(study: str, arm: str) -> FedSodaSettings:
-    """A cell's settings of FedSODA, evenly dealt out."""
+    """Return a cell's FedSODA settings for the even partition."""
     (cell,) = [cell for cell in STUDIES[study].cells() if (cell.arm, cell.place) == (arm, IID)]
     return parsed(cell).of(FedSodaSettings)
 
 
-# ----- cells ----------------------------------------------------------------------------------------------------------
+# ----- cells --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_settings_of_the_command_line_go_where_they_are_read() -> None:
         chosen(["steps"])
 
 
-# ----- data -----------------------------------------------------------------------------------------------------------
+# ----- data ---------------------------------------------------------------------------------------
 
 
 def question(number: int) -> dict[str, Any]:
-    """A question of ARC whose answer is its second choice."""
+    """Return a question of ARC whose answer is its second choice."""
     choices = [
         {"text": f"{WORDS[(number + step) % len(WORDS)]} {step}", "label": "ABCD"[step]}
         for step in range(4)
@@ -161,7 +161,10 @@ def question(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """Twenty test items; training records of which the first ten are test items; a text of another domain."""
+    """Test items, training records and a text of another domain.
+
+    There are twenty test items, and the first ten training records are test items.
+    """
     found = {name: tmp_path / name for name in ("train.jsonl", "test.jsonl", "public.txt")}
     found["train.jsonl"].write_text("".join(json.dumps(question(n)) + "\n" for n in range(10, 300)))
     found["test.jsonl"].write_text("".join(json.dumps(question(n)) + "\n" for n in range(20)))
@@ -217,7 +220,7 @@ def test_a_public_text_that_holds_test_items_is_refused(
         )
 
 
-# ----- runs -----------------------------------------------------------------------------------------------------------
+# ----- runs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -266,9 +269,9 @@ def test_a_study_runs_the_app_once_for_each_cell(
     results = sorted((tmp_path / "work" / "results").glob("*.json"))
     assert len(results) == 2
     for result in map(json.loads, (path.read_text() for path in results)):
-        # The sub-model, which comes once, is counted apart.
+        # The sub-model is sent once and counted separately.
         assert 0 < result["bytes_down"] < result["bytes_stored"]
-        # Of q, k, v, up and down.
+        # Rank 2 on q, k, v, up and down of three blocks.
         assert result["trained"] == 3 * 2 * ((64 + 64) + 2 * (32 + 64) + 2 * (64 + 64))
         assert len(result["dropped"]) == 2
     monkeypatch.setattr(
@@ -281,7 +284,7 @@ def test_a_study_runs_the_app_once_for_each_cell(
         ["0", arm, IID] for arm in (CHANCE, DENSE, FEDOT, FEDSODA)
     ]
     losses = {line.split(",")[1]: float(line.split(",")[3]) for line in rows[1:]}
-    # Only right options, or all.
+    # The loss counts only the correct options, or all of them.
     assert losses[FEDSODA] == pytest.approx(float(lines[-1].rpartition(",")[2]), rel=1e-5)
     assert losses[DENSE] == pytest.approx(float(lines[1].rpartition(",")[2]), rel=1e-5)
     assert "| FedSODA |" in (tmp_path / "out" / "fedsoda-methods.md").read_text()
@@ -314,7 +317,7 @@ def test_a_mistake_is_told(small: list[str], capsys: pytest.CaptureFixture[str])
     assert set(MEASURED) == set(STUDIES) == set(COMMANDS) - {"tables", "memory"}
 
 
-# ----- reports --------------------------------------------------------------------------------------------------------
+# ----- reports ------------------------------------------------------------------------------------
 
 
 def test_a_report_has_means_spreads_and_signs(tmp_path: Path) -> None:
@@ -339,7 +342,8 @@ def test_a_report_has_means_spreads_and_signs(tmp_path: Path) -> None:
     assert "| both − none | −1.100 ± 0.248 (−−−) | +0.000 ± 0.000 (000) |" in text
     assert math.isclose(4.303 * 0.1 / math.sqrt(3), 0.248, abs_tol=1e-3)
     assert "| both | 2.00 | 2.00 | 2.00 | 2.0 | 2 |" in text
-    assert "per character" not in text  # nobody has that figure
+    # No run has that figure.
+    assert "per character" not in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -369,7 +373,7 @@ def test_rounds_until_the_last_loss_of_fedot(tmp_path: Path) -> None:
 
 
 def test_counting_does_not_wait_for_what_trains() -> None:
-    """``tables`` needs no weights; the program opens nothing that trains before a study asks for it."""
+    """``tables`` needs no weights, so the program imports no training library at its start."""
     code = (
         "import sys, benchmarks.fedsoda.__main__; sys.exit('torch' in sys.modules or 'flwr' in"
         " sys.modules)"

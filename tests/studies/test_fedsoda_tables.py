@@ -1,4 +1,4 @@
-"""FedSODA's tables are counted as on paper, and what the paper prints is held against that."""
+"""FedSODA's tables, computed as by hand and compared with the figures that the paper prints."""
 
 import csv
 import subprocess
@@ -37,11 +37,11 @@ def the(figures: list[Figure], table: str, row: str, quantity: str) -> Figure:
     return found
 
 
-# ----- formulas -------------------------------------------------------------------------------------------------------
+# ----- formulas -----------------------------------------------------------------------------------
 
 
 def test_a_layer_s_adapters_have_so_many_numbers() -> None:
-    """8 x (8192 + 5120 + 5120 + 18432 + 18432) for q, k, v, up and down."""
+    """q, k, v, up and down have 8 x (8192 + 5120 + 5120 + 18432 + 18432) parameters."""
     assert counts.lora_numbers(LLAMA3, 8, paper.TARGETS) == 8 * 55_296 == 442_368
 
 
@@ -71,7 +71,10 @@ def test_computation_of_section_5_1() -> None:
 
 
 def test_attention_is_two_products_for_each_pair_of_tokens() -> None:
-    """Scores and mixtures by a loop over pairs: a multiplication and an addition for each query feature, twice."""
+    """Scores and mixtures each take a multiplication and an addition per query feature.
+
+    The loop goes over all pairs of tokens.
+    """
     tokens = 5
     features = 6
     by_hand = sum(2 * (features + features) for _ in range(tokens) for _ in range(tokens))
@@ -99,7 +102,7 @@ def test_agreement_is_to_the_printed_digit(
     assert counts.agrees(printed, computed, decimals) is expected
 
 
-# ----- the three models -----------------------------------------------------------------------------------------------
+# ----- the three models ---------------------------------------------------------------------------
 
 
 def test_the_models_have_the_layers_and_adapters_of_their_shapes(models: dict[str, Model]) -> None:
@@ -128,7 +131,10 @@ def test_parameters_are_those_of_the_published_models(models: dict[str, Model]) 
 
 
 def test_true_bytes_of_the_sub_model_by_hand(models: dict[str, Model]) -> None:
-    """Of each linear weight half a byte and 1/64 of a float32; of all else two bytes; 16 float32 of a table."""
+    """A linear weight takes half a byte and 1/64 of a float32, any other weight two bytes.
+
+    A table has 16 float32 values.
+    """
     linears = 20 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     others = 2 * 128_256 * 4096 + 20 * 2 * 4096 + 4096
     kept = models["llama3-8b"].kept
@@ -136,7 +142,7 @@ def test_true_bytes_of_the_sub_model_by_hand(models: dict[str, Model]) -> None:
         kept.weight_bytes("nf4", double_quantisation=False)
         == linears // 2 + linears // 16 + 2 * others + 64
     )
-    # An offset for each of 140, two tables.
+    # Each of 140 matrices has an offset; there are two tables.
     nested = linears // 2 + linears // 64 + linears // (64 * 256) * 4 + 2 * others
     assert models["llama3-8b"].sizes()["FedSODA"] == nested + 140 * 4 + 4 * (16 + 256)
 
@@ -161,7 +167,7 @@ def test_a_step_of_mistral_by_hand(models: dict[str, Model]) -> None:
     assert steps["all weights"].total == 3 * (32 * layer + head)
 
 
-# ----- printed figures ------------------------------------------------------------------------------------------------
+# ----- printed figures ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,7 +257,7 @@ def test_best_placements_are_six_that_cost_the_same(models: dict[str, Model]) ->
     }
 
 
-# ----- the command ----------------------------------------------------------------------------------------------------
+# ----- the command --------------------------------------------------------------------------------
 
 
 def test_the_command_prints_and_writes(

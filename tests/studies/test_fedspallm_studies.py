@@ -1,4 +1,4 @@
-"""The studies of FedSpaLLM measure what the app itself gives, go on where they stopped, and refuse foreign rows."""
+"""FedSpaLLM's studies give the app's results, resume after a stop, and refuse foreign rows."""
 
 import csv
 from pathlib import Path
@@ -32,7 +32,7 @@ CONDITIONS = {
 
 @pytest.fixture
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """Four clients that share out one file."""
+    """Four clients that share one file."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
     shared = tmp_path / "shared.txt"
@@ -57,7 +57,8 @@ def studied(sites: Federation) -> Bench:
 
 @pytest.mark.parametrize("fold", sorted(FOLDS))
 def test_a_fold_is_what_the_app_gives(sites: Federation, fold: str) -> None:
-    unlimited = FOLDS[fold] | {"federation.max-update-ratio": 1e6}  # studies fold as the paper does
+    # Studies aggregate like the paper, without a limit on updates.
+    unlimited = FOLDS[fold] | {"federation.max-update-ratio": 1e6}
     grid = sites.grid(**unlimited)
     for context in grid.contexts.values():
         del context.node_config["data-path"]

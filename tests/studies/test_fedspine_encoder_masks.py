@@ -1,4 +1,7 @@
-"""Mask Tuning of an encoder in FedSpine's study: gradients of masks, what is cut, and scales, against slow ways."""
+"""Mask Tuning of an encoder in FedSpine's study: mask gradients, cuts and scales.
+
+They are compared with slow references.
+"""
 
 import argparse
 import csv
@@ -24,7 +27,7 @@ HOW = cuts.LAST["FedPETuning, then all of Mask Tuning"][1]
 
 
 def records(path: Path, number: int) -> Path:
-    """Sentences that are good or bad."""
+    """Write sentences that are good or bad."""
     lines = [
         {"sentence": f"a {'good' if n % 2 else 'bad'} film, number {n}", "label": n % 2}
         for n in range(number)
@@ -35,7 +38,7 @@ def records(path: Path, number: int) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[OpenedModel, Any]:
-    """A tiny encoder whose weights are large enough that units differ."""
+    """Tiny encoder whose weights are large enough to make its prunable groups differ."""
     folder = save_tiny_roberta(tmp_path_factory.mktemp("encoder"))
     torch.manual_seed(0)
     whole = AutoModelForSequenceClassification.from_pretrained(
@@ -47,13 +50,13 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[OpenedModel, Any]
 
 
 def batch() -> Batch:
-    """Two items, of which one is padded."""
+    """Return two items, one of them padded."""
     tokens = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 1, 1]])
     return Batch(tokens, torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]), torch.tensor([0, 1]))
 
 
 def losses(whole: Any, given: Batch) -> Tensor:
-    """Of each item."""
+    """Return the loss of each item."""
     logits = whole(input_ids=given.input_ids, attention_mask=given.attention_mask).logits
     return nn.functional.cross_entropy(logits, given.labels, reduction="none")
 
@@ -102,7 +105,7 @@ def test_a_mask_of_zero_is_a_unit_whose_columns_are_zero(encoder: tuple[OpenedMo
 
 
 def given(folder: Path, *words: str) -> argparse.Namespace:
-    """The command line's."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser()
     task_study.add_arguments(parser)
     short = "--rounds 2 --steps 2 --every 1 --shares 0.5 --task sst2 --max-tokens 24 --parts cuts"
@@ -123,7 +126,10 @@ def given(folder: Path, *words: str) -> argparse.Namespace:
 def test_the_study_cuts_an_encoder_when_the_rounds_are_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both ways begin with one run, and cut half; all of Mask Tuning scales what stays, so that parts give what they gave."""
+    """Both variants start from one run and cut half of the parameters.
+
+    All of Mask Tuning also scales the remaining groups.
+    """
     spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}
     monkeypatch.setattr(
         cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()}

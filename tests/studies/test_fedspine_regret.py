@@ -1,4 +1,4 @@
-"""The study of the bandit's regret: its surfaces, what it counts, and that it goes on where it was stopped."""
+"""Study of the bandit's regret: its surfaces, its figures, and resuming after a stop."""
 
 from pathlib import Path
 
@@ -28,9 +28,10 @@ def at(u: float, v: float) -> tuple[Points, Points]:
 
 
 def test_surfaces_on_paper() -> None:
-    """A standard deviation from its top a hill is at exp(-1/2); a quarter turn takes the moving one to the top of the circle.
+    """A hill is at exp(-1/2) one standard deviation from its top.
 
-    On the ridge (0.5, 0.3125) takes 1 - 0.15 + 0.25 = 1.1, the others' time: 1.25 * 0.5 * 0.8 * 0.725 * 1.6 = 0.58.
+    The moving hill is at the top of its circle after a quarter turn. On the ridge, (0.5, 0.3125)
+    takes 1 - 0.15 + 0.25 = 1.1 times the time of the others: 1.25 * 0.5 * 0.8 * 0.725 * 1.6 = 0.58.
     """
     assert hill(0, 1, *at(0.3, 0.7)) == 1
     assert hill(0, 1, *at(0.5, 0.7)) == pytest.approx(np.exp(-0.5))
@@ -59,7 +60,10 @@ def test_a_ridge_switches_every_20_rounds() -> None:
 
 
 def test_the_best_the_fixed_and_the_mean_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round 1 pays u, all others 1 - u: the best fixed arm is u = 0, and the mean over 0, 0.01, ..., 0.99 is 0.495 of u."""
+    """Round 1 pays u and the others 1 - u, so the best fixed arm is u = 0.
+
+    The mean of u over 0, 0.01, ..., 0.99 is 0.495.
+    """
     monkeypatch.setattr(regret, "ROUNDS", 3)
     found = known(lambda seed, number, u, v: u if number == 1 else 1 - u, 0)
     assert found.best.tolist() == [0.99, 1, 1]

@@ -1,4 +1,4 @@
-"""The study of what a step costs: its cells, which of them are measured, and its tables."""
+"""Study of the cost of a step: its cells, the measured ones, and its tables."""
 
 import argparse
 import json
@@ -14,14 +14,14 @@ from espalier.settings.mistakes import Mistake
 
 
 def given(folder: Path, *words: str) -> argparse.Namespace:
-    """The command line's."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser()
     steps.add_arguments(parser)
     return parser.parse_args(["--out", str(folder), "--repeats", "2", *words])
 
 
 def figures(cell: str) -> dict[str, float]:
-    """Of a process that measured a cell: as many seconds as its name has letters."""
+    """Return figures of a measured cell, with as many seconds as its name has letters."""
     return {
         "seconds": float(len(cell)),
         "peak_mib": 100.0 + len(cell),
@@ -72,7 +72,7 @@ def test_cells_that_are_named_are_measured_and_others_stay(
 
 
 def llama(folder: Path) -> int:
-    """A very small model; how many numbers of a head are trained beside LoRA."""
+    """Save a tiny model; return the number of its trained head parameters, 0."""
     random_llama.save_model(
         folder, random_llama.Shape(hidden=32, feed_forward=64, blocks=2, heads=4, kv_heads=4)
     )
@@ -80,7 +80,7 @@ def llama(folder: Path) -> int:
 
 
 def roberta(folder: Path) -> int:
-    """A very small encoder, and its head for two classes."""
+    """Save a tiny encoder; return the number of parameters of its head for two classes."""
     random_roberta.save_model(
         folder, random_roberta.Shape(30000, hidden=32, feed_forward=64, blocks=2, heads=4)
     )
@@ -91,7 +91,10 @@ def roberta(folder: Path) -> int:
 def test_each_way_of_measuring_units_takes_steps_of_a_model_of_which_a_share_is_cut(
     save: Callable[[Path], int], tmp_path: Path
 ) -> None:
-    """Of a very small model, in this process: what is trained shrinks with the ratio and grows with the rank."""
+    """The number of trained parameters falls with the pruning ratio and grows with the rank.
+
+    The model is tiny and is measured in this process.
+    """
     head = save(tmp_path)
     own = given(
         tmp_path,

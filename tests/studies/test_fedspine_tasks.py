@@ -1,4 +1,4 @@
-"""The study of FedSpine on a task: rows are what the runs wrote, and when a score is first reached."""
+"""Study of FedSpine on a task: rows equal the runs' results; times at which a score is reached."""
 
 import argparse
 import csv
@@ -30,7 +30,7 @@ ITEMS = 12
 
 
 def records(path: Path, number: int) -> Path:
-    """Sentences that are good or bad."""
+    """Write sentences that are good or bad."""
     lines = [
         {"sentence": f"a {'good' if n % 2 else 'bad'} film, number {n}", "label": n % 2}
         for n in range(number)
@@ -40,7 +40,7 @@ def records(path: Path, number: int) -> Path:
 
 
 def given(folder: Path, *words: str) -> argparse.Namespace:
-    """The command line's."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser()
     task_study.add_arguments(parser)
     model = (
@@ -108,7 +108,10 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_all_weights_or_the_head_alone_are_averaged_by_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients that "train" every number to how many sequences they have; bytes and operations by hand."""
+    """Simulated training sets every parameter to the client's number of sequences.
+
+    Bytes and operations are computed by hand.
+    """
     monkeypatch.setattr(tasks, "DEVICES", 3)
     records(tmp_path / "test.jsonl", ITEMS)
     train = records(tmp_path / "train.jsonl", 120)
@@ -146,7 +149,7 @@ def test_all_weights_or_the_head_alone_are_averaged_by_samples(
         assert fleet is not None
         for number_of_round in (1, 2):
             drawn = [fleet.drawn(0, client, number_of_round) for client in range(3)]
-            # Forward alone below the head.
+            # Below the head there is only a forward pass.
             operations = 2 * 8 * 24 * (6 * number + 2 * (sum(every.values()) - number))
             rounds.append(
                 max(
@@ -162,7 +165,10 @@ def test_all_weights_or_the_head_alone_are_averaged_by_samples(
 def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both kinds of cut are runs of their own, kept like others; what is cut last is scored after the rounds."""
+    """Both cuts are runs of their own, stored like others.
+
+    A model that is cut last is scored after the rounds.
+    """
     spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "data.windows": 2}
     monkeypatch.setattr(cuts, "CUT_FIRST", cuts.CUT_FIRST | spared)
     monkeypatch.setattr(
@@ -191,7 +197,10 @@ def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(
 def test_another_fleet_takes_what_its_own_run_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not depend on times is run once; figures of the other fleets are those of runs with their clocks."""
+    """A run that does not depend on times is made once for all fleets.
+
+    Its figures for another fleet equal those of a run with that fleet's clock.
+    """
     monkeypatch.setattr(tasks, "DEVICES", 3)
     records(tmp_path / "test.jsonl", ITEMS)
     words = [
@@ -229,7 +238,10 @@ def test_another_fleet_takes_what_its_own_run_would(
 
 
 def test_operations_and_bytes_of_a_round_take_what_another_fleet_needs_for_them() -> None:
-    """Device 0 computes 6e11 operations and sends 2 MB in each of two rounds, device 1 a tenth of that in the first."""
+    """Device 0 computes 6e11 operations and sends 2 MB in each of two rounds.
+
+    Device 1 does 10% of that in the first round only.
+    """
     done = {(0, 1): (6e11, 2_000_000), (0, 2): (6e11, 2_000_000), (1, 1): (6e10, 200_000)}
     low = fleet_of("low")
     high = fleet_of("high")
@@ -291,7 +303,10 @@ def test_what_is_cut_when_the_rounds_are_over_reaches_its_score_with_them(tmp_pa
 
 
 def test_a_row_s_seconds_say_how_many_of_its_own_seeds_came_there(tmp_path: Path) -> None:
-    """Bandits alone have all seeds. HetLoRA comes to as much with one of its two, FedPETuning with its only one."""
+    """Only bandits reach the score with all seeds; HetLoRA does with one of two.
+
+    FedPETuning does with its only one.
+    """
     points = [
         ("0", "0.5", "bandits", 20, 0.7), ("1", "0.5", "bandits", 30, 0.6), ("2", "0.5", "bandits", 30, 0.6),
         ("0", "0.0", "HetLoRA", 10, 0.8), ("1", "0.0", "HetLoRA", 9, 0.5), ("0", "0.0", "FedPETuning", 40, 0.9),
@@ -322,7 +337,10 @@ def test_a_row_s_seconds_say_how_many_of_its_own_seeds_came_there(tmp_path: Path
 
 
 def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
-    """Bandits come to 0.7 at best, FedPETuning to 0.8: 0.7 comes after 15 and 30 seconds; more steps do not count."""
+    """Bandits reach at most 0.7 and FedPETuning 0.8, so the target is 0.7, after 15 and 30 seconds.
+
+    Arms with more steps do not count.
+    """
     points = [
         ("0.0", "FedPETuning", 30, 0.7), ("0.0", "FedPETuning", 60, 0.8), ("0.5", "bandits", 8, 0.6),
         ("0.5", "bandits", 15, 0.7),
@@ -354,7 +372,10 @@ def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
 
 
 def test_bars_of_fleets_and_alphas() -> None:
-    """Both come to 0.7 at best with one fleet or the other, so bars are the first rounds at 0.7; HetLoRA has one fleet."""
+    """Both methods reach at most 0.7 with one of the fleets, so bars show the first rounds at 0.7.
+
+    HetLoRA ran with only one fleet.
+    """
     points = [
         ("low", "0.0", "FedPETuning", 3, 0.7), ("low", "0.5", "bandits", 2, 0.6), ("low", "0.5", "bandits", 4, 0.8),
         ("high", "0.0", "FedPETuning", 9, 0.7), ("high", "0.5", "bandits", 5, 0.7), ("high", "0.0", "HetLoRA", 1, 0.1),

@@ -1,4 +1,4 @@
-"""The running figure of FLAP's code by hand, and that it depends on the order of windows."""
+"""The running variance of FLAP's code, computed by hand; it depends on the order of samples."""
 
 import pytest
 import torch
@@ -8,7 +8,10 @@ from pruning_kernels.fluctuation import moments_of
 
 
 def test_the_running_figure_depends_on_the_order_of_windows() -> None:
-    """Windows of one token each. 1, 2, 6: means 1, 1.5, 3; 6, 2, 1: means 6, 4, 3. The first window adds nothing."""
+    """Samples of one token: 1, 2, 6 has the means 1, 1.5, 3; 6, 2, 1 has the means 6, 4, 3.
+
+    The first sample adds nothing.
+    """
     windows = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)[:, None, None]
     assert float(running_figure(windows)) == pytest.approx(0.5**2 / 2 / 2 + 3**2 / 3)
     assert float(running_figure(windows.flip(0))) == pytest.approx(2**2 / 2 / 2 + 2**2 / 3)

@@ -1,4 +1,4 @@
-"""The study of bases measures what training does, goes on where it stopped, and reports every base."""
+"""Study of base dtypes: it measures real training, resumes after a stop, and reports every base."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ CONDITIONS: dict[str, Any] = {
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """A tiny model whose rows can be quantised, and a text of twelve windows."""
+    """Tiny model whose rows NF4 can represent, and a text of twelve samples."""
     config = LlamaConfig(
         vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=16, tie_word_embeddings=False,
@@ -97,7 +97,7 @@ def test_as_many_held_out_windows_as_the_text_has_are_refused(
 
 
 def measured(task: dict[str, Any], cache: Path, train: bool) -> dict[str, float]:
-    """A process's figures, made up: of a seed, a base and its dtype."""
+    """Return fake figures of a process, which depend on seed, base and dtype."""
     seed = task["seed"]
     if not train:
         return {"load_seconds": 9.0, "interpreter_mib": 1.0}

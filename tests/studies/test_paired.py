@@ -20,7 +20,10 @@ ARMS = {
 
 
 def test_a_difference_is_taken_seed_by_seed() -> None:
-    """Differences -1, -2, -3: mean -2, standard deviation 1, half of the interval 4.303 / sqrt(3) = 2.484."""
+    """The differences -1, -2 and -3 have mean -2 and standard deviation 1.
+
+    Half of the interval is 4.303 / sqrt(3) = 2.484.
+    """
     found = difference(ARMS, Pair("a", "b"), "50%")
     assert found == Difference((-1.0, -2.0, -3.0))
     assert found.mean == -2.0
@@ -64,7 +67,7 @@ TEXTS = ("wikitext2", "c4", "stories")
 
 
 def rows_of(study: str, *columns: str) -> set[tuple[str, ...]]:
-    """What the rows of a study's figures are about."""
+    """Return these columns of the rows of a study's CSV file."""
     with open((DOCS / study).with_suffix(".csv"), newline="") as file:
         return {tuple(row[column] for column in columns) for row in csv.DictReader(file)}
 

@@ -1,4 +1,4 @@
-"""The counts behind the bars, and that a picture is written."""
+"""Counts behind the bars of the partition plot, and the written image."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from espalier.corpora.partition import Partition
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    """Twelve categories; number n has 20 - n records."""
+    """Twelve categories; category n has 20 - n records."""
     records = [
         {
             "instruction": f"Question {label}/{number}",
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> str:
 
 
 def test_rarer_labels_are_taken_together(file: str) -> None:
-    """By field, three clients hold every third category each: the first c00, c03, c06 and c09, and so on."""
+    """Each of three clients holds every third category, such as c00, c03, c06 and c09."""
     counts = counts_per_client(Partition("by-field", 3, 1.0, 0), file, "dolly")
     assert counts[0] == Counter({"c00": 20, "c03": 17, "c06": 14, "c09": 11})
     assert counts[1] == Counter({"c01": 19, "c04": 16, "c07": 13, OTHERS: 10})

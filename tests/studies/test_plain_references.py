@@ -1,4 +1,4 @@
-"""The plain references of the benchmarks: what is counted by hand, and bytes that arrive as they were sent."""
+"""Plain references of the benchmarks: votes counted by hand, and blobs that arrive unchanged."""
 
 import hashlib
 from pathlib import Path
@@ -14,7 +14,8 @@ def test_votes_then_magnitude_then_index_decide() -> None:
     weight = np.array([[4, 1, -1, 1], [3, -2, 5, 6]], dtype=np.float32)
     first = np.array([[1, 0, 1, 1], [0, 0, 1, 0]], dtype=np.bool_)
     second = np.array([[1, 1, 0, 0], [0, 0, 0, 1]], dtype=np.bool_)
-    # votes: 2 1 1 1 / 0 0 1 1; three of eight go: the one with two votes, then of the sizes 1 the two of lowest index
+    # The votes are 2 1 1 1 / 0 0 1 1, and three of eight weights are pruned: the one with two
+    # votes, then the two of size 1 with the lowest index.
     expected = [[True, True, True, False], [False, False, False, False]]
     assert plain_vote([first, second], weight, 3 / 8).tolist() == expected
 

@@ -1,4 +1,4 @@
-"""Plans that are made anew beside what was measured before."""
+"""Estimates that are made again and stored with earlier measurements."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from benchmarks.plan import __main__ as study
 def test_planned_seconds_stay_those_of_the_speed_on_the_day_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All other figures are those of the new plan, in memory and in the file; what was measured stays too."""
+    """Estimated seconds and all measurements stay; other estimates are replaced."""
     rows = Rows(tmp_path / "plan.csv", study.KEYS, study.FIGURES, {})
     rows.add({"model": "demo", "method": "flap"}, **dict.fromkeys(study.FIGURES, 1.0))
     new = [name for name in study.FIGURES if not name.endswith("_measured")]

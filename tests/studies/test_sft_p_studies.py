@@ -1,4 +1,4 @@
-"""SFT-P's paper counted again, by hand where it can be, and a study of a tiny model, cell by cell."""
+"""SFT-P's figures computed again, partly by hand, and a study of a tiny model, cell by cell."""
 
 import csv
 import json
@@ -29,7 +29,10 @@ def numbers(plan: AdapterPlan, prefix: str) -> int:
 
 
 def test_the_generator_and_lora_of_llama_7b_by_hand() -> None:
-    """32 blocks with four gates of 4096 lanes; one trunk of 64 numbers to 32; codes of 32 numbers; LoRA of rank 8 twice."""
+    """32 blocks with four gates of 4096 dimensions and codes of 32 numbers.
+
+    The trunk maps 64 numbers to 32; LoRA of rank 8 is on two matrices per block.
+    """
     trunk = 32 * 64 + 32 + 2 * 32
     codes = 4 * 32 * 32
     whole = tables.shared("LLaMA-7B", "per-gate", adapters=True)
@@ -43,7 +46,10 @@ def test_the_generator_and_lora_of_llama_7b_by_hand() -> None:
 
 
 def test_budgets_of_llama_7b_by_hand() -> None:
-    """Blocks have 32 (4 * 4096^2 + 3 * 4096 * 11008) weights; of half of the whole model, embeddings, head and norms stay."""
+    """The blocks have 32 (4 * 4096^2 + 3 * 4096 * 11008) weights.
+
+    A budget of half of the model leaves embeddings, head and norms whole.
+    """
     gates = LaneGates(tables.costs("LLaMA-7B").plan)
     blocks = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     beside = 2 * 32000 * 4096 + (2 * 32 + 1) * 4096
@@ -88,7 +94,7 @@ def test_a_budget_is_met_when_the_last_draws_of_a_round_are_near() -> None:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Three clients of a tiny model, which train for two steps."""
+    """Three clients of a tiny model that train for two steps."""
     short = {"lora.rank": 2, "federation.rounds": 1, "training.steps": 2, "data.window-tokens": 16}
     monkeypatch.setattr(studies, "TRAINED", studies.TRAINED | short)
     shared = home(tmp_path)
@@ -131,7 +137,10 @@ def test_a_study_of_choices_has_a_row_for_each_client_and_one_of_budgets_a_late_
 def test_a_study_runs_the_app_once_for_each_cell(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One variant, mixed budgets and one method for all, on a tiny model; a second time nothing is run."""
+    """The tiny model runs one variant, mixed budgets and one method for all clients.
+
+    A second call makes no runs.
+    """
     monkeypatch.setattr(studies, "SHARES", (0.5,))
     monkeypatch.setattr(
         studies,
@@ -170,7 +179,10 @@ def test_a_study_runs_the_app_once_for_each_cell(
 
 
 def test_a_sliced_model_has_as_many_weights_as_were_to_stay(tmp_path: Path) -> None:
-    """Counted matrix by matrix: all of them lose columns or rows, and two square ones come into each block."""
+    """Each matrix loses columns or rows, and each block gets two square matrices.
+
+    Weights are counted matrix by matrix.
+    """
     plan = open_model(str(save_tiny_llama(tmp_path / "model"))).plan
     width = plan.blocks[0].linears[0].shape[1]
     for share in (0.2, 0.5):

@@ -1,4 +1,4 @@
-"""The study of smaller models runs the app itself, tunes what it wrote, and goes on where it was stopped."""
+"""The study of smaller models runs the app, tunes its results, and resumes after a stop."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Studies measure what the app itself would give, go on where they were stopped, and report what they measured."""
+"""Studies give the app's figures, resume after a stop, and report what they measured."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ SETTING = Setting(seed=3, clients=4, windows=2, sparsity=0.5, local_group="row")
 
 @pytest.fixture
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """A tiny model and one body of text that is dealt out to four clients."""
+    """Tiny model and one text that is dealt out to four clients."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     shared = tmp_path / "shared.txt"
     settings = EVALUATED | {
@@ -60,7 +60,7 @@ def studied(sites: Federation) -> Bench:
 
 
 def app_figures(sites: Federation, **changes: Any) -> dict[str, Any]:
-    """The app's own figures for the same settings; its nodes have no text but the run's."""
+    """Return the app's own figures for these settings; its nodes have only the text of the run."""
     from client_app.app import app
 
     nodes = [{"partition-id": client, "num-partitions": 4} for client in range(4)]
@@ -115,7 +115,7 @@ def test_rows_of_other_conditions_are_not_mixed(tmp_path: Path) -> None:
 
 
 def rows_of(tmp_path: Path) -> Rows:
-    """Two cells with a row for each of two texts."""
+    """Return two cells with a row for each of two texts."""
     rows = Rows(tmp_path / "study.csv", CONDITIONS)
     for cell in (Cell(SETTING, "iterative", "layer", True), Cell(SETTING, "dense")):
         rows.add([Row(cell, "wiki", 12.5, 0.5, 1), Row(cell, "c4", 1e9, 0, 1)])
@@ -154,12 +154,13 @@ def test_a_text_may_be_added_later(sites: Federation, tmp_path: Path) -> None:
     again = Rows(tmp_path / "study.csv", second)
     assert (tmp_path / "study.csv").read_text().startswith(before)
     assert [(row.cell, row.text) for row in again.rows[2:]] == [(cell, "more") for cell in cells]
-    measure(bench, cells, Rows(tmp_path / "study.csv", PUBLIC))  # a text may be left out, too
+    # A text may also be left out.
+    measure(bench, cells, Rows(tmp_path / "study.csv", PUBLIC))
     assert Rows(tmp_path / "study.csv", PUBLIC).conditions == second
 
 
 def test_published_ties_are_those_of_the_papers_code(sites: Federation, tmp_path: Path) -> None:
-    """Random in layers, by index in rows and columns: each as an app with that setting decides."""
+    """Ties are random in layers and by index in rows and columns, as with these settings."""
     bench = studied(sites)
     published = Clients(
         bench.settings(SETTING), bench.stream, tmp_path / "published", published_ties=True
@@ -208,7 +209,10 @@ def test_a_study_varies_what_the_paper_varies(study: str) -> None:
 
 @pytest.mark.parametrize("study", sorted(STUDIES))
 def test_the_report_says_mean_and_spread(study: str, tmp_path: Path) -> None:
-    """Perplexities 10, 12 and 17 over the seeds: mean 13, sample standard deviation sqrt((9 + 1 + 16) / 2) = 3.606."""
+    """Perplexities 10, 12 and 17 over the seeds have mean 13.
+
+    Their sample standard deviation is sqrt((9 + 1 + 16) / 2) = 3.606.
+    """
     pytest.importorskip("matplotlib", reason="the extra 'dev' or 'studies' brings matplotlib")
     rows = Rows(tmp_path / f"{study}.csv", CONDITIONS)
     for cell in STUDIES[study]([0, 1, 2]):

@@ -1,4 +1,4 @@
-"""The studies of tuning train what the app itself trains, go on where they stopped, and report what they measured."""
+"""Studies of tuning train as the app does, resume after a stop, and report what they measured."""
 
 import csv
 import json
@@ -45,7 +45,7 @@ LIMITS = [1, 2, 4, 4]
 
 
 def records(client: int, number: int = 30) -> list[dict[str, Any]]:
-    """Instructions that differ between clients; their first words say a class."""
+    """Return instructions that differ between clients; their first words imply a class."""
     made = []
     for place in range(number):
         words = [WORDS[(place * step + client) % len(WORDS)] for step in (1, 2, 3)]
@@ -63,7 +63,7 @@ def write(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federated:
-    """Four clients with a file each, of different length."""
+    """Four clients with a file each, of different lengths."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     paths = {
         "data.path": str(tmp_path / "text-{client}.txt"),
@@ -83,7 +83,7 @@ def bench_of(sites: Federated, seeds: tuple[int, ...] = (0,), **changes: Any) ->
 
 
 def written(folder: Path) -> list[torch.Tensor]:
-    """The adapters, and an encoder's head, that a run of the app left, sorted by their numbers."""
+    """Return the adapters and the head that a run of the app wrote, sorted by their numbers."""
     return by_numbers(load_file(folder / "adapter" / "adapter_model.safetensors").values())
 
 
@@ -127,7 +127,8 @@ def test_alone_and_centralized_reach_what_the_app_reports(sites: Federated) -> N
     (loss,) = [entry["values"] for entry in document["metrics"] if entry["name"] == "loss"]
     bench = bench_of(sites)
     with bench.federation(bench.settings(0)) as clients:
-        clients.federated(Averaging("factors"))  # what it left of the first round must not matter
+        # The state after the first round must not matter.
+        clients.federated(Averaging("factors"))
         alone = [clients.score(clients.alone(client), bench.public)["loss"] for client in range(4)]
         centralized = clients.score(clients.centralized(), bench.public)["loss"]
         dense = clients.score(None, bench.public)["loss"]
@@ -158,10 +159,13 @@ def test_different_ranks_are_hetlora_s(sites: Federated, aggregation: str, of: A
 
 
 def test_zero_padding_and_its_errors_by_a_slow_loop(sites: Federated) -> None:
-    """One round: what clients of ranks 1, 2, 4 and 4 send, padded, weighted by norms and averaged number by number."""
+    """Clients of ranks 1, 2, 4 and 4 send one round of updates.
+
+    The loop pads them, weights them by norms and averages them element by element.
+    """
     bench = bench_of(sites, federation__rounds=1)
     with bench.federation(bench.settings(0), LIMITS) as clients:
-        # One round alone is what a client sends.
+        # In a single round, the local baseline equals the client's update.
         sent = [clients.alone(client) for client in range(4)]
         found = clients.federated(Averaging("factors", "norms"))
         names = [
@@ -212,7 +216,7 @@ def test_the_svd_is_never_further_from_the_exact_mean(sites: Federated) -> None:
 
 
 def test_a_rank_limit_takes_the_first_ranks(sites: Federated) -> None:
-    """The score of adapters cut to rank 1 is that of adapters whose further ranks are zero."""
+    """Adapters cut to rank 1 have the score of adapters whose further ranks are zero."""
     bench = bench_of(sites)
     with bench.federation(bench.settings(0), LIMITS) as clients:
         tensors = clients.federated(Averaging("factors", "norms")).tensors
@@ -298,7 +302,7 @@ def test_a_table_shows_mean_and_spread(tmp_path: Path) -> None:
     assert cells_of(panel, rows) == ({("dense", "0"): [1.0, 2.0, 6.0]}, ["dense"], ["0"])
     pytest.importorskip("matplotlib", reason="the extra 'studies' is not installed")
     write_report("A title", [panel], rows, CONDITIONS, tmp_path / "study")
-    # sqrt((4 + 1 + 9) / 2)
+    # The standard deviation is sqrt((4 + 1 + 9) / 2).
     assert "| dense | 3.000 ± 2.646 |" in (tmp_path / "study.md").read_text()
 
 
@@ -314,7 +318,7 @@ def test_first_records_are_each_client_s_own(tmp_path: Path) -> None:
     assert (out / "0.jsonl").read_bytes() == files[0].read_bytes()
 
 
-# ----- the encoder ----------------------------------------------------------------------------------------------------
+# ----- the encoder --------------------------------------------------------------------------------
 
 
 TINY = Recipe(
@@ -331,7 +335,7 @@ TINY = Recipe(
 
 
 def text() -> str:
-    """Passages in which the second word follows from the first."""
+    """Return passages in which the second word of a pair follows from the first."""
     return "\n\n".join(
         " ".join(f"{WORDS[(place + n) % 6]} {WORDS[(place + n) % 6 + 6]}" for n in range(12))
         + f" {place}"
@@ -354,7 +358,10 @@ def test_tokens_are_hidden_as_the_paper_says() -> None:
 
 
 def test_unigrams_by_hand() -> None:
-    """Token 5 occurs three times, 6 once; with one added to each of the four tokens 5 to 8 the shares are 4/8 and 2/8."""
+    """Token 5 occurs three times and token 6 once.
+
+    With one added to each of the four tokens 5 to 8, their fractions are 4/8 and 2/8.
+    """
     recipe = Recipe(vocabulary=9)
     rows = torch.tensor([[0, 5, 5, 2], [0, 5, 6, 2]])
     held = torch.full((400, 12), 6)

@@ -1,4 +1,4 @@
-"""What tuning costs, counted without weights: against formulas on paper, and against tiny models that are really tuned."""
+"""Costs of tuning, estimated without weights: against formulas, and against tiny tuned models."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from espalier.wire.payload import tensor_specs
 from espalier.wire.tuning import TuningReport
 
 FEDSODA = "attn.k,attn.v,attn.q,mlp.up,mlp.down"
-"""The five matrices that fit the paper's tables."""
+"""The five matrices with which the paper's tables can be reproduced."""
 LAST_THREE = {"llama3-8b": "29-31", "mistral-7b": "29-31", "qwen2-7b": "25-27"}
 TINY: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "tie_word_embeddings": False},
@@ -54,7 +54,7 @@ def save_tiny(directory: Path, model_type: str) -> Path:
 
 
 def tensor_bytes(found: Account, payload: Payload) -> int:
-    """Bytes of the tensors themselves, from the headers of blobs that were really packed."""
+    """Return the bytes of the tensors, from the headers of packed blobs."""
     total = 0
     for block in found.adapters.shapes().values():
         blob, _ = pack_adapters(
@@ -64,7 +64,7 @@ def tensor_bytes(found: Account, payload: Payload) -> int:
     return total
 
 
-# ----- on paper -------------------------------------------------------------------------------------------------------
+# ----- by hand ------------------------------------------------------------------------------------
 
 
 def test_llama_7b_rank_8_on_queries_and_values() -> None:
@@ -84,7 +84,7 @@ def test_llama_7b_rank_8_on_queries_and_values() -> None:
 
 
 def test_patterns_and_layers_count() -> None:
-    """Rank 4 on the queries of blocks 0 and 5, but 16 in block 5; rank 2 on the down projections."""
+    """Rank 4 on the queries of block 0 and 16 on those of block 5; rank 2 on mlp.down."""
     lora = LoraSettings(
         rank=4, targets="attn.q,mlp.down", layers="0,5", rank_pattern="mlp.down=2,5.attn.q=16"
     )
@@ -112,7 +112,10 @@ def test_totals_of_the_shapes_are_the_published_ones() -> None:
     ("model", "per_layer"), [("llama3-8b", 442_368), ("mistral-7b", 442_368), ("qwen2-7b", 483_328)]
 )
 def test_figures_of_fedsoda(model: str, per_layer: int) -> None:
-    """Numbers per layer and what is trained (the paper's 1.3 M and 1.4 M), at rank 8 on five of seven matrices."""
+    """Parameters per layer and in total (the paper's 1.3 M and 1.4 M), at rank 8.
+
+    Five of the seven matrices of a block are adapted.
+    """
     found = account(model, LoraSettings(targets=FEDSODA, layers=LAST_THREE[model]))
     assert found.trained == 3 * per_layer
     one = account(model, LoraSettings(targets=FEDSODA, layers="7"))
@@ -137,8 +140,11 @@ def test_figures_of_fedsoda(model: str, per_layer: int) -> None:
 def test_megabytes_a_round_of_fedsoda(
     model: str, removed: int, sampled: int, interval: int, printed: float
 ) -> None:
-    """Three adapted layers up and down each round, and those of the ``sampled`` groups of ``removed`` down every
-    ``interval`` rounds. The paper counts half a byte per number; scales are a sixteenth of a byte more.
+    """Megabytes per round against the values that the paper prints.
+
+    Each round sends three adapted layers up and down. Every ``interval`` rounds it also sends down
+    the layers of the ``sampled`` groups of ``removed`` blocks. The paper counts half a byte per
+    element; scales add 1/16 of a byte.
     """
     trained = account(model, LoraSettings(targets=FEDSODA, layers=LAST_THREE[model]))
     sent = account(model, LoraSettings(targets=FEDSODA, layers=f"0-{sampled - 1}"))
@@ -156,13 +162,13 @@ def test_roberta_trains_its_head() -> None:
     assert tensor_bytes(found, "float32") == 4 * found.trained
 
 
-# ----- against tiny models that are tuned -----------------------------------------------------------------------------
+# ----- against tiny tuned models ------------------------------------------------------------------
 
 
 def tuned(
     directory: Path, model_type: str, base: Base, dtype: torch.dtype
 ) -> tuple[OpenedModel, Any, dict[str, Any]]:
-    """A loaded model with the adapters in it, and the parameters that are trained, by blob key and name."""
+    """Return a loaded model with adapters, and the trained parameters by blob key and name."""
     model = OpenedModel(directory)
     labels = 3 if model_type == "roberta" else None
     whole = load_whole(model, Computing(torch.device("cpu"), dtype, 1), base, num_labels=labels)
@@ -184,7 +190,7 @@ def test_parameters_are_those_that_peft_counts(model_type: str, tmp_path: Path) 
     whole = made.from_config(AutoConfig.from_pretrained(directory, **more))
     peft = get_peft_model(whole, lora_config(OpenedModel(directory).family, found.adapters, 2, 0.0))
     trained, everything = peft.get_nb_trainable_parameters()
-    # Peft trains a copy of the head, and keeps the first.
+    # peft trains a copy of the head and keeps the original.
     copies = found.footprint.head if model_type == "roberta" else 0
     assert (trained, everything - copies) == (found.trained, found.frozen + found.trained)
     assert found.share == trained / (everything - copies)
@@ -255,7 +261,10 @@ BASES: list[tuple[Base, torch.dtype]] = [
 def test_activations_are_those_that_a_real_step_saves(
     model_type: str, base: Base, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Every tensor that autograd saves in a real forward pass, by the address of its memory; weights are none of them."""
+    """Compare with every tensor that autograd saves in a real forward pass, without the weights.
+
+    Tensors are identified by the address of their memory.
+    """
     _, whole, _ = tuned(save_tiny(tmp_path, model_type), model_type, base, dtype)
     held = {
         tensor.untyped_storage().data_ptr() for tensor in (*whole.parameters(), *whole.buffers())
@@ -280,7 +289,7 @@ def test_activations_are_those_that_a_real_step_saves(
     assert account(str(tmp_path), LORA, 3).activation_bytes(3, 14, dtype) == expected
 
 
-# ----- refusals -------------------------------------------------------------------------------------------------------
+# ----- refusals -----------------------------------------------------------------------------------
 
 
 def test_an_unknown_shape_is_told_the_known_ones() -> None:

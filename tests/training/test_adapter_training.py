@@ -1,4 +1,4 @@
-"""Adapters learn, on any base and repeatably; what they stand on does not change."""
+"""Adapters learn on every base dtype and repeatably; the base model does not change."""
 
 from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
@@ -48,7 +48,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A LLaMA that NF4 can quantise, and an OPT with dropout of its own."""
+    """A LLaMA that NF4 can represent, and an OPT with dropout of its own."""
     return {
         name: save_model(tmp_path_factory.mktemp(name), config())
         for name, config in CONFIGS.items()
@@ -61,7 +61,7 @@ def llama(directories: dict[str, Path]) -> OpenedModel:
 
 
 def sequences() -> TokenSequences:
-    """Seven, with answers of unequal lengths."""
+    """Seven sequences with answers of unequal lengths."""
     generator = torch.Generator().manual_seed(2)
     lengths = [(9, 4), (6, 5), (11, 1), (4, 2), (8, 8), (10, 3), (7, 6)]
     ids = [
@@ -90,7 +90,7 @@ def training_of(
 
 
 def start_of(training: AdapterTraining) -> Values:
-    """Adapters that already do something, so that A has a gradient, too."""
+    """Return adapters with B not zero, so that A has a gradient too."""
     generator = torch.Generator().manual_seed(8)
     return {
         key: {
@@ -109,7 +109,7 @@ def trained_from_start(model: OpenedModel, steps: int = 3, **options: Any) -> Va
 def adapted(
     model: OpenedModel, settings: RunSettings, computing: Computing = CPU, base: Any = "float32"
 ) -> tuple[Any, dict[str, nn.Parameter]]:
-    """The whole model with first adapters in it, and these."""
+    """Return the whole model with initial adapters, and their parameters."""
     plan = adapter_plan(model.plan, settings.lora)
     whole = load_whole(model, computing, base)
     parameters = put_in(whole, model.family, plan, len(model.plan.blocks), settings.lora.dropout)
@@ -131,7 +131,7 @@ def same(one: Values, other: Values) -> bool:
 
 @pytest.fixture
 def gradients() -> Iterator[list[list[Tensor]]]:
-    """All gradients, as every step of an optimiser finds them."""
+    """All gradients that each step of the optimiser receives."""
     found: list[list[Tensor]] = []
 
     def note(optimizer: Any, *_: Any) -> None:
@@ -142,12 +142,12 @@ def gradients() -> Iterator[list[list[Tensor]]]:
     handle.remove()
 
 
-# ----- it learns ------------------------------------------------------------------------------------------------------
+# ----- learning -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
 def test_the_loss_falls_on_every_base(llama: OpenedModel, base: str, device: torch.device) -> None:
-    """All seven sequences in every step, learnt by heart."""
+    """All seven sequences are in every step, so the model memorises them."""
     training = training_of(
         llama, Computing(device, torch.float32, 1), training__base=base, training__batch_size=7
     )
@@ -181,21 +181,21 @@ def test_no_weight_of_the_base_changes(llama: OpenedModel, base: Any, device: to
 
 
 def test_steps_of_the_whole_run_and_of_several_parties(llama: OpenedModel) -> None:
-    """Two rounds of three steps; whoever takes the steps of four clients has four times as many."""
+    """The run has two rounds of three steps; pooled training of four clients has 24 steps."""
     training = training_of(llama)
     assert training.total_steps == 6
     training.parties = 4
     assert training.total_steps == 24
 
 
-# ----- accumulation and checkpointing ---------------------------------------------------------------------------------
+# ----- accumulation and checkpointing -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 6])
 def test_accumulated_batches_are_one_larger_batch(
     llama: OpenedModel, accumulation: int, gradients: list[list[Tensor]], device: torch.device
 ) -> None:
-    """Also where one batch has more tokens to predict than another."""
+    """Covers batches with unequal numbers of predicted tokens."""
     for parts in (1, accumulation):
         chosen = {"training__batch_size": 6 // parts, "training__accumulation": parts}
         trained_from_start(llama, 1, computing=Computing(device, torch.float32, 1), **chosen)
@@ -252,7 +252,7 @@ def test_nothing_is_differentiated_below_the_lowest_adapter(
     assert asking == [False, True]
 
 
-# ----- repetition -----------------------------------------------------------------------------------------------------
+# ----- repetition ---------------------------------------------------------------------------------
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +265,10 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("base", ["float32", "nf4"])
 def test_six_steps_are_three_and_three_more_byte_for_byte(llama: OpenedModel, base: str) -> None:
-    """With dropout, clipping, a schedule and moments; only values and the optimiser's state go from one to the other."""
+    """Only the values and the state of the optimiser pass from the first half to the second.
+
+    The run has dropout, a schedule and moments.
+    """
     options: dict[str, Any] = {
         "lora__dropout": 0.2, "training__schedule": "cosine", "training__base": base, "training__weight_decay": 0.1,
         "training__accumulation": 2,
@@ -304,7 +307,7 @@ def test_without_dropout_a_whole_epoch_has_no_use_for_the_seed(llama: OpenedMode
     assert same(*(trained_from_start(llama, seed=seed, training__batch_size=7) for seed in (5, 6)))
 
 
-# ----- what can go wrong ----------------------------------------------------------------------------------------------
+# ----- faults -------------------------------------------------------------------------------------
 
 
 def test_a_learning_rate_that_is_far_too_high_is_named(llama: OpenedModel) -> None:

@@ -1,4 +1,7 @@
-"""Adapters and tensors that are trained whole, in one training: against a slow loop, on any base, by canonical names."""
+"""Training of adapters together with tensors that are trained whole.
+
+It is compared with a slow loop, on every base dtype, by canonical names.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,7 +47,7 @@ SEED = 5
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
-    """Two blocks with biases, which NF4 can quantise."""
+    """Two blocks with biases and sizes that NF4 can represent."""
     config = llama_config(
         hidden_size=64, intermediate_size=64, num_hidden_layers=2, attention_bias=True
     )
@@ -72,7 +75,7 @@ def settings_of(**changes: Any) -> RunSettings:
 
 
 def shapes_of(model: OpenedModel, names: Names) -> dict[str, dict[str, tuple[int, ...]]]:
-    """As ``AdapterPlan.whole`` has them."""
+    """Return the shapes in the form of ``AdapterPlan.whole``."""
     return {
         key: {name: tuple(value.shape) for name, value in own.items()}
         for key, own in stored_values(model, names).items()
@@ -104,7 +107,10 @@ def same(one: Values, other: Values) -> bool:
 def mean_loss(
     model: nn.Module, plan: AdapterPlan, values: Mapping[str, Tensor], step: int
 ) -> Tensor:
-    """Text by text and token by token, in a model of transformers whose weights are ``W + s B A`` and what is trained whole."""
+    """Return the mean loss, computed text by text and token by token.
+
+    The model is that of transformers, with the weights ``W + s B A`` and the tensors trained whole.
+    """
     state = {path: values[name] for name, path in PATHS.items()}
     for index, adapter in plan:
         a, b = (values[f"block-{index:04d}/{name}"] for name in (adapter.name_a, adapter.name_b))
@@ -153,7 +159,7 @@ def test_first_values_are_those_of_the_seed_and_of_the_files(llama: OpenedModel)
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
 def test_names_shapes_and_values_on_every_base(llama: OpenedModel, base: str) -> None:
-    """What is loaded begins with the files' values; what is trained differs from them and comes back whole, in float32."""
+    """Training starts with the values of the files and returns whole tensors in float32."""
     training = training_of(llama, torch.bfloat16, training__base=base, training__batch_size=5)
     start = initial_values(llama, training.adapters, 3)
     stored = flat(stored_values(llama, WHOLE))
@@ -175,7 +181,7 @@ def test_names_shapes_and_values_on_every_base(llama: OpenedModel, base: str) ->
 
 @pytest.mark.parametrize("base", ["float32", "bfloat16"])
 def test_six_steps_are_three_and_three_more(llama: OpenedModel, base: str) -> None:
-    """With checkpointing in one of both, which changes nothing here either."""
+    """Covers checkpointing in one of both, which changes nothing."""
     options: dict[str, Any] = {
         "training__base": base,
         "lora__dropout": 0.2,
@@ -197,7 +203,10 @@ def test_six_steps_are_three_and_three_more(llama: OpenedModel, base: str) -> No
 
 
 def test_groups_penalty_observer_and_loss_reach_them_by_their_names(llama: OpenedModel) -> None:
-    """The first step of AdamW moves every number by its group's rate; a loss of a tenth has a gradient of a tenth."""
+    """AdamW's first step moves every element by the rate of its group.
+
+    A loss times 0.1 has a gradient times 0.1.
+    """
     seen: list[tuple[int, Mapping[str, Mapping[str, Tensor]]]] = []
     found = []
     start = initial_values(llama, training_of(llama).adapters, 3)
@@ -222,14 +231,15 @@ def test_groups_penalty_observer_and_loss_reach_them_by_their_names(llama: Opene
     moved = {name: (value - flat(start)[name]).abs() for name, value in flat(found[0][0]).items()}
     for name, gradient in flat(seen[0][1]).items():
         far = moved[name][gradient.abs() > 2e-3]
-        assert len(far) > 0 or name.endswith("lora_a")  # B is zero before, and A has no gradient
+        # B is zero at the start, so A has no gradient.
+        assert len(far) > 0 or name.endswith("lora_a")
         torch.testing.assert_close(
             far, torch.full_like(far, 0.001 if name in PATHS else 0.01), rtol=1e-2, atol=0
         )
 
 
 def test_a_vector_of_a_methods_own_is_trained_under_its_name(llama: OpenedModel) -> None:
-    """One number per feature behind the first block, which begins with 1."""
+    """A vector that scales the output of the first block is trained; it starts at 0.5."""
     training = training_of(llama, training__batch_size=5)
     vector = nn.Parameter(torch.ones(64))
     training.adapted.whole.model.layers[0].register_forward_hook(
@@ -246,7 +256,7 @@ def test_a_vector_of_a_methods_own_is_trained_under_its_name(llama: OpenedModel)
 
 
 def test_a_head_is_one_case_of_them(tmp_path: Path) -> None:
-    """Beside norms of an encoder; the head's first values are made, not read."""
+    """An encoder's head is trained together with a norm; its first values are drawn."""
     model = OpenedModel(save_tiny_roberta(tmp_path / "roberta"))
     settings = settings_of()
     plan = adapter_plan(model.plan, settings.lora, 3)

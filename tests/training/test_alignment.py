@@ -1,4 +1,4 @@
-"""Alignment of a sub-model: what is trained, towards what, and whether it helps on text that it has not seen."""
+"""Alignment of a sub-model: the trained tensors, the objective, and its effect on unseen text."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,7 +62,7 @@ def windows(seed: int, number: int = 8) -> Tensor:
 
 
 def plans(smaller: OpenedModel) -> tuple[AdapterPlan, AdapterPlan]:
-    """Of the emulator, whose group begins with block 1, and of the adapter, block 3."""
+    """Return the plans of the emulator (from block 1) and of the adapter (block 3)."""
     return emulator_adapters(smaller.plan, SETTINGS, [1]), trained(smaller.plan, SETTINGS)
 
 
@@ -84,7 +84,10 @@ def alignment(smaller: OpenedModel, steps: int, settings: RunSettings = SETTINGS
 def test_the_objective_is_the_one_that_is_written_down(
     model: OpenedModel, smaller: OpenedModel
 ) -> None:
-    """Distances relative to the teacher's mean square, and the divergence of all tokens, with whole models of transformers."""
+    """The objective is the distance relative to the teacher's mean square, plus the KL divergence.
+
+    The reference uses whole models of transformers and all tokens.
+    """
     one = alignment(smaller, 1)
     teacher = Teacher.walked(BlockStream(model, CPU), one.windows, range(8), {2, 3}, dense)
     place = {number: number for number in range(8)}
@@ -156,7 +159,7 @@ def test_only_lora_of_the_emulator_changes_and_unseen_text_diverges_less(
 
 
 def test_the_teacher_has_the_adapter_too(model: OpenedModel, smaller: OpenedModel) -> None:
-    """What passes the full model passes the edited weights, of the windows that are wanted, in their order."""
+    """The teacher uses the edited weights and returns the requested samples in their order."""
 
     def doubled(index: int) -> dict[str, object]:
         return {"mlp.down": lambda weight: 2 * weight} if index == BLOCKS - 1 else {}
@@ -197,7 +200,7 @@ def test_predictions_of_hidden_states_are_the_model_s(model: OpenedModel, kind: 
 
 
 def _into(states: list[Tensor]) -> Callable[..., None]:
-    """A hook that notes what a block puts out."""
+    """Return a hook that appends the output of a block."""
 
     def note(_: object, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
         states.append(output if isinstance(output, Tensor) else output[0])

@@ -1,4 +1,4 @@
-"""The tables that ``python -m espalier.training.ledger`` prints."""
+"""Tables that ``python -m espalier.training.ledger`` prints."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ Rows = list[dict[str, str]]
 
 
 def tables(text: str) -> list[Rows]:
-    """The Markdown tables of a text, a row as a mapping of its columns."""
+    """Return the Markdown tables of a text; a row maps columns to cells."""
     found = []
     for table in text.strip().split("\n\n"):
         columns, _, *rows = (

@@ -1,4 +1,4 @@
-"""Adapters that are in the model and not trained: they compute, keep their values, and ask for no backward pass."""
+"""Frozen adapters in a model: they compute, keep their values and need no backward pass."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ BLOCKS = 6
 
 
 class Sequences:
-    """Windows of random tokens."""
+    """Sequences of random tokens."""
 
     def __init__(self) -> None:
         self.tokens = torch.randint(3, 260, (8, 16), generator=torch.Generator().manual_seed(0))
@@ -52,7 +52,7 @@ def plan(model: OpenedModel, layers: str) -> AdapterPlan:
 
 
 def training(model: OpenedModel, trained: str, frozen: str = "") -> AdapterTraining:
-    """Of some blocks' adapters, beside others with values of their own."""
+    """Return a training of the adapters of some blocks, together with frozen adapters of others."""
     beside = plan(model, frozen) if frozen else None
     values = {}
     if beside is not None:
@@ -68,7 +68,7 @@ def training(model: OpenedModel, trained: str, frozen: str = "") -> AdapterTrain
 
 
 def saved_bytes(one: AdapterTraining, start: dict[str, dict[str, Tensor]]) -> int:
-    """What a run's steps keep for their backward passes."""
+    """Return the bytes that a step keeps for its backward pass."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -101,7 +101,10 @@ def test_they_change_what_is_learnt(model: OpenedModel) -> None:
 
 
 def test_no_backward_pass_goes_below_what_is_trained(model: OpenedModel) -> None:
-    """The last block's input asks for no gradient, though adapters below it compute; so little is kept for the way back."""
+    """The input of the last block needs no gradient, although adapters below it compute.
+
+    So a step keeps few activations.
+    """
     one = training(model, "5", "0,2")
     asked = list[bool]()
     layers = one.adapted.whole.model.layers

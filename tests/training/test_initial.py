@@ -1,4 +1,4 @@
-"""The first adapters: the same for everybody, bounded, and without effect."""
+"""Initial adapters: equal for all clients, bounded, and without effect on the output."""
 
 import torch
 
@@ -33,7 +33,7 @@ def test_names_shapes_and_dtypes() -> None:
 
 
 def test_b_is_zero_and_a_fills_its_bounds() -> None:
-    """The bound is 1 / sqrt(in): a quarter for 16 inputs, an eighth for 64."""
+    """The bound is 1 / sqrt(in): 1/4 for 16 inputs and 1/8 for 64."""
     for block in initial_adapters(plan(16), 3).values():
         assert not block["attn.q.lora_b"].any()
         assert not block["mlp.down.lora_b"].any()

@@ -1,4 +1,4 @@
-"""A model that is kept between messages is lent as it was loaded, and only to those who would load the same."""
+"""A cached model is reused as it was loaded, and only by a training that would load the same."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +76,8 @@ def test_a_kept_model_is_lent_as_it_was_loaded(llama: OpenedModel) -> None:
     training = keeping(training_of(llama))
     training.run(start_of(training), 0, 3)
     for parameter in flat(training.adapted.parameters).values():
-        parameter.requires_grad_(False)  # as where some adapters are frozen
+        # Freeze the parameters, as a method with frozen adapters does.
+        parameter.requires_grad_(False)
     again = lent(llama)
     assert again.whole is whole
     assert same(again.values(), before)
@@ -106,7 +107,8 @@ def test_with_other_settings_another_model_takes_its_place(
     whole = lent(llama).whole
     assert lent(llama).whole is whole
     assert lent(llama, **changes).whole is not whole
-    assert lent(llama).whole is not whole  # one is kept at most
+    # At most one model is cached.
+    assert lent(llama).whole is not whole
 
 
 def test_when_the_files_change_the_model_is_loaded_anew(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Learning rates of a run of twelve steps, calculated by hand."""
+"""Learning rates of a run of twelve steps, compared with values computed by hand."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def test_on_a_line_it_would_be_zero_after_the_last_step() -> None:
 
 
 def test_half_a_cosine() -> None:
-    """At a third of the way the cosine is 1/2, half way 0, at two thirds -1/2."""
+    """The cosine is 1/2 at 1/3 of the steps, 0 at 1/2 and -1/2 at 2/3."""
     found = rates(schedule="cosine")
     assert [found[0], found[4], found[6], found[8]] == pytest.approx([8.0, 6.0, 4.0, 2.0])
     assert found == sorted(found, reverse=True)

@@ -1,4 +1,4 @@
-"""The local loop on a model of one matrix, against slow loops of its own, with AdamW of torch as the only thing in common."""
+"""The training loop on a model of one matrix, against slow loops that share only torch's AdamW."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ SEQUENCES = [
 
 
 class Bigram(nn.Module):
-    """The logits of the next token are a row of a matrix. After ``POISON`` they are NaN."""
+    """Model in which a row of a matrix holds the logits of the next token; NaN after ``POISON``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,8 @@ def loop_of(
     **settings: Any,
 ) -> Loop:
     given = {"batch_size": 2, "learning_rate": 0.05, "max_gradient_norm": 0.0} | settings
-    chosen = TrainingSettings().model_copy(update=given)  # also what no run may have
+    # ``model_copy`` skips validation, so tests can use values that a run may not have.
+    chosen = TrainingSettings().model_copy(update=given)
 
     def batch(numbers: Sequence[int]) -> Batch:
         return collate([sequences[number] for number in numbers], 0, "answer")
@@ -62,7 +63,7 @@ def loop_of(
 
 
 def mean_loss(table: Tensor, sequences: Sequence[Encoded]) -> Tensor:
-    """Mean of -log p over the tokens of all answers, one by one."""
+    """Return the mean of -log p over the tokens of all answers, computed one by one."""
     losses = []
     for sequence in sequences:
         ids = sequence.token_ids
@@ -75,7 +76,7 @@ def mean_loss(table: Tensor, sequences: Sequence[Encoded]) -> Tensor:
 def by_hand(
     steps: Sequence[int], batch: int, sequences: Sequence[Encoded] = SEQUENCES, **options: Any
 ) -> Tensor:
-    """The table after the given steps of AdamW."""
+    """Return the table after the given steps of AdamW."""
     table = Bigram().table
     optimizer = torch.optim.AdamW([table], **{"lr": 0.05, "weight_decay": 0.0} | options)
     for step in steps:
@@ -87,7 +88,7 @@ def by_hand(
 
 @pytest.fixture
 def gradients() -> Iterator[list[Tensor]]:
-    """Gradients of the first parameter, as every step of an optimiser finds them."""
+    """Gradients of the first parameter that each step of the optimiser receives."""
     found: list[Tensor] = []
 
     def note(optimizer: Any, *_: Any) -> None:
@@ -98,14 +99,14 @@ def gradients() -> Iterator[list[Tensor]]:
     handle.remove()
 
 
-# ----- what a step is -------------------------------------------------------------------------------------------------
+# ----- steps --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(4, 1), (2, 2), (1, 4)])
 def test_steps_are_those_of_adamw_on_the_mean_over_all_answers(
     batch_size: int, accumulation: int
 ) -> None:
-    """However a step is cut into batches; over two epochs and in the midst of one."""
+    """Any division of a step into batches gives the same result, over two epochs."""
     model = Bigram()
     trained = loop_of(
         model,
@@ -125,7 +126,10 @@ def test_steps_are_those_of_adamw_on_the_mean_over_all_answers(
 
 
 def test_the_learning_rate_follows_the_steps_of_the_run(gradients: list[Tensor]) -> None:
-    """AdamW's first step moves every number with a gradient by the learning rate: step 5 of 20 has 3/4 of it."""
+    """AdamW's first step moves every element with a gradient by the learning rate.
+
+    Step 5 of 20 has 3/4 of the rate.
+    """
     model = Bigram()
     loop_of(model, schedule="linear").run(5, 1)
     moved = (model.table - Bigram().table).abs()[gradients[0].abs() > 1e-4]
@@ -160,11 +164,14 @@ def test_the_model_is_left_in_evaluation_mode() -> None:
     assert not model.training
 
 
-# ----- FedProx --------------------------------------------------------------------------------------------------------
+# ----- FedProx ------------------------------------------------------------------------------------
 
 
 def test_the_proximal_term_by_finite_differences(gradients: list[Tensor]) -> None:
-    """The second step's gradient is that of loss + mu / 2 ||w - w_global||^2, where w_global is where the first began."""
+    """The gradient of step 2 is that of loss + mu / 2 ||w - w_global||^2.
+
+    w_global is the value before step 1.
+    """
     mu = 0.7
     model = Bigram()
     after_one = Bigram()
@@ -197,7 +204,7 @@ def test_the_stronger_the_pull_the_nearer_to_the_anchor() -> None:
     assert distances[0] > 2 * distances[1] > 8 * distances[2]
 
 
-# ----- steps that are not finite --------------------------------------------------------------------------------------
+# ----- steps that are not finite ------------------------------------------------------------------
 
 POISONED = [*SEQUENCES[:3], Encoded((1, POISON, 2), 2)]
 
@@ -220,7 +227,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_the_others_count() -> None:
 
 
 def test_a_step_without_any_gradient_weighs_nothing() -> None:
-    """The first is as usual; from then on no gradient comes out of the loss, whatever the pull to the anchor adds."""
+    """From step 2 on the loss has no gradient; the gradient of the proximal term does not count."""
     model = Bigram()
     seen = list[Tensor]()
     model.table.register_hook(
@@ -231,7 +238,7 @@ def test_a_step_without_any_gradient_weighs_nothing() -> None:
 
 
 def test_a_penalty_makes_no_step_weigh_that_the_texts_do_not() -> None:
-    """HetLoRA's decay has a gradient of its own; which steps read text must not follow from it."""
+    """HetLoRA's decay has a gradient; it does not decide which steps count as reading text."""
     model = Bigram()
     seen = list[Tensor]()
 
@@ -247,11 +254,12 @@ def test_a_penalty_makes_no_step_weigh_that_the_texts_do_not() -> None:
     pulled = model.table.detach().clone()
     assert (trained.skipped_steps, trained.weighed) == (0, [3])
     loop_of(alone := Bigram(), batch_size=4).run(3, 1)
-    assert pulled.norm() < alone.table.norm()  # the penalty's own gradient is taken in every step
+    # Every step applies the gradient of the penalty.
+    assert pulled.norm() < alone.table.norm()
 
 
 def test_one_bad_batch_spoils_its_step() -> None:
-    """A mean over the others would be another step than the one that was asked for."""
+    """A mean over the other batches would be another step than the requested one."""
     with pytest.raises(Mistake, match=r"training.learning-rate = 0.05: no step had a finite loss"):
         loop_of(Bigram(), POISONED, batch_size=1, accumulation=4).run(0, 2)
 
@@ -271,7 +279,7 @@ def test_a_gradient_that_is_not_finite_counts_as_little_as_a_loss() -> None:
         loop_of(model).run(0, 1)
 
 
-# ----- repetition -----------------------------------------------------------------------------------------------------
+# ----- repetition ---------------------------------------------------------------------------------
 
 
 def test_the_state_that_is_handed_in_stays_as_it_is() -> None:
@@ -284,7 +292,7 @@ def test_the_state_that_is_handed_in_stays_as_it_is() -> None:
 
 
 def test_the_order_of_names_does_not_matter() -> None:
-    """Neither within a call nor from one to the next."""
+    """The order matters neither within a call nor between two calls."""
     tables = []
     for names in (("a", "b"), ("b", "a")):
         model = Bigram()

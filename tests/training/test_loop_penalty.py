@@ -1,4 +1,4 @@
-"""A penalty is a part of every step's loss, once, whatever the number of batches that the step is made of."""
+"""A penalty is part of every step's loss once, for any number of batches per step."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,7 +18,7 @@ TOKENS = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0], [1, 1, 2, 0], [2, 0, 3, 1]])
 
 
 class Bigrams(nn.Module):
-    """The logits of a token are a row of a table."""
+    """Model in which a row of a table holds the logits of the next token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def batch_of(numbers: Sequence[int]) -> Batch:
 def after_one_step(
     model: Bigrams, accumulation: int, penalty: Callable[[], Tensor] | None
 ) -> Tensor:
-    """The gradient of a step's loss, as ``AdamW`` meets it: none is clipped."""
+    """Return the gradient of a step's loss as ``AdamW`` receives it; no gradient is clipped."""
     settings = TrainingSettings(
         batch_size=4 // accumulation, accumulation=accumulation, max_gradient_norm=0.0
     )
@@ -47,7 +47,10 @@ def after_one_step(
 
 
 def total_loss(table: Tensor, strength: float) -> float:
-    """Mean negative log-likelihood of all next tokens, token by token, plus ``strength / 2`` times the sum of squares."""
+    """Return the mean negative log-likelihood of all next tokens plus the penalty.
+
+    The penalty is ``strength / 2`` times the sum of squares.
+    """
     table = table.double()
     losses = [
         -(table[first] - table[first].logsumexp(0))[second]
@@ -110,5 +113,5 @@ def test_a_penalty_that_is_not_finite_leaves_the_step_out() -> None:
     loop = Loop(model, {"table": model.table}, settings, 4, batch_of, 0, 2, infinite_at_first)
     trained = loop.run(0, 2)
     assert trained.skipped_steps == 1
-    # AdamW's first step, and no other.
+    # AdamW made its first step and no other.
     assert float((model.table.detach() - start).abs().max()) == pytest.approx(0.1, rel=1e-3)

@@ -1,4 +1,4 @@
-"""A loss of one's own, against slow loops: distillation from a teacher's logits, and what a loss has to be."""
+"""Custom losses against slow loops: distillation from a teacher's logits, and the required form."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 
 def distillation(teacher: Rows) -> Loss:
-    """Cross entropy with the teacher's probabilities, summed over what counts."""
+    """Return a loss: cross entropy with the teacher's probabilities, summed over predictions."""
 
     def loss(model: Rows, batch: Batch, device: torch.device) -> Tensor:
         with torch.no_grad():
@@ -24,7 +24,7 @@ def distillation(teacher: Rows) -> Loss:
 
 
 def distilled_by_hand(teacher: Rows, steps: range) -> tuple[Rows, list[float]]:
-    """Prediction by prediction and word by word, four sequences a step."""
+    """Distil prediction by prediction and word by word, with four sequences per step."""
     model = Rows()
     losses = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
@@ -48,7 +48,7 @@ def distilled_by_hand(teacher: Rows, steps: range) -> tuple[Rows, list[float]]:
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 def test_distillation_equals_a_slow_loop(accumulation: int) -> None:
-    """However a step is cut into batches."""
+    """Any division of a step into batches gives the same result."""
     teacher = Rows(seed=11)
     model = Rows()
     loop = loop_of(model, batch_size=4 // accumulation, accumulation=accumulation)
@@ -75,7 +75,10 @@ def test_a_teacher_is_learnt_from() -> None:
 
 
 def test_terms_per_batch_are_summed_and_divided_by_the_predictions_of_the_step() -> None:
-    """A term 2 per sequence has no gradient, and adds 2 x sequences / predictions to what is reported."""
+    """A constant of 2 per sequence adds 2 x sequences / predictions to the reported loss.
+
+    It has no gradient.
+    """
     plain = Rows()
     with_term = Rows()
     first = loop_of(plain, accumulation=2).run(0, 2)
@@ -91,7 +94,7 @@ def test_terms_per_batch_are_summed_and_divided_by_the_predictions_of_the_step()
 
 
 def test_a_loss_without_a_gradient_weighs_nothing() -> None:
-    """Also where a penalty moves the parameters."""
+    """Covers a penalty that moves the parameters."""
     model = Rows()
     loop = loop_of(model)
     loop.loss = lambda model, batch, device: 0.0 * summed_loss(model, batch, device)
@@ -103,7 +106,10 @@ def test_a_loss_without_a_gradient_weighs_nothing() -> None:
 
 
 def test_a_loss_may_draw_from_the_generators_of_the_step() -> None:
-    """What it draws depends on seed, step and batch alone, and no global generator is moved."""
+    """Random numbers of a loss depend only on seed, step and batch.
+
+    The global generator is not advanced.
+    """
     drawn: list[list[float]] = []
 
     def loss(model: Rows, batch: Batch, device: torch.device) -> Tensor:
@@ -135,7 +141,7 @@ def test_a_loss_is_one_float32_number() -> None:
 
 
 def test_predictions_that_count_by_hand() -> None:
-    """The logits before each token of an answer, in the order of the batch."""
+    """The predictions are the logits before each token of an answer, in the order of the batch."""
     model = Rows()
     batch = batch_of([2, 0])
     logits, labels = counted_predictions(model, batch, model.table.device)

@@ -1,4 +1,4 @@
-"""Masks and LoRA trained together: which tensors change, what checkpointing and a base in NF4 leave as it is, the budget."""
+"""Masks and LoRA trained together: changed tensors, checkpointing, an NF4 base, and the budget."""
 
 from dataclasses import replace
 from typing import Any
@@ -65,7 +65,7 @@ def training(
 
 
 def trained(one: MaskedTraining, steps: int = 3) -> dict[str, Tensor]:
-    """All tensors by blob key and name, and the embedding."""
+    """Return all tensors by blob key and name, and the embedding."""
     values, _ = one.masked(first_shared(one.model.plan, one.settings), 0, steps)
     flat = {
         f"{key}/{name}": value.clone() for key, own in values.items() for name, value in own.items()
@@ -109,7 +109,7 @@ def test_fitting_leaves_generator_and_lora_as_they_are(model: OpenedModel) -> No
 
 @pytest.mark.parametrize("estimator", ["reinmax", "gumbel"])
 def test_checkpointing_changes_nothing(model: OpenedModel, estimator: str) -> None:
-    """What a backward pass computes again is routed by the gates of its forward pass."""
+    """A recomputed block uses the gates of its first forward pass."""
     plain = trained(training(model, sft_p__estimator=estimator))
     again = trained(
         training(model, sft_p__estimator=estimator, training__gradient_checkpointing=True)
@@ -119,7 +119,7 @@ def test_checkpointing_changes_nothing(model: OpenedModel, estimator: str) -> No
 
 
 def test_batches_of_a_step_see_the_same_gates(model: OpenedModel) -> None:
-    """Two batches of two that are accumulated are one of four: were gates drawn for each, they were not."""
+    """Two accumulated batches of two equal one batch of four; gates are drawn once per step."""
     whole = trained(training(model, training__batch_size=4), steps=1)
     parts = trained(training(model, training__batch_size=2, training__accumulation=2), steps=1)
     for name, value in whole.items():
@@ -134,12 +134,13 @@ def test_a_base_in_nf4_is_routed_too(model: OpenedModel) -> None:
     assert all(bool(torch.isfinite(value).all()) for value in after.values())
     assert all(not torch.equal(before[name], after[name]) for name in after)
     plain = trained(training(model))
-    assert any(not torch.equal(plain[name], after[name]) for name in after)  # of another base
+    # The NF4 base gives other values than the float32 base.
+    assert any(not torch.equal(plain[name], after[name]) for name in after)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_the_budget_is_met(model: OpenedModel, share: float) -> None:
-    """T(g) as it is drawn comes within a few percent of the target, from nearly all lanes."""
+    """The drawn cost T(g) comes within 5% of the target; at the start nearly all gates are on."""
     one = training(model, share, training__steps=150)
     names = [f"{key}.{name}" for key, own in one.shape.shapes(model.plan).items() for name in own]
     one = replace(one, groups=[Group([*names, EMBEDDING], 3.0, 0.0)])

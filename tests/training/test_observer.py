@@ -1,4 +1,4 @@
-"""An observer sees the gradients of the mean loss, all of it and nothing else, and cannot change a step."""
+"""An observer sees exactly the gradients of the mean loss and cannot change a step."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,10 @@ def seen_by(seen: Seen, step: int, gradients: Mapping[str, Tensor]) -> None:
 
 
 def slopes(step: int, batch: int) -> dict[str, Tensor]:
-    """Of the mean loss at the first parameters, by finite differences in float64."""
+    """Return the gradient of the mean loss at the initial parameters.
+
+    It is computed by finite differences in float64.
+    """
     found = {}
     for name in ("table", "shift"):
         model = Rows().double()
@@ -40,7 +43,7 @@ def slopes(step: int, batch: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 def test_gradients_are_those_of_the_mean_loss_by_finite_differences(accumulation: int) -> None:
-    """Whatever is clipped, or added by a penalty; one call for a step, however it is cut."""
+    """Clipping and penalties do not show; a step makes one call, for any number of batches."""
     seen: Seen = []
     loop = loop_of(
         model := Rows(),
@@ -58,11 +61,12 @@ def test_gradients_are_those_of_the_mean_loss_by_finite_differences(accumulation
         torch.testing.assert_close(gradients[name].double(), slope, rtol=1e-4, atol=1e-6)
     assert gradients["table"].norm() > 0.1
     assert model.table.grad is not None
-    assert model.table.grad.norm() < 0.0011  # the step's own was clipped
+    # The gradient of the step itself was clipped.
+    assert model.table.grad.norm() < 0.0011
 
 
 def test_the_pull_to_the_anchor_is_not_shown() -> None:
-    """The second step begins away from the anchor; what is shown is the loss's gradient there."""
+    """Step 2 starts away from the anchor; the observer sees only the gradient of the loss there."""
     seen: Seen = []
     loop_of(after_one := Rows(), proximal=1.0).run(0, 1)
     loop = loop_of(Rows(), proximal=1.0)
@@ -107,7 +111,7 @@ def test_a_parameter_that_no_loss_led_to_is_not_among_them() -> None:
 
 @pytest.mark.parametrize("what", ["loss", math.inf, math.nan, 1e25])
 def test_of_a_step_that_is_not_finite_no_gradients_are_shown(what: str | float) -> None:
-    """The second of three; the norm of a gradient of 1e25 is beyond float32."""
+    """Step 2 of three is not finite; the norm of a gradient of 1e25 exceeds float32."""
     seen: Seen = []
     model = Rows()
     calls = list[int]()

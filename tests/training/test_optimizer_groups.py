@@ -1,4 +1,7 @@
-"""Groups with rates of their own: each is trained as an optimiser of its own would, within the table's bounds."""
+"""Parameter groups with their own rates, each trained as by a separate optimiser.
+
+Rates stay within the bounds of ``[training]``.
+"""
 
 import math
 from collections.abc import Callable
@@ -19,13 +22,13 @@ SCHEDULES: dict[str, Callable[[int], float]] = {
     "linear": lambda step: 1 - (step - 2) / (TOTAL - 2),
     "cosine": lambda step: (1 + math.cos(math.pi * (step - 2) / (TOTAL - 2))) / 2,
 }
-"""Shares of the learning rate after two steps of warm-up."""
+"""Fractions of the learning rate after two steps of warm-up."""
 
 
 def by_hand(
     steps: range, share: Callable[[int], float], shift_rate: float, shift_decay: float, decay: float
 ) -> Rows:
-    """Two optimisers, one for each tensor, whose rates are set step by step."""
+    """Train with two optimisers, one per tensor, whose rates are set step by step."""
     model = Rows()
     of_table = torch.optim.AdamW([model.table], weight_decay=decay)
     of_shift = torch.optim.AdamW([model.shift], weight_decay=shift_decay)
@@ -92,7 +95,7 @@ def test_one_group_of_everything_keeps_every_bit() -> None:
 
 
 def test_neither_order_of_names_nor_of_groups_matters() -> None:
-    """Nor does it from one call to the next, whose moments are by name."""
+    """The order does not matter between calls either, because moments are stored by name."""
     found = []
     groups = [Group(["shift"], 0.5), Group(["table"], 1.5, 0.2)]
     for first, second in permutations([groups, groups[::-1]]):
@@ -106,7 +109,7 @@ def test_neither_order_of_names_nor_of_groups_matters() -> None:
     assert all(torch.equal(found[0], one) for one in found[1:])
 
 
-# ----- bounds ---------------------------------------------------------------------------------------------------------
+# ----- bounds -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ def test_no_group_goes_beyond_what_the_table_may_have(group: Group, words: str) 
 
 
 def test_decay_is_held_against_the_groups_own_rate() -> None:
-    """0.04 x 1.25 x 10 is half of what is allowed; twice the rate is all of it, and a little more is too much."""
+    """0.04 x 1.25 x 10 is half of the limit; twice the rate reaches it, a higher one exceeds it."""
     training = TrainingSettings(learning_rate=0.04, weight_decay=1.25, steps=10)
     assert Group([], 2.0).settings(training).learning_rate == 0.08
     with pytest.raises(Mistake, match="is above 1, so that a round's first steps are forgotten"):

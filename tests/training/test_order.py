@@ -1,4 +1,4 @@
-"""Which sequences a step trains on: every one once per epoch, and nothing but seed and step decides."""
+"""Sequences of a step: each occurs once per epoch; only seed and step decide the order."""
 
 from collections import Counter
 

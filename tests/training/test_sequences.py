@@ -1,4 +1,4 @@
-"""Training sequences do not depend on the tokens that a tokenizer adds behind a text."""
+"""Training sequences do not depend on the tokens that a tokenizer appends to a text."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def settings_of(task: str, folder: Path) -> RunSettings:
 def test_sequences_equal_a_slow_reference(
     kind: tuple[bool, bool, bool], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A written answer is followed by one token that ends it; one of several options by none."""
+    """A written answer is followed by one end token, an option of a choice by none."""
     monkeypatch.setattr("espalier.corpora.tasks.sharing.is_held_out", lambda text: False)
     start, _, prefix_space = kind
     save_tokenizer_adding(model, *kind)

@@ -1,4 +1,7 @@
-"""What a device learns of its units: by the paper's equations with dense matrices, and the same whether cut or masked."""
+"""Importance of prunable groups by the paper's equations with dense matrices.
+
+A cut model and a masked one give the same values.
+"""
 
 import gc
 import weakref
@@ -37,7 +40,10 @@ SIDES = {
         **CHANNELS,
     },
 }  # fmt: skip
-"""Kind and side of the units in a matrix, and how many rows or columns each has: heads of width 16, of LLaMA two to a group."""
+"""Kind and side of the groups in a matrix, with the rows or columns per group.
+
+Heads have width 16; LLaMA has two of them per group.
+"""
 FILES = {
     "llama": ("model.layers", {
         "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
@@ -49,11 +55,14 @@ FILES = {
     }),
 }  # fmt: skip
 GROUPS = {"llama": 2, "roberta": 4}
-"""Of each of two blocks, beside 12 channels."""
+"""Number of attention groups in each of two blocks, in addition to 12 channels."""
 CUT = {"llama": [0, 3, 4, 9, 15, 21, 27], "roberta": [0, 3, 5, 6, 9, 15, 17, 21, 27]}
-"""Units that go: groups and channels of both blocks."""
+"""Cut groups: attention groups and channels of both blocks."""
 CLOSE = {"llama": 1e-6, "roberta": 1e-4}
-"""AdamW takes steps of 0.01, also where a gradient is hardly more than rounding, as some of the encoder's are."""
+"""Absolute tolerance of trained values.
+
+AdamW takes steps of 0.01 even for gradients near the rounding error, as some of the encoder's are.
+"""
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 12,
@@ -72,7 +81,7 @@ class Classified:
         return 7
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Some of them."""
+        """Return the batch of these sequences."""
         every = torch.randint(4, VOCABULARY, (7, 8), generator=torch.Generator().manual_seed(4))[
             list(numbers)
         ]
@@ -81,13 +90,13 @@ class Classified:
         )
 
     def joined(self, other: Any) -> "Classified":
-        """No test joins them."""
+        """Raise an error, because no test joins sequences."""
         raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An encoder has biases everywhere."""
+    """Tiny models of both families; the encoder has biases everywhere."""
     return {
         "llama": save_model(
             tmp_path_factory.mktemp("llama"),
@@ -126,7 +135,7 @@ def watched(
 
 
 def start_with_head(training: AdapterTraining) -> Values:
-    """The same as ``start_of``, and of an encoder a head at random."""
+    """Return the values of ``start_of``, with a random head for an encoder."""
     generator = torch.Generator().manual_seed(9)
     whole = training.adapters.whole
     return start_of(training) | {
@@ -151,7 +160,10 @@ def weights_of(directory: Path, family: str, block: int) -> dict[str, Tensor]:
 def test_units_are_worth_what_the_equations_say(
     directories: dict[str, Path], family: str, score: str, normalise: bool
 ) -> None:
-    """Equations 10 to 12 by dense matrices, of three steps; equation 13 beside them. Biases and a head count for nothing."""
+    """Equations 10 to 12 with dense matrices over three steps, and equation 13.
+
+    Biases and heads do not count.
+    """
     model = OpenedModel(directories[family])
     training, watch = watched(model, score=score, normalise=normalise, eta=0.75)
     seen: list[tuple[Values, Values]] = []
@@ -201,7 +213,7 @@ def test_units_are_worth_what_the_equations_say(
 def test_a_round_in_the_smaller_model_is_the_round_in_the_masked_one(
     directories: dict[str, Path], family: str, tmp_path: Path
 ) -> None:
-    """Zeros in the rows and columns of what is cut, of the base and of the adapters to begin with, in the whole model."""
+    """The reference has zeros in the cut rows and columns of its base and initial adapters."""
     base = OpenedModel(directories[family])
     units = CutUnits.of(base.plan)
     cut = units.none
@@ -229,7 +241,7 @@ def test_a_round_in_the_smaller_model_is_the_round_in_the_masked_one(
 
 
 def zero_out(value: Tensor, name: str, family: str, cut: Any) -> None:
-    """Zeros where a tensor of a matrix belongs to what is cut."""
+    """Set the cut rows or columns of one tensor to zero."""
     linear, _, kind = name.rpartition(".")
     of, side, size = SIDES[family][linear]
     if (kind, side) in (("lora_b", 0), ("weight", 0), ("bias", 0)):
@@ -239,7 +251,7 @@ def zero_out(value: Tensor, name: str, family: str, cut: Any) -> None:
 
 
 def masked_copy(directory: Path, target: Path, family: str, cuts: Any) -> OpenedModel:
-    """The model with zeros in the place of what is cut."""
+    """Return the model with zeros in place of the cut groups."""
     target.mkdir()
     for file in directory.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
@@ -258,7 +270,7 @@ def masked_copy(directory: Path, target: Path, family: str, cuts: Any) -> Opened
 
 @pytest.mark.parametrize("score", ["mask", "exact"])
 def test_what_was_watched_is_freed(directories: dict[str, Path], score: str) -> None:
-    """Else every step's activations would stay."""
+    """Otherwise the activations of every step would stay in memory."""
     training, watch = watched(OpenedModel(directories["llama"]), score=score)
     prefix, paths = FILES["llama"]
     module = training.adapted.whole.get_submodule(f"{prefix}.0.{paths['mlp.down']}")
@@ -276,12 +288,15 @@ def test_what_was_watched_is_freed(directories: dict[str, Path], score: str) -> 
 def test_masks_are_worth_their_gradients_squared(
     directories: dict[str, Path], family: str, accumulation: int
 ) -> None:
-    """Masks of ones on what heads and channels give, by autograd; a step's batches count together. No hook stays."""
+    """The reference multiplies the outputs of heads and channels by masks of ones, with autograd.
+
+    The batches of a step count together, and no hook stays.
+    """
     model = OpenedModel(directories[family])
     more = {"training.accumulation": accumulation, "lora.dropout": 0.0}
     training, watch = watched(model, score="mask", normalise=False, more=more)
     start = start_with_head(training)
-    # An encoder's head has one.
+    # The head of an encoder has a hook of its own.
     hooks = [len(module._forward_pre_hooks) for module in training.adapted.whole.modules()]
     with watch.watching():
         training.run(start, 0, 1)
@@ -312,7 +327,10 @@ def test_masks_are_worth_their_gradients_squared(
 def test_a_step_that_is_left_out_leaves_nothing_behind(
     directories: dict[str, Path], score: str
 ) -> None:
-    """Gradients of weights that are not finite, where those of masks are: the next step counts as if it were the first."""
+    """A weight gradient is not finite while those of the masks are.
+
+    The next step then counts as the first.
+    """
 
     def of_two_steps(first_is_broken: bool) -> tuple[Tensor | None, float]:
         training, watch = watched(OpenedModel(directories["llama"]), score=score, normalise=False)
@@ -341,7 +359,10 @@ def test_a_step_that_is_left_out_leaves_nothing_behind(
 
 
 def test_masks_whose_gradients_overflow_do_not_count(directories: dict[str, Path]) -> None:
-    """As what a unit gives times its gradient can, where no weight's gradient does; the step trains all the same."""
+    """A group's output times its gradient can overflow while no weight's gradient does.
+
+    The step still trains.
+    """
     training, watch = watched(OpenedModel(directories["llama"]), score="mask")
 
     def overflown(step: int, gradients: Any) -> None:

@@ -1,4 +1,4 @@
-"""A model of two tensors: the logits of the next token are a row of a matrix and a vector, the same in every row."""
+"""Model of two tensors: the logits of the next token are a row of a matrix plus a shared vector."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ SEQUENCES = [
 
 
 class Rows(nn.Module):
-    """Both parameters are drawn from ``seed``."""
+    """Model whose two parameters are drawn from ``seed``."""
 
     def __init__(self, seed: int = 4) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def loop_of(model: Rows, names: Sequence[str] = ("table", "shift"), **settings: 
 
 
 def predicted(step: int, batch: int = 2) -> list[tuple[int, int]]:
-    """(token before, token) of every prediction that a step counts, one by one."""
+    """Return (previous token, token) of every prediction that a step counts, one by one."""
     pairs = []
     for number in sequences_of_step(len(SEQUENCES), batch, step, SEED):
         ids = SEQUENCES[number].token_ids
@@ -59,7 +59,7 @@ def predicted(step: int, batch: int = 2) -> list[tuple[int, int]]:
 
 
 def mean_loss(model: Rows, step: int, batch: int = 2) -> Tensor:
-    """Mean of -log p over a step's predictions, one by one."""
+    """Return the mean of -log p over a step's predictions, computed one by one."""
     losses = []
     for before, token in predicted(step, batch):
         row = model.table[before] + model.shift

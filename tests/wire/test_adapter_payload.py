@@ -1,4 +1,4 @@
-"""Adapters as payloads: exact bytes, round trips, what rounding loses is made good, and damage is refused."""
+"""Adapters as payloads: exact bytes, round trips, error feedback, and refusal of damaged data."""
 
 from typing import Any, get_args
 
@@ -16,7 +16,7 @@ from espalier.wire.payload import tensor_specs
 from pruning_kernels.nf4 import LEVELS
 
 SHAPES = {"attn.q.lora_a": (3, 33), "attn.q.lora_b": (7, 3), "mlp.up.lora_a": (1, 128)}
-"""99, 21 and 128 numbers: odd ones, and one, two and two blocks of 64."""
+"""99, 21 and 128 elements: odd numbers, and one, one and two blocks of 64."""
 PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 
 
@@ -29,11 +29,11 @@ def tensors_of(seed: int = 0, scale: float = 1.0, shapes: Any = None) -> dict[st
 
 
 def data_bytes(blob: bytes) -> int:
-    """Bytes of the tensors, without safetensors' header."""
+    """Return the bytes of the tensors, without the safetensors header."""
     return len(blob) - 8 - int.from_bytes(blob[:8], "little")
 
 
-# ----- bytes ----------------------------------------------------------------------------------------------------------
+# ----- bytes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_bytes_by_hand(payload: Payload, expected: int) -> None:
 def test_what_is_packed_is_what_the_contract_names(
     payload: Payload, sizes: list[tuple[int, int]]
 ) -> None:
-    """And its bytes are 4 n, 2 n, or ceil(n / 2) + 4 ceil(n / 64) per tensor."""
+    """A tensor of n elements takes 4 n, 2 n, or ceil(n / 2) + 4 ceil(n / 64) bytes."""
     shapes = {f"matrix{place}.lora_a": shape for place, shape in enumerate(sizes)}
     blob, _ = pack_adapters(tensors_of(shapes=shapes), payload)
     assert tensor_specs(blob) == payload_specs(shapes, payload)
@@ -67,7 +67,7 @@ def test_what_is_packed_is_what_the_contract_names(
     assert data_bytes(blob) == sum(per_tensor[payload])
 
 
-# ----- round trips ----------------------------------------------------------------------------------------------------
+# ----- round trips --------------------------------------------------------------------------------
 
 
 def test_float32_travels_as_it_is() -> None:
@@ -89,7 +89,7 @@ def test_bfloat16_rounds_to_the_nearest() -> None:
 
 
 def test_nf4_by_hand() -> None:
-    """The levels themselves, doubled, come back as they were; what lies between two goes to the nearer one."""
+    """Doubled levels come back exactly; other values are rounded to the nearest level."""
     levels = 2 * torch.tensor([LEVELS])
     blob, lost = pack_adapters({"a": levels}, "nf4")
     assert torch.equal(unpack_adapters({"a": (1, 16)}, blob, "nf4")["a"], levels)
@@ -128,14 +128,17 @@ def test_packing_leaves_the_tensors_alone_and_takes_slices() -> None:
     assert after["a"].tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
 
 
-# ----- error feedback -------------------------------------------------------------------------------------------------
+# ----- error feedback -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("payload", "coarse"), [("bfloat16", 1e-4), ("nf4", 1e-2)])
 def test_the_mean_over_many_rounds_is_that_of_what_was_meant(
     payload: Payload, coarse: float
 ) -> None:
-    """Of values that do not change: with feedback the error falls like 1 / rounds, without it stays what it is."""
+    """The mean error falls like 1 / rounds with feedback and stays constant without it.
+
+    The same values are packed in every round.
+    """
     meant = tensors_of(3)
     errors = {}
     for rounds in (1, 10, 100):
@@ -160,7 +163,7 @@ def test_the_mean_over_many_rounds_is_that_of_what_was_meant(
 
 
 def test_what_is_owed_follows_a_rank_that_changes() -> None:
-    """Rows of A that are gone are forgotten, new ones are owed nothing."""
+    """Errors of removed rows of A are dropped; new rows start without an error."""
     value = torch.zeros(2, 3)
     owed = torch.arange(1.0, 13.0).reshape(4, 3)
     blob, _ = pack_adapters({"a": value}, "bfloat16", {"a": owed})
@@ -178,7 +181,7 @@ def test_what_is_owed_to_others_is_not_paid_here() -> None:
     assert unpack_adapters({"a": (1, 2)}, blob, "bfloat16")["a"].tolist() == [[1, 1]]
 
 
-# ----- refusals -------------------------------------------------------------------------------------------------------
+# ----- refusals -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -223,7 +226,7 @@ def _not_a_number(tensors: dict[str, Tensor]) -> None:
 
 
 def _unused_bits(tensors: dict[str, Tensor]) -> None:
-    """The lower half of the last byte of 99 codes."""
+    """Change the lower half of the last byte of 99 codes, which must be 0."""
     tensors["attn.q.lora_a.codes"][-1] ^= 1
 
 

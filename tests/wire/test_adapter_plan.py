@@ -1,4 +1,4 @@
-"""Which adapters settings ask for, their shapes and their number; whoever asks for others is told the key."""
+"""Adapters that the settings ask for: shapes and numbers; errors name the key."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ def test_all_blocks_and_matrices() -> None:
 
 
 def test_ranges_and_patterns() -> None:
-    """In the order of the block, whatever the order of the settings."""
+    """Adapters come in the order of the block, whatever order the settings use."""
     plan = plan_of(
         targets="mlp.up,attn.q",
         layers="3,0-1",
@@ -93,7 +93,7 @@ def test_a_head_comes_last_and_whole() -> None:
 def test_the_number_of_parameters_and_a_limit(
     rank: int, limit: int, targets: set[str], layers: int
 ) -> None:
-    """rank (in + out) per matrix."""
+    """A matrix has rank * (in + out) parameters."""
     plan = plan_of(targets=",".join(sorted(targets)), layers=f"0-{layers - 1}", rank=rank)
     assert plan.num_parameters == layers * rank * sum(sum(SHAPES[name]) for name in targets)
     limited = plan.limited(limit)
@@ -159,7 +159,10 @@ def test_what_the_model_does_not_have_is_named_by_its_key(lora: dict[str, Any], 
 
 
 def test_an_alpha_is_held_against_the_rank_that_its_matrix_has() -> None:
-    """0.05 / 4 is enough; 0.05 over the table's rank, which attn.q does not have, would not be."""
+    """alpha / rank is checked with the rank of the matrix, here 0.05 / 4.
+
+    With 0.05 divided by the table's rank, which attn.q does not use, the check would fail.
+    """
     plan = plan_of(targets="attn.q", rank=8, rank_pattern="attn.q=4", alpha_pattern="attn.q=0.05")
     assert {adapter.scaling for _, adapter in plan} == {0.0125}
     assert {

@@ -1,4 +1,7 @@
-"""The contract of ``alone``: a rank goes down, seconds come up, in the last round of runs that leave no result of a client."""
+"""Contract of ``alone``: the server sends a rank limit, the client returns only seconds.
+
+The message exists in the last round of runs that store no result per client.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The hash of the program that a node runs."""
+"""Hash of the program that a node runs."""
 
 import hashlib
 import re
@@ -13,7 +13,7 @@ from espalier.wire import code_hash
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of two files that takes the place of the real ones."""
+    """Package of two files that replaces the real packages."""
     root = tmp_path / "tiny_program_of_the_test"
     (root / "sub").mkdir(parents=True)
     (root / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""Contracts: a good message passes, and each way in which it could be wrong is refused without quoting it."""
+"""Contracts: a valid message passes; each possible fault is refused without quoting the content."""
 
 import json
 import struct
@@ -30,7 +30,10 @@ PLAN = ModelPlan(
     ),
     500,
 )
-"""Two blocks; a matrix of 24 weights in one word, and one of 90 weights in two words with 38 bits of padding."""
+"""Two blocks, each with a matrix of 24 weights and one of 90.
+
+The mask of 24 weights has one word; that of 90 weights has two, with 38 bits of padding.
+"""
 SETTINGS = RunSettings()
 TEXTS = {
     "evaluation.texts": "wiki=wiki.txt,c4=c4.txt",
@@ -39,7 +42,7 @@ TEXTS = {
 }
 EVALUATING = parse(TEXTS)
 OWN_TEXT = parse({"evaluation.own-text": True})
-"""Half of each row is pruned: 4 x 3 = 12 of 24 weights, 3 x 15 = 45 of 90."""
+# Half of each row is pruned: 4 x 3 = 12 of 24 weights and 3 x 15 = 45 of 90.
 Q_MASK = sum(0b000111 << 6 * row for row in range(4))
 UP_MASK = sum((2**15 - 1) << 30 * row for row in range(3))
 
@@ -49,7 +52,7 @@ def words(value: int, number: int) -> NDArray[np.uint64]:
 
 
 def blob(tensors: Mapping[str, NDArray], **extra: Any) -> bytes:
-    """A safetensors blob made by hand; tensors come in the given order."""
+    """Return a safetensors blob made by hand, with the tensors in the given order."""
     header: dict[str, Any] = dict(extra)
     data = b""
     for name, value in tensors.items():
@@ -92,7 +95,7 @@ REQUEST = Letter(header())
 def good_reply(
     scalars: Mapping[str, Any] | None = None, masks: Mapping[str, NDArray] | None = None
 ) -> Letter:
-    """A vote that may pass, with scalars or block 0's tensors changed."""
+    """Return a valid vote, with changed fields or with other tensors of block 0."""
     report = {"seconds": 1.5}
     tensors = good_masks() if masks is None else dict(masks)
     blobs = {"block-0000": blob(tensors), "block-0001": blob(good_masks())}
@@ -105,14 +108,14 @@ def contract() -> Contract:
 
 
 def refused(reply: Letter, request: Letter = REQUEST) -> str:
-    """The text of the refusal, which quotes no private value."""
+    """Return the text of the refusal, which quotes no private value."""
     with pytest.raises(Mistake) as caught:
         check_reply(reply, request, contract_for(request, lambda: PLAN, SETTINGS))
     assert "Anna" not in str(caught.value)
     return str(caught.value)
 
 
-# ----- a good reply ---------------------------------------------------------------------------------------------------
+# ----- a valid reply ------------------------------------------------------------------------------
 
 
 def test_a_good_reply_passes() -> None:
@@ -137,7 +140,7 @@ def test_a_contract_says_what_an_observer_learns() -> None:
     assert "one bit" in contract().observer
 
 
-# ----- tensors --------------------------------------------------------------------------------------------------------
+# ----- tensors ------------------------------------------------------------------------------------
 
 
 def without(masks: dict[str, NDArray], name: str) -> dict[str, NDArray]:
@@ -198,11 +201,11 @@ def test_other_tensors_are_refused(masks: Callable[[], dict[str, NDArray]], told
 
 
 def test_a_mask_with_the_right_number_in_the_wrong_rows_is_refused() -> None:
-    """The settings ask for 3 of every row of 6; this mask takes 6 of two rows and none of the others."""
+    """The settings ask for 3 of every row of 6; this mask prunes two whole rows and no others."""
     refused(good_reply(masks=good_masks() | {"attn.q.prune_mask": words(2**12 - 1, 1)}))
 
 
-# ----- blobs ----------------------------------------------------------------------------------------------------------
+# ----- blobs --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["block-0002", "notes", SECRET])
@@ -225,7 +228,7 @@ def test_an_oversize_blob_is_refused_before_it_is_read() -> None:
 
 
 def test_the_limit_is_the_tensors_bytes_and_room_for_each_header() -> None:
-    """Three words of 8 bytes in each of two blobs."""
+    """Each of two blobs has three words of 8 bytes."""
     assert byte_limit(contract().up.specs(NoScalars())) == 2 * (24 + 64 * 1024)
 
 
@@ -253,7 +256,7 @@ def test_text_beside_dtype_and_shape_is_refused() -> None:
     refused(reply)
 
 
-# ----- scalars --------------------------------------------------------------------------------------------------------
+# ----- fields -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,7 @@ def test_a_missing_scalar_is_refused() -> None:
     assert "seconds" in refused(reply)
 
 
-# ----- headers --------------------------------------------------------------------------------------------------------
+# ----- headers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -310,7 +313,7 @@ def test_a_reply_to_something_else_is_refused(field: str, value: Any) -> None:
     assert refused(reply) == f"header: {field} not as the request demands"
 
 
-# ----- failures -------------------------------------------------------------------------------------------------------
+# ----- failures -----------------------------------------------------------------------------------
 
 
 def test_a_failure_carries_its_reason_and_nothing_else() -> None:
@@ -327,7 +330,7 @@ def test_a_failure_carries_its_reason_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("field", ["client", "server_round", "attempt", "kind", "lineage"])
 def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
-    """Else it would speak for another client, or of another round."""
+    """A failure that could name another client or round would fail that one."""
     request = Letter(header())
     contract = contract_for(request, lambda: PLAN, SETTINGS)
     reply = failure(header(), "too little text")
@@ -350,7 +353,7 @@ def test_a_reply_that_is_no_failure_cannot_take_a_failures_form() -> None:
     refused(Letter(header(), {"reason": SECRET}))
 
 
-# ----- which contract -------------------------------------------------------------------------------------------------
+# ----- choice of the contract ---------------------------------------------------------------------
 
 
 def test_a_request_of_another_method_is_refused() -> None:
@@ -359,7 +362,7 @@ def test_a_request_of_another_method_is_refused() -> None:
 
 
 def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
-    """Each block has 1200 bytes of masks: two do not fit 2000 bytes, so each is a part."""
+    """Each block has 1200 bytes of masks, so with parts of 2000 bytes each block is a part."""
     wide = ModelPlan(
         tuple(BlockPlan(index, (LinearPlan("mlp.up", "up", (96, 100)),)) for index in range(3)), 0
     )
@@ -402,7 +405,7 @@ def test_a_part_is_asked_for_by_hashes_alone() -> None:
         check(request, contract_for(request, lambda: PLAN, SETTINGS).down)
 
 
-# ----- evaluation and enrolment ---------------------------------------------------------------------------------------
+# ----- evaluation and enrolment -------------------------------------------------------------------
 
 PUBLIC = {"names": ["wiki", "c4"], "num_windows": [2, 1], "window_tokens": 4, "own_text": False}
 
@@ -532,11 +535,11 @@ def test_own_text_alone_needs_no_public_windows() -> None:
     )
 
 
-# ----- the federated result on its way to a client --------------------------------------------------------------------
+# ----- the federated result on its way to a client ------------------------------------------------
 
 
 def delivered(scaled: bool, **scalars: Any) -> Letter:
-    """The whole result in one part."""
+    """Return the whole result in one part."""
     blobs = {}
     for block in PLAN.blocks:
         blobs[f"block-{block.index:04d}"] = blob(
@@ -570,7 +573,10 @@ def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> No
 def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_and_nothing_else() -> (
     None
 ):
-    """To a client that lost its hidden states; parts hold whole blocks, and only those of the rounds before."""
+    """A client that lost its hidden states gets the blocks decided in earlier rounds.
+
+    Parts hold whole blocks.
+    """
     iterative = parse({"fedprllm.strategy": "iterative"})
     first = {
         "block-0000": blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})
@@ -582,7 +588,8 @@ def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_a
     check(request, found.down)
     check_reply(Letter(request.header, {}), request, found)
     for settings, changes in (
-        (SETTINGS, {}),  # one-shot
+        # One-shot FedPrLLM delivers no decided blocks.
+        (SETTINGS, {}),
         (iterative, {"server_round": 1}),
         (iterative, {"server_round": 3}),
     ):
@@ -643,7 +650,7 @@ def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
 
 
 def test_own_text_is_what_the_run_s_settings_say() -> None:
-    """Whoever writes a message cannot ask for more than the settings that the site was shown."""
+    """A message cannot ask for more than the settings that the site was shown."""
     with pytest.raises(Mistake, match=r"not what evaluation\.own-text says"):
         contract_for(evaluation(own_text=True), lambda: PLAN, SETTINGS)
     with pytest.raises(Mistake, match=r"evaluation\.own-text is off"):

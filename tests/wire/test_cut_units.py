@@ -1,4 +1,4 @@
-"""Bits of cut units: what a step of pruning may be, on a model whose costs are counted by hand."""
+"""Bits of cut groups: valid pruning steps of a model whose costs are computed by hand."""
 
 from typing import Any
 
@@ -17,7 +17,10 @@ SHAPES = {
     "attn.q": (8, 8), "attn.k": (4, 8), "attn.v": (4, 8), "attn.o": (8, 8),
     "mlp.gate": (6, 8), "mlp.up": (6, 8), "mlp.down": (8, 6),
 }  # fmt: skip
-"""Two groups of two queries each, heads of width 2: a group is 4 + 2 + 2 rows and 4 columns of 8, so 96; a channel has 24."""
+"""Two key-value groups with two query heads each, of width 2.
+
+A group has 4 + 2 + 2 rows and 4 columns of 8 weights, which are 96; a channel has 24.
+"""
 BLOCKS = tuple(
     BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES))
     for index in range(2)
@@ -32,7 +35,10 @@ def job(**changes: Any) -> CutSettings:
 
 
 def cut(*units: int) -> Cut:
-    """Of each block units 0 and 1 are groups, 2 to 7 channels; the second block's are 8 to 15."""
+    """Return a cut of these numbers: in each block, 0 and 1 are groups and 2 to 7 channels.
+
+    The groups and channels of the second block are 8 to 15.
+    """
     found = UNITS.none
     found[list(units)] = True
     return found
@@ -85,17 +91,22 @@ def test_other_bits_are_refused(blob: bytes, words: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "share", "words"),
     [
-        ((), (2, 3, 4), 60 / TOTAL, ""),  # 72 of 60, less than a unit of 24 more
+        # 72 exceeds 60 by less than one more channel of 24.
+        ((), (2, 3, 4), 60 / TOTAL, ""),
         ((), (2, 3, 4), 72 / TOTAL, ""),
         ((), (2, 3, 4), 72.1 / TOTAL, "less is cut"),
         ((), (2, 3, 4), 48 / TOTAL, "more is cut"),
-        ((), (0,), 1 / TOTAL, ""),  # one group, whatever it costs
-        ((), (0, 2), 25 / TOTAL, ""),  # 120, of which the group may have come last
+        # One group may be cut, whatever it costs.
+        ((), (0,), 1 / TOTAL, ""),
+        # The total is 120; the group may have been cut last.
+        ((), (0, 2), 25 / TOTAL, ""),
         ((), (0, 2), 24 / TOTAL, "more is cut"),
         ((), (0, 8), 1 / TOTAL, "more is cut"),
         ((2,), (3, 4, 5), 60 / TOTAL, "come back"),
-        ((2, 3), (2, 3), 0.5, ""),  # it lost what it measured
-        ((2, 3), (2, 3, 4), 48 / TOTAL, "more is cut"),  # nothing more was asked for
+        # A device that lost its measurements repeats its cut.
+        ((2, 3), (2, 3), 0.5, ""),
+        # No more parameters were asked for.
+        ((2, 3), (2, 3, 4), 48 / TOTAL, "more is cut"),
         ((2, 3), (2, 3, 4), 49 / TOTAL, ""),
     ],
 )
@@ -110,7 +121,7 @@ def test_a_step_comes_to_the_share_within_a_unit(
 
 
 def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
-    """A quarter of 192 is one group, of 144 two channels, in each block."""
+    """A quarter of 192 is one group and a quarter of 144 is two channels, in each block."""
     kinds = job(selection="kind")
     step = UNITS.require_step
     step(cut(), cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
@@ -121,14 +132,15 @@ def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
     assert UNITS.reaches(cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
     assert not UNITS.reaches(cut(0, 2, 3, 9, 14), 0.25, kinds)
     assert UNITS.reaches(cut(0, 2, 3, 9, 14), 0.25, job())
-    blocks = job(selection="block")  # of 336 a quarter is 84
+    # A quarter of 336 is 84.
+    blocks = job(selection="block")
     step(cut(), cut(0, 10, 11, 12, 13), 0.25, blocks)
     with pytest.raises(Mistake, match="less is cut"):
         step(cut(), cut(0, 10, 11, 12), 0.25, blocks)
 
 
 def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
-    """Of 6 channels 4 or 2 stay. A cut of 1/8 of 144, one channel, comes to two."""
+    """4 or 2 of 6 channels stay, so a cut of one channel (1/8 of 144) becomes two."""
     multiple = job(selection="kind", channel_multiple=2)
     UNITS.require_step(cut(), cut(0, 2, 3, 8, 10, 11), 1 / 8, multiple)
     with pytest.raises(Mistake, match="block 1 are no multiple of 2"):
@@ -138,7 +150,7 @@ def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
 
 
 def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
-    """With a multiple of 4, of 6 channels 4 stay, and one group of two."""
+    """A multiple of 4 keeps 4 of 6 channels, and one group of two stays."""
     chosen = job(channel_multiple=4)
     assert UNITS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, chosen)
     assert not UNITS.reaches(cut(0, 2, 3, 10, 11), 0.9, chosen)
@@ -153,7 +165,7 @@ def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])
 @pytest.mark.parametrize("multiple", [1, 2, 3])
 def test_what_an_honest_device_cuts_is_always_a_step(selection: str, multiple: int) -> None:
-    """Whatever its units are worth, and however the share grows."""
+    """Every cut of an honest device is valid, for any scores and any growth of the ratio."""
     generator = np.random.default_rng(multiple)
     chosen = job(selection=selection, channel_multiple=multiple, share=0.45)
     for _ in range(60):
@@ -163,7 +175,7 @@ def test_what_an_honest_device_cuts_is_always_a_step(selection: str, multiple: i
             share = min(0.45, share + float(generator.choice([0.0, 0.01, 0.1, 0.3])))
             if UNITS.reaches(before, share, chosen):
                 continue
-            # Some of them equal.
+            # Some scores are equal.
             values = np.where(generator.random(16) < 0.3, 0.5, generator.random(16))
             scores = [
                 {kind: torch.from_numpy(own) for kind, own in block.items()}

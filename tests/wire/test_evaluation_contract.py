@@ -1,4 +1,4 @@
-"""What a client may say of its own result: losses and scores that there can be."""
+"""Possible losses and scores in a client's report of its own result."""
 
 import pytest
 

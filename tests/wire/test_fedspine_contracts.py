@@ -1,4 +1,4 @@
-"""What FedSpine's contracts let through: the shapes of a round follow from the bits that its requests bring."""
+"""FedSpine's contracts: the shapes of a round follow from the bits in its requests."""
 
 from dataclasses import replace
 from typing import Any
@@ -54,7 +54,7 @@ def bits(*units: int) -> bytes:
 
 
 CUT = bits(0, 2, 3, 8)
-"""A group of each block, of 2, and two channels of the first, of 6."""
+"""Cut of one of 2 groups in each block, and of two of 6 channels in the first."""
 
 
 def letter(
@@ -91,7 +91,7 @@ def answer(request: Letter, blobs: dict[str, bytes], **scalars: Any) -> Letter:
     return Letter(request.header.model_copy(), {**report, **scalars}, blobs)
 
 
-# ----- shapes ---------------------------------------------------------------------------------------------------------
+# ----- shapes -------------------------------------------------------------------------------------
 
 
 def test_adapters_have_the_rows_and_columns_that_are_left() -> None:
@@ -121,7 +121,7 @@ def test_adapters_have_the_rows_and_columns_that_are_left() -> None:
 
 
 def test_an_encoder_s_head_is_whole_whatever_is_cut() -> None:
-    """Its width is the model's, which no cut changes."""
+    """The width of the head is that of the model, which no cut changes."""
     encoder = replace(PLAN, head_features=8)
     task = {"task.name": "sst2", "data.source": "jsonl", "data.path": "x"}
     settings = parse({"method": "fedspine", "lora.rank": 2, "lora.targets": "all", **task})
@@ -186,7 +186,7 @@ def test_later_parts_are_asked_for_with_the_bits() -> None:
         hold(request, answer(request, blobs), settings)
 
 
-# ----- the question what to cut ---------------------------------------------------------------------------------------
+# ----- the request to cut -------------------------------------------------------------------------
 
 
 def test_the_question_is_answered_with_bits_of_the_share() -> None:
@@ -194,7 +194,8 @@ def test_the_question_is_answered_with_bits_of_the_share() -> None:
     least = 120 / 672
     request = letter("deliver", 2, {"pruned": least}, {STRUCTURE: bits(2)})
     hold(request, answer(request, {STRUCTURE: bits(0, 2)}), settings)
-    hold(request, answer(request, {STRUCTURE: bits(2)}), settings)  # it lost what it measured
+    # A device that lost its measurements repeats its cut.
+    hold(request, answer(request, {STRUCTURE: bits(2)}), settings)
     for wrong in (bits(0), bits(2, 3), bits(0, 2, 8), bits(2, 3, 4, 5, 6, 7)):
         with pytest.raises(Mistake, match=r"units\.cut"):
             hold(request, answer(request, {STRUCTURE: wrong}), settings)
@@ -225,7 +226,7 @@ def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None
         )
 
 
-# ----- the report -----------------------------------------------------------------------------------------------------
+# ----- the report ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

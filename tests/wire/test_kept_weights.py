@@ -1,4 +1,4 @@
-"""Pruned blocks as payloads: masks and kept weights, and what the contracts of FedSpaLLM refuse."""
+"""Pruned blocks as payloads: masks and kept weights, and refusals of FedSpaLLM's contracts."""
 
 import math
 from typing import Any
@@ -36,7 +36,7 @@ def block(index: int = 0, dtype: str = "BF16") -> BlockPlan:
 def matrices(
     seed: int = 0, dtype: torch.dtype = torch.bfloat16, sparsity: float = 0.5
 ) -> dict[str, PrunedMatrix]:
-    """Random weights, of which an exact share is pruned."""
+    """Return random weights with an exact sparsity."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for linear in block().linears:
@@ -52,7 +52,7 @@ def matrices(
 
 
 def test_by_hand() -> None:
-    """Two by two; the second and third weight go."""
+    """A matrix of two by two loses its second and third weight."""
     matrix = PrunedMatrix.of(
         torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
         torch.tensor([[False, True], [True, False]]),
@@ -83,7 +83,7 @@ def test_what_is_packed_is_unpacked_bit_by_bit(dtype: str, seed: int) -> None:
         assert torch.equal(after.kept, before[name].kept)
 
 
-# ----- contracts ------------------------------------------------------------------------------------------------------
+# ----- contracts ----------------------------------------------------------------------------------
 
 PLAN = ModelPlan(tuple(block(index) for index in range(3)), 500)
 SETTINGS = parse({"method": "fedspallm", "part-bytes": 1024})
@@ -235,7 +235,10 @@ def test_hashes_are_those_of_the_layers() -> None:
 
 
 def test_parts_are_of_whole_layers() -> None:
-    """A layer has 3 words and 57 kept weights in bf16, 138 bytes: with parts of 200 bytes each travels by itself."""
+    """A layer has 3 words and 57 kept weights in bfloat16, so 138 bytes.
+
+    With parts of 200 bytes, each layer travels in a part of its own.
+    """
     settings = parse({"method": "fedspallm", "part-bytes": 1024}).model_copy(
         update={"part_bytes": 200}
     )

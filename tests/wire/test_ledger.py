@@ -1,4 +1,4 @@
-"""The byte ledger: sums and entries, worked out by hand."""
+"""The byte ledger: sums and entries, compared with values computed by hand."""
 
 import json
 import struct
@@ -30,7 +30,7 @@ def letter(blobs: dict[str, bytes], client: int = 2) -> Letter:
 
 
 def record(ledger: Ledger, direction: Any, client: int, sent: Letter) -> int:
-    """Record a letter; returns the bytes that it has by Flower's own count."""
+    """Record a message and return its bytes by Flower's own count."""
     content = write(sent)
     ledger.record(direction, client, sent, content)
     return num_bytes(content)
@@ -86,7 +86,7 @@ def test_a_resumed_run_goes_on_with_the_sums() -> None:
 
 
 def test_a_round_s_time_is_noted_once_also_by_a_resumed_run(tmp_path: Path) -> None:
-    """Whatever else is in the ledger's file: other entries, a torn line, what is no entry."""
+    """Other entries, a torn line and invalid entries in the ledger's file do no harm."""
     entries: list[dict[str, Any]] = []
     ledger = Ledger(entries.append)
     for client, seconds in ((0, 1.5), (1, 2.5), (0, 1.5)):

@@ -22,7 +22,7 @@ def masks() -> dict[str, torch.Tensor]:
 
 
 def test_the_bytes_on_paper() -> None:
-    """6 weights make one word, 1 + 4 + 8; 65 weights make two, of which bits 1 and 64 are set."""
+    """6 weights take one word, 1 + 4 + 8; 65 weights take two words, with bits 1 and 64 set."""
     blob = pack_masks(masks())
     (size,) = struct.unpack("<Q", blob[:8])
     header = json.loads(blob[8 : 8 + size])

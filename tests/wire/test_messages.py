@@ -1,4 +1,4 @@
-"""Messages: a header, scalars and blobs, to and from Flower's records."""
+"""Messages: header, fields and blobs, to and from Flower's records."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ SECRET = "Anna K., born 1961"
 
 
 class Example(Scalars):
-    """Scalars of the tests' own."""
+    """Fields of a message kind that exists only in these tests."""
 
     seconds: float = Field(ge=0)
     tokens: int = 0
@@ -53,7 +53,7 @@ def letter(**changes: Any) -> Letter:
 
 
 def record(**changes: Any) -> RecordDict:
-    """The records of a good message, some of them replaced; None removes one."""
+    """Return the records of a valid message with replacements; None removes a record."""
     records = dict(write(letter())) | changes
     return RecordDict({key: value for key, value in records.items() if value is not None})
 
@@ -171,7 +171,7 @@ def test_a_letter_is_addressed_by_flowers_message_type(kind: str) -> None:
 
 
 def test_bytes_on_paper() -> None:
-    """Names and text as they are, in UTF-8; 8 bytes for a number, 1 for a truth value, nothing for an empty list."""
+    """Names and text count in UTF-8; a number has 8 bytes, a truth value 1, an empty list 0."""
     content = RecordDict(
         {
             "scalars": ConfigRecord(

@@ -1,4 +1,4 @@
-"""Payloads: what a safetensors header says, held against the bytes that follow it."""
+"""Payloads: the safetensors header is checked against the bytes that follow it."""
 
 import json
 import struct
@@ -30,7 +30,10 @@ SECRET = "Anna K., born 1961, diagnosis F32.1"
 
 
 def blob_of(header: Any, data: bytes = b"", pad: str = "") -> bytes:
-    """A blob made by hand: eight bytes of length, the header (as safetensors writes it, unless it is text), the data."""
+    """Return a blob made by hand: eight bytes of length, the header and the data.
+
+    A header that is not text is written as safetensors writes it.
+    """
     text = (
         header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))
     ).encode()
@@ -42,7 +45,7 @@ def entry(dtype: Any = "U64", shape: Any = (1,), offsets: Any = (0, 8)) -> dict[
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-# ----- reading and writing --------------------------------------------------------------------------------------------
+# ----- reading and writing ------------------------------------------------------------------------
 
 
 def test_a_blob_made_by_hand_is_read() -> None:
@@ -128,7 +131,7 @@ def test_bf16_is_described_though_numpy_has_no_such_dtype() -> None:
     }
 
 
-# ----- blobs that are not what they say -------------------------------------------------------------------------------
+# ----- blobs that contradict their header ---------------------------------------------------------
 
 MALFORMED = {
     "nothing": b"",
@@ -207,7 +210,7 @@ def test_what_is_too_much_is_refused_before_it_is_parsed(
 def test_more_than_any_message_needs_is_refused(
     entries: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its limits the module takes each of these blobs."""
+    """Without its limits, the module accepts each of these blobs."""
     blob = blob_of(entries, bytes(1 if len(entries) == 1 else 0))
     with pytest.raises(Mistake):
         tensor_specs(blob)
@@ -252,7 +255,7 @@ def test_reading_values_quotes_nothing_of_the_header() -> None:
     assert "Anna" not in str(caught.value)
 
 
-# ----- Flower's records -----------------------------------------------------------------------------------------------
+# ----- Flower's records ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The plan of a model, and how its blocks are grouped into parts."""
+"""The plan of a model, and the grouping of its blocks into parts."""
 
 from itertools import pairwise
 

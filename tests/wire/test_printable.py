@@ -1,4 +1,4 @@
-"""What somebody else wrote, made one short line: by hand, and for any text."""
+"""Text from another party as one short printable line: by hand, and for any text."""
 
 import pytest
 from hypothesis import given, settings

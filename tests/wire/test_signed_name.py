@@ -1,4 +1,4 @@
-"""What is signed with a site's key, and what is a signature of it."""
+"""The statement that a site signs with its key, and the valid signatures of it."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_what_is_signed_begins_with_a_label_and_is_json() -> None:
 
 @pytest.mark.parametrize(("key", "length"), list(zip(KEYS, LENGTHS, strict=True)))
 def test_a_signature_is_ecdsa_of_one_length(key: ec.EllipticCurvePrivateKey, length: int) -> None:
-    """Which differs from one time to the next, and is verified here without our own function."""
+    """Signatures differ each time; ``cryptography`` verifies them without our own function."""
     text = statement(TOLD, NONCE, BY_HAND, 7)
     signatures = {sign(key, text) for _ in range(20)}
     assert len(signatures) == 20

@@ -1,4 +1,4 @@
-"""Structures: valid by construction, the same after a trip through JSON, and exact in what they cost."""
+"""Structures: valid by construction, unchanged by JSON, and with exact costs."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,10 @@ from espalier.wire.structure import Structure, as_ranges, from_ranges, structure
 
 
 def plan(blocks: int = 3, bias: bool = True) -> ModelPlan:
-    """Three groups of two query heads of width 4, 10 channels, width 8, biases at query, key and value."""
+    """Return a plan with three groups, 10 channels, width 8 and biases of query, key and value.
+
+    A group has two query heads of width 4.
+    """
 
     def block(index: int) -> BlockPlan:
         def linear(name: str, rows: int, columns: int, biased: bool = False) -> LinearPlan:
@@ -35,7 +38,10 @@ WHOLE = Structure.whole(plan())
 
 
 def test_costs_by_hand() -> None:
-    """A group: 8 rows of query and 4 of key and value, each 8 wide with a bias, 8 columns of 8. A channel: 3 times 8."""
+    """A group has 8 rows of query and 4 of key and value, 8 wide with a bias, and 8 columns of 8.
+
+    A channel has 3 times 8.
+    """
     base = plan()
     assert unit_costs(base, base.blocks[0]) == (16 * 9 + 64, 24)
     assert unit_costs(plan(bias=False), base.blocks[1])[1] == 24

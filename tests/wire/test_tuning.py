@@ -1,4 +1,7 @@
-"""What the contracts of tuning let through: adapters of the agreed shapes and a few counts, part by part, and nothing else."""
+"""Contracts of tuning: adapters of the agreed shapes and a few counts, part by part.
+
+Everything else is refused.
+"""
 
 from typing import Any
 
@@ -29,7 +32,10 @@ REPORT = {"seconds": 1.0, "samples": 40, "rank": 4, "skipped_steps": 0, "blob_sh
 def settings_of(
     payload: str = "float32", part_bytes: int = 1 << 20, own_text: bool = False
 ) -> RunSettings:
-    """All matrices at rank 4: a block has 4 (8 + 8) + 4 (8 + 24) = 192 numbers, 768 bytes in float32."""
+    """Return settings with rank 4 for all matrices.
+
+    A block has 4 (8 + 8) + 4 (8 + 24) = 192 elements, 768 bytes in float32.
+    """
     flat = {
         "lora.rank": 4,
         "lora.targets": "all",
@@ -69,17 +75,17 @@ def order(
     blobs: dict[str, bytes] | None = None,
     **scalars: Any,
 ) -> Letter:
-    """A request to train; from the second round on the last part of the global adapters comes with it."""
+    """Return a training request; from round 2 on it holds the last part of the global adapters."""
     return Letter(header_of("train", server_round), {"rank_limit": 4, **scalars}, blobs or {})
 
 
 def hashes_of(blobs: dict[str, bytes]) -> list[str]:
-    """As a report has them, of all blocks; of those in further parts any will do here."""
+    """Return the hashes of all blocks, as in a report; blocks in other parts get a dummy hash."""
     return [sha256(blobs[key]) if key in blobs else SHA for key in KEYS]
 
 
 def fetch_of(blobs: dict[str, bytes], server_round: int = 1, part: int = 1) -> Letter:
-    """The request for a part that has these blobs."""
+    """Return the request for the part that has these blobs."""
     hashes = [sha256(blobs[key]) for key in sorted(blobs)]
     return Letter(
         header_of("fetch", server_round, part), {"rank_limit": 4, "rank": 4, "blob_sha256": hashes}
@@ -105,7 +111,7 @@ def hold(reply: Letter, request: Letter, settings: RunSettings) -> None:
 ONE = settings_of()
 
 
-# ----- parts ----------------------------------------------------------------------------------------------------------
+# ----- parts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,13 +129,16 @@ ONE = settings_of()
 def test_parts_are_of_whole_blocks(
     payload: str, part_bytes: int, expected: list[list[str]]
 ) -> None:
-    """In NF4 a block has three tensors of 32 numbers, 16 + 4 bytes each, and one of 96, 48 + 8 bytes."""
+    """A block has three tensors of 32 elements and one of 96, here in NF4.
+
+    They take 16 + 4 and 48 + 8 bytes.
+    """
     settings = settings_of(payload, part_bytes)
     assert parts(trained(PLAN, settings, 4), settings) == expected
 
 
 def test_a_limit_makes_smaller_blobs() -> None:
-    """At rank 1 a block has 192 bytes, so four go where one went."""
+    """At rank 1 a block has 192 bytes, so a part holds four blocks in place of one."""
     settings = settings_of(part_bytes=768)
     assert parts(trained(PLAN, settings, 1), settings) == [KEYS]
     assert len(parts(trained(PLAN, settings, 4), settings)) == 4
@@ -175,7 +184,7 @@ def test_a_fetch_asks_for_as_many_blobs_as_its_part_has() -> None:
         check(fetch, contract_for(fetch, lambda: PLAN, settings).down)
 
 
-# ----- what goes down -------------------------------------------------------------------------------------------------
+# ----- from the server to the client --------------------------------------------------------------
 
 
 def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
@@ -202,7 +211,7 @@ def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
 
 @pytest.mark.parametrize(("part", "keys"), [(0, KEYS[:3]), (1, KEYS[3:])])
 def test_every_part_can_be_delivered(part: int, keys: list[str]) -> None:
-    """Before training all but the last; the result all of them."""
+    """Before training, all parts but the last are delivered; of the result, all of them."""
     settings = settings_of(part_bytes=768 * 3)
     request = Letter(
         header_of("deliver", 2, part=part), {"rank_limit": 4}, blobs_of(keys, settings)
@@ -217,7 +226,7 @@ def test_every_part_can_be_delivered(part: int, keys: list[str]) -> None:
 
 
 def test_a_limit_is_for_both_directions() -> None:
-    """A client of rank 2 gets and sends rank 2; both 4 and 1 are refused."""
+    """A client of rank 2 gets and sends rank 2; ranks 4 and 1 are refused."""
     request = order(ONE, 2, blobs_of(KEYS, ONE, 2), rank_limit=2)
     hold(reply_to(request, ONE, blobs_of(KEYS, ONE, 2), rank=2), request, ONE)
     for rank in (4, 1):
@@ -242,7 +251,7 @@ def test_a_limit_that_is_none(limit: Any) -> None:
     ("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("deliver", (2, 4))]
 )
 def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -> None:
-    """Three rounds; what is delivered for a fourth is the result."""
+    """The run has three rounds; a delivery for round 4 is the result."""
     settings = settings_of(part_bytes=768, own_text=True)
     scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
 
@@ -278,7 +287,7 @@ def test_a_rank_that_no_adapter_has(kind: str) -> None:
         contract_for(Letter(header_of(kind, 2), {"rank_limit": 5}), lambda: PLAN, ONE)
 
 
-# ----- what goes up ---------------------------------------------------------------------------------------------------
+# ----- from the client to the server --------------------------------------------------------------
 
 
 def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
@@ -342,7 +351,7 @@ def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> 
 
 
 def test_a_report_names_the_hashes_of_the_blobs_that_come_with_it() -> None:
-    """Anything else in their place would be 32 bytes per blob that nobody looks at."""
+    """Unchecked hashes would let a client send 32 arbitrary bytes per blob."""
     settings = settings_of(part_bytes=768 * 2)
     request = order(settings)
     blobs = blobs_of(KEYS[:2], settings)

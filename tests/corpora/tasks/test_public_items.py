@@ -1,4 +1,7 @@
-"""Public test items: taken at even distances, so that a sorted file gives items of every class, and never trained on."""
+"""Public test items: taken at even distances and never trained on.
+
+At even distances, a sorted file gives items of every class.
+"""
 
 import json
 from pathlib import Path
@@ -52,7 +55,10 @@ def test_a_file_without_items_is_a_mistake(tmp_path: Path) -> None:
 
 
 def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, **data: str) -> list[str]:
-    """The splits that are loaded for the public test items of sst2, whose own is validation."""
+    """Return the splits that are loaded for the public test items of sst2.
+
+    The task's own test split is "validation".
+    """
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
     asked: list[str] = []
     monkeypatch.setattr(

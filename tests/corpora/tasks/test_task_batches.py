@@ -1,4 +1,4 @@
-"""Batches against tensors written out by hand."""
+"""Batches against tensors written by hand."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Token ids and where the answer begins, with tokenizers that can be followed by hand."""
+"""Token ids and the start of the answer, with tokenizers that can be followed by hand."""
 
 import re
 
@@ -21,7 +21,7 @@ def by_character(text: str) -> list[int]:
 
 
 def by_word(text: str) -> list[int]:
-    """A token for the beginning, and one per word with the blank before it, numbered by its length."""
+    """Return a start token, then each word's length, with the blank before the word."""
     return [BEGIN, *(len(word) for word in re.findall(r"\s?\S+|\s", text))]
 
 
@@ -31,7 +31,7 @@ def test_the_answer_begins_where_the_context_ends() -> None:
 
 
 def test_blank_space_at_the_end_of_the_context_goes_to_the_answer() -> None:
-    """ "what " alone would be two tokens, but "what moss" has the blank within its second one."""
+    """The text "what " has two tokens, but the second token of "what moss" includes the blank."""
     assert encode_pair(by_word, "what ", "moss") == Encoded((BEGIN, 4, 5), 1)
     assert encode_pair(by_character, "ab \n", "c") == Encoded((97, 98, 32, 10, 99), 3)
 

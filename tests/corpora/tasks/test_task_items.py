@@ -1,4 +1,4 @@
-"""Prompts and options of every task, written out by hand from records in both forms."""
+"""Prompts and options of every task, written by hand from records in both forms."""
 
 from typing import Any
 

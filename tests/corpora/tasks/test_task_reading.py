@@ -1,4 +1,4 @@
-"""Files and datasets of items; what is wrong with them is told by line and field, without a word of theirs."""
+"""Files and datasets of items; an error names line and field and quotes no content."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(
             {"label": -1},
             "field 'label' is none of the labels negative, positive and no number from 0 to 1",
         ),
-        # More digits than Python makes a number of.
+        # Python refuses to convert a string with this many digits.
         ("sst2", {"label": "1" * 5000}, "field 'label' is none of the labels"),
         (
             "sst2",
@@ -218,7 +218,10 @@ def test_a_dataset_that_is_not_there_is_a_mistake(dataset: str) -> None:
 
 
 def hub_run(**changes: Any) -> RunSettings:
-    """A run on sst2 of the hub, some keys changed; two underscores are a dot, one is a hyphen."""
+    """Return settings of a run on sst2 from the Hub with changed keys.
+
+    In a key, two underscores stand for a dot and one for a hyphen.
+    """
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     return parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "hub"} | given)
 
@@ -271,7 +274,7 @@ def test_a_dataset_that_no_key_names_is_told_by_its_task(monkeypatch: pytest.Mon
 def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
     task: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked of the hub, of which only mmlu has no split called train."""
+    """Only mmlu has no split that is called train."""
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
     asked = []
 

@@ -1,4 +1,4 @@
-"""Split and shares of items: disjoint, complete, repeatable, and blind to the order of the file."""
+"""Split and partition of items: disjoint, complete, repeatable, independent of the file's order."""
 
 from collections import Counter
 
