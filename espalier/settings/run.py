@@ -413,13 +413,13 @@ def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | No
         try:
             job = chosen[JOB] = settings_of(method).model_validate(nested.get(method, {}))
         except ValidationError as error:
-            mistakes = mistake_lines(error, list(default_values()), method)
+            mistakes = mistake_lines(error, _keys_for(method), method)
     try:
         settings = RunSettings.model_validate(
             chosen if known else {**chosen, "method": DEFAULT_METHOD}
         )
     except ValidationError as error:
-        return None, mistake_lines(error, list(default_values())) + mistakes
+        return None, mistake_lines(error, _keys_for(method)) + mistakes
     if job is None:
         return None, mistakes
     return settings.model_copy(update={"federation": settings.federation.for_method(job)}), mistakes
@@ -485,6 +485,11 @@ def default_values() -> dict[str, Any]:
     return known
 
 
+def _keys_for(method: Any) -> list[str]:
+    """All keys, dotted; first those that the method reads, which an unknown key is more likely meant to be."""
+    return sorted(default_values(), key=lambda key: not concerns(key, method))
+
+
 def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Keys of tables that the method has which it does not read all the same; see ``not_read``."""
     tuning = tuple(method for method, row in METHODS.items() if row.tunes)
@@ -540,7 +545,7 @@ def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[st
         if not concerns(key, method) and key in default_values():
             lines.append(_unread(key, flat[key], method))
         elif not concerns(key, method):
-            lines.append(unknown_key(key, list(default_values())))
+            lines.append(unknown_key(key, _keys_for(method)))
         elif key in found:
             choice, remedy = found[key]
             why = f"{choice} = {values[choice]!r} does not read it"

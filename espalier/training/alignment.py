@@ -71,9 +71,11 @@ class Teacher:
 
 def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
     """Logits of hidden states behind the last block: final norm and head, as the model's own code has them."""
-    if family.final_norm:
-        hidden = whole.get_submodule(family.final_norm)(hidden)
     decoder = whole.get_submodule(family.blocks.rpartition(".")[0])
+    of, _, norm = family.final_norm.rpartition(".")
+    # OPT-350M has none.
+    if norm and (final_norm := getattr(whole.get_submodule(of), norm)) is not None:
+        hidden = final_norm(hidden)
     if (projection := getattr(decoder, "project_out", None)) is not None:
         hidden = projection(hidden)
     logits: Tensor = whole.get_output_embeddings()(hidden)
