@@ -46,6 +46,7 @@ from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
 from espalier.launch.node import run_node
 from espalier.launch.officer import COMMANDS, add_commands, run_officer
 from espalier.launch.plan import add_plan, plan
+from espalier.launch.reachability import require_address
 from espalier.launch.run_status import add_status, show_status
 from espalier.launch.setting_words import explain_options
 from espalier.launch.superlink import (
@@ -100,6 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(number, _interrupt)
     watched = WatchedRun(sys.argv[1:] if arguments is None else arguments)
     try:
+        if getattr(given, "superlink", None) is not None:
+            require_address(given.superlink)
         if given.command == "check-node":
             # By default the installed app: it is the program that the node would run.
             if given.superlink is not None:

@@ -1,12 +1,34 @@
-"""Wait for a SuperLink that was started moments ago, for instance by the same compose file."""
+"""Addresses of SuperLinks, and the wait for one that was started moments ago."""
 
+import re
 import socket
 import sys
 import time
 
+from espalier.settings.mistakes import Mistake
+
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
+ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})")
+"""Name or IPv4 address, or IPv6 address in brackets, and port."""
+MOST_PORT = 65535
+
+
+def require_address(address: str) -> None:
+    """Refuse what is no address of a SuperLink, before anything waits for it.
+
+    Raises
+    ------
+    Mistake
+        It is not of the form ``host:port``, or there is no such port.
+    """
+    found = ADDRESS.fullmatch(address)
+    if found is None or not 1 <= int(found[1]) <= MOST_PORT:
+        raise Mistake(
+            f"--superlink {address!r}: is no HOST:PORT; write a name or an address without http://"
+            f" in front, and a port from 1 to {MOST_PORT} behind it, for instance 127.0.0.1:9093"
+        )
 
 
 def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
@@ -14,7 +36,7 @@ def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
 
     Parameters
     ----------
-    address : ``host:port``; without a port number Flower reports the error itself
+    address : ``host:port``, see ``require_address``
     seconds : maximum waiting time
 
     Returns
@@ -23,8 +45,6 @@ def await_superlink(address: str, seconds: float = WAIT_SECONDS) -> bool:
     way to the SuperLink.
     """
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return False
     end = time.monotonic() + seconds
     told = False
     while not _listens(host.strip("[]"), int(port)):

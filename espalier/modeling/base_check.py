@@ -11,14 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from espalier.modeling.block_stream import FLOAT16_REMEDY, Activations, BlockStream, not_finite
-from espalier.modeling.computing import Computing
+from espalier.modeling.block_stream import Activations, BlockStream, not_finite
+from espalier.modeling.computing import DTYPES, Computing
 from espalier.modeling.config_file import CONFIG, explained
-from espalier.modeling.disk_model import load_plain, quiet
+from espalier.modeling.disk_model import load_plain
 from espalier.modeling.export import relative_difference, tolerance, whole_logits
 from espalier.modeling.export_adapter import a_few_tokens
 from espalier.modeling.families import has_own_code
-from espalier.modeling.magnitudes import FLOAT16_OVERFLOW
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.whole import load_whole
 from espalier.pace.beats import beats
@@ -51,11 +50,29 @@ def require_finite_weights(
             raise Mistake(
                 f"{where} holds {what}, and nothing can be computed with it; name a model without"
             )
-        if computing.dtype == torch.float16 and largest >= FLOAT16_OVERFLOW:
+        if _overflows(largest, computing.dtype):
             raise Mistake(
-                f"dtype = 'float16': {where} holds numbers up to {largest:.4g}, and float16"
-                f" overflows beyond 65504; {FLOAT16_REMEDY}"
+                f"{where} holds numbers up to {largest:.4g}, and"
+                f" {_beyond(largest, computing.dtype)}"
             )
+
+
+def _overflows(magnitude: float, dtype: torch.dtype) -> bool:
+    """Return True if a finite number becomes infinite in a dtype."""
+    return bool(torch.tensor(magnitude, dtype=torch.float64).to(dtype).isinf())
+
+
+def _beyond(magnitude: float, dtype: torch.dtype) -> str:
+    """Return where the computing dtype ends, and the dtypes that hold a number of this magnitude."""
+    name = str(dtype).removeprefix("torch.")
+    ends = f"dtype = {name!r} overflows beyond {torch.finfo(dtype).max:.5g}"
+    wider = [repr(known) for known, other in DTYPES.items() if not _overflows(magnitude, other)]
+    remedy = (
+        f"set dtype to {' or '.join(wider)}"
+        if wider
+        else "no dtype that is computed in holds them: name another model"
+    )
+    return f"{ends}; {remedy}"
 
 
 def _used_tensors(model: OpenedModel, num_labels: int | None) -> set[str]:
@@ -110,11 +127,10 @@ def _require_same_heads(model: OpenedModel) -> None:
     family = model.family
     plan = model.plan
     rows = {name: plan.blocks[0].linear(name).shape[0] for name in ("attn.q", "attn.k")}
-    groups = model.configured(family.kv_heads_key)
     expected = {
         family.num_blocks_key: len(plan.blocks),
         family.query_heads_key: rows["attn.q"] // plan.head_dim,
-        **({family.kv_heads_key: rows["attn.k"] // plan.head_dim} if groups is not None else {}),
+        **({family.kv_heads_key: rows["attn.k"] // plan.head_dim} if family.kv_heads_key else {}),
     }
     for key, value in expected.items():
         if (known := model.configured(key)) != value:
@@ -173,14 +189,9 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
 
     tokens = a_few_tokens(model).to(computing.device)
     own = load_whole(model, computing, "float32", num_labels=num_labels)
-    with quiet():
-        plain, told = AutoModelForSequenceClassification.from_pretrained(
-            model.directory,
-            local_files_only=True,
-            num_labels=num_labels,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
+    kind = AutoModelForSequenceClassification
+    cpu = torch.device("cpu")
+    plain, told = load_plain(kind, model, torch.float32, cpu, "transformers", num_labels=num_labels)
     heads = tuple(f"{path}." for path in model.family.head_linears.values())
     told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith(heads)}
     _require_same_tensors(model, told)

@@ -319,9 +319,10 @@ def not_finite(stream: BlockStream, what: str) -> Mistake:
             f"dtype = 'float16': {what} NaN or numbers beyond 65504 in {where}, where float16"
             f" overflows to infinity; {FLOAT16_REMEDY}"
         )
+    wider = "" if stream.computing.dtype == torch.float32 else "set dtype to 'float32', or "
     return Mistake(
-        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them; set dtype to"
-        " 'float32', or see whether the model is damaged"
+        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them; {wider}see"
+        " whether the model is damaged"
     )
 
 

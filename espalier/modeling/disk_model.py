@@ -1,6 +1,7 @@
 """A model as plain transformers reads its directory, whose weights stay in the files until a module computes with them.
 
 ``from_pretrained`` with ``device_map="disk"`` decides which file has which tensor, under which name, and which ones are tied.
+Which code ``config.json`` names for attention is not heeded: that of the hub would be fetched, and run.
 Hooks read a module's weights when it is called and drop them when it has answered. So what is in memory is the largest module,
 however many blocks there are.
 """
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.edits import Edits
-from espalier.modeling.opened import OpenedModel
+from espalier.modeling.opened import OpenedModel, forget_named_code, names_code
 from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
 
 ANY_LABELS = 2
@@ -81,9 +82,23 @@ def load_plain(
     }
     with quiet():
         if reload_with == "transformers" or isinstance(model.checkpoint, QuantisedCheckpoint):
-            whole, found = auto_class.from_pretrained(model.directory, dtype=dtype, **given)
+            whole, found = _from_pretrained(auto_class, model, dtype=dtype, **given)
             return whole.to(device).eval(), found
         return _on_disk(auto_class, model, dtype, device, given)
+
+
+def _from_pretrained(auto_class: Any, model: OpenedModel, **given: Any) -> Any:
+    """Call ``from_pretrained`` with the configuration of the directory, but for the code that it names for attention."""
+    if not names_code(model.config):
+        return auto_class.from_pretrained(model.directory, **given)
+    from transformers import AutoConfig
+
+    labels = {"num_labels": given.pop("num_labels")} if "num_labels" in given else {}
+    config = AutoConfig.from_pretrained(
+        model.directory, local_files_only=True, trust_remote_code=False, **labels
+    )
+    forget_named_code(config)
+    return auto_class.from_pretrained(model.directory, config=config, **given)
 
 
 def _own_head(model: OpenedModel, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -106,9 +121,7 @@ def _on_disk(
         path for path, _ in _with_tensors(model.new_skeleton(given.get("num_labels") or any_labels))
     ]
     device_map = {path: "cpu" if path in kept else "disk" for path in parts}
-    whole, found = auto_class.from_pretrained(
-        model.directory, dtype=stored, device_map=device_map, **given
-    )
+    whole, found = _from_pretrained(auto_class, model, dtype=stored, device_map=device_map, **given)
     weights = _weights_of(whole)
     _unhook(whole)
     for parameter in whole.parameters():

@@ -14,8 +14,6 @@ LAYOUTS = {
     "BF16": (2, 0x7F80),
 }
 """Floating dtypes by safetensors' name: bytes of a number, and the bits of infinity."""
-FLOAT16_OVERFLOW = 65520.0
-"""Magnitudes from here on are infinite in float16, whose largest number is 65504."""
 
 
 def magnitude_bits(dtype: str, data: bytes) -> int:

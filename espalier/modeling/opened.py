@@ -532,7 +532,7 @@ def skeleton_of(
         from transformers.initialization import no_init_weights
 
     with explained(where), importing():  # of what transformers needs for this kind of model
-        _without_named_code(config)
+        forget_named_code(config)
         if num_labels is not None:
             config.num_labels = num_labels
         with init_empty_weights(include_buffers=False), no_init_weights():
@@ -543,14 +543,19 @@ def skeleton_of(
     return skeleton.eval()
 
 
-def _without_named_code(config: "PretrainedConfig") -> None:
+def names_code(document: Mapping[str, Any]) -> bool:
+    """Return True if a ``config.json`` says which code computes attention and the like."""
+    return any(_is_of_code(name) for name in document)
+
+
+def forget_named_code(config: "PretrainedConfig") -> None:
     """Forget which code a configuration names for attention and the like: code of the hub would be fetched, and run."""
-    for name in [
-        name
-        for name in vars(config)
-        if name.endswith(("implementation", "implementation_internal"))
-    ]:
+    for name in [name for name in vars(config) if _is_of_code(name)]:
         vars(config)[name] = None
+
+
+def _is_of_code(name: str) -> bool:
+    return name.endswith(("implementation", "implementation_internal"))
 
 
 def _of_a_run(directory: Path) -> Path:

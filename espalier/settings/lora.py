@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from espalier.settings.table import Table
 
+CANONICAL_LINEARS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
+"""Canonical names of a block's linears; a family without a gate has no ``mlp.gate``."""
 _LINEAR = r"[a-z]+\.[a-z]+"
 MOST_DROPOUT = 0.5
 """Maximum dropout.
@@ -95,7 +97,8 @@ class LoraSettings(Table):
             re.fullmatch(_LINEAR, part.strip()) for part in value.split(",")
         ):
             raise ValueError(
-                "is neither 'all' nor a list of canonical names, for instance attn.q,attn.v"
+                "is neither 'all' nor a list of canonical names, for instance attn.q,attn.v; there"
+                f" are {', '.join(CANONICAL_LINEARS)}"
             )
         return value
 

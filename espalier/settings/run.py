@@ -448,13 +448,13 @@ def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | No
         try:
             job = chosen[JOB] = settings_of(method).model_validate(nested.get(method, {}))
         except ValidationError as error:
-            mistakes = mistake_lines(error, list(default_values()), method)
+            mistakes = mistake_lines(error, _keys_for(method), method)
     try:
         settings = RunSettings.model_validate(
             chosen if known else {**chosen, "method": DEFAULT_METHOD}
         )
     except ValidationError as error:
-        return None, mistake_lines(error, list(default_values())) + mistakes
+        return None, mistake_lines(error, _keys_for(method)) + mistakes
     if job is None:
         return None, mistakes
     # The rest of the program needs concrete values in place of 0 rounds and ``paper`` weights.
@@ -527,6 +527,11 @@ def default_values() -> dict[str, Any]:
     return known
 
 
+def _keys_for(method: Any) -> list[str]:
+    """All keys, dotted; first those that the method reads, which an unknown key is more likely meant to be."""
+    return sorted(default_values(), key=lambda key: not concerns(key, method))
+
+
 def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the keys that the run does not read although its method has their table.
 
@@ -588,7 +593,7 @@ def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[st
         if not concerns(key, method) and key in default_values():
             lines.append(_unread(key, flat[key], method))
         elif not concerns(key, method):
-            lines.append(unknown_key(key, list(default_values())))
+            lines.append(unknown_key(key, _keys_for(method)))
         elif key in found:
             choice, remedy = found[key]
             why = f"{choice} = {values[choice]!r} does not read it"

@@ -55,6 +55,8 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
         )
     if detail["type"] == "missing":
         return f"{key}: has to be given"
+    if detail["type"] in ("bool_type", "bool_parsing"):
+        return f"{key} = {detail['input']!r}: write true or false"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key} = {detail['input']!r}: {message[0].lower()}{message[1:]}"
 

@@ -75,9 +75,11 @@ def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
 
     Final norm and head are applied as in the model's own code.
     """
-    if family.final_norm:
-        hidden = whole.get_submodule(family.final_norm)(hidden)
     decoder = whole.get_submodule(family.blocks.rpartition(".")[0])
+    of, _, norm = family.final_norm.rpartition(".")
+    # OPT-350M has none.
+    if norm and (final_norm := getattr(whole.get_submodule(of), norm)) is not None:
+        hidden = final_norm(hidden)
     if (projection := getattr(decoder, "project_out", None)) is not None:
         hidden = projection(hidden)
     logits: Tensor = whole.get_output_embeddings()(hidden)

@@ -82,7 +82,8 @@ def _client(
     if isinstance(job, LlmStreamlineSettings) and job.replacement == "layer":
         found["hidden states"] = 2 * hidden
     if isinstance(job, FedSodaSettings):
-        found["the sub-model, and its pieces"] = 2 * sub_model(settings, model).num_bytes
+        size = sub_model(settings, model).num_bytes
+        found["the sub-model, and a piece of it"] = size + min(settings.part_bytes, size)
     if settings.tunes and settings.training.base == "nf4" and job.NEEDS_BASE_MODEL:
         shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
         found["the quantised base"] = nf4_bytes(shapes, settings.training.double_quantisation)

@@ -1,14 +1,18 @@
-"""Waiting for a SuperLink that is not up yet, and its limit."""
+"""Waiting for a SuperLink that is not up yet, and refusal of text that is no address."""
 
 import socket
+from pathlib import Path
 from threading import Event
 
 import pytest
 
 from espalier.launch import reachability
+from espalier.launch.command import main
 from espalier.launch.free_port import free_port
-from espalier.launch.reachability import await_superlink
+from espalier.launch.reachability import await_superlink, require_address
 from espalier.launch.superlink import running_superlink
+
+APP = Path(__file__).parent.parent.parent
 
 
 class Clock:
@@ -67,13 +71,43 @@ def test_the_wait_has_an_end(host: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert clock.now == 3.0
 
 
-@pytest.mark.parametrize("address", ["somewhere", "host:", "host:http", ""])
-def test_an_address_without_a_port_is_not_waited_for(
-    address: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "address",
+    [
+        "somewhere",
+        "host:",
+        "host:http",
+        "",
+        "127.0.0.1:0",
+        "h:65536",
+        "h:-1",
+        "http://h:9093",
+        "h:9093/",
+        "a b:1",
+        "::1:9",
+        "a@b:1",
+    ],
+)
+@pytest.mark.parametrize("command", [["run", "two-sites"], ["check-node", 'site="a"']])
+def test_what_is_no_address_is_refused_before_anything_is_waited_for(
+    address: str,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = Clock(monkeypatch)
-    assert not await_superlink(address)
+    assert main([*command, f"--superlink={address}", "--app", str(APP)]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"espalier: --superlink {address!r}: is no HOST:PORT; write a name or an address"
+    )
     assert not clock.slept.is_set()
+
+
+@pytest.mark.parametrize(
+    "address", ["h:1", "127.0.0.1:9093", "[::1]:65535", "superlink.example.org:443", "super_link:1"]
+)
+def test_addresses_have_a_host_and_a_port(address: str) -> None:
+    require_address(address)
 
 
 def test_a_run_elsewhere_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,38 @@ def test_what_config_json_leaves_out_is_transformers_own(
     require_same_logits(model, CPU, WINDOWS)
 
 
+def test_a_key_that_transformers_ignores_is_ignored(tmp_path: Path) -> None:
+    """OPT has as many groups as heads, whatever a key of another family says."""
+    sizes = SIZES | {"num_attention_heads": 4}
+    base = save_model(tmp_path / "base", OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=32))
+    change_config(base, num_key_value_heads=2, rms_norm_eps=7, attention_bias=False)
+    require_same_logits(OpenedModel(base), CPU, WINDOWS)
+
+
+@pytest.mark.parametrize(
+    "key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"]
+)
+@pytest.mark.parametrize("code", ["kernels-community/flash-attn2", "flash_attention_2", "no such"])
+def test_code_that_config_json_names_is_not_fetched(
+    tmp_path: Path, key: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model and of an encoder; transformers would ask the hub for it, or fail without it."""
+    asked = list[str]()
+    monkeypatch.setattr(
+        "transformers.integrations.hub_kernels.get_kernel",
+        lambda name, *_, **__: asked.append(name),
+    )
+    monkeypatch.setattr("transformers.utils.is_kernels_available", lambda *_, **__: True)
+    base = save_model(tmp_path / "base", llama_config())
+    change_config(base, **{key: code})
+    require_same_logits(OpenedModel(base), CPU, WINDOWS)
+    encoder = save_encoder(tmp_path / "encoder", "bert")
+    save_tokenizer(encoder)
+    change_config(encoder, **{key: code})
+    require_same_encoder(OpenedModel(encoder), CPU, 3)
+    assert not asked
+
+
 def float32_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors with float32 norms whose bits bfloat16 cannot represent."""
     return {
@@ -359,24 +391,51 @@ def test_weights_and_hash_are_read_once_together(
     assert sorted(read) == sorted(model.checkpoint.tensors)
 
 
-@pytest.mark.parametrize(("value", "refused"), [(65519.0, False), (65520.0, True), (1e6, True)])
-def test_weights_beyond_float16_are_refused_only_there(
-    tmp_path: Path, value: float, refused: bool
+F16 = torch.float16
+BF16 = torch.bfloat16
+F32 = torch.float32
+
+
+@pytest.mark.parametrize(
+    ("value", "stored", "dtype", "told"),
+    [
+        (65519.0, F32, F16, ""),
+        (
+            65520.0,
+            F32,
+            F16,
+            r"'float16' overflows beyond 65504; set dtype to 'float32' or 'bfloat16'",
+        ),
+        (1e6, F32, F16, r"'float16' overflows beyond 65504; set dtype to 'float32' or 'bfloat16'"),
+        (3.389e38, F32, BF16, ""),
+        (3.4e38, F32, BF16, r"'bfloat16' overflows beyond 3.3895e\+38; set dtype to 'float32'"),
+        (3.4e38, F32, F16, r"'float16' overflows beyond 65504; set dtype to 'float32'"),
+        (
+            1e300,
+            torch.float64,
+            F32,
+            r"'float32' overflows beyond 3.4028e\+38; no dtype .* holds them: name another model",
+        ),
+    ],
+)
+def test_weights_beyond_the_computing_dtype_are_refused_only_there(
+    tmp_path: Path, value: float, stored: torch.dtype, dtype: torch.dtype, told: str
 ) -> None:
     base = save_model(tmp_path / "base", llama_config())
-    change_tensors(base, lambda tensors: tensors | {"model.norm.weight": torch.full((32,), value)})
-    assert bool(torch.tensor(value).half().isinf()) == refused
+    change_tensors(
+        base,
+        lambda tensors: tensors | {"model.norm.weight": torch.full((32,), value, dtype=stored)},
+    )
+    assert bool(torch.tensor(value, dtype=torch.float64).to(dtype).isinf()) == bool(told)
     model = OpenedModel(base)
-    require_finite_weights(model, CPU)
-    if refused:
-        told = (
-            r"dtype = 'float16': .*model.norm.weight holds numbers up to .*float16 overflows beyond"
-            r" 65504; set dtype to"
-        )
-        with pytest.raises(Mistake, match=told):
-            require_finite_weights(model, HALF)
-    else:
-        require_finite_weights(model, HALF)
+    computing = Computing(torch.device("cpu"), dtype, 1)
+    if not told:
+        require_finite_weights(model, computing)
+        return
+    with pytest.raises(
+        Mistake, match=rf"tensor model.norm.weight holds numbers up to .*, and dtype = {told}$"
+    ):
+        require_finite_weights(model, computing)
 
 
 def test_hidden_states_beyond_float16_are_refused_with_their_block(tmp_path: Path) -> None:

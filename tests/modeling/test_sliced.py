@@ -1,12 +1,14 @@
 """Sliced models against dense models with a projected residual stream, and in transformers."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from structured_models import DECODERS
 from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from torch import Tensor, nn
@@ -177,6 +179,19 @@ def test_what_is_written(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_a_tensor_that_no_module_reads_may_hold_anything(
+    bases: dict[str, OpenedModel], tmp_path: Path
+) -> None:
+    """As old buffers do: transformers passes it over, and so does the check of what is made."""
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    base = bases["llama"]
+    shutil.copytree(base.directory, tmp_path / "base")
+    weights = min((tmp_path / "base").glob("*.safetensors"))
+    save_file(load_file(weights) | {name: torch.full((4,), torch.nan)}, weights, {"format": "pt"})
+    folder = exported(OpenedModel(tmp_path / "base"), 24, tmp_path / "small")
+    torch.testing.assert_close(logits(folder), logits(exported(base, 24, tmp_path / "without")))
+
+
 def test_it_writes_the_same_with_and_without_a_cache(
     bases: dict[str, OpenedModel], tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from server_app.planning.clock import Speeds, seconds
 from server_app.planning.command import main
 from server_app.planning.memory import Memory, Moment
 from server_app.planning.plan import Plan
+from server_app.planning.sub_model import sub_model
 from server_app.planning.told import tell_plan, tell_time_of_sites
 from server_app.public_tests import PublicTests
 from strategies.engine.roster import Seat
@@ -116,6 +117,21 @@ def test_what_is_no_model_is_told(files: dict[str, str], why: str, tmp_path: Pat
         (tmp_path / name).write_text(text)
     with pytest.raises(Mistake, match=why), described(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("part_bytes", [2048, 2**30])
+def test_a_model_that_arrives_takes_its_own_size_and_a_piece(part_bytes: int, tiny: Path) -> None:
+    given = {
+        "method": "fedsoda",
+        "fedsoda__emulator": "stored",
+        "fedsoda__groups": 1,
+        "fedsoda__adapter_layers": 1,
+    }
+    settings = settings_of(tiny, part_bytes=part_bytes, fedsoda__group_layers=1, **given)
+    size = sub_model(settings, OpenedModel(tiny)).num_bytes
+    assert 2048 < size < 2**30
+    found = Plan(settings, OpenedModel(tiny)).disk.client
+    assert found["the sub-model, and a piece of it"] == size + min(size, part_bytes)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -98,7 +98,11 @@ def test_an_alpha_of_its_own_is_divided_by_the_rank_of_its_own() -> None:
     ("key", "value", "words"),
     [
         ("targets", "", "neither 'all' nor a list of canonical names"),
-        ("targets", "q_proj", "neither 'all' nor a list of canonical names"),
+        (
+            "targets",
+            "q_proj",
+            "there are attn.q, attn.k, attn.v, attn.o, mlp.gate, mlp.up, mlp.down",
+        ),
         ("targets", "all,attn.q", "neither 'all' nor a list of canonical names"),
         ("layers", "", "neither 'all' nor a list of numbers and ranges"),
         ("layers", "-1", "neither 'all' nor"),

@@ -138,7 +138,8 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("model", 3, "valid string"),
         ("part-bytes", 2**31, "less than or equal to 1073741824"),
         ("data.source", "web", "'documentation', 'code', 'text', 'jsonl' or 'hub'"),
-        ("evaluation.local-only", "yes", "valid boolean"),
+        ("evaluation.local-only", "yes", "write true or false"),
+        ("evaluation.baselines", 1, "write true or false"),
         ("evaluation.texts", "wikitext", "neither 'documentation' nor 'code' nor 'name=path'"),
         ("evaluation.texts", "a=x,a=y", "same name"),
         ("fedprllm.sparsity", 0.0, "greater than 0"),
@@ -166,6 +167,12 @@ def test_a_mistake_names_key_value_and_what_is_allowed(
 def test_a_misspelt_key_is_met_with_the_right_one(wrong: str, meant: str) -> None:
     (line,) = mistake_lines({wrong: 1})
     assert line == f"{wrong}: unknown key; did you mean '{meant}'?"
+
+
+@pytest.mark.parametrize("method", ["fedprllm", "fedspallm"])
+def test_a_key_without_its_table_is_met_with_that_of_the_method(method: str) -> None:
+    (line,) = mistake_lines({"method": method, "sparsity": 0.6})
+    assert line == f"sparsity: unknown key; did you mean '{method}.sparsity'?"
 
 
 def test_a_key_like_no_other_is_met_with_all_of_them() -> None:

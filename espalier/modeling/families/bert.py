@@ -9,6 +9,7 @@ BERT = Family(
     name="bert",
     model_types=("bert",),
     kind="encoder",
+    kv_heads_key="",
     blocks="bert.encoder.layer",
     linears={
         "attn.q": "attention.self.query",

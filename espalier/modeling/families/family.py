@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-CANONICAL_LINEARS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
-"""Canonical names of a block's linears; a family without a gate has no ``mlp.gate``."""
+from espalier.settings.lora import CANONICAL_LINEARS
 
 CANONICAL_HEAD = ("head.dense", "head.out")
 """Canonical names of the linears of a classification head, in the order in which it uses them."""
@@ -42,7 +41,7 @@ class Family:
     """Configuration key that holds the number of blocks."""
     query_heads_key: str = "num_attention_heads"
     kv_heads_key: str = "num_key_value_heads"
-    """Configuration keys of the attention groups."""
+    """Configuration keys of the attention groups; the second is empty in a family that has as many groups as heads."""
     channels_key: str = "intermediate_size"
     """Configuration key of the width of the feed-forward part."""
     embeddings: str = "model.embed_tokens"

@@ -16,6 +16,7 @@ OPT = Family(
         "mlp.down": "fc2",
     },
     channels_key="ffn_dim",
+    kv_heads_key="",
     embeddings="model.decoder.embed_tokens",
     norms={"norm.attn": "self_attn_layer_norm", "norm.mlp": "final_layer_norm"},
     final_norm="model.decoder.final_layer_norm",

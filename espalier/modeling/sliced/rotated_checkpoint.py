@@ -53,6 +53,7 @@ class RotatedCheckpoint(Checkpoint):
         self._dense = dense_width(base.plan)
         self._basis = lru_cache(maxsize=3)(lambda place: bases(place).to(torch.float64))
         self._made: dict[str, Callable[[], Tensor]] = {}
+        self._copied: set[str] = set()
         self._names = {
             path: name for name, path in {**self._family.linears, **self._family.norms}.items()
         }
@@ -61,9 +62,7 @@ class RotatedCheckpoint(Checkpoint):
             if (found := block_of(self._family, name)) is not None:
                 self._add_of_block(name, found[1], found[2])
             elif name not in self.tensors:
-                self._add(
-                    name, name, self._files.tensors[name].shape, partial(self._files.read, name)
-                )
+                self._copy(name)
         for block in base.plan.blocks:
             self._add_shortcuts(block.index, block.linear("attn.o").parameter)
 
@@ -77,6 +76,11 @@ class RotatedCheckpoint(Checkpoint):
         size = DTYPE_BYTES[stored.dtype] * math.prod(shape)
         self.tensors[name] = StoredTensor(stored.shard, stored.dtype, shape, 0, size)
         self._made[name] = made
+
+    def _copy(self, name: str) -> None:
+        """A tensor as the base has it; it may be one that no module reads, and hold anything."""
+        self._copied.add(name)
+        self._add(name, name, self._files.tensors[name].shape, partial(self._files.read, name))
 
     def _add_outer(self, tied: bool) -> None:
         """Embedding, last norm and head."""
@@ -112,7 +116,7 @@ class RotatedCheckpoint(Checkpoint):
         elif own in PLACES:
             self._add(name, name, (self._width,), partial(torch.ones, self._width))
         else:  # biases of what reads, and norms of heads: they are not on the residual stream
-            self._add(name, name, stored.shape, partial(self._files.read, name))
+            self._copy(name)
 
     def _add_shortcuts(self, index: int, like: str) -> None:
         for step, name in enumerate(SHORTCUTS):
@@ -146,7 +150,8 @@ class RotatedCheckpoint(Checkpoint):
     def read_into(self, name: str, room: Tensor) -> Tensor:
         """Fill the room of one tensor, and return it."""
         made = room.copy_(self._made[name]())
-        require_finite(name, made)
+        if name not in self._copied:
+            require_finite(name, made)
         return made
 
     def read_rows(self, name: str, first: int, last: int) -> Tensor:
