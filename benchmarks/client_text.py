@@ -23,15 +23,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from espalier.corpora.client_text import client_windows
-from espalier.corpora.partition import Partition
-from espalier.corpora.passages import passages, split
-from espalier.corpora.records import Record
-from espalier.corpora.windows import windows_sha256
-from espalier.modeling.opened import OpenedModel, open_model
+from espalier.data.client_text import client_windows
+from espalier.data.files.records import Record
+from espalier.data.partition import Partition
+from espalier.data.passages import passages, split
+from espalier.data.windows import windows_sha256
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
-from espalier.settings.seeds import derive_seed
 
 MEGA = 1_000_000
 VOCABULARY = 5000

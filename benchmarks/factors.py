@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruning_kernels.factor_means import weighted_mean
-from pruning_kernels.factors import Factors, product
+from pruning_kernels.lora.factor_means import weighted_mean
+from pruning_kernels.lora.factors import Factors, product
 
 AS_GOOD = 1e-6
 """Maximum difference between relative errors that float32 rounding explains."""

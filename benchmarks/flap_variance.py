@@ -14,17 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.corpora.client_text import client_windows
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.modeling.structured.flap import flap_cuts
-from espalier.settings.flap import FlapSettings
+from espalier.data.client_text import client_windows
+from espalier.hf.group_scores.flap import flap_cuts
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.messages.blobs.cuts import unpack_cut
+from espalier.methods.settings.flap import FlapSettings
+from espalier.models.structure import ADDED_BIASES, Structure
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
-from espalier.wire.cuts import unpack_cut
-from espalier.wire.structure import ADDED_BIASES, Structure
-from pruning_kernels.fluctuation import Moments, moments_of
+from pruning_kernels.groups.fluctuation import Moments, moments_of
 
 Figure = Callable[[Tensor], Moments]
 """Return the moments of inputs, shape (windows, tokens, channels)."""

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from numba import njit, prange
 
-from pruning_kernels import selection
-from pruning_kernels.bitmask import num_words, pack, stack_of_masks, unpack
-from pruning_kernels.local import LocalMetric, LocalPruning
-from pruning_kernels.votes import VoteCounter, magnitudes, select_most_voted
+from pruning_kernels.selection import selection
+from pruning_kernels.selection.local import LocalMetric, LocalPruning
+from pruning_kernels.votes.bitmask import num_words, pack, stack_of_masks, unpack
+from pruning_kernels.votes.votes import VoteCounter, magnitudes, select_most_voted
 
 NEVER = 1 << 62
 
@@ -220,7 +220,7 @@ def measure_votes_on_device(
     Counting uses masks that are on the device already. Counting and selecting includes all
     transfers.
     """
-    from pruning_kernels.vote_planes_cuda import count_votes
+    from pruning_kernels.votes.vote_planes_cuda import count_votes
 
     masks = voted_masks(shape, voters, generator)
     sizes = magnitudes(

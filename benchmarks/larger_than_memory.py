@@ -58,8 +58,8 @@ def _device_peak(device: torch.device) -> int:
 
 def _opened(given: argparse.Namespace) -> tuple[Any, Any, torch.Tensor]:
     """Return the computing settings, the model and the calibration samples."""
-    from espalier.modeling.computing import set_up
-    from espalier.modeling.opened import open_model
+    from espalier.hf.machine.computing import set_up
+    from espalier.hf.opening.opened import open_model
     from espalier.settings.run import parse
 
     settings = parse(
@@ -80,12 +80,12 @@ def _opened(given: argparse.Namespace) -> tuple[Any, Any, torch.Tensor]:
 def prune(given: argparse.Namespace) -> dict[str, Any]:
     """Make one client's one-shot masks, and return time and memory."""
     from espalier.evaluation.perplexity import mean_losses
-    from espalier.modeling.block_stream import Activations, BlockStream
-    from espalier.modeling.calibration import prune_by_block
-    from espalier.modeling.edits import masked
+    from espalier.hf.stream.block_stream import Activations, BlockStream
+    from espalier.hf.stream.calibration import prune_by_block
+    from espalier.hf.stream.edits import masked
+    from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
     from espalier.storage.blobs import BlobStore
-    from espalier.wire.mask_tensors import pack_masks, unpack_masks
-    from pruning_kernels.local import LocalPruning
+    from pruning_kernels.selection.local import LocalPruning
 
     computing, model, windows = _opened(given)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
@@ -159,9 +159,9 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from benchmarks import plain_wanda
-    from espalier.modeling.block_stream import windows_per_batch
+    from espalier.hf.stream.block_stream import windows_per_batch
+    from espalier.messages.blobs.mask_tensors import unpack_masks
     from espalier.storage.blobs import BlobStore
-    from espalier.wire.mask_tensors import unpack_masks
 
     computing, model, windows = _opened(given)
     keys = json.loads(Path(given.folder, KEYS).read_text())

@@ -26,13 +26,13 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import torch
 
-from espalier.corpora.client_items import as_tests
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.classification import ENTAILMENTS
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.reading import read_items
-from espalier.corpora.tasks.scored_items import ScoredItems
-from espalier.corpora.tasks.task import Generation
+from espalier.data.client_items import as_tests
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.classification import ENTAILMENTS
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.reading import read_items
+from espalier.data.tasks.scored_items import ScoredItems
+from espalier.data.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, found_answers, generate
 from espalier.evaluation.options import log_likelihoods
 from espalier.evaluation.scores import score

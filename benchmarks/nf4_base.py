@@ -31,23 +31,23 @@ import torch
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
-from espalier.corpora.tasks.encoding import Encoded
-from espalier.corpora.tasks.scored_items import ScoredItems
-from espalier.corpora.windows import all_windows
+from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.scored_items import ScoredItems
+from espalier.data.windows import all_windows
+from espalier.errors import Mistake
 from espalier.evaluation.scores import score
-from espalier.modeling.adapters import put_in, set_values
-from espalier.modeling.computing import Computing, set_up
-from espalier.modeling.memory import footprint
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.modeling.quantised import bitsandbytes
-from espalier.modeling.whole import load_whole
-from espalier.settings.mistakes import Mistake
+from espalier.hf.machine.computing import Computing, set_up
+from espalier.hf.machine.model_memory import footprint
+from espalier.hf.nf4.matrices import bitsandbytes
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.whole.adapters import put_in, set_values
+from espalier.hf.whole.model import load_whole
+from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
-from espalier.training.initial import initial_adapters
+from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop
 from espalier.training.sequences import TokenSequences
-from espalier.wire.adapters import AdapterPlan, adapter_plan
 
 RANDOM = Shape(1024, 2816, 18, 16, 16)
 RANDOM_NAME = "random-300m"

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from espalier.corpora.partition import Kind, Partition
-from espalier.corpora.tasks.catalogue import TASKS, task_named
-from espalier.corpora.tasks.reading import read_items
-from espalier.corpora.tasks.sharing import shares_of_items
-from espalier.settings.mistakes import Mistake
+from espalier.data.partition import Kind, Partition
+from espalier.data.tasks.catalogue import TASKS, task_named
+from espalier.data.tasks.reading import read_items
+from espalier.data.tasks.sharing import shares_of_items
+from espalier.errors import Mistake
 
 MOST_LABELS = 10
 OTHERS = "all others"

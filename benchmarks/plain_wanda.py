@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.families import Family
+from espalier.hf.families import Family
 
 
 class _Enough(Exception):

@@ -25,7 +25,7 @@ from benchmarks.studies import report as fedprllm
 from benchmarks.studies.rows import Rows
 from benchmarks.tuning import report as tuning
 from benchmarks.tuning import studies as tuning_studies
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 
 def write_again(csv: Path) -> bool:

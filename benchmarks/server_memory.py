@@ -27,17 +27,17 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from benchmarks.plain_vote import plain_vote, unpacked
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.masks import mask_name
+from espalier.messages.message import Letter, address, read
+from espalier.messages.parts import Report
+from espalier.messages.payload import block_key, pack_tensors, unpack_tensors
 from espalier.settings.run import parse
-from espalier.wire.masks import mask_name
-from espalier.wire.messages import Letter, address, read
-from espalier.wire.parts import Report
-from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
-from strategies.engine.roster import Seat
-from strategies.engine.rounds import Rounds
-from strategies.engine.run import Run
-from strategies.engine.run_folder import RunFolder
-from strategies.methods.fedprllm import FedPrLLM
+from strategies.base.roster import Seat
+from strategies.base.rounds import Rounds
+from strategies.base.run import Run
+from strategies.base.run_folder import RunFolder
+from strategies.fedprllm.strategy import FedPrLLM
 
 ROOT = Path(__file__).parent.parent
 HIDDEN = 1024

@@ -27,17 +27,17 @@ import torch
 
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import SHAPES, save_model
-from espalier.modeling.computing import Computing
-from espalier.modeling.edits import WeightEdit, dense
-from espalier.modeling.export import export_edited
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.export import export_structured
-from espalier.modeling.structured.lane_gates import LaneGates
-from espalier.modeling.structured.units import ModelUnits
-from espalier.modeling.whole import load_whole
+from espalier.hf.export.model import export_edited
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.edits import WeightEdit, dense
+from espalier.hf.structured.export import export_structured
+from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.lane_gates import LaneGates
+from espalier.hf.whole.model import load_whole
+from espalier.messages.blobs.cuts import KINDS
+from espalier.models.structure import Structure
 from espalier.settings.structured import StructuredSettings
-from espalier.wire.cuts import KINDS
-from espalier.wire.structure import Structure
 
 VARIANTS: dict[str, tuple[float, str]] = {
     "dense": (0.0, ""),

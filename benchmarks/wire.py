@@ -32,8 +32,8 @@ from safetensors.numpy import load_file
 from benchmarks.plain_stream import receive
 from benchmarks.plain_vote import plain_vote, unpacked
 from benchmarks.random_llama import SHAPES, save_model
-from espalier.modeling.opened import OpenedModel
-from espalier.wire.masks import mask_name
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.masks import mask_name
 from tests.processes.deployment import Federation, espalier, federation
 
 ROOT = Path(__file__).parent.parent

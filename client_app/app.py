@@ -18,27 +18,27 @@ from types import ModuleType
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app.at_work import at_work
-from client_app.egress import egress
-from client_app.limits import require_allowed
-from client_app.parts import hand_out
+from client_app.policy.egress_check import egress
+from client_app.policy.site_policy import require_allowed
+from client_app.protocol.activity import at_work
+from client_app.protocol.evaluation_once import told_once
+from client_app.protocol.parts import hand_out
 from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
-from client_app.told_once import told_once
-from espalier.pace.imports import importing
+from espalier.environment.loopback import keep_on_loopback
+from espalier.errors import INTERRUPTS, Mistake, StateLost
+from espalier.identity.code_hash import code_sha256
+from espalier.messages.contract import check
+from espalier.messages.contracts import contract_for
+from espalier.messages.enrolment import NO_MODEL, Enrolment, refusal
+from espalier.messages.message import Letter, NoScalars, failure, read, validate, write
+from espalier.messages.refusal import Refusal
+from espalier.progress.imports import importing
 from espalier.settings.libraries import require_libraries
-from espalier.settings.loopback import keep_on_loopback
 from espalier.settings.methods import METHODS, part
-from espalier.settings.mistakes import INTERRUPTS, Mistake, StateLost
 from espalier.settings.node import claimed_name
-from espalier.storage.at_work import collect_old_work
-from espalier.storage.private import collect_old_runs
-from espalier.wire.code_hash import code_sha256
-from espalier.wire.contract import check
-from espalier.wire.contracts import contract_for
-from espalier.wire.enrolment import NO_MODEL, Enrolment, refusal
-from espalier.wire.messages import Letter, NoScalars, failure, read, validate, write
-from espalier.wire.refusal import Refusal
+from espalier.storage.activity import collect_old_work
+from espalier.storage.client_state import collect_old_runs
 
 Work = Callable[[Site, Letter], Letter]
 
@@ -137,7 +137,7 @@ def _require_within_limits(site: Site) -> None:
     """
     if not site.settings.job.NEEDS_BASE_MODEL:
         return
-    from espalier.modeling.limits import require_within_limits
+    from espalier.hf.opening.limits import require_within_limits
 
     require_within_limits(site.settings, site.model)
 
@@ -145,9 +145,9 @@ def _require_within_limits(site: Site) -> None:
 def _enrol(site: Site, request: Letter) -> Letter:
     import torch
 
-    from client_app.own_name import own_key, said_with_key
-    from client_app.readiness import require_ready
-    from espalier.modeling.speed import measured_capability
+    from client_app.node.readiness import require_ready
+    from client_app.policy.identity import own_key, said_with_key
+    from espalier.hf.machine.speed import measured_capability
 
     require_libraries(site.settings)
     key = own_key(site) if site.settings.site_keys else None

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 from flwr.app import Context
 
 from client_app.simulated import in_simulation
-from espalier.modeling.downloaded import open_downloaded
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.tokenizer.downloaded_model import open_downloaded
+from espalier.identity.code_hash import code_sha256
+from espalier.messages.message import Header, Letter, Scalars
 from espalier.settings.node import NodeSettings, parse_node, site_id
 from espalier.settings.run import RunSettings, parse
-from espalier.storage.private import PrivateState, private_folder
-from espalier.wire.code_hash import code_sha256
-from espalier.wire.messages import Header, Letter, Scalars
+from espalier.storage.client_state import PrivateState, private_folder
 
 DEMO = "demo"
 """Name of the model that is installed with Espalier."""
 
 if TYPE_CHECKING:
-    from espalier.modeling.computing import Computing
-    from espalier.training.adapted import Loader
+    from espalier.hf.machine.computing import Computing
+    from espalier.training.adapted_model import Loader
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Site:
             The server has not pushed the model yet, or it is damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
-            from client_app.downloaded_model import downloaded_model
+            from client_app.protocol.model_download import downloaded_model
 
             assert self.header is not None
             folder = downloaded_model(self, self.state(self.header))
@@ -93,15 +93,15 @@ class Site:
     @cached_property
     def computing(self) -> "Computing":
         """Device, dtype and threads, already applied to this process."""
-        from espalier.modeling.computing import set_up
+        from espalier.hf.machine.computing import set_up
 
         return set_up(self.settings, private_folder(self.node.state_root()), self.node)
 
     @property
     def load(self) -> "Loader":
         """Function that loads a whole model; by default the last one stays in memory."""
-        from espalier.training.adapted import AdaptedModel
-        from espalier.training.kept_model import kept_model
+        from espalier.training.adapted_model import AdaptedModel
+        from espalier.training.model_cache import kept_model
 
         return kept_model if self.node.keep_model else AdaptedModel.load
 

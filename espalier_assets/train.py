@@ -5,7 +5,7 @@
 
 The recipe: byte-level BPE with 2048 tokens, a LLaMA with grouped-query attention (6 blocks, hidden 256, 8 heads over
 4 key-value heads, feed-forward 448, tied embeddings, 3.8 M parameters), AdamW with a cosine schedule, 256-token windows.
-Held-out passages (``espalier.corpora.passages``) are never trained on, and the weights with the lowest held-out loss are
+Held-out passages (``espalier.data.passages``) are never trained on, and the weights with the lowest held-out loss are
 the ones that are saved. What came out is written to ``<out>.json``, beside the directory.
 """
 
@@ -20,7 +20,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from espalier.corpora import documentation, passages
+from espalier.data import passages
+from espalier.data.builtin import documentation
 
 VOCABULARY = 2048
 WINDOW = 256

@@ -41,7 +41,7 @@ def _keep_code_of_these_sources() -> None:
 
     here = Path(__file__).parent
     digest = hashlib.sha256(
-        b"".join(file.read_bytes() for file in sorted(here.glob("*.py")))
+        b"".join(file.read_bytes() for file in sorted(here.rglob("*.py")))
     ).hexdigest()
     root = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else here / "__pycache__"
     numba.config.CACHE_DIR = str(root / f"kernels-{digest[:16]}")

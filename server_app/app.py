@@ -10,34 +10,34 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, Mistake
 from espalier.flower.grid import is_simulation
 from espalier.flower.shared_nodes import with_enough_nodes
-from espalier.modeling.computing import set_up
-from espalier.modeling.export import ExportError
-from espalier.modeling.limits import require_within_limits
-from espalier.modeling.opened import open_model
-from espalier.pace.beats import Pace, heard_by
+from espalier.hf.export.model import ExportError
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.limits import require_within_limits
+from espalier.hf.opening.opened import open_model
+from espalier.identity.site_keys import public_keys
+from espalier.progress.beats import Pace, heard_by
 from espalier.settings.methods import METHODS, part
-from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
-from espalier.settings.site_keys import public_keys
 from espalier.storage.atomic import write_json
-from espalier.storage.private import remove_run
-from server_app.failed_results import remove_set_aside, set_aside
+from espalier.storage.client_state import remove_run
+from server_app.artifacts.outcome import Outcome
+from server_app.estimate.short_form import tell_plan, tell_time_of_sites
 from server_app.model_fit import require_fit, require_sound_base
-from server_app.outcomes.outcome import Outcome
-from server_app.planning.told import tell_plan, tell_time_of_sites
 from server_app.public_tests import PublicTests, public_tests
-from server_app.results import Summary
+from server_app.report.failed_results import remove_set_aside, set_aside
+from server_app.report.summary import Summary
+from server_app.report.table import closing_line, show
 from server_app.run_directory import open_run_directory
 from server_app.run_status import HOW_TO_TELL, RUNNING
-from server_app.table import closing_line, show
-from strategies.engine.clock import Clock
-from strategies.engine.evaluation import ClientEvaluation
-from strategies.engine.method import Method
-from strategies.engine.rounds import RunFailed
-from strategies.engine.run import Run
+from strategies.base.clock import Clock
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.method import Method
+from strategies.base.rounds import RunFailed
+from strategies.base.run import Run
 
 app = ServerApp()
 

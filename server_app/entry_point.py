@@ -6,8 +6,8 @@ A SuperLink of another installation may lack these libraries.
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from espalier.errors import FLOWER_REPORTS_IT_TOO, Mistake
 from espalier.flower.grid import is_simulation
-from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 from server_app.own_superlink import require_own_superlink
 
 app = ServerApp()

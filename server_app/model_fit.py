@@ -2,23 +2,23 @@
 
 from collections.abc import Mapping
 
-from espalier.corpora.special_tokens import prompt_encoder
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.modeling.base_check import (
+from espalier.data.special_tokens import prompt_encoder
+from espalier.data.tasks.catalogue import task_named
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.base_check import (
     require_finite_weights,
     require_same_encoder,
     require_same_logits,
 )
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.tokenizer_rules import require_known_tokenizer
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.tokenizer.rules import require_known_tokenizer
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from server_app.public_tests import PublicTests
-from strategies.methods.fleet_time import fleet_of_run
+from strategies.fleet.training_time import fleet_of_run
 
 A_FEW = 2
 """Number of evaluation sequences for the comparison of the base model with transformers."""

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from espalier.errors import Mistake
 from espalier.flower.processes import LocalSuperLink, Submitter, local_superlink, submitters
 from espalier.flower.programs import PORT_VARIABLE
-from espalier.settings.mistakes import Mistake
 
 SHARED = "ESPALIER_SHARED_SUPERLINK"
 """Environment variable of a SuperLink that permits runs of all users; their results stay there."""

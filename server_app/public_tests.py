@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from espalier.corpora.client_items import as_tests, public_items
-from espalier.corpora.public_text import public_windows
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.scored_items import ScoredItems
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_items import as_tests, public_items
+from espalier.data.public_text import public_windows
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.scored_items import ScoredItems
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 

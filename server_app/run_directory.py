@@ -15,17 +15,17 @@ from typing import Any
 
 import tomli_w
 
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.home import at_home
-from espalier.settings.lineage import lineage_of
-from espalier.settings.mistakes import Mistake
+from espalier.environment.home_folder import at_home
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.identity.lineage import lineage_of
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
 from espalier.storage.atomic import write_bytes
 from espalier.storage.directory_lock import locked, require_free
-from espalier.storage.sealed import Damaged, read_sealed, sealed
-from strategies.engine.checkpoint import CheckpointFolder
-from strategies.engine.run import identity
-from strategies.engine.run_folder import RunFolder
+from espalier.storage.sealed_json import Damaged, read_sealed, sealed
+from strategies.base.checkpoint import CheckpointFolder
+from strategies.base.run import identity
+from strategies.base.run_folder import RunFolder
 
 FILE = "run.json"
 """Name of the file with a run's lineage, its settings and model, and whether it is completed.

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from espalier.amounts import count, duration
-from espalier.settings.bounded_json import read_json
-from espalier.settings.home import at_home
-from espalier.settings.mistakes import Mistake
+from espalier.environment.bounded_json import read_json
+from espalier.environment.home_folder import at_home
+from espalier.errors import Mistake
+from espalier.identity.printable import printable
 from espalier.storage.directory_lock import holder_of
-from espalier.wire.printable import printable
 
 RUNNING = "running"
 INTERRUPTED = "interrupted"

@@ -15,8 +15,8 @@ from tiny_model import WORDS, save_tiny_llama
 
 import client_app.app
 import server_app.app
+from espalier.messages.message import Header, read
 from espalier.settings.run import default_values, unread
-from espalier.wire.messages import Header, read
 
 ROOT = Path(__file__).parent.parent
 # Benches start many runs, and nobody reads their plans.

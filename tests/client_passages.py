@@ -1,6 +1,6 @@
 """Passages of one client, from which its calibration samples are cut."""
 
-from espalier.corpora.client_text import split_passages
+from espalier.data.client_text import split_passages
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings
 

@@ -83,9 +83,9 @@ def tests_work_on(device: torch.device) -> Iterator[None]:
 @contextmanager
 def _pretended_parts() -> Iterator[None]:
     """Replace the Triton kernel with torch code and the device's generator with that of the CPU."""
-    from pruning_kernels.device_votes import _count_one_by_one
+    from pruning_kernels.votes.device_votes import _count_one_by_one
 
-    name = "pruning_kernels.vote_planes_cuda"
+    name = "pruning_kernels.votes.vote_planes_cuda"
     kernel = ModuleType(name)
     kernel.count_votes = _count_one_by_one  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as monkeypatch:

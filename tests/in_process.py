@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 import espalier.flower.grid
 from client_app.simulated import playing_a_node
 from espalier.flower.outside_task import play_task
-from strategies.engine.clock import Clock
+from strategies.base.clock import Clock
 
 Tamper = Callable[[Message, Message], Message | None]
 """Function (request, reply) -> reply that arrives; None if no reply arrives."""

@@ -4,13 +4,13 @@ import json
 
 import torch
 
-from espalier.corpora.public_text import public_text
-from espalier.corpora.windows import evaluation_windows
+from espalier.data.public_text import public_text
+from espalier.data.windows import evaluation_windows
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import open_model
-from espalier.wire.structure import units_of
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import open_model
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.models.structure import units_of
 from espalier_assets import DEMO_MODEL
 
 

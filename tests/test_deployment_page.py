@@ -17,10 +17,10 @@ from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
+from espalier.cli.approval import COMMANDS as COMMANDS_AT_A_SITE
+from espalier.cli.command import _parser
 from espalier.flower.node_config import read_node_config
-from espalier.launch.command import _parser
 from espalier.launch.configuration import configuration
-from espalier.launch.officer import COMMANDS as COMMANDS_AT_A_SITE
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
 

@@ -18,7 +18,7 @@ import yaml
 from check_jsonschema import main as check_jsonschema
 from click.testing import CliRunner
 
-from espalier.launch.command import _parser
+from espalier.cli.command import _parser
 from espalier.settings.node import parse_node
 
 ROOT = Path(__file__).parent.parent

@@ -10,9 +10,9 @@ from toy_method import ROW
 from benchmarks.fuzz.__main__ import fuzz
 from benchmarks.fuzz.letters import exchanges
 from benchmarks.fuzz.targets import targets
+from espalier.errors import Mistake
+from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS
-from espalier.settings.mistakes import Mistake
-from espalier.wire.privacy_table import privacy_table
 
 NAMES = (
     "run settings",

@@ -18,9 +18,9 @@ from benchmarks.membership.kinds import (
     recognised_by_adapters,
     recognised_by_statistics,
 )
-from espalier.corpora.records import Record
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
+from espalier.data.files.records import Record
+from espalier.hf.machine.computing import Computing
+from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)

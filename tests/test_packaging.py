@@ -136,9 +136,7 @@ def test_flower_makes_the_same_bundle_of_it_as_of_the_checkout(installed: Path) 
 def test_the_command_finds_app_and_presets_in_an_empty_directory(
     installed: Path, empty: Path
 ) -> None:
-    assert python(installed, empty, "-m", "espalier.launch.command", "app") == str(
-        app_of(installed)
-    )
+    assert python(installed, empty, "-m", "espalier.cli.command", "app") == str(app_of(installed))
     assert sorted(file.name for file in (app_of(installed) / "conf").glob("*.toml")) == PRESETS
     program = """
 from espalier.launch.app_folder import find_app
@@ -155,8 +153,8 @@ def test_whoever_imports_espalier_can_import_the_other_rooms_too(
 ) -> None:
     """``espalier`` needs ``pruning_kernels``; authors of strategies need ``strategies``."""
     program = """
-import espalier, espalier.wire.masks, espalier.launch, espalier_assets
-import strategies.methods.layer_sampling, pruning_kernels.bitmask
+import espalier, espalier.messages.blobs.masks, espalier.launch, espalier_assets
+import strategies.fedspallm.layer_sampling, pruning_kernels.votes.bitmask
 for module in (espalier, pruning_kernels, strategies, espalier_assets): print(module.__path__[0])
 print(espalier_assets.DEMO_MODEL.is_dir())
 """
@@ -183,7 +181,7 @@ def test_a_package_of_the_same_name_that_was_there_is_not_hidden(
 def test_what_runs_on_a_node_has_the_hash_that_it_has_in_a_checkout(
     installed: Path, empty: Path
 ) -> None:
-    program = "from espalier.wire.code_hash import code_sha256; print(code_sha256())"
+    program = "from espalier.identity.code_hash import code_sha256; print(code_sha256())"
     assert python(installed, empty, "-c", program) == python(ROOT, empty, "-c", program)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from espalier.methods.examples import KINDS, is_sent
+from espalier.methods.privacy_table import privacy_table
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, Row, settings_of
 from espalier.settings.node import NodeSettings
-from espalier.settings.schema import keys_of, keys_of_a_run, tables_of_a_run
+from espalier.settings.reference.schema import keys_of, keys_of_a_run, tables_of_a_run
 from espalier.settings.table import Table
-from espalier.wire.examples import KINDS, is_sent
-from espalier.wire.privacy_table import privacy_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -169,7 +169,7 @@ def test_what_a_method_answers_stands_on_the_page_about_adding_one() -> None:
 
 
 def test_the_privacy_table_is_the_one_made_from_the_contracts() -> None:
-    """Run ``python -m espalier.wire.privacy_table`` to update the table."""
+    """Run ``python -m espalier.methods.privacy_table`` to update the table."""
     assert f"\n\n{privacy_table()}\n" in (ROOT / "docs" / "privacy.md").read_text()
 
 

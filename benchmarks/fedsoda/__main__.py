@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 
 def _tables(given: argparse.Namespace) -> None:

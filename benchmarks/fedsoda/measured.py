@@ -11,9 +11,9 @@ from benchmarks.fedsoda.runs import Bench
 from benchmarks.fedsoda.sources import make_sources
 from benchmarks.fedsoda.studies import STUDIES, work
 from benchmarks.fedspallm.rows import Rows
-from espalier.modeling.computing import set_up
-from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 

@@ -14,19 +14,19 @@ from benchmarks.fedsoda.cells import COMMON, IID, METHODS, Cell
 from benchmarks.fedsoda.measured import chosen
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.larger_than_memory import peak
-from espalier.modeling.computing import set_up
-from espalier.modeling.opened import open_model
-from espalier.modeling.quantised import bitsandbytes
-from espalier.modeling.structured.similar_groups import evenly_dropped
-from espalier.settings.fedsoda import FedSodaSettings
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.group_scores.similar_groups import evenly_dropped
+from espalier.hf.machine.computing import set_up
+from espalier.hf.nf4.matrices import bitsandbytes
+from espalier.hf.opening.opened import open_model
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.methods.settings.fedsoda import FedSodaSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial import initial_adapters
+from espalier.training.initial_values import initial_adapters
 from espalier.training.sequences import client_sequences
-from espalier.wire.tuning import trained
-from strategies.results.sub_model import write_sub_model
+from strategies.fedsoda.sub_model import write_sub_model
 
 KEYS = ("method",)
 FIGURES = ("interpreter_mib", "peak_mib", "client_mib")

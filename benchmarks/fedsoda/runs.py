@@ -20,22 +20,22 @@ from torch import Tensor
 from benchmarks.fedsoda.cells import FEDPETUNING, IID, IN_DOMAIN, METHODS, Cell, rounds
 from benchmarks.fedsoda.sources import Sources
 from client_app.app import app
-from espalier.corpora.client_items import as_tests, public_items
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.data.client_items import as_tests, public_items
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
 from espalier.evaluation.scores import score
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import read
+from espalier.messages.payload import block_key
+from espalier.methods.contracts.fedpetuning import trained
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore
-from espalier.training.adapted import AdaptedModel
-from espalier.training.initial import initial_adapters
-from espalier.wire.messages import read
-from espalier.wire.payload import block_key
-from espalier.wire.tuning import trained
+from espalier.training.adapted_model import AdaptedModel
+from espalier.training.initial_values import initial_adapters
 from server_app.app import run_method
 from tests.in_process import InProcessGrid
 

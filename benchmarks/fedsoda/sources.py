@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.corpora.client_items import public_items
-from espalier.corpora.passages import digest
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.reading import read_items
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_items import public_items
+from espalier.data.passages import digest
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.reading import read_items
+from espalier.errors import Mistake
 from espalier.settings.run import RunSettings
 from espalier.storage.atomic import write_bytes
 

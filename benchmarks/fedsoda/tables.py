@@ -12,11 +12,11 @@ from statistics import fmean
 from typing import get_args
 
 from benchmarks.fedsoda import counts, paper
-from espalier.modeling.memory import Footprint, footprint
+from espalier.hf.machine.model_memory import Footprint, footprint
 from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
-from espalier.training.account import Account, account
+from espalier.training.costs.account import Account, account
 
 CSV_COLUMNS = (
     "table",

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.fedspallm.clients import Clients
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import set_up
-from espalier.modeling.opened import open_model
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.opened import open_model
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.messages.blobs.pruned_matrices import unpack_kept
 from espalier.settings.run import parse
-from espalier.wire.pruned_matrices import unpack_kept
-from strategies.methods.layer_sampling import layers_per_client, sample_layers
+from strategies.fedspallm.layer_sampling import layers_per_client, sample_layers
 
 CLIENTS = 8
 CAPABILITIES: dict[str, list[float]] = {

@@ -12,22 +12,22 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from espalier.corpora.client_text import client_windows
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.calibration import prune_layers
-from espalier.modeling.edits import Edits, replaced
-from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.data.client_text import client_windows
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.calibration import prune_layers
+from espalier.hf.stream.edits import Edits, replaced
+from espalier.messages.blobs.kept_weights import kept_name
+from espalier.messages.blobs.masks import mask_name
+from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
+from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from espalier.wire.kept import kept_name
-from espalier.wire.masks import mask_name
-from espalier.wire.plan import BlockPlan, LinearPlan
-from espalier.wire.pruned_matrices import pack_kept, unpack_kept
-from pruning_kernels.kept_mean import KeptMean
-from pruning_kernels.local import LocalPruning
-from pruning_kernels.votes import VoteCounter
-from strategies.results.kept import KeptResult
+from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.votes.kept_mean import KeptMean
+from pruning_kernels.votes.votes import VoteCounter
+from strategies.fedspallm.global_model import KeptResult
 
 
 class Clients:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import together
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.storage.atomic import write_json
 
 Row = dict[str, str]

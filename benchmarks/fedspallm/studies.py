@@ -15,10 +15,10 @@ from benchmarks.fedspallm import app
 from benchmarks.fedspallm.clients import Clients
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.paired import Pair
-from espalier.corpora.passages import passages
+from espalier.data.passages import passages
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.edits import Edits, dense
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import Edits, dense
 from espalier.settings.run import parse
 
 Cell = dict[str, Any]

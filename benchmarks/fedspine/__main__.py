@@ -19,7 +19,7 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import steps, task_study
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
 from benchmarks.fedspine.report import write_report
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 
 def main(arguments: list[str] | None = None) -> int:

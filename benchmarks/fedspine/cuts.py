@@ -13,9 +13,9 @@ import torch
 from benchmarks.fedspine.compared import CUT_FIRST, CUTS_LAST, PRUNED_FIRST
 from benchmarks.smaller.bench import Bench
 from espalier.evaluation.scores import score
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import open_model
-from espalier.modeling.whole import load_whole
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import open_model
+from espalier.hf.whole.model import load_whole
 from espalier.settings.run import parse
 from server_app.public_tests import public_tests
 

@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.smaller.bench import WINDOWS
-from espalier.corpora.tasks.batches import Batch
+from espalier.data.tasks.batches import Batch
 from espalier.evaluation.scores import score
-from espalier.modeling.adapters import module_path
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.modeling.structured.mask_tuning import scales_or_none
-from espalier.modeling.structured.units import ModelUnits
-from espalier.settings.llm_pruner import LlmPrunerSettings
+from espalier.hf.group_scores.mask_tuning import scales_or_none
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.whole.adapters import module_path
+from espalier.messages.blobs.cuts import KINDS, READERS
+from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.models.structure import unit_size
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.training.loss import summed_loss
 from espalier.training.sequences import client_sequences
-from espalier.wire.cuts import KINDS, READERS
-from espalier.wire.structure import unit_size
-from pruning_kernels.mask_tuning import fisher_factor, joint_outputs, rearranged
-from pruning_kernels.slicing import second_moments
+from pruning_kernels.groups.mask_tuning import fisher_factor, joint_outputs, rearranged
+from pruning_kernels.groups.slicing import second_moments
 from server_app.public_tests import public_tests
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine.surfaces import SURFACES, Points, Surface, grid
-from espalier.settings.seeds import derive_seed
-from strategies.methods.bandit import Bandit, Exploration
+from espalier.seeds import derive_seed
+from strategies.fedspine.bandit import Bandit, Exploration
 
 ROUNDS = 200
 MARKS = (50, 100, 150, 200)

@@ -25,19 +25,19 @@ import torch
 from benchmarks import random_llama, random_roberta
 from benchmarks.larger_than_memory import peak
 from benchmarks.structured import structure_of
-from espalier.corpora.tasks.batches import Batch
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.whole import load_whole
-from espalier.settings.fedspine import FedSpineSettings
-from espalier.settings.mistakes import Mistake
+from espalier.data.tasks.batches import Batch
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.model import load_whole
+from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial import initial_values
+from espalier.training.initial_values import initial_values
 from espalier.training.loop import Loop
 from espalier.training.sequences import Sequences, WindowSequences
 from espalier.training.unit_importance import UnitImportance
-from espalier.wire.adapters import AdapterPlan, adapter_plan
 
 Score = Literal["exact", "mask"]
 RATIOS = (0.0, 0.3, 0.5)

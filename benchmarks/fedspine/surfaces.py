@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.settings.seeds import derive_seed
+from espalier.seeds import derive_seed
 
 Points = NDArray[np.float64]
 Surface = Callable[[int, int, Points, Points], Points]

@@ -8,12 +8,12 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import tasks
 from benchmarks.fedspine.task_report import found_in, write_report
 from benchmarks.smaller.bench import Bench
-from espalier.corpora.client_items import public_items
-from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_items import public_items
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from strategies.methods.fleet_time import FLEETS
+from strategies.fleet.training_time import FLEETS
 
 TITLE = "FedSpine on {}"
 

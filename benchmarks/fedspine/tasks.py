@@ -20,11 +20,11 @@ from benchmarks.fedspine.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED
 from benchmarks.fedspine.encoder_masks import mask_tuned
 from benchmarks.fedspine.other_clock import depends_on_times, retimed
 from benchmarks.smaller.bench import Bench
-from espalier.modeling.opened import open_model
+from espalier.hf.opening.opened import open_model
 from espalier.settings.fleet import Fleet
 from espalier.settings.run import RunSettings, parse
-from strategies.methods.fleet_time import fleet_of
-from strategies.results.timed import seconds_of_all
+from strategies.fleet.timed_rounds import seconds_of_all
+from strategies.fleet.training_time import fleet_of
 
 KEYS = ("seed", "fleet", "share", "model")
 FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")

@@ -13,26 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from espalier.evaluation.scores import score
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import open_model
-from espalier.modeling.trained_whole import trained_whole
-from espalier.modeling.whole import load_whole
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import open_model
+from espalier.hf.whole.model import load_whole
+from espalier.hf.whole.trained_whole import trained_whole
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.models.adapters import HEAD_KEY
+from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
-from espalier.settings.seeds import derive_seed
-from espalier.training.initial import HEAD_SEED
+from espalier.training.initial_values import HEAD_SEED
 from espalier.training.loop import Loop
 from espalier.training.sequences import client_sequences
-from espalier.wire.adapters import HEAD_KEY
-from espalier.wire.tuning import trained
 from server_app.public_tests import public_tests
-from strategies.engine.virtual_clock import (
+from strategies.fleet.training_time import fleet_of
+from strategies.fleet.virtual_clock import (
     computing_seconds,
     round_seconds,
     sending_seconds,
     waiting_seconds,
 )
-from strategies.methods.fleet_time import fleet_of
 
 
 @dataclass(frozen=True)

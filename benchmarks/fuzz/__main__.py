@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.fuzz.targets import Target, targets
-from espalier.settings.mistakes import INTERRUPTS, Mistake
+from espalier.errors import INTERRUPTS, Mistake
 
 TAKEN = "taken"
 MISTAKE = "Mistake"

@@ -17,14 +17,25 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.mutations import scalar, word
-from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS, RunSettings, parse
-from espalier.storage.blobs import sha256
-from espalier.wire.contract import Contract, check, check_reply
-from espalier.wire.contracts import contract_for
-from espalier.wire.enrolment import Enrolment, SignedEnrolment
-from espalier.wire.evaluation import Losses
-from espalier.wire.examples import (
+from espalier.errors import Mistake
+from espalier.messages.contract import Contract, check, check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.enrolment import Enrolment, SignedEnrolment
+from espalier.messages.evaluation import Losses
+from espalier.messages.ledger import Ledger
+from espalier.messages.message import (
+    Header,
+    Kind,
+    Letter,
+    NoScalars,
+    num_bytes,
+    read,
+    validate,
+    write,
+)
+from espalier.messages.payload import STYPE, TensorSpec
+from espalier.messages.signed_name import is_signed, statement
+from espalier.methods.examples import (
     HASH,
     KINDS,
     PART_BYTES,
@@ -35,11 +46,9 @@ from espalier.wire.examples import (
     rounds,
     settings_for,
 )
-from espalier.wire.ledger import Ledger
-from espalier.wire.messages import Header, Kind, Letter, NoScalars, num_bytes, read, validate, write
-from espalier.wire.payload import STYPE, TensorSpec
-from espalier.wire.plan import ModelPlan
-from espalier.wire.signed_name import is_signed, statement
+from espalier.models.plan import ModelPlan
+from espalier.settings.run import METHODS, RunSettings, parse
+from espalier.storage.blobs import sha256
 
 SETTINGS = {
     "evaluation.texts": "public=public.txt",

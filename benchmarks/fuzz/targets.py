@@ -13,18 +13,18 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.letters import exchanges, letters
 from benchmarks.fuzz.mutations import changed_bytes, changed_document, document_bytes, value, word
-from espalier.modeling.tokenizer_rules import KNOWN_PATTERNS, require_known_parts
-from espalier.settings.bounded_json import read_json
-from espalier.settings.fedspallm import FedSpaLLMSettings
-from espalier.settings.mistakes import Mistake
+from espalier.environment.bounded_json import read_json
+from espalier.errors import Mistake
+from espalier.hf.tokenizer.rules import KNOWN_PATTERNS, require_known_parts
+from espalier.identity.code_hash import bundle_sha256
+from espalier.messages.payload import tensor_specs, views
+from espalier.methods.examples import PLAN
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
+from espalier.models.adapters import adapter_plan
 from espalier.settings.node import NodeSettings, parse_node, site_id
 from espalier.settings.run import METHODS, RunSettings, default_values, parse, tables
 from espalier.settings.table import Table
-from espalier.wire.adapters import adapter_plan
-from espalier.wire.code_hash import bundle_sha256
-from espalier.wire.examples import PLAN
-from espalier.wire.payload import tensor_specs, views
-from strategies.engine.checkpoint import CheckpointFolder
+from strategies.base.checkpoint import CheckpointFolder
 
 Target = Callable[[Random], Iterator[None]]
 IDENTITY = {"settings": "0" * 64, "model": "1" * 64}

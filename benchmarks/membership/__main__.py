@@ -25,8 +25,8 @@ from benchmarks.membership.kinds import (
     recognised_by_adapters,
     recognised_by_statistics,
 )
-from espalier.modeling.computing import Computing
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
 from espalier.storage.atomic import write_json
 
 QUARTER = 4

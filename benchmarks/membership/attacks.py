@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from espalier.evaluation.perplexity import mean_losses
-from espalier.modeling.adapters import factors_of, merged
-from espalier.modeling.block_stream import BlockStream
-from espalier.wire.adapters import AdapterPlan, Tensors
-from espalier.wire.payload import block_key
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.payload import block_key
+from espalier.models.adapters import AdapterPlan, Tensors
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from client_app.app import app
-from espalier.corpora.built_in import BUILT_IN, own_records
-from espalier.corpora.client_text import client_windows, training_windows
-from espalier.corpora.passages import split
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.settings.lineage import lineage_of
-from espalier.settings.mistakes import Mistake
+from espalier.data.builtin.built_in import BUILT_IN, own_records
+from espalier.data.client_text import client_windows, training_windows
+from espalier.data.passages import split
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.identity.lineage import lineage_of
+from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
-from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
 from tests.in_process import InProcessGrid
 
 SECONDS = 600.0

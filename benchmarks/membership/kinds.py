@@ -10,22 +10,22 @@ from torch import Tensor
 
 from benchmarks.membership.attacks import Outcome, falls_of_loss, resemblances
 from benchmarks.membership.clients import Clients
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.calibration import prune_by_block
-from espalier.modeling.computing import Computing
-from espalier.modeling.input_statistics import watch_for
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.sliced.signals import mean_moments
-from espalier.modeling.sliced.signals import pack_moments as pack_signals
-from espalier.modeling.structured.flap import pack_moments, unpack_moments, watched_moments
-from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.hf.group_scores.flap import pack_moments, unpack_moments, watched_moments
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.sliced.signals import mean_moments
+from espalier.hf.sliced.signals import pack_moments as pack_signals
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.calibration import prune_by_block
+from espalier.hf.stream.input_statistics import watch_for
+from espalier.messages.blobs.adapters import sums, unpack_adapters
+from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
+from espalier.messages.payload import unpack_tensors
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.methods.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.run import RunSettings, parse
-from espalier.training.initial import initial_adapters
-from espalier.wire.adapter_payload import sums, unpack_adapters
-from espalier.wire.mask_tensors import pack_masks, unpack_masks
-from espalier.wire.payload import unpack_tensors
-from espalier.wire.tuning import trained
-from pruning_kernels.local import LocalPruning
+from espalier.training.initial_values import initial_adapters
+from pruning_kernels.selection.local import LocalPruning
 
 Recompute = Callable[[BlockStream, Tensor, RunSettings], Iterator[bytes]]
 Read = Callable[[OpenedModel, int, bytes, int], Tensor]

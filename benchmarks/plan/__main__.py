@@ -22,10 +22,10 @@ from typing import Any
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.random_llama import Shape, save_model
+from espalier.errors import Mistake
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
 from espalier.settings.methods import METHODS
-from espalier.settings.mistakes import Mistake
 
 ROOT = Path(__file__).parents[2]
 WIDE = Shape(1536, 4096, 4, 12, 12)

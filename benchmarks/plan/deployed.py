@@ -18,13 +18,13 @@ from typing import Any
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.plan.__main__ import COMMON, ROOT, WIDE, words_of
 from benchmarks.random_llama import save_model
+from espalier.hf.opening.opened import open_model
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
-from espalier.modeling.opened import open_model
 from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
-from server_app.planning.flower import superlink, supernode
-from server_app.planning.plan import Plan
+from server_app.estimate.estimate import Plan
+from server_app.estimate.flower_processes import superlink, supernode
 from tests.processes.deployment import espalier, federation
 
 MEGA = 1e6

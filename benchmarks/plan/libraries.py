@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan.libraries
 
-The figures are constants of ``server_app/planning/memory.py``. Those of an idle SuperLink and
+The figures are constants of ``server_app/estimate/memory.py``. Those of an idle SuperLink and
 SuperNode come from ``/proc/PID/status`` of such processes.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 COMMON = """
 import torch
 from pathlib import Path
-from espalier.modeling.opened import open_model
+from espalier.hf.opening.opened import open_model
 from flwr.clientapp import ClientApp
 open_model("demo").new_skeleton()
 open_model("demo").tokenizer
@@ -21,21 +21,21 @@ torch.ones(512, 512) @ torch.ones(512, 512)
 """
 COMPILE = """
 import torch
-from pruning_kernels.local import LocalPruning
+from pruning_kernels.selection.local import LocalPruning
 LocalPruning("wanda", 0.5, "row").prune_mask(torch.zeros(1024, 1024), torch.ones(1024))
 """
 """Code that compiles kernels, or reads them from their cache."""
 IMPORTS = {
-    "client": "import client_app.slicegpt",
-    "pruning client": f"import client_app.fedprllm\n{COMPILE}",
-    "tuning client": "import peft, client_app.tuning",
-    "nf4 client": "import peft, bitsandbytes, client_app.tuning",
-    "server": "import server_app.app, strategies.methods.slicegpt, server_app.outcomes.sliced",
+    "client": "import client_app.methods.slicegpt",
+    "pruning client": f"import client_app.methods.fedprllm\n{COMPILE}",
+    "tuning client": "import peft, client_app.methods.fedpetuning",
+    "nf4 client": "import peft, bitsandbytes, client_app.methods.fedpetuning",
+    "server": "import server_app.app, strategies.slicegpt.strategy, server_app.artifacts.sliced_model",
     "pruning server": (
-        f"import server_app.app, strategies.methods.fedprllm, server_app.outcomes.pruned\n{COMPILE}"
+        f"import server_app.app, strategies.fedprllm.strategy, server_app.artifacts.pruned_model\n{COMPILE}"
     ),
     "tuning server": (
-        "import peft, server_app.app, strategies.methods.fedpetuning, server_app.outcomes.adapters"
+        "import peft, server_app.app, strategies.fedpetuning.strategy, server_app.artifacts.adapters"
     ),
 }
 TELL = 'print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024)'

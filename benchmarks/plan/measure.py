@@ -61,7 +61,7 @@ def _peaks_by_event() -> dict[str, int]:
 
     Bytes, by event. The peak is reset at every event.
     """
-    from strategies.engine.progress import Progress
+    from strategies.base.progress import Progress
 
     peaks: dict[str, int] = {}
     note = Progress.note

@@ -17,7 +17,7 @@ from benchmarks.fedspallm.report import write_report
 from benchmarks.sft_p import tables
 from benchmarks.sft_p.studies import STUDIES, TRAINED
 from benchmarks.smaller.bench import add_arguments, measure
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 
 def _arguments() -> argparse.Namespace:

@@ -11,13 +11,13 @@ from statistics import fmean
 from typing import get_args
 
 from benchmarks.sft_p import paper
-from espalier.modeling.structured.lane_gates import LaneGates
+from espalier.hf.structured.lane_gates import LaneGates
+from espalier.models.adapters import AdapterPlan
+from espalier.models.mask_generator import GeneratorShape, Heads
 from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
-from espalier.training.account import Account, account
-from espalier.wire.adapters import AdapterPlan
-from espalier.wire.mask_generator import GeneratorShape, Heads
+from espalier.training.costs.account import Account, account
 
 EMBEDDING = CODE = 32
 """Size of embeddings and codes; the paper specifies neither."""

@@ -16,7 +16,7 @@ from benchmarks.fedspallm.report import write_report
 from benchmarks.smaller.bench import add_arguments, measure
 from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 
 def _arguments() -> argparse.Namespace:

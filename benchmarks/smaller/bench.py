@@ -15,10 +15,10 @@ from flwr.app import Context, RecordDict
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import Study
 from client_app.app import app
-from espalier.corpora.public_text import public_windows
-from espalier.corpora.windows import windows_sha256
-from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import Mistake
+from espalier.data.public_text import public_windows
+from espalier.data.windows import windows_sha256
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import sha256

@@ -19,9 +19,9 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import Study
 from benchmarks.paired import Pair
 from benchmarks.smaller.bench import WINDOWS, Bench
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import open_model
-from espalier.modeling.whole import load_whole
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import open_model
+from espalier.hf.whole.model import load_whole
 
 SHARES = (0.2, 0.5)
 METHODS: dict[str, dict[str, Any]] = {

@@ -19,12 +19,12 @@ from benchmarks.studies.cells import STUDIES
 from benchmarks.studies.measure import LOCAL_CLIENTS, Bench, measure
 from benchmarks.studies.report import write_report
 from benchmarks.studies.rows import Rows
-from espalier.corpora.public_text import public_windows
-from espalier.corpora.windows import windows_sha256
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import set_up
-from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import Mistake
+from espalier.data.public_text import public_windows
+from espalier.data.windows import windows_sha256
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.opened import open_model
+from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 

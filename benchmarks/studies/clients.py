@@ -12,23 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.corpora.client_text import client_windows
-from espalier.modeling.block_stream import Activations, BlockStream
-from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
-from espalier.modeling.edits import Edits, masked
-from espalier.modeling.input_statistics import watch_for
-from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.data.client_text import client_windows
+from espalier.hf.stream.block_stream import Activations, BlockStream
+from espalier.hf.stream.calibration import choose_in_dense_block, prune_by_block
+from espalier.hf.stream.edits import Edits, masked
+from espalier.hf.stream.input_statistics import watch_for
+from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
+from espalier.messages.blobs.masks import mask_name
+from espalier.messages.payload import unpack_tensors
+from espalier.methods.settings.fedprllm import FedPrLLMSettings
+from espalier.models.plan import BlockPlan
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from espalier.wire.mask_tensors import pack_masks, unpack_masks
-from espalier.wire.masks import mask_name
-from espalier.wire.payload import unpack_tensors
-from espalier.wire.plan import BlockPlan
-from pruning_kernels.bitmask import Words, pack
-from pruning_kernels.local import LocalPruning
-from pruning_kernels.votes import VoteCounter
-from strategies.results.votes import VoteResult
+from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.votes.bitmask import Words, pack
+from pruning_kernels.votes.votes import VoteCounter
+from strategies.fedprllm.votes import VoteResult
 
 PUBLISHED_TIES = {"layer": "random", "row": "index", "column": "index"}
 """Tie rules of the paper's code by comparison group.

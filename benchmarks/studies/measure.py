@@ -12,8 +12,8 @@ from benchmarks.studies.cells import Cell, Setting
 from benchmarks.studies.clients import Clients
 from benchmarks.studies.rows import Row, Rows
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.edits import Edits, masked
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import Edits, masked
 from espalier.settings.run import RunSettings, parse
 
 LOCAL_CLIENTS = 8

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.conditions import together
 from benchmarks.studies.cells import Cell, Setting
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.storage.atomic import write_bytes, write_json
 
 COLUMNS = (

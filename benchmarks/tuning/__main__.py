@@ -24,10 +24,10 @@ from benchmarks import partition_plot
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.tuning.report import write_report
 from benchmarks.tuning.studies import ALPHAS, FIGURES, KEYS, STUDIES, Bench, first_records
-from espalier.corpora.partition import Partition
-from espalier.modeling.computing import set_up
-from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import Mistake
+from espalier.data.partition import Partition
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 

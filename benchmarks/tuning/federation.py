@@ -16,29 +16,29 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from espalier.corpora.client_items import as_tests, client_items
-from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.data.client_items import as_tests, client_items
+from espalier.data.tasks.scored_items import ScoredItems
+from espalier.errors import Mistake
 from espalier.evaluation.scores import score
-from espalier.modeling.adapters import factors_of
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.adapters import factors_of
+from espalier.messages.blobs.adapters import unpack_adapters
+from espalier.messages.payload import block_key
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.models.adapters import HEAD_KEY, Adapter, Tensors
+from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
-from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
-from espalier.training.adapted import AdaptedModel
+from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial import initial_adapters
+from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Moments
 from espalier.training.sequences import Sequences, client_sequences
-from espalier.wire.adapter_payload import unpack_adapters
-from espalier.wire.adapters import HEAD_KEY, Adapter, Tensors
-from espalier.wire.payload import block_key
-from espalier.wire.tuning import trained
-from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
-from pruning_kernels.factors import Factors, norm
-from strategies.results.adapters import AdapterResult
+from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean
+from pruning_kernels.lora.factors import Factors, norm
+from strategies.fedpetuning.adapters import AdapterResult
 
 
 @dataclass(frozen=True)

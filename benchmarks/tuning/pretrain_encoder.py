@@ -8,7 +8,7 @@
 The tokenizer is trained too. The text should differ from that of the task for which the encoder is
 tuned. The recipe: lower-case byte-level BPE, sequences of 64 tokens, 15% of them chosen anew in
 every step (80% of these are masked, 10% replaced, 10% kept), AdamW with a cosine schedule. Held-out
-passages (``espalier.corpora.passages``) are not used in training. The losses, with that of a
+passages (``espalier.data.passages``) are not used in training. The losses, with that of a
 unigram model for comparison, are written to ``<out>.json``.
 """
 
@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.corpora import passages
-from espalier.settings.mistakes import Mistake
-from espalier.settings.seeds import derive_seed
+from espalier.data import passages
+from espalier.errors import Mistake
+from espalier.seeds import derive_seed
 
 SPECIAL = {
     "bos_token": "<s>",

@@ -13,14 +13,14 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.paired import Pair
 from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.report import Panel
-from espalier.corpora.client_items import as_tests, public_items
-from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.data.client_items import as_tests, public_items
+from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.chance import majority_share
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.models.adapters import Tensors
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import Sequences
-from espalier.wire.adapters import Tensors
 
 KEYS = ("seed", "setting", "test", "measure")
 FIGURES = ("value",)

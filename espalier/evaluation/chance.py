@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from espalier.corpora.tasks.item import Item
+from espalier.data.tasks.item import Item
 
 
 def chance_of_options(items: Sequence[Item]) -> float:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.block_stream import BlockStream, run_through
-from espalier.modeling.edits import Edits, dense
-from espalier.pace.beats import beat
+from espalier.hf.stream.block_stream import BlockStream, run_through
+from espalier.hf.stream.edits import Edits, dense
+from espalier.progress.beats import beat
 
 TOKENS_AT_ONCE = 64
 """Number of tokens whose softmax is computed at a time."""

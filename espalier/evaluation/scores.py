@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from espalier.corpora.tasks.batches import collate
-from espalier.corpora.tasks.encoding import Encoded
-from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.data.tasks.batches import collate
+from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.scored_items import ScoredItems
 from espalier.evaluation.options import log_likelihoods
 from espalier.evaluation.perplexity import bounded
-from espalier.pace.beats import beats
+from espalier.progress.beats import beats
 
 
 def score(

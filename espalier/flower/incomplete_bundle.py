@@ -13,7 +13,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from espalier.settings.mistakes import NOT_LOADED
+from espalier.errors import NOT_LOADED
 
 FOLDER = re.compile(r"/[^\"'\n]*/apps/espalier\.espalier\.[0-9.]+\.[0-9a-f]{8}\b")
 """Pattern of the path of an installed bundle."""

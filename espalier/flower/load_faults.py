@@ -12,7 +12,7 @@ from pathlib import Path
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
-from espalier.settings.mistakes import NOT_LOADED
+from espalier.errors import NOT_LOADED
 
 FAULTS = re.compile(
     r"^<class '(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|FileNotFoundError)'>"

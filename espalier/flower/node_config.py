@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")
 """Pattern of what Flower takes for a key and its value; it ignores everything else."""

@@ -33,7 +33,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from espalier.settings.mistakes import INTERRUPTS
+from espalier.errors import INTERRUPTS
 
 ASK_SECONDS = 0.1
 """Seconds between two requests for a task."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import espalier
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 
 def installed_app() -> Path:

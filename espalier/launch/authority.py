@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 AUTHORITY_DAYS = 3650
 SKEW = timedelta(hours=1)

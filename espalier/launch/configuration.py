@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from espalier.environment.home_folder import at_home
+from espalier.environment.hub_names import require_data, require_model
+from espalier.errors import Mistake
 from espalier.launch.app_folder import default_config, read_preset
 from espalier.launch.setting_words import require_pairs
-from espalier.settings.home import at_home
-from espalier.settings.hub_names import require_data, require_model
 from espalier.settings.libraries import require_libraries
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, changed, concerns, default_values, parse, unread
 
 Config = dict[str, Any]

@@ -5,7 +5,7 @@ import socket
 import sys
 import time
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.5

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Collection, Sequence
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 FORM = "settings are given as key=value, without dashes in front and without blanks"
 

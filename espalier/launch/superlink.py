@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from espalier.environment.loopback import keep_on_loopback
+from espalier.errors import Mistake
 from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
+from espalier.launch.child_processes import kept
 from espalier.launch.free_port import free_port
-from espalier.launch.kept import kept
 from espalier.launch.reachability import await_superlink
-from espalier.settings.loopback import keep_on_loopback
-from espalier.settings.mistakes import Mistake
 
 CONNECTION = "espalier"
 LOG = "superlink.log"

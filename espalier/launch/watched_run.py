@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY
+from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY
 
 COMPLETED = "finished:completed"
 

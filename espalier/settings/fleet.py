@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from espalier.amounts import count
-from espalier.settings.mistakes import Mistake
-from espalier.settings.seeds import derive_seed
+from espalier.errors import Mistake
+from espalier.seeds import derive_seed
 from espalier.settings.table import Table, mistake_lines
 
 ANYWHERE = "any"

@@ -5,7 +5,7 @@ They are extras of the installation. The check runs before anything is computed.
 
 from importlib.util import find_spec
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.settings.run import RunSettings
 
 INSTALL = "install Espalier with its extra nf4 (pip install -e '.[nf4]') or bitsandbytes itself"

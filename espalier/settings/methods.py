@@ -23,7 +23,7 @@ class Row:
     settings: str
     """Settings table of the method, a ``MethodSettings`` class."""
     strategy: str
-    """Strategy of the method, a ``strategies.engine.method.Method`` class."""
+    """Strategy of the method, a ``strategies.base.method.Method`` class."""
     job: str
     """Module of the client's job.
 
@@ -38,19 +38,19 @@ class Row:
     contracts: str
     """Module with ``contract`` (for train and fetch), ``delivery`` and ``EXAMPLES``."""
     outcome: str
-    """Output of a run, a ``server_app.outcomes.outcome.Outcome`` class.
+    """Output of a run, a ``server_app.artifacts.outcome.Outcome`` class.
 
     It defines which files are written, what is measured and what is compared.
     """
     baseline: str = ""
     """Function that makes the centralized baseline for the outcome; empty without a baseline."""
     messages: str = ""
-    """Messages of a run for its estimate, a ``server_app.planning.messages.base.Messages`` class.
+    """Messages of a run for its estimate, a ``server_app.estimate.messages.base.Messages`` class.
 
     If it is empty, ``espalier plan`` does not support the method.
     """
     work: str = ""
-    """Memory and computation for a run's estimate, a ``server_app.planning.work.base.Work`` class.
+    """Memory and computation for a run's estimate, a ``server_app.estimate.work.base.Work`` class.
 
     If it is empty, ``espalier plan`` does not support the method.
     """
@@ -74,27 +74,27 @@ class Row:
 METHODS: dict[str, Row] = {
     "fedpetuning": Row(
         title="FedPETuning (federated averaging of LoRA adapters)",
-        settings="espalier.settings.fedpetuning:FedPETuningSettings",
-        strategy="strategies.methods.fedpetuning:FedPETuning",
-        job="client_app.tuning",
-        delivery="client_app.delivery:take",
-        contracts="espalier.wire.tuning",
-        messages="server_app.planning.messages.tuning:Tuning",
-        work="server_app.planning.work.tuned:Tuned",
-        outcome="server_app.outcomes.adapters:AdapterOutcome",
+        settings="espalier.methods.settings.fedpetuning:FedPETuningSettings",
+        strategy="strategies.fedpetuning.strategy:FedPETuning",
+        job="client_app.methods.fedpetuning",
+        delivery="client_app.protocol.push:take",
+        contracts="espalier.methods.contracts.fedpetuning",
+        messages="server_app.estimate.messages.adapters:Tuning",
+        work="server_app.estimate.work.training:Tuned",
+        outcome="server_app.artifacts.adapters:AdapterOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
     ),
     "fedprllm": Row(
         title="FedPrLLM (clients vote with their masks on the weights to prune)",
-        settings="espalier.settings.fedprllm:FedPrLLMSettings",
-        strategy="strategies.methods.fedprllm:FedPrLLM",
-        job="client_app.fedprllm",
-        delivery="client_app.delivery:take",
-        contracts="espalier.wire.fedprllm",
-        messages="server_app.planning.messages.masks:Masks",
-        work="server_app.planning.work.by_block:Masking",
-        outcome="server_app.outcomes.pruned:PrunedOutcome",
+        settings="espalier.methods.settings.fedprllm:FedPrLLMSettings",
+        strategy="strategies.fedprllm.strategy:FedPrLLM",
+        job="client_app.methods.fedprllm",
+        delivery="client_app.protocol.push:take",
+        contracts="espalier.methods.contracts.fedprllm",
+        messages="server_app.estimate.messages.masks:Masks",
+        work="server_app.estimate.work.block_walk:Masking",
+        outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines.centralized:masked_by_all",
         federates=False,
     ),
@@ -103,14 +103,14 @@ METHODS: dict[str, Row] = {
             "FedSpaLLM (clients prune sampled layers, the server averages the weights that they"
             " keep)"
         ),
-        settings="espalier.settings.fedspallm:FedSpaLLMSettings",
-        strategy="strategies.methods.fedspallm:FedSpaLLM",
-        job="client_app.fedspallm",
-        delivery="client_app.held_layers:take_layers",
-        contracts="espalier.wire.fedspallm",
-        messages="server_app.planning.messages.kept_layers:KeptLayers",
-        work="server_app.planning.work.by_block:KeptWeights",
-        outcome="server_app.outcomes.pruned:PrunedOutcome",
+        settings="espalier.methods.settings.fedspallm:FedSpaLLMSettings",
+        strategy="strategies.fedspallm.strategy:FedSpaLLM",
+        job="client_app.methods.fedspallm",
+        delivery="client_app.methods.fedspallm_layers:take_layers",
+        contracts="espalier.methods.contracts.fedspallm",
+        messages="server_app.estimate.messages.layers:KeptLayers",
+        work="server_app.estimate.work.block_walk:KeptWeights",
+        outcome="server_app.artifacts.pruned_model:PrunedOutcome",
         baseline="strategies.baselines.centralized:reconstructed_by_all",
     ),
     "fedsoda": Row(
@@ -118,14 +118,14 @@ METHODS: dict[str, Row] = {
             "FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the"
             " server keeps aligned)"
         ),
-        settings="espalier.settings.fedsoda:FedSodaSettings",
-        strategy="strategies.methods.fedsoda:FedSoda",
-        job="client_app.fedsoda",
-        delivery="client_app.emulator:take_any",
-        contracts="espalier.wire.fedsoda",
-        messages="server_app.planning.messages.emulated:Emulated",
-        work="server_app.planning.work.tuned:SubTuned",
-        outcome="server_app.outcomes.sub_model:SubModelOutcome",
+        settings="espalier.methods.settings.fedsoda:FedSodaSettings",
+        strategy="strategies.fedsoda.strategy:FedSoda",
+        job="client_app.methods.fedsoda",
+        delivery="client_app.methods.fedsoda_sub_model:take_any",
+        contracts="espalier.methods.contracts.fedsoda",
+        messages="server_app.estimate.messages.sub_model:Emulated",
+        work="server_app.estimate.work.training:SubTuned",
+        outcome="server_app.artifacts.sub_model:SubModelOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
     ),
@@ -134,14 +134,14 @@ METHODS: dict[str, Row] = {
             "FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit"
             " chooses for each)"
         ),
-        settings="espalier.settings.fedspine:FedSpineSettings",
-        strategy="strategies.methods.fedspine:FedSpine",
-        job="client_app.fedspine",
-        delivery="client_app.agreed_cut:take_or_cut",
-        contracts="espalier.wire.fedspine",
-        messages="server_app.planning.messages.refined:Refined",
-        work="server_app.planning.work.tuned:Spined",
-        outcome="server_app.outcomes.refined:RefinedOutcome",
+        settings="espalier.methods.settings.fedspine:FedSpineSettings",
+        strategy="strategies.fedspine.strategy:FedSpine",
+        job="client_app.methods.fedspine.device",
+        delivery="client_app.methods.fedspine.cut:take_or_cut",
+        contracts="espalier.methods.contracts.fedspine",
+        messages="server_app.estimate.messages.fedspine:Refined",
+        work="server_app.estimate.work.training:Spined",
+        outcome="server_app.artifacts.fedspine:RefinedOutcome",
         tunes=True,
     ),
     "flap": Row(
@@ -149,27 +149,27 @@ METHODS: dict[str, Row] = {
             "FLAP (attention groups and channels that fluctuate least are cut, on pooled"
             " statistics)"
         ),
-        settings="espalier.settings.flap:FlapSettings",
-        strategy="strategies.methods.flap:Flap",
-        job="client_app.flap",
-        delivery="client_app.delivery:take",
-        contracts="espalier.wire.flap",
-        messages="server_app.planning.messages.cuts:CutsWithBiases",
-        work="server_app.planning.work.by_block:Fluctuations",
-        outcome="server_app.outcomes.structured:StructuredOutcome",
+        settings="espalier.methods.settings.flap:FlapSettings",
+        strategy="strategies.flap:Flap",
+        job="client_app.methods.flap",
+        delivery="client_app.protocol.push:take",
+        contracts="espalier.methods.contracts.flap",
+        messages="server_app.estimate.messages.cuts:CutsWithBiases",
+        work="server_app.estimate.work.block_walk:Fluctuations",
+        outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:flap_of_all",
         federates=False,
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
-        settings="espalier.settings.hetlora:HetLoRASettings",
-        strategy="strategies.methods.hetlora:HetLoRA",
-        job="client_app.tuning",
-        delivery="client_app.delivery:take",
-        contracts="espalier.wire.tuning",
-        messages="server_app.planning.messages.tuning:HetLoRA",
-        work="server_app.planning.work.tuned:Tuned",
-        outcome="server_app.outcomes.adapters:AdapterOutcome",
+        settings="espalier.methods.settings.hetlora:HetLoRASettings",
+        strategy="strategies.hetlora:HetLoRA",
+        job="client_app.methods.fedpetuning",
+        delivery="client_app.protocol.push:take",
+        contracts="espalier.methods.contracts.fedpetuning",
+        messages="server_app.estimate.messages.adapters:HetLoRA",
+        work="server_app.estimate.work.training:Tuned",
+        outcome="server_app.artifacts.adapters:AdapterOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
     ),
@@ -178,14 +178,14 @@ METHODS: dict[str, Row] = {
             "LLM-Pruner (units by what the loss would change without them, scores summed over"
             " clients)"
         ),
-        settings="espalier.settings.llm_pruner:LlmPrunerSettings",
-        strategy="strategies.methods.llm_pruner:LlmPruner",
-        job="client_app.llm_pruner",
-        delivery="client_app.delivery:take",
-        contracts="espalier.wire.llm_pruner",
-        messages="server_app.planning.messages.cuts:CutsThatRescale",
-        work="server_app.planning.work.whole:WholeGradient",
-        outcome="server_app.outcomes.structured:StructuredOutcome",
+        settings="espalier.methods.settings.llm_pruner:LlmPrunerSettings",
+        strategy="strategies.llm_pruner:LlmPruner",
+        job="client_app.methods.llm_pruner",
+        delivery="client_app.protocol.push:take",
+        contracts="espalier.methods.contracts.llm_pruner",
+        messages="server_app.estimate.messages.cuts:CutsThatRescale",
+        work="server_app.estimate.work.whole_model:WholeGradient",
+        outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
         federates=False,
     ),
@@ -194,14 +194,14 @@ METHODS: dict[str, Row] = {
             "LLM-Streamline (neighbouring blocks that change least give way to one layer, whose"
             " weights are averaged)"
         ),
-        settings="espalier.settings.llm_streamline:LlmStreamlineSettings",
-        strategy="strategies.methods.llm_streamline:LlmStreamline",
-        job="client_app.llm_streamline",
-        delivery="client_app.delivery:take",
-        contracts="espalier.wire.llm_streamline",
-        messages="server_app.planning.messages.layer:Layer",
-        work="server_app.planning.work.whole:OneLayer",
-        outcome="server_app.outcomes.structured:StructuredOutcome",
+        settings="espalier.methods.settings.llm_streamline:LlmStreamlineSettings",
+        strategy="strategies.llm_streamline.strategy:LlmStreamline",
+        job="client_app.methods.llm_streamline",
+        delivery="client_app.protocol.push:take",
+        contracts="espalier.methods.contracts.llm_streamline",
+        messages="server_app.estimate.messages.replacement_layer:Layer",
+        work="server_app.estimate.work.whole_model:OneLayer",
+        outcome="server_app.artifacts.structured_model:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_streamline_of_all",
     ),
     "sft-p": Row(
@@ -209,14 +209,14 @@ METHODS: dict[str, Row] = {
             "SFT-P (every client prunes for itself, by masks of a shared generator, trained"
             " together with LoRA)"
         ),
-        settings="espalier.settings.sft_p:SftPSettings",
-        strategy="strategies.methods.sft_p:SftP",
-        job="client_app.sft_p",
-        delivery="client_app.delivery:take",
-        contracts="espalier.wire.sft_p",
-        messages="server_app.planning.messages.tuning:SftP",
-        work="server_app.planning.work.tuned:Masked",
-        outcome="server_app.outcomes.personal_masks:PersonalMasksOutcome",
+        settings="espalier.methods.settings.sft_p:SftPSettings",
+        strategy="strategies.sft_p:SftP",
+        job="client_app.methods.sft_p",
+        delivery="client_app.protocol.push:take",
+        contracts="espalier.methods.contracts.sft_p",
+        messages="server_app.estimate.messages.adapters:SftP",
+        work="server_app.estimate.work.training:Masked",
+        outcome="server_app.artifacts.personal_masks:PersonalMasksOutcome",
         tunes=True,
     ),
     "slicegpt": Row(
@@ -224,14 +224,14 @@ METHODS: dict[str, Row] = {
             "SliceGPT (principal components of the residual stream, by pooled second moments, of"
             " which the minor go)"
         ),
-        settings="espalier.settings.slicegpt:SliceGptSettings",
-        strategy="strategies.methods.slicegpt:SliceGpt",
-        job="client_app.slicegpt",
-        delivery="client_app.delivery:take",
-        contracts="espalier.wire.slicegpt",
-        messages="server_app.planning.messages.cuts:Bases",
-        work="server_app.planning.work.by_block:Components",
-        outcome="server_app.outcomes.sliced:SlicedOutcome",
+        settings="espalier.methods.settings.slicegpt:SliceGptSettings",
+        strategy="strategies.slicegpt.strategy:SliceGpt",
+        job="client_app.methods.slicegpt",
+        delivery="client_app.protocol.push:take",
+        contracts="espalier.methods.contracts.slicegpt",
+        messages="server_app.estimate.messages.cuts:Bases",
+        work="server_app.estimate.work.block_walk:Components",
+        outcome="server_app.artifacts.sliced_model:SlicedOutcome",
         baseline="strategies.baselines.centralized_sliced:slicegpt_of_all",
     ),
 }

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
+from espalier.errors import Mistake
 from espalier.settings.methods import METHODS
-from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
 
 LEAST_TOKENS = 2048

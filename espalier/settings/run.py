@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
+from espalier.errors import Mistake
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
-from espalier.settings.mistakes import Mistake
 from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.table import ReadWith, Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings

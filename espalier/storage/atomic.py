@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.storage.atomic import replacing, write_bytes
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.amounts import count
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.storage.hash_chain import (
     BEFORE,
     CHAINED,

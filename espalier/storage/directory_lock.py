@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from espalier.settings.bounded_json import read_json
-from espalier.settings.mistakes import Mistake
+from espalier.environment.bounded_json import read_json
+from espalier.errors import Mistake
 
 FILE = "lock"
 """Name of the lock file.

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.settings.bounded_json import read_json
+from espalier.environment.bounded_json import read_json
 from espalier.storage.atomic import sync_directory
 
 NUMBER = "number"

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from espalier.settings.bounded_json import read_json
+from espalier.environment.bounded_json import read_json
 
 
 class JsonLines:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.settings.run import RunSettings
-from espalier.training.adapted import AdaptedModel, Loader
-from espalier.training.groups import Group
+from espalier.training.adapted_model import AdaptedModel, Loader
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import Loss, summed_loss
 from espalier.training.order import sequences_of_step
+from espalier.training.parameter_groups import Group
 from espalier.training.sequences import Sequences
-from espalier.wire.adapters import AdapterPlan, Tensors
 
 
 @dataclass

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.corpora.tasks.batches import Batch
-from espalier.modeling.block_stream import Activations, BlockStream
-from espalier.modeling.edits import Edits
-from espalier.modeling.families import Family
-from espalier.modeling.logits import tokens_at_once
-from espalier.pace.beats import beats
+from espalier.data.tasks.batches import Batch
+from espalier.hf.families import Family
+from espalier.hf.stream.block_stream import Activations, BlockStream
+from espalier.hf.stream.edits import Edits
+from espalier.hf.stream.logits import tokens_at_once
+from espalier.models.adapters import Tensors
+from espalier.progress.beats import beats
 from espalier.settings.training import TrainingSettings
-from espalier.training.adapted import AdaptedModel
+from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import flat_name
 from espalier.training.loop import Loop, Trained
-from espalier.training.numbered import numbered
+from espalier.training.numbered_batches import numbered
 from espalier.training.order import sequences_of_step
-from espalier.wire.adapters import Tensors
 
 
 @dataclass(frozen=True)

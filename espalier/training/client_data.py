@@ -1,9 +1,9 @@
 """Check of all data that a client will read in a run, before the run."""
 
 from espalier.amounts import count
-from espalier.corpora.client_items import held_out_items
-from espalier.corpora.client_text import client_windows, held_out_windows
-from espalier.modeling.opened import OpenedModel
+from espalier.data.client_items import held_out_items
+from espalier.data.client_text import client_windows, held_out_windows
+from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT

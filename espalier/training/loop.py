@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.corpora.tasks.batches import Batch
-from espalier.pace.beats import beats
-from espalier.settings.mistakes import Mistake
-from espalier.settings.seeds import derive_seed
+from espalier.data.tasks.batches import Batch
+from espalier.errors import Mistake
+from espalier.progress.beats import beats
+from espalier.seeds import derive_seed
 from espalier.settings.training import TrainingSettings
-from espalier.training.groups import Group, grouped
 from espalier.training.learning_rate import learning_rate
 from espalier.training.loss import Loss, num_counted, summed_loss
 from espalier.training.order import sequences_of_step
+from espalier.training.parameter_groups import Group, grouped
 
 Parameters = Mapping[str, nn.Parameter]
 """Trained parameters by unique names, float32."""

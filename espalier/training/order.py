@@ -5,7 +5,7 @@ It is a function of seed and step, so training can continue on any machine witho
 
 import numpy as np
 
-from espalier.settings.seeds import derive_seed
+from espalier.seeds import derive_seed
 
 
 def sequences_of_step(num_sequences: int, batch: int, step: int, seed: int) -> list[int]:

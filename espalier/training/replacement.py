@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from espalier.corpora.tasks.batches import Batch
-from espalier.modeling.block_stream import Activations, BlockStream, Call, windows_per_batch
-from espalier.pace.beats import beats
+from espalier.data.tasks.batches import Batch
+from espalier.hf.stream.block_stream import Activations, BlockStream, Call, windows_per_batch
+from espalier.progress.beats import beats
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop, Trained
-from espalier.training.numbered import numbered
+from espalier.training.numbered_batches import numbered
 from espalier.training.order import sequences_of_step
 
 

@@ -6,18 +6,18 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from espalier.corpora.client_items import client_items
-from espalier.corpora.client_text import training_windows
-from espalier.corpora.own_data import told_at_the_site
-from espalier.corpora.special_tokens import prompt_encoder
-from espalier.corpora.tasks.batches import Batch, Counted, collate, collate_texts, require_padding
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.encoding import Encoded, encode_pair
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.scored_items import cut
-from espalier.corpora.token_pieces import Encode
-from espalier.modeling.opened import OpenedModel
-from espalier.pace.beats import in_shares
+from espalier.data.client_items import client_items
+from espalier.data.client_text import training_windows
+from espalier.data.data_protection import told_at_the_site
+from espalier.data.special_tokens import prompt_encoder
+from espalier.data.tasks.batches import Batch, Counted, collate, collate_texts, require_padding
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.encoding import Encoded, encode_pair
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.scored_items import cut
+from espalier.data.token_pieces import Encode
+from espalier.hf.opening.opened import OpenedModel
+from espalier.progress.beats import in_shares
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.modeling.adapters import module_path
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised import row_reader
-from espalier.settings.fedspine import FedSpineSettings
-from espalier.training.adapted import AdaptedModel
-from espalier.wire.adapters import Adapter, AdapterPlan, Tensors
-from espalier.wire.cuts import KINDS
-from espalier.wire.payload import block_key
-from espalier.wire.structure import COLUMNS, ROWS, unit_size
-from pruning_kernels.factor_importance import taylor_term
-from pruning_kernels.factors import Factors
-from pruning_kernels.lora_importance import (
+from espalier.hf.nf4.matrices import row_reader
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.adapters import module_path
+from espalier.messages.blobs.cuts import KINDS
+from espalier.messages.payload import block_key
+from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.models.adapters import Adapter, AdapterPlan, Tensors
+from espalier.models.structure import COLUMNS, ROWS, unit_size
+from espalier.training.adapted_model import AdaptedModel
+from pruning_kernels.lora.factor_importance import taylor_term
+from pruning_kernels.lora.factors import Factors
+from pruning_kernels.lora.lora_importance import (
     Gradients,
     RowReader,
     combined,

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from espalier.amounts import count
-from espalier.corpora.client_text import client_windows
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.calibration import prune_by_block, prune_layers
-from espalier.modeling.edits import Edits, masked, replaced
-from espalier.modeling.input_statistics import watch_for
-from espalier.settings.fedprllm import FedPrLLMSettings
-from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.data.client_text import client_windows
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.calibration import prune_by_block, prune_layers
+from espalier.hf.stream.edits import Edits, masked, replaced
+from espalier.hf.stream.input_statistics import watch_for
+from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
+from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
+from espalier.methods.settings.fedprllm import FedPrLLMSettings
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore
-from espalier.wire.mask_tensors import pack_masks, unpack_masks
-from espalier.wire.pruned_matrices import pack_kept, unpack_kept
-from pruning_kernels.local import LocalPruning
-from strategies.engine.run import Run
+from pruning_kernels.selection.local import LocalPruning
+from strategies.base.run import Run
 
 
 def pooled_windows(run: Run) -> Tensor:

@@ -1,14 +1,14 @@
 """Centralized baseline of SliceGPT; only in simulation, where all data are in one place."""
 
 from espalier.amounts import count
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.sliced.opened_sliced import SlicedModel
-from espalier.modeling.sliced.signals import basis_of, mean_moments
-from espalier.settings.slicegpt import SliceGptSettings
-from espalier.wire.slicegpt import dense_width, places
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.sliced.opened_sliced import SlicedModel
+from espalier.hf.sliced.signals import basis_of, mean_moments
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.methods.contracts.slicegpt import dense_width, places
+from espalier.methods.settings.slicegpt import SliceGptSettings
+from strategies.base.run import Run
 from strategies.baselines.centralized import pooled_windows
-from strategies.engine.run import Run
 
 
 def slicegpt_of_all(run: Run) -> OpenedModel:

@@ -1,25 +1,25 @@
 """Centralized baselines of structured methods; only in simulation, with all data in one place."""
 
 from espalier.amounts import count
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.flap import flap_cuts, watched_moments
-from espalier.modeling.structured.mask_tuning import tuned_by_one
-from espalier.modeling.structured.opened_cut import open_cut
-from espalier.modeling.structured.streamline import (
+from espalier.hf.group_scores.flap import flap_cuts, watched_moments
+from espalier.hf.group_scores.mask_tuning import tuned_by_one
+from espalier.hf.group_scores.streamline import (
     first_layer,
     likest,
     open_streamlined,
     stretch_cosines,
 )
-from espalier.settings.flap import FlapSettings
-from espalier.settings.llm_pruner import LlmPrunerSettings
-from espalier.settings.llm_streamline import LlmStreamlineSettings
-from espalier.settings.seeds import derive_seed
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.structured.opened_cut import open_cut
+from espalier.methods.contracts.flap import biases
+from espalier.methods.settings.flap import FlapSettings
+from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.methods.settings.llm_streamline import LlmStreamlineSettings
+from espalier.seeds import derive_seed
 from espalier.training.replacement import Replacement, Stretch
-from espalier.wire.flap import biases
+from strategies.base.run import Run
 from strategies.baselines.centralized import pooled_windows
-from strategies.engine.run import Run
 
 
 def flap_of_all(run: Run) -> OpenedModel:

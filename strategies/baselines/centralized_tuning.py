@@ -9,13 +9,13 @@ from functools import reduce
 from torch import Tensor
 
 from espalier.amounts import count
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
-from espalier.settings.seeds import derive_seed
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial import initial_adapters
+from espalier.training.initial_values import initial_adapters
 from espalier.training.sequences import client_sequences
-from espalier.wire.tuning import trained
-from strategies.engine.run import Run
+from strategies.base.run import Run
 
 
 def tuned(run: Run) -> dict[str, dict[str, Tensor]]:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from client_passages import client_passages
 
-from espalier.corpora import documentation
-from espalier.corpora.client_text import client_windows
-from espalier.corpora.passages import split
-from espalier.settings.mistakes import Mistake
+from espalier.data.builtin import documentation
+from espalier.data.client_text import client_windows
+from espalier.data.passages import split
+from espalier.errors import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings, parse
 

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from client_passages import client_passages
 
-from espalier.corpora import corpus_index, files
-from espalier.corpora.client_text import client_windows, held_out_windows, training_windows
-from espalier.corpora.corpus_index import Source, open_corpus
-from espalier.corpora.files import json_records, text_records
-from espalier.corpora.partition import Partition
-from espalier.corpora.passages import passages, split
-from espalier.corpora.records import Record
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_text import client_windows, held_out_windows, training_windows
+from espalier.data.files import corpus_index, files
+from espalier.data.files.corpus_index import Source, open_corpus
+from espalier.data.files.files import json_records, text_records
+from espalier.data.files.records import Record
+from espalier.data.partition import Partition
+from espalier.data.passages import passages, split
+from espalier.errors import Mistake
 from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import DataSettings, parse
-from espalier.storage.private import collect_old_runs
+from espalier.storage.client_state import collect_old_runs
 
 KINDS = ("iid", "quantity", "dirichlet", "by-field")
 
@@ -199,7 +199,7 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
         return pread(file, length, place)
 
     monkeypatch.setattr(os, "pread", counting)
-    monkeypatch.setattr("espalier.corpora.token_pieces.PIECE_CHARACTERS", 1 << 14)
+    monkeypatch.setattr("espalier.data.token_pieces.PIECE_CHARACTERS", 1 << 14)
     tracemalloc.start()
     first = client_windows(settings, node(tmp_path), words, 0)
     peak = tracemalloc.get_traced_memory()[1]
@@ -209,7 +209,7 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
     assert first.shape == (8, 256)
 
     # The second client does not read the whole file again.
-    monkeypatch.setattr("espalier.corpora.corpus_index.text_records", None)
+    monkeypatch.setattr("espalier.data.files.corpus_index.text_records", None)
     counted[0] = 0
     second = client_windows(settings, node(tmp_path), words, 1)
     assert second.tolist() != first.tolist()
@@ -245,8 +245,8 @@ def test_windows_are_those_of_the_whole_text(
     )
     cut = (client_windows, training_windows, held_out_windows)
     whole = [one(settings, node(tmp_path), words, 1).tolist() for one in cut]
-    monkeypatch.setattr("espalier.corpora.token_pieces.PIECE_CHARACTERS", 30_000)
-    monkeypatch.setattr("espalier.corpora.token_pieces.IN_MEMORY", 1000)
+    monkeypatch.setattr("espalier.data.token_pieces.PIECE_CHARACTERS", 30_000)
+    monkeypatch.setattr("espalier.data.token_pieces.IN_MEMORY", 1000)
     assert [one(settings, node(tmp_path), words, 1).tolist() for one in cut] == whole
 
 

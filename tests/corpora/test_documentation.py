@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier.corpora import documentation
-from espalier.settings.mistakes import Mistake
+from espalier.data.builtin import documentation
+from espalier.errors import Mistake
 
 
 def test_there_are_sixteen_sources_of_different_names() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from espalier.corpora import enough
-from espalier.corpora.enough import require_enough
-from espalier.corpora.records import Record
-from espalier.settings.mistakes import Mistake
+from espalier.data import sufficiency
+from espalier.data.files.records import Record
+from espalier.data.sufficiency import require_enough
+from espalier.errors import Mistake
 from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
 
@@ -46,7 +46,7 @@ def text(number: int) -> str:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enough, "LARGE", 0)
+    monkeypatch.setattr(sufficiency, "LARGE", 0)
 
 
 def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_of_a_large_file_no_more_is_read_than_it_takes(
             read.append(index)
             yield Record(f"passage number {index:05d}")
 
-    monkeypatch.setattr(enough, "site_records", records)
+    monkeypatch.setattr(sufficiency, "site_records", records)
     require_enough(settings(), site(tmp_path / "a.txt"), letters)
     assert len(read) <= 16
     assert max(ENCODED) <= 16 * 22
@@ -100,7 +100,7 @@ def test_the_site_s_own_number_of_windows_counts(tmp_path: Path) -> None:
 def test_items_of_a_task_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int
 ) -> None:
-    monkeypatch.setattr(enough, "LARGE", bytes_of_a_large_file)
+    monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)
     file = tmp_path / "a.jsonl"
     tuned = settings(method="fedpetuning", task__name="sst2")
     file.write_text(
@@ -134,7 +134,7 @@ def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_d
 def test_windows_of_fewer_tokens_than_the_site_allows_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int
 ) -> None:
-    monkeypatch.setattr(enough, "LARGE", bytes_of_a_large_file)
+    monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)
     (tmp_path / "a.txt").write_text(text(100))
     require_enough(settings(), site(tmp_path / "a.txt", least_tokens=64), letters)
     with pytest.raises(Mistake, match="least-tokens = 65"):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from espalier.corpora.file_kinds import kind_refused
-from espalier.corpora.file_text import FileText
-from espalier.corpora.files import json_records, text_records
-from espalier.corpora.tasks.catalogue import TASKS
-from espalier.corpora.tasks.reading import read_items
-from espalier.settings.mistakes import Mistake
+from espalier.data.files.file_kinds import kind_refused
+from espalier.data.files.file_text import FileText
+from espalier.data.files.files import json_records, text_records
+from espalier.data.tasks.catalogue import TASKS
+from espalier.data.tasks.reading import read_items
+from espalier.errors import Mistake
 
 TEXT = "".join(
     json.dumps({"text": f"Anna K., née à Gênes, {n}"}, ensure_ascii=False) + "\n" for n in range(40)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier.corpora.files import json_records, text_records
-from espalier.settings.mistakes import Mistake
+from espalier.data.files.files import json_records, text_records
+from espalier.errors import Mistake
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
 

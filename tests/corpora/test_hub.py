@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from client_passages import client_passages
 
-from espalier.corpora.hub import read_dataset
-from espalier.corpora.passages import is_held_out
-from espalier.settings.mistakes import Mistake
+from espalier.data.files.hub import read_dataset
+from espalier.data.passages import is_held_out
+from espalier.errors import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings
 
@@ -98,7 +98,7 @@ def test_nothing_is_made_text_that_is_none(
 ) -> None:
     rows = [{"note": "birch", "ward": "a"}, {"note": value, "ward": "a"}]
     made = datasets.Dataset.from_list(rows if value is None else rows[1:])
-    monkeypatch.setattr("espalier.corpora.hub.load_split", lambda *given: made)
+    monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
     with pytest.raises(Mistake) as caught:
         list(read_dataset("trees", "", "train", "note", "ward"))
     row = 1 if value is None else 0
@@ -112,7 +112,7 @@ def test_nothing_is_made_text_that_is_none(
 @pytest.mark.parametrize("label", [None, [1], {"a": 1}, float("nan")])
 def test_nothing_is_made_a_label_that_is_none(label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = datasets.Dataset.from_list([{"note": "birch", "ward": label}])
-    monkeypatch.setattr("espalier.corpora.hub.load_split", lambda *given: made)
+    monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
     with pytest.raises(
         Mistake,
         match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .*, holds ",

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from espalier.corpora import files, long_passages, token_pieces
-from espalier.corpora.client_text import client_windows
-from espalier.corpora.corpus_index import Source, open_corpus
-from espalier.corpora.file_text import FileText
-from espalier.corpora.files import text_record, text_records
-from espalier.corpora.passages import passages, split
-from espalier.corpora.public_text import public_windows
-from espalier.pace.beats import heard_by
-from espalier.settings.mistakes import Mistake
+from espalier.data import long_passages, token_pieces
+from espalier.data.client_text import client_windows
+from espalier.data.files import files
+from espalier.data.files.corpus_index import Source, open_corpus
+from espalier.data.files.file_text import FileText
+from espalier.data.files.files import text_record, text_records
+from espalier.data.passages import passages, split
+from espalier.data.public_text import public_windows
+from espalier.errors import Mistake
+from espalier.progress.beats import heard_by
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 

@@ -9,10 +9,10 @@ from client_passages import client_passages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.corpora.partition import Kind, Partition
-from espalier.corpora.passages import is_held_out
-from espalier.corpora.records import Record
-from espalier.settings.mistakes import Mistake
+from espalier.data.files.records import Record
+from espalier.data.partition import Kind, Partition
+from espalier.data.passages import is_held_out
+from espalier.errors import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.corpora.passages import HELD_OUT_PERCENT, digest, is_held_out, passages, split
+from espalier.data.passages import HELD_OUT_PERCENT, digest, is_held_out, passages, split
 
 WORDS = st.text(st.sampled_from("ab c\n\t\r"), max_size=60)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from espalier.corpora import documentation, source_code
-from espalier.corpora.built_in import BUILT_IN, own_records, public_part
-from espalier.corpora.passages import digest, passages, split
-from espalier.corpora.standard_library import module_files
-from espalier.settings.mistakes import Mistake
+from espalier.data.builtin import documentation, source_code
+from espalier.data.builtin.built_in import BUILT_IN, own_records, public_part
+from espalier.data.builtin.standard_library import module_files
+from espalier.data.passages import digest, passages, split
+from espalier.errors import Mistake
 from espalier.settings.run import BUILT_IN_TEXTS
 
 

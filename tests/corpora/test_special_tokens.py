@@ -18,15 +18,15 @@ from tiny_model import save_tiny_llama
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from espalier.corpora import token_pieces
-from espalier.corpora.client_items import as_tests
-from espalier.corpora.special_tokens import added_behind, prompt_encoder
-from espalier.corpora.tasks.catalogue import TASKS
-from espalier.corpora.tasks.fields import Fields
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.token_pieces import TokenPieces
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.data import token_pieces
+from espalier.data.client_items import as_tests
+from espalier.data.special_tokens import added_behind, prompt_encoder
+from espalier.data.tasks.catalogue import TASKS
+from espalier.data.tasks.fields import Fields
+from espalier.data.tasks.item import Item
+from espalier.data.token_pieces import TokenPieces
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
 
 

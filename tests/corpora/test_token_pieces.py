@@ -20,10 +20,10 @@ from tokenizers import (
     trainers,
 )
 
-from espalier.corpora import long_passages, token_pieces
-from espalier.corpora.file_text import FileText
-from espalier.corpora.token_pieces import TokenPieces, special_ending
-from espalier.corpora.windows import evaluation_windows
+from espalier.data import long_passages, token_pieces
+from espalier.data.files.file_text import FileText
+from espalier.data.token_pieces import TokenPieces, special_ending
+from espalier.data.windows import evaluation_windows
 
 GENERATOR = random.Random(5)
 WORDS = [

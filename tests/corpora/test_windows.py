@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.corpora.windows import calibration_windows, evaluation_windows, windows_sha256
-from espalier.settings.mistakes import Mistake
+from espalier.data.windows import calibration_windows, evaluation_windows, windows_sha256
+from espalier.errors import Mistake
 
 SECRET = "Anna K., born 1961"
 

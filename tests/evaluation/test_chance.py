@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from espalier.corpora.tasks.item import Item
+from espalier.data.tasks.item import Item
 from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
 
 

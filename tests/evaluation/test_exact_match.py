@@ -8,11 +8,11 @@ from adding_tokenizer import END, KINDS, START, raw_tokenizer, tokenizer_adding
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.task import Generation
-from espalier.corpora.tasks.written import NUMBERS
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.task import Generation
+from espalier.data.tasks.written import NUMBERS
+from espalier.errors import Mistake
 from espalier.evaluation.exact_match import exact_match, found_answers, generate, shortened
-from espalier.settings.mistakes import Mistake
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -12,11 +12,11 @@ from tiny_model import save_tiny_llama, save_tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.corpora.tasks.catalogue import TASKS
-from espalier.corpora.tasks.encoding import Encoded
-from espalier.corpora.tasks.fields import Fields
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.scored_items import ScoredItems, class_items, scored_items
+from espalier.data.tasks.catalogue import TASKS
+from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.fields import Fields
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
 from espalier.evaluation.exact_match import exact_match, generate
 from espalier.evaluation.scores import score

@@ -9,17 +9,17 @@ import torch
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM
 
-from espalier.corpora.client_items import as_tests
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.fields import Fields
-from espalier.corpora.tasks.item import Item
+from espalier.data.client_items import as_tests
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.fields import Fields
+from espalier.data.tasks.item import Item
+from espalier.errors import Mistake
 from espalier.evaluation import options
 from espalier.evaluation.options import log_likelihoods
-from espalier.modeling.limits import require_within_limits
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.hf.opening.limits import require_within_limits
+from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings, parse
-from server_app.outcomes.items import num_cut
+from server_app.artifacts.task_scores import num_cut
 from server_app.public_tests import PublicTests
 
 POSITIONS = 600

@@ -13,14 +13,14 @@ from model_of_logits import ModelOfLogits
 from run_names import BY_HAND
 from torch import Tensor
 
-from espalier.corpora.tasks.encoding import Encoded
-from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.data.tasks.encoding import Encoded
+from espalier.data.tasks.scored_items import ScoredItems
+from espalier.errors import Mistake
 from espalier.evaluation.perplexity import bounded
 from espalier.evaluation.scores import score
-from espalier.settings.mistakes import Mistake
-from espalier.wire.contract import check
-from espalier.wire.evaluation import OWN_LOSS_LIMIT, Texts, contract
-from espalier.wire.messages import Header, Letter
+from espalier.messages.contract import check
+from espalier.messages.evaluation import OWN_LOSS_LIMIT, Texts, contract
+from espalier.messages.message import Header, Letter
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -11,11 +11,11 @@ from tiny_model import save_tiny_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.scored_items import scored_items
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.scored_items import scored_items
+from espalier.errors import Mistake
 from espalier.evaluation.options import log_likelihoods
-from espalier.settings.mistakes import Mistake
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
-from espalier.modeling.edits import masked
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import masked
 
 VOCABULARY = 64
 

@@ -10,9 +10,9 @@ from in_process import InProcessGrid
 from numpy.typing import NDArray
 from safetensors.torch import load, load_file, save
 
+from espalier.messages.message import Letter, read, write
 from espalier.storage.blobs import sha256
-from espalier.wire.messages import Letter, read, write
-from pruning_kernels.nf4 import LEVELS
+from pruning_kernels.lora.nf4 import LEVELS
 
 Matrix = NDArray[np.float64]
 Sent = dict[int, dict[str, dict[str, torch.Tensor]]]

@@ -14,17 +14,17 @@ from safetensors.torch import load, save
 from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import Letter, read, write
+from espalier.messages.parts import MOST_WINDOWS
+from espalier.messages.payload import block_of_key
+from espalier.methods.contracts.fedpetuning import trained
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256
-from espalier.training.initial import initial_values
-from espalier.training.masked import first_shared
-from espalier.wire.messages import Letter, read, write
-from espalier.wire.parts import MOST_WINDOWS
-from espalier.wire.payload import block_of_key
-from espalier.wire.tuning import trained
-from pruning_kernels.bitmask import pack, unpack
-from pruning_kernels.slicing import packed, unpacked
+from espalier.training.initial_values import initial_values
+from espalier.training.sft_p.masked_training import first_shared
+from pruning_kernels.groups.slicing import packed, unpacked
+from pruning_kernels.votes.bitmask import pack, unpack
 
 Tensors = dict[str, torch.Tensor]
 FOLLOWERS = 3

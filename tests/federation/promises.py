@@ -35,20 +35,20 @@ from spoiled_replies import SPOILS, spoiled
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from unexpected_orders import unexpected_orders
 
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.contract import check, check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import Header, Letter, address, num_bytes, read, write
+from espalier.messages.payload import TensorSpec, pack_tensors, unpack_tensors
+from espalier.messages.reply_estimate import outlook
 from espalier.settings.run import parse
 from espalier.storage.chain_check import chain_check
-from espalier.wire.contract import check, check_reply
-from espalier.wire.contracts import contract_for
-from espalier.wire.messages import Header, Letter, address, num_bytes, read, write
-from espalier.wire.payload import TensorSpec, pack_tensors, unpack_tensors
-from espalier.wire.planned import outlook
-from server_app.planning.traffic import RunTraffic, asked_of
+from server_app.estimate.traffic import RunTraffic, asked_of
 from server_app.public_tests import public_tests
 from server_app.run_status import run_status
-from strategies.engine.checkpoint import CheckpointFolder
-from strategies.engine.rounds import RunFailed
+from strategies.base.checkpoint import CheckpointFolder
+from strategies.base.rounds import RunFailed
 
 
 def outgoing_bytes(reply: Message) -> bytes:
@@ -231,7 +231,7 @@ class Federations:
     def bench(self, tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
         # The minimum for real sites is larger than the texts of the bench.
-        monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+        monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
         return Bench(tmp_path, self.method, self.settings, home=home)
 
     @pytest.fixture
@@ -270,7 +270,7 @@ class Federations:
     ) -> "Uninterrupted":
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
-            monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+            monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
             bench = Bench(folder, cls.method, cls.settings | changes, home=home)
             requests = list[Message]()
             grid = bench.grid()
@@ -444,7 +444,7 @@ class Promises(Federations):
         def fail(*_: object, **__: object) -> None:
             raise IndexError(private_text(0)[:200])
 
-        monkeypatch.setattr(f"espalier.corpora.client_text.{self.cuts_windows}", fail)
+        monkeypatch.setattr(f"espalier.data.client_text.{self.cuts_windows}", fail)
         grid = bench.grid()
         with pytest.raises(RunFailed, match="unexpected IndexError"):
             bench.run(grid)
@@ -852,7 +852,7 @@ class Promises(Federations):
     def test_a_mean_over_few_words_never_leaves(
         self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 1000)
+        monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 1000)
         with pytest.raises(
             RunFailed, match="gives fewer than 1000 predictions, and a mean over them says too much"
         ):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from flwr.app import Array, Message
 
-from espalier.wire.messages import read
-from espalier.wire.payload import STYPE
+from espalier.messages.message import read
+from espalier.messages.payload import STYPE
 
 
 def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from client_app.answered_once import Work, answer_once
+from client_app.protocol.answer_once import Work, answer_once
 from client_app.site import Site
-from espalier.settings.mistakes import Mistake, StateLost
+from espalier.errors import Mistake, StateLost
+from espalier.messages.message import UNREAD, Letter
+from espalier.messages.parts import Report
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
-from espalier.storage.private import PrivateState
-from espalier.wire.messages import UNREAD, Letter
-from espalier.wire.parts import Report
+from espalier.storage.client_state import PrivateState
 
 
 @pytest.fixture

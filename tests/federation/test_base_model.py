@@ -16,8 +16,8 @@ from in_process import InProcessGrid
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.settings.mistakes import Mistake
-from server_app.outcomes.outcome import Outcome
+from espalier.errors import Mistake
+from server_app.artifacts.outcome import Outcome
 
 PRUNED = {"fedprllm.sparsity": 0.5}
 

@@ -12,10 +12,10 @@ from bench import EVALUATED, Bench, events
 from flwr.app import Message
 from in_process import InProcessGrid
 
-import client_app.fedprllm
-from espalier.pace.beats import Pace
-from espalier.storage.at_work import AtWork
-from espalier.wire.messages import read
+import client_app.methods.fedprllm
+from espalier.messages.message import read
+from espalier.progress.beats import Pace
+from espalier.storage.activity import AtWork
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedpetuning": {
@@ -83,7 +83,7 @@ SAID: dict[str, dict[str, set[str]]] = {
 @pytest.fixture
 def every_beat_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Print every progress report, even if it follows the last one at once."""
-    for module in ("client_app.at_work", "strategies.engine.progress"):
+    for module in ("client_app.protocol.activity", "strategies.base.progress"):
         monkeypatch.setattr(
             f"{module}.Pace", lambda say, now=lambda: 0.0, every=0.0: Pace(say, now, 0.0)
         )
@@ -162,7 +162,7 @@ def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(
 
 def test_without_long_work_no_line_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # Time stands still, so no progress line is due.
-    monkeypatch.setattr("client_app.at_work.Pace", lambda say: Pace(say, now=lambda: 0.0))
+    monkeypatch.setattr("client_app.protocol.activity.Pace", lambda say: Pace(say, now=lambda: 0.0))
     folder = bench.run(a_reply_at_a_time(bench.grid()))
     assert not [
         event for event in events(folder) if event["event"] in ("at_work", "beat", "waiting")
@@ -179,9 +179,11 @@ def test_a_simulated_client_counts_as_at_work_while_it_works_and_no_longer(
     def work(when: str) -> None:
         seen[when].append(AtWork(bench.folder / "state", lineage[-1]).anybody())
 
-    real = client_app.fedprllm._prune_alone
+    real = client_app.methods.fedprllm._prune_alone
     monkeypatch.setattr(
-        client_app.fedprllm, "_prune_alone", lambda *given: (work("during"), real(*given))[1]
+        client_app.methods.fedprllm,
+        "_prune_alone",
+        lambda *given: (work("during"), real(*given))[1],
     )
 
     def look(request: Message, reply: Message) -> Message:

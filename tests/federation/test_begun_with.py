@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_app.tuning import begins_with
-from espalier.settings.mistakes import Mistake
+from client_app.methods.fedpetuning import begins_with
+from espalier.errors import Mistake
+from espalier.messages.payload import NUMPY_DTYPES, pack_tensors
+from espalier.methods.contracts.fedpetuning import blob_specs, trained
+from espalier.methods.examples import PLAN
 from espalier.settings.run import parse
-from espalier.wire.examples import PLAN
-from espalier.wire.payload import NUMPY_DTYPES, pack_tensors
-from espalier.wire.tuning import blob_specs, trained
 
 
 @pytest.mark.parametrize("method", ["fedpetuning", "fedspine"])

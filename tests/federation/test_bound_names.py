@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from in_process import InProcessGrid
 from run_names import BY_HAND
 
-from client_app.check_node import look
-from espalier.launch.keys import make_keys
-from espalier.settings.mistakes import Mistake
-from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+from client_app.node.check_node import look
+from espalier.cli.keys import make_keys
+from espalier.errors import Mistake
+from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
 
 SITES = ("hospital-a", "hospital-b")
 NONCE = "0f" * 32
@@ -208,7 +208,7 @@ def test_it_signs_nothing_else(
 ) -> None:
     """A site does not sign in a run without keys either, even if the request has a nonce."""
     monkeypatch.setattr(
-        "client_app.own_name.private_key", lambda path: pytest.fail("the key was read")
+        "client_app.policy.identity.private_key", lambda path: pytest.fail("the key was read")
     )
     reply = ask(bench, scalars, site_keys=site_keys)
     assert reply.header.status == "failed"

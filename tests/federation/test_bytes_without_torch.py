@@ -13,7 +13,7 @@ from bench import EVALUATED, Bench
 from flwr.app import Message
 from tiny_model import save_tiny_llama
 
-from espalier.wire.messages import read
+from espalier.messages.message import read
 
 ANSWER = """
 import pickle, sys
@@ -24,7 +24,7 @@ from flwr.app import Context, RecordDict
 from client_app.app import app
 from client_app.simulated import playing_a_node
 from espalier.flower.outside_task import play_task
-from espalier.wire.messages import address, read
+from espalier.messages.message import address, read
 play_task()
 asked = pickle.loads(Path(sys.argv[1]).read_bytes())
 message = address(asked["request"], 1, 60.0)
@@ -42,7 +42,7 @@ def test_masks_and_kept_weights_are_fetched_and_delivered_without_torch(
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     # The minimum for real sites is larger than the texts of the bench.
-    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
     bench = Bench(tmp_path, method, EVALUATED | {f"{method}.sparsity": 0.5}, num_clients=2)
     answered = set[str]()
     bench.model = save_tiny_llama(tmp_path / "deep", blocks=8)

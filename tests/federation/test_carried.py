@@ -4,15 +4,15 @@ from pathlib import Path
 
 import torch
 
-from client_app import carried
-from client_app.carried import FEEDBACK, MOMENTS
-from espalier.storage.private import PrivateState
+from client_app.protocol import client_state
+from client_app.protocol.client_state import FEEDBACK, MOMENTS
+from espalier.storage.client_state import PrivateState
 
 
 def left(state: PrivateState, document: str, server_round: int) -> dict[str, float]:
     return {
         key: block["x"].item()
-        for key, block in carried.before(state, document, server_round).items()
+        for key, block in client_state.before(state, document, server_round).items()
     }
 
 
@@ -24,7 +24,7 @@ def test_a_round_begins_with_what_the_one_before_left_however_often_it_is_asked_
     # The client does not take part in rounds 3 and 4.
     for server_round in (1, 2, 2, 5, 5):
         for document, shift in ((FEEDBACK, 0.0), (MOMENTS, 10.0)):
-            carried.keep(
+            client_state.keep(
                 state, document, server_round, {"block": {"x": torch.tensor(server_round + shift)}}
             )
         assert (

@@ -9,7 +9,7 @@ from adapters_sent import norm_weights, padded_mean, sent_adapters, written
 from bench import Bench, summary
 from flwr.app import Message
 
-from espalier.wire.messages import read, write
+from espalier.messages.message import read, write
 
 TUNING = {
     "training.steps": 2,

@@ -30,17 +30,17 @@ from run_names import BY_HAND
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.modeling.export import ExportError
-from espalier.modeling.opened import open_model
+from espalier.errors import Mistake
+from espalier.hf.export.model import ExportError
+from espalier.hf.opening.opened import open_model
+from espalier.messages.blobs.adapters import pack_adapters
+from espalier.messages.ledger import Ledger
+from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
+from espalier.models.adapters import adapter_plan
 from espalier.settings.lora import LoraSettings
-from espalier.settings.mistakes import Mistake
-from espalier.training.initial import initial_adapters
-from espalier.wire.adapter_payload import pack_adapters
-from espalier.wire.adapters import adapter_plan
-from espalier.wire.ledger import Ledger
-from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
-from strategies.engine.checkpoint import CheckpointFolder
-from strategies.methods.fedpetuning import FedPETuning
+from espalier.training.initial_values import initial_adapters
+from strategies.base.checkpoint import CheckpointFolder
+from strategies.fedpetuning.strategy import FedPETuning
 
 SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16)}
 """Shapes (out, in) of the adapted matrices of the bench's model, which has two blocks."""
@@ -158,7 +158,7 @@ class TestFedPETuning(Promises):
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
         # All clients go through their text in the same order.
-        monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)
+        monkeypatch.setattr("client_app.methods.fedpetuning.derive_seed", lambda *_, **__: 5)
         changes = {"federation__rounds": 1}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -481,8 +481,8 @@ class TestFedPETuning(Promises):
             owed.append(bool(residuals))
             return pack_adapters(tensors, payload, residuals)
 
-        monkeypatch.setattr("client_app.tuning.pack_adapters", pack)
-        monkeypatch.setattr("strategies.results.adapters.pack_adapters", pack)
+        monkeypatch.setattr("client_app.methods.fedpetuning.pack_adapters", pack)
+        monkeypatch.setattr("strategies.fedpetuning.adapters.pack_adapters", pack)
         bench.run(federation__payload="nf4", fedpetuning__aggregation=aggregation)
         assert any(owed) == (aggregation == "factors")
 
@@ -714,7 +714,7 @@ class TestFedPETuning(Promises):
         def differ(*_: object) -> None:
             raise ExportError("adapter: logits of the reloaded model differ by 7")
 
-        monkeypatch.setattr("server_app.outcomes.adapters.check_adapter", differ)
+        monkeypatch.setattr("server_app.artifacts.adapters.check_adapter", differ)
         with pytest.raises(ExportError, match="differ by 7"):
             bench.run()
         (folder,) = (bench.folder / "runs").iterdir()

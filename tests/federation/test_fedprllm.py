@@ -17,13 +17,13 @@ from safetensors.numpy import load
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from espalier.corpora.client_text import client_windows
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_text import client_windows
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import failure, read, write
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
-from espalier.wire.messages import failure, read, write
-from strategies.engine.rounds import RunFailed
+from strategies.base.rounds import RunFailed
 
 
 class TestFedPrLLM(PruningPromises):
@@ -137,7 +137,7 @@ class TestFedPrLLM(PruningPromises):
     def test_a_site_with_another_program_is_refused(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("strategies.engine.method.code_sha256", lambda: "0" * 64)
+        monkeypatch.setattr("strategies.base.method.code_sha256", lambda: "0" * 64)
         with pytest.raises(RunFailed, match="0 clients enrolled"):
             bench.run()
         (folder,) = (bench.folder / "runs").iterdir()
@@ -677,8 +677,8 @@ def test_vote_by_hand() -> None:
 
     \|W\| is 5, 4 and 9 there, so (1, 0) and (0, 2) are pruned.
     """
-    from pruning_kernels.bitmask import pack, unpack
-    from pruning_kernels.votes import VoteCounter, magnitudes
+    from pruning_kernels.votes.bitmask import pack, unpack
+    from pruning_kernels.votes.votes import VoteCounter, magnitudes
 
     clients = [[[1, 0, 1], [1, 0, 0]], [[1, 1, 0], [0, 1, 0]], [[1, 0, 1], [1, 1, 0]]]
     counter = VoteCounter((2, 3), 3)

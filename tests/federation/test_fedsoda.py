@@ -24,22 +24,22 @@ from safetensors.torch import load, load_file
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import client_app.fedsoda
-from client_app import tuning
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.settings.mistakes import Mistake
+import client_app.methods.fedsoda
+from client_app.methods import fedpetuning as tuning
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.messages.blobs.model_pieces import Manifest
+from espalier.messages.message import Letter, address, read
+from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.models.adapters import Tensors
+from espalier.seeds import derive_seed
 from espalier.settings.run import parse
-from espalier.settings.seeds import derive_seed
 from espalier.training.alignment import Alignment, Places, Teacher
-from espalier.training.initial import initial_values
+from espalier.training.initial_values import initial_values
 from espalier.training.loop import Loop
-from espalier.wire.adapters import Tensors
-from espalier.wire.messages import Letter, address, read
-from espalier.wire.model_folder import Manifest
-from espalier.wire.payload import pack_tensors, unpack_tensors
-from espalier.wire.tuning import trained
-from strategies.engine.rounds import RunFailed
-from strategies.results import sub_model
+from strategies.base.rounds import RunFailed
+from strategies.fedsoda import sub_model
 
 SMALL: dict[str, Any] = {
     "federation.rounds": 2,
@@ -261,7 +261,7 @@ class TestFedSoda(Promises):
     ) -> None:
         """A server that sends other bytes, or files that are no part of a model, gets no work."""
         if spoil == "piece":
-            zeros = "strategies.results.sub_model.SubModelResult.piece"
+            zeros = "strategies.fedsoda.sub_model.SubModelResult.piece"
             monkeypatch.setattr(
                 zeros, lambda result, index: bytes(result.manifest.piece_size(index))
             )
@@ -698,14 +698,14 @@ class TestFedSoda(Promises):
     ) -> None:
         """The client's emulator LoRA is close to what the server aligned, and not zero."""
         beside = list[Tensors]()
-        make = client_app.fedsoda._emulator
+        make = client_app.methods.fedsoda._emulator
 
         def noted(*arguments: Any) -> Any:
             plan, values = make(*arguments)
             beside.append(values)
             return plan, values
 
-        monkeypatch.setattr(client_app.fedsoda, "_emulator", noted)
+        monkeypatch.setattr(client_app.methods.fedsoda, "_emulator", noted)
         aligned = list[dict[str, dict[str, torch.Tensor]]]()
         run = Alignment.run
 
@@ -898,7 +898,7 @@ def test_the_pull_is_towards_the_first_values(tmp_path: Path) -> None:
     settings = parse({"method": "fedpetuning", "training.proximal": 0.5, "lora.rank": 2})
     plan = trained(model.plan, settings)
     first = initial_values(model, plan, settings.seed)
-    pull = client_app.fedsoda._Pull(SimpleNamespace(model=model, settings=settings))  # type: ignore[arg-type]
+    pull = client_app.methods.fedsoda._Pull(SimpleNamespace(model=model, settings=settings))  # type: ignore[arg-type]
     assert float(pull(plan, first)) == 0
     moved = {
         key: {name: value.clone() for name, value in own.items()} for key, own in first.items()

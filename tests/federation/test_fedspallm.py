@@ -19,16 +19,16 @@ from safetensors.torch import load, save
 from spoiled_replies import spoiled
 from tiny_model import save_tiny_llama
 
-import client_app.held_layers
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+import client_app.methods.fedspallm_layers
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import Letter, read
+from espalier.messages.payload import STYPE
+from espalier.methods.contracts.fedspallm import sparsity_of
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from espalier.wire.fedspallm import sparsity_of
-from espalier.wire.messages import Letter, read
-from espalier.wire.payload import STYPE
-from strategies.engine.rounds import RunFailed
-from strategies.methods.held_layers import HeldLayers
+from strategies.base.rounds import RunFailed
+from strategies.fedspallm.client_layers import HeldLayers
 
 
 def exact(model: OpenedModel, sparsity: float) -> float:
@@ -606,7 +606,7 @@ class TestRounds(SpaLLMPromises):
         def refuse(site: Any, request: Any) -> Any:
             raise Mistake("the disk is full")
 
-        monkeypatch.setattr("client_app.held_layers.take_layers", refuse)
+        monkeypatch.setattr("client_app.methods.fedspallm_layers.take_layers", refuse)
         with pytest.raises(
             RunFailed,
             match=r"0 clients left for round 2(.|\n)*node-00003: deliver: the disk is full",
@@ -782,8 +782,8 @@ class TestRounds(SpaLLMPromises):
                 raise Mistake("the disk is full")
             return deliver(site, request)
 
-        deliver = client_app.held_layers.take_layers
-        monkeypatch.setattr(client_app.held_layers, "take_layers", refuse)
+        deliver = client_app.methods.fedspallm_layers.take_layers
+        monkeypatch.setattr(client_app.methods.fedspallm_layers, "take_layers", refuse)
         document = summary(bench.run())
         assert [client["status"] for client in document["clients"]] == [
             "completed",
@@ -818,7 +818,7 @@ class TestSampling:
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-        monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+        monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
         return Bench(tmp_path, "fedspallm", {"fedspallm.sampled-layers": 0.5}, num_clients=1)
 
     def test_too_few_places_are_refused_with_the_numbers(self, bench: Bench) -> None:

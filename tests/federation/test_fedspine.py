@@ -23,14 +23,14 @@ from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM
 
-from espalier.modeling.opened import OpenedModel
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.group_bits import CUT
+from espalier.messages.message import Letter, read, write
+from espalier.messages.payload import pack_tensors, tensor_specs, unpack_tensors
+from espalier.models.structure import Structure
 from espalier.settings.fleet import read_fleet
-from espalier.settings.mistakes import Mistake
-from espalier.wire.cut_units import CUT
-from espalier.wire.messages import Letter, read, write
-from espalier.wire.payload import pack_tensors, tensor_specs, unpack_tensors
-from espalier.wire.structure import Structure
-from strategies.engine.rounds import RunFailed
+from strategies.base.rounds import RunFailed
 
 GROUP = 384
 CHANNEL = 48

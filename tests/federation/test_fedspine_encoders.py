@@ -21,13 +21,13 @@ from test_tuning_tasks import reviews, write
 from tiny_model import save_tiny_roberta
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.contract import check, check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import read
+from espalier.models.structure import Structure
 from espalier.settings.run import parse
-from espalier.wire.contract import check, check_reply
-from espalier.wire.contracts import contract_for
-from espalier.wire.messages import read
-from espalier.wire.structure import Structure
 
 HEAD = 3 * 16 * 65 + 16 * 64
 CHANNEL = 65 + 64
@@ -83,8 +83,8 @@ def bench_in(folder: Path, shared: Home, monkeypatch: pytest.MonkeyPatch) -> Ben
     """Return a bench of four devices with one file of records each, and evaluation items."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
     for name in ("client_text", "client_items"):
-        monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
-    monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 3)
+        monkeypatch.setattr(f"espalier.data.{name}.LEAST_PREDICTIONS", 3)
+    monkeypatch.setattr("espalier.data.client_items.LEAST_ITEMS", 3)
     given = {
         "task.test-path": shared.public.with_name("test.jsonl"),
         "data.path": shared.public.with_name("text-{client}.txt"),

@@ -11,15 +11,15 @@ from bench import Bench, private_text, summary
 from promises import Promises, Uninterrupted
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.corpora.client_text import client_windows
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_text import client_windows
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import Letter, read
+from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from espalier.wire.messages import Letter, read
-from espalier.wire.payload import pack_tensors, unpack_tensors
-from strategies.engine.rounds import RunFailed
+from strategies.base.rounds import RunFailed
 
 SHARE = 0.3
 LINEARS = {"attn.o": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}
@@ -269,7 +269,7 @@ class TestFlap(Promises):
     ) -> None:
         from flwr.app import Array, Message
 
-        from espalier.wire.payload import STYPE
+        from espalier.messages.payload import STYPE
 
         def spoil(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
@@ -310,7 +310,7 @@ class TestFlap(Promises):
         """The limit applies to claimed tokens and to moments far above those of other clients."""
         from flwr.app import Array, Message
 
-        from espalier.wire.payload import STYPE
+        from espalier.messages.payload import STYPE
 
         def shout(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind != "train":

@@ -30,16 +30,16 @@ from in_process import InProcessGrid
 from promises import Promises, third_order_of
 from safetensors.torch import load, save
 
-import client_app.tuning
-from espalier.modeling.opened import open_model
+import client_app.methods.fedpetuning
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import open_model
+from espalier.messages.message import Letter, read
+from espalier.messages.payload import STYPE
+from espalier.models.adapters import adapter_plan
 from espalier.settings.fleet import read_fleet
 from espalier.settings.lora import LoraSettings
-from espalier.settings.mistakes import Mistake
-from espalier.training.initial import initial_adapters
-from espalier.wire.adapters import adapter_plan
-from espalier.wire.messages import Letter, read
-from espalier.wire.payload import STYPE
-from strategies.engine.rounds import RunFailed
+from espalier.training.initial_values import initial_adapters
+from strategies.base.rounds import RunFailed
 
 SIDES = 16 + 16 + 16 + 8
 """Inputs and outputs of the adapted matrices of one block; the bench's model has two blocks."""
@@ -160,13 +160,13 @@ class TestHetLoRA(Promises):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ranks = {}
-        alone = client_app.tuning._train_alone
+        alone = client_app.methods.fedpetuning._train_alone
 
         def noted(site: Any, state: Any, header: Any, adapters: Any, *beside: Any) -> Any:
             ranks[header.client] = max(adapter.rank for _, adapter in adapters)
             return alone(site, state, header, adapters, *beside)
 
-        monkeypatch.setattr(client_app.tuning, "_train_alone", noted)
+        monkeypatch.setattr(client_app.methods.fedpetuning, "_train_alone", noted)
         drawn = {"federation__rounds": 1, "federation__sampled_clients": 0.25}
         changes = {"hetlora__ranks": "", **drawn, "evaluation__local_only": True}
         grid = bench.grid(**changes)
@@ -235,7 +235,7 @@ class TestHetLoRA(Promises):
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
         # All clients go through their text in the same order.
-        monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)
+        monkeypatch.setattr("client_app.methods.fedpetuning.derive_seed", lambda *_, **__: 5)
         grid, folder = self._last(bench, hetlora__ranks="8")
         sent = sent_adapters(grid, 1)
         for matrix in PATHS:
@@ -564,6 +564,8 @@ class TestHetLoRA(Promises):
     def test_egress_holds_back_what_is_not_zero_beyond_the_rank(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("client_app.tuning.cut_to_rank", lambda tensors, _: dict(tensors))
+        monkeypatch.setattr(
+            "client_app.methods.fedpetuning.cut_to_rank", lambda tensors, _: dict(tensors)
+        )
         with pytest.raises(RunFailed, match="egress check: blobs: not zero beyond rank"):
             bench.run(**PRUNED)

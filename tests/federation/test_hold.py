@@ -18,18 +18,18 @@ from run_names import BY_HAND, named
 from safetensors.numpy import load_file
 
 import client_app.app
-from client_app import hold
-from client_app.check_log import main as check_log
-from client_app.hold import StillHeldError
-from client_app.release import decide as decide_on
-from client_app.release import main as release
-from client_app.release import waiting
-from espalier.settings.mistakes import Mistake
+from client_app.policy import approval as hold
+from client_app.policy.approval import StillHeldError
+from client_app.policy.approval_command import decide as decide_on
+from client_app.policy.approval_command import main as release
+from client_app.policy.approval_command import waiting
+from client_app.policy.log_check import main as check_log
+from espalier.errors import Mistake
+from espalier.messages.lifetime import lifetime
+from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
 from espalier.settings.node import parse_node
 from espalier.storage.chain_check import chain_check
-from espalier.storage.held import Held, HeldReplies, held_at
-from espalier.wire.lifetime import lifetime
-from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+from espalier.storage.waiting_replies import Held, HeldReplies, held_at
 
 SECONDS = 100.0
 METHODS: dict[str, dict[str, Any]] = {
@@ -273,7 +273,7 @@ def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(
 def test_a_reply_that_nobody_releases_costs_its_contribution_and_is_there_for_a_resumption(
     bench: Bench, time: Time
 ) -> None:
-    from strategies.engine.rounds import RunFailed
+    from strategies.base.rounds import RunFailed
 
     with pytest.raises(RunFailed, match="Flower reports error"):
         bench.run(sites(bench, num_clients=1), num_clients=1, attempts=2)
@@ -551,7 +551,7 @@ def test_nobody_decides_whose_word_the_node_could_not_read(
 ) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
-    monkeypatch.setattr("client_app.release.os.geteuid", lambda: os.getuid() + 4321)
+    monkeypatch.setattr("client_app.policy.approval_command.os.geteuid", lambda: os.getuid() + 4321)
     assert decide(bench) == 2
     assert decide(bench, all=True) == 2
     assert f"and this is {os.getuid() + 4321}; decide as" in capsys.readouterr().err

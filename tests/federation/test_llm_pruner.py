@@ -11,14 +11,14 @@ from promises import Promises, Uninterrupted
 from test_flap import all_windows
 from transformers import AutoModelForCausalLM
 
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.taylor import taylor_scores
-from espalier.settings.llm_pruner import LlmPrunerSettings
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.group_scores.taylor import taylor_scores
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import Letter, read
+from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.methods.settings.llm_pruner import LlmPrunerSettings
 from espalier.storage.blobs import sha256
-from espalier.wire.messages import Letter, read
-from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
 
 ROWS = {
     "groups": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -15,14 +15,14 @@ from tiny_model import save_tiny_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
-from espalier.settings.seeds import derive_seed
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import Header, Letter, read
+from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.seeds import derive_seed
 from espalier.storage.blobs import sha256
 from espalier.training.order import sequences_of_step
-from espalier.wire.messages import Header, Letter, read
-from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
-from strategies.engine.rounds import RunFailed
+from strategies.base.rounds import RunFailed
 
 BLOCKS = 4
 SPAN = 2

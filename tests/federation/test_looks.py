@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bench import Bench, summary
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 TRAINED = {
     "federation.rounds": 3, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01, "lora.rank": 2,

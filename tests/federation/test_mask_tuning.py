@@ -17,16 +17,16 @@ from test_flap import all_windows
 from test_llm_pruner import SIDES, searched_by_hand
 from transformers import AutoModelForCausalLM
 
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.mask_tuning import scaled_cuts, scales_or_none
-from espalier.settings.llm_pruner import LlmPrunerSettings
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.group_scores.mask_tuning import scaled_cuts, scales_or_none
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.cuts import scales_of
+from espalier.messages.blobs.mask_tuning import require_sendable
+from espalier.messages.message import Letter, read
+from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256
-from espalier.wire.cuts import scales_of
-from espalier.wire.mask_tuning import require_sendable
-from espalier.wire.messages import Letter, read
-from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 DAMPING = 0.05
 FISHER = {"llm-pruner.element": "squared", "llm-pruner.selection": "search"}

@@ -15,12 +15,12 @@ from bench import LOCAL_ONLY, Bench, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 
+from espalier.messages.message import read
 from espalier.settings.run import parse
-from espalier.wire.messages import read
-from server_app.results import Summary
-from server_app.table import closing_line
-from strategies.engine.roster import Roster, Seat
-from strategies.engine.rounds import RunFailed
+from server_app.report.summary import Summary
+from server_app.report.table import closing_line
+from strategies.base.roster import Roster, Seat
+from strategies.base.rounds import RunFailed
 
 
 @pytest.fixture

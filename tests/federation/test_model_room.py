@@ -17,15 +17,15 @@ import pytest
 from flwr.app import Context, RecordDict
 from run_names import named
 
-from client_app import model_room
-from client_app.downloaded_model import downloaded_model, take_offer, take_piece
+from client_app.protocol import model_quota
+from client_app.protocol.model_download import downloaded_model, take_offer, take_piece
 from client_app.simulated import in_simulation
 from client_app.site import Site
-from espalier.settings.mistakes import Mistake, StateLost
+from espalier.errors import Mistake, StateLost
+from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer
+from espalier.messages.message import SCHEMA_VERSION, Header, Letter
+from espalier.messages.payload import pack_tensors
 from espalier.settings.run import default_values
-from espalier.wire.messages import SCHEMA_VERSION, Header, Letter
-from espalier.wire.model_folder import BYTES, PIECE, Offer
-from espalier.wire.payload import pack_tensors
 
 MOST = 20_000
 PIECE_BYTES = 1000
@@ -235,7 +235,7 @@ def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="has no room"):
         other.offer()
     (lock,) = (tmp_path / "state" / "models").glob("*/lock")
-    os.utime(lock, (lock.stat().st_mtime - model_room.ABANDONED_SECONDS - 1,) * 2)
+    os.utime(lock, (lock.stat().st_mtime - model_quota.ABANDONED_SECONDS - 1,) * 2)
     lacking = other.offer()
     with pytest.raises(Mistake, match="have reserved 15000 bytes"):
         given_up.bring(1)
@@ -254,7 +254,7 @@ def test_damage_to_what_was_reserved_lets_nobody_take_more(tmp_path: Path) -> No
     first, second = (Server(tmp_path, str(n), of(n, 12_000)) for n in range(2))
     for index in first.offer():
         first.bring(index)
-    (note,) = (tmp_path / "state" / "models").glob(f"*/{model_room.RESERVED}")
+    (note,) = (tmp_path / "state" / "models").glob(f"*/{model_quota.RESERVED}")
     for text in ("{", "[]", json.dumps({"bytes": "x"}), "[" * 10_000):
         note.write_text(text)
         with pytest.raises(Mistake, match="reserved 12000 bytes"):

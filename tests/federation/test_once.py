@@ -16,16 +16,16 @@ from bench import LOCAL_ONLY, Bench, events, model_files, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 
-import client_app.fedprllm
-import client_app.tuning
-from espalier.settings.mistakes import Mistake
-from espalier.storage.private import PrivateState
+import client_app.methods.fedpetuning
+import client_app.methods.fedprllm
+from espalier.errors import Mistake
+from espalier.messages.message import Letter, address, read
+from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.storage.client_state import PrivateState
 from espalier.training.loop import Loop
-from espalier.wire.messages import Letter, address, read
-from espalier.wire.payload import pack_tensors, unpack_tensors
-from strategies.engine.method import PATIENCE, Method
-from strategies.engine.roster import Roster, Seat
-from strategies.engine.run_folder import RunFolder, Times
+from strategies.base.method import PATIENCE, Method
+from strategies.base.roster import Roster, Seat
+from strategies.base.run_folder import RunFolder, Times
 
 TUNING = {
     "federation.rounds": 1,
@@ -73,9 +73,9 @@ def test_the_local_only_result_is_made_in_a_message_of_its_own(
     working_on: list[str] = []
     monkeypatch.setattr(Loop, "run", counted(Loop.run, working_on))
     monkeypatch.setattr(
-        client_app.fedprllm,
+        client_app.methods.fedprllm,
         "prune_by_block",
-        counted(client_app.fedprllm.prune_by_block, working_on),
+        counted(client_app.methods.fedprllm.prune_by_block, working_on),
     )
     grid = bench.grid()
     worked = dict[str, int]()
@@ -367,7 +367,7 @@ def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
     grid = bench.grid()
     for before in list(WORK)[: list(WORK).index(kind)]:
         assert answer(bench, requests[before], grid=grid).header.status == "ok"
-    real = getattr(client_app.tuning, WORK[kind])
+    real = getattr(client_app.methods.fedpetuning, WORK[kind])
     begun = threading.Event()
     go_on = threading.Event()
     times = []
@@ -378,7 +378,7 @@ def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
         assert go_on.wait(600)
         return real(*arguments)
 
-    monkeypatch.setattr(client_app.tuning, WORK[kind], work)
+    monkeypatch.setattr(client_app.methods.fedpetuning, WORK[kind], work)
     while arrivals.acquire(blocking=False):
         pass
     with ThreadPoolExecutor(2) as pool:

@@ -18,11 +18,11 @@ from run_names import BY_HAND, named
 from safetensors.numpy import save
 
 import client_app.app
-import client_app.egress
+import client_app.policy.egress_check
+from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, Letter, address, read
 from espalier.storage.chain_check import chain_check
-from espalier.storage.private import mark_as_ours, private_folder
+from espalier.storage.client_state import mark_as_ours, private_folder
 from espalier.training.loop import Loop
-from espalier.wire.messages import SCHEMA_VERSION, UNREAD, Header, Letter, address, read
 
 SECRET = "the-patient-s-name"
 
@@ -459,7 +459,7 @@ def test_an_evaluation_is_of_the_texts_that_the_settings_name(
     assert "17 texts, at most 16 are evaluated on" in OneSite(
         bench, evaluation__texts=names
     ).refusal("enrol", 0, lineage=named("c"))
-    monkeypatch.setattr("espalier.wire.evaluation.LEAST_PREDICTIONS", 1000)
+    monkeypatch.setattr("espalier.messages.evaluation.LEAST_PREDICTIONS", 1000)
     assert (
         site.evaluate({"a": tokens})
         .scalars["reason"]
@@ -572,7 +572,7 @@ def test_a_panic_in_any_handler_is_an_answer(
 def test_a_panic_on_the_way_out_is_an_answer(
     bench: Bench, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_app.egress, where, panic)
+    monkeypatch.setattr(client_app.policy.egress_check, where, panic)
     assert told_of_panic(OneSite(bench).ask("train"))
 
 

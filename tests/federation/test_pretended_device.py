@@ -74,7 +74,7 @@ def test_a_run_has_the_bytes_of_one_on_the_cpu(
 ) -> None:
     method, settings = RUNS[name]
     # The minimum for real sites is larger than the texts of the bench.
-    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
     bench = Bench(tmp_path, method, settings | EVALUATED, num_clients=2)
     if method in DEEPER:
         save_tiny_llama(bench.model, blocks=4)
@@ -85,7 +85,7 @@ def test_a_run_has_the_bytes_of_one_on_the_cpu(
     # Only the choice of the device may see CUDA; bitsandbytes would use it as well.
     there = SimpleNamespace(is_available=lambda: True)
     monkeypatch.setattr(
-        "espalier.modeling.computing.torch", SimpleNamespace(**vars(torch) | {"cuda": there})
+        "espalier.hf.machine.computing.torch", SimpleNamespace(**vars(torch) | {"cuda": there})
     )
     with pretended():
         folder = bench.run(device="cuda")

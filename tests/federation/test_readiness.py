@@ -12,9 +12,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from in_process import InProcessGrid
 
+from espalier.errors import NOT_LOADED
 from espalier.flower.load_faults import TRIES, could_not_load
-from espalier.settings.mistakes import NOT_LOADED
-from espalier.wire.messages import read
+from espalier.messages.message import read
 
 
 @pytest.fixture

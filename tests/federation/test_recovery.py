@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from test_tuning_tasks import bench_of, metric, reviews
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.models.adapters import adapter_plan
 from espalier.settings.run import parse
-from espalier.training.adapted import AdaptedModel
-from espalier.wire.adapters import adapter_plan
+from espalier.training.adapted_model import AdaptedModel
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 TUNED: dict[str, Any] = {
@@ -106,8 +106,8 @@ def test_a_smaller_model_is_tuned_for_a_task(
 ) -> None:
     """The smaller model evaluates the items before tuning, the tuned one afterwards."""
     for name in ("client_text", "client_items"):
-        monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
-    monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 3)
+        monkeypatch.setattr(f"espalier.data.{name}.LEAST_PREDICTIONS", 3)
+    monkeypatch.setattr("espalier.data.client_items.LEAST_ITEMS", 3)
     bench = bench_of(tmp_path, "sst2", reviews, model=str(pruned["flap"]))
     document = summary(bench.run())
     loss = metric(document, "loss")["values"]

@@ -7,9 +7,9 @@ import pytest
 from bench import Bench
 from flwr.app import Message
 
-from espalier.settings.mistakes import Mistake
-from espalier.wire.messages import Kind, read
-from strategies.engine.run_folder import RunFolder
+from espalier.errors import Mistake
+from espalier.messages.message import Kind, read
+from strategies.base.run_folder import RunFolder
 
 
 @pytest.fixture

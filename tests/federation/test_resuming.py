@@ -18,12 +18,12 @@ from flwr.app import Message
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import read
 from espalier.settings.run import parse
 from espalier.storage.directory_lock import locked
-from espalier.wire.messages import read
-from server_app.before_start import open_all
+from server_app.preflight import open_all
 from server_app.run_directory import require_run_directory
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -11,11 +11,11 @@ import pytest
 from bench import Bench, model_files, results, summary
 from in_process import FakeTime, InProcessGrid
 
+from espalier.models.plan import ModelPlan
 from espalier.settings.run import parse
-from espalier.wire.plan import ModelPlan
-from strategies.engine.progress import Progress
-from strategies.engine.rounds import Rounds, RunFailed
-from strategies.engine.run_folder import RunFolder
+from strategies.base.progress import Progress
+from strategies.base.rounds import Rounds, RunFailed
+from strategies.base.run_folder import RunFolder
 
 LATE = 40
 """Number of pulls after which a slow client's reply arrives.

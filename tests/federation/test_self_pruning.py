@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.self_pruning import SelfPruning
-from espalier.wire.adapters import Adapter, AdapterPlan
-from espalier.wire.plan import LinearPlan
-from pruning_kernels.factors import Factors
-from pruning_kernels.scores import NotFiniteError
+from client_app.methods.hetlora import SelfPruning
+from espalier.models.adapters import Adapter, AdapterPlan
+from espalier.models.plan import LinearPlan
+from pruning_kernels.lora.factors import Factors
+from pruning_kernels.selection.scores import NotFiniteError
 
 
 def factors_of(size: float) -> Factors:

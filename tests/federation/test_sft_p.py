@@ -23,23 +23,23 @@ from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from client_app import carried
-from client_app.carried import CONDITIONING
+from client_app.methods.sft_p_model import OUTWARD, own_target
+from client_app.protocol import client_state
+from client_app.protocol.client_state import CONDITIONING
 from client_app.site import Site
-from client_app.smaller_model import OUTWARD, own_target
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.lane_gates import LaneGates
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.structured.lane_gates import LaneGates
+from espalier.messages.message import SCHEMA_VERSION, Header, read
+from espalier.methods.contracts.sft_p import shape_of, trained
 from espalier.settings.node import OF_A_SECRET, NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
-from espalier.training.mask_generator import first_embedding, gate_logits
-from espalier.training.mask_history import steps_to_budget
-from espalier.training.masked import first_shared
-from espalier.wire.messages import SCHEMA_VERSION, Header, read
-from espalier.wire.sft_p import shape_of, trained
-from pruning_kernels.bitmask import pack
-from server_app.outcomes import mask_figures, personal_masks
-from strategies.engine.rounds import RunFailed
+from espalier.training.sft_p.mask_generator import first_embedding, gate_logits
+from espalier.training.sft_p.mask_history import steps_to_budget
+from espalier.training.sft_p.masked_training import first_shared
+from pruning_kernels.votes.bitmask import pack
+from server_app.artifacts import mask_analysis, personal_masks
+from strategies.base.rounds import RunFailed
 
 
 class TestSftP(PersonalPromises):
@@ -377,7 +377,7 @@ class TestSftP(PersonalPromises):
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
         found = [private(Uninterrupted(bench, bench.run(), [], [], ""), 0)]
         assert found[0]["step"].item() == 6
-        real = carried.before
+        real = client_state.before
 
         def without_moments(state: Any, document: str, server_round: int) -> Any:
             kept = real(state, document, server_round)
@@ -387,7 +387,7 @@ class TestSftP(PersonalPromises):
                 else kept
             )
 
-        monkeypatch.setattr("client_app.sft_p.carried.before", without_moments)
+        monkeypatch.setattr("client_app.methods.sft_p.carried.before", without_moments)
         shutil.rmtree(bench.folder / "state")
         found.append(private(Uninterrupted(bench, bench.run(), [], [], ""), 0))
         assert found[1]["step"].item() == 3
@@ -541,7 +541,7 @@ class TestSftP(PersonalPromises):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-        monkeypatch.setattr(personal_masks, "draw", mask_figures.draw)
+        monkeypatch.setattr(personal_masks, "draw", mask_analysis.draw)
         changes = {"sft_p__validation_windows": 2, "evaluation__local_only": True}
         grid = bench.grid(**changes)
         run = Uninterrupted(bench, bench.run(grid, **changes), [], [], "")

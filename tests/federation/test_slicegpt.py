@@ -16,14 +16,14 @@ from test_recovery import TUNED, perplexity
 from torch import Tensor
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.messages.contract import check
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import Header, Letter, read
+from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
 from espalier.settings.run import changed, parse
 from espalier.storage.blobs import sha256
-from espalier.wire.contract import check
-from espalier.wire.contracts import contract_for
-from espalier.wire.messages import Header, Letter, read
-from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
 
 WIDTH = 16
 KEPT = 12

@@ -9,13 +9,13 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_model import save_tiny_llama
 
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.ledger import Traffic
 from espalier.settings.run import parse
-from espalier.wire.ledger import Traffic
-from server_app.outcomes.pruned import rounding_notes
-from server_app.result_size import Size, larger_than_base, size_of_base, size_of_result
-from server_app.results import Summary
-from server_app.table import show
+from server_app.artifacts.pruned_model import rounding_notes
+from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result
+from server_app.report.summary import Summary
+from server_app.report.table import show
 
 
 @pytest.fixture(scope="module")

@@ -16,16 +16,16 @@ from toy_method import ROW, contracts
 from toy_method.settings import ToySettings
 from toy_method.strategy import Toy
 
-from client_app.delivery import take
+from client_app.protocol.push import take
 from client_app.site import Site
-from espalier.modeling.edits import dense
+from espalier.hf.stream.edits import dense
+from espalier.messages.contract import Contract, Side
+from espalier.messages.message import Letter, Scalars, read
+from espalier.messages.parts import Sha256
+from espalier.messages.payload import unpack_tensors
 from espalier.settings.methods import METHODS
 from espalier.storage.blobs import sha256
-from espalier.wire.contract import Contract, Side
-from espalier.wire.messages import Letter, Scalars, read
-from espalier.wire.parts import Sha256
-from espalier.wire.payload import unpack_tensors
-from server_app.outcomes.edited import EditedOutcome
+from server_app.artifacts.edited_model import EditedOutcome
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,7 +123,7 @@ class TestToyMethod(Promises):
             )
 
         monkeypatch.setattr(contracts, "delivery", delivery)
-        monkeypatch.setattr("client_app.delivery.take", take_part)
+        monkeypatch.setattr("client_app.protocol.push.take", take_part)
         monkeypatch.setattr(Toy, "note_delivered", lambda _, letter: told.append(letter.scalars))
         document = summary(on_own_text.run())
         assert document["finished"] == 4
@@ -148,7 +148,9 @@ class TestToyMethod(Promises):
         assert "node-00002" not in enrolled()
         monkeypatch.setattr(ToySettings, "NEEDS_BASE_MODEL", False)
         brought = bench.model
-        monkeypatch.setattr("client_app.downloaded_model.downloaded_model", lambda *_: brought)
+        monkeypatch.setattr(
+            "client_app.protocol.model_download.downloaded_model", lambda *_: brought
+        )
         assert "node-00002" in enrolled()
 
     def test_what_is_decided_before_a_round_is_in_the_checkpoint_before_a_message_leaves(

@@ -17,9 +17,9 @@ from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from espalier.settings.mistakes import Mistake
-from espalier.wire.messages import read
-from strategies.engine.rounds import RunFailed
+from espalier.errors import Mistake
+from espalier.messages.message import read
+from strategies.base.rounds import RunFailed
 
 TUNING = {
     "federation.rounds": 2,
@@ -76,8 +76,8 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     for name in ("client_text", "client_items"):
-        monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
-    monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 3)
+        monkeypatch.setattr(f"espalier.data.{name}.LEAST_PREDICTIONS", 3)
+    monkeypatch.setattr("espalier.data.client_items.LEAST_ITEMS", 3)
     return tmp_path
 
 
@@ -162,7 +162,7 @@ def test_a_few_answers_are_too_few_however_long_they_are(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error does not reveal the number of answers."""
-    monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 10)
+    monkeypatch.setattr("espalier.data.client_items.LEAST_ITEMS", 10)
     bench = bench_of(
         folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400}
     )

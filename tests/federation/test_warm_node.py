@@ -24,14 +24,14 @@ from flwr.proto.task_pb2 import Task
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import RunNotRunningException
 
-from client_app.warm_node import Worker, answer_short_of_memory
-from client_app.warm_worker import AnotherProgramError, fits_idle, told, work
+from client_app.node.warm_node import Worker, answer_short_of_memory
+from client_app.node.warm_worker import AnotherProgramError, fits_idle, told, work
+from espalier.cli.node import run_node
+from espalier.errors import Mistake
 from espalier.flower import tasks
-from espalier.launch.node import run_node
-from espalier.modeling.machine_memory import machine_memory, resident
-from espalier.settings.mistakes import Mistake
-from espalier.wire import code_hash
-from espalier.wire.code_hash import MOST_BYTES, MOST_ENTRIES, bundle_sha256, code_sha256
+from espalier.hf.machine.machine_memory import machine_memory, resident
+from espalier.identity import code_hash
+from espalier.identity.code_hash import MOST_BYTES, MOST_ENTRIES, bundle_sha256, code_sha256
 
 ROOT = Path(__file__).parent.parent.parent
 ECHO = (
@@ -130,7 +130,7 @@ def test_the_program_of_a_bundle_has_the_hash_of_the_installed_one(bundle: bytes
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("client_app/egress.py", b"raise SystemExit"),
+        ("client_app/policy/egress_check.py", b"raise SystemExit"),
         ("client_app/app.py", None),
         ("espalier/further.py", b"pass"),
         ("pruning_kernels/votes/__init__.py", b""),
@@ -396,8 +396,8 @@ def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_
         forgotten.append("model")
         held[0] -= 300
 
-    monkeypatch.setattr("client_app.warm_worker.resident", lambda: held[0])
-    monkeypatch.setattr("espalier.training.kept_model.forget_model", forget)
+    monkeypatch.setattr("client_app.node.warm_worker.resident", lambda: held[0])
+    monkeypatch.setattr("espalier.training.model_cache.forget_model", forget)
     assert fits_idle(900)
     assert not forgotten
     assert fits_idle(700)

@@ -15,12 +15,12 @@ from bench import ROOT
 from test_tuning_tasks import bench_of, reviews
 from tiny_model import save_tiny_roberta
 
+from espalier.cli.plan import plan
+from espalier.errors import Mistake
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
-from espalier.launch.plan import plan
-from espalier.settings.mistakes import Mistake
-from server_app.planning.command import main as planning
-from strategies.engine.rounds import RunFailed
+from server_app.estimate.command import main as planning
+from strategies.base.rounds import RunFailed
 
 REMEDY = (
     r"training.base = 'nf4': bitsandbytes is not installed on this machine; install Espalier with"
@@ -122,9 +122,9 @@ def test_a_plan_is_made_on_a_machine_without_it(
         asked.append(module)
         return 0
 
-    monkeypatch.setattr("espalier.launch.plan.run_in_app", note)
+    monkeypatch.setattr("espalier.cli.plan.run_in_app", note)
     assert plan(APP, words, None, None, measure=False) == 0
-    assert asked == ["server_app.planning.command"]
+    assert asked == ["server_app.estimate.command"]
 
 
 @pytest.mark.parametrize("method", ["fedsoda", "fedpetuning"])
@@ -148,7 +148,7 @@ def test_a_plan_says_the_same_without_it(method: str, capsys: pytest.CaptureFixt
     assert planning(document) == 0
     with_it = capsys.readouterr().out
     program = (
-        "import sys\nsys.modules['bitsandbytes'] = None\nfrom server_app.planning.command import"
+        "import sys\nsys.modules['bitsandbytes'] = None\nfrom server_app.estimate.command import"
         " main\n"
     )
     done = in_a_process(f"{program}sys.exit(main({document!r}))")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from espalier.wire.messages import Letter
+from espalier.messages.message import Letter
 
 
 def unexpected_orders(order: Letter, others: Sequence[Letter]) -> Iterator[tuple[str, Letter]]:

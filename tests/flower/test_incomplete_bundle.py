@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
+from espalier.cli.command import main
+from espalier.errors import FLOWER_REPORTS_IT_TOO
 from espalier.flower.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
 from espalier.flower.load_faults import load_remedy
-from espalier.launch.command import main
-from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO
-from espalier.wire.code_hash import bundle_sha256
+from espalier.identity.code_hash import bundle_sha256
 
 APP = Path(__file__).parent.parent.parent
 FOLDER = "/home/ann/.flwr/apps/espalier.espalier.0.1.0.7230a616"
@@ -27,7 +27,7 @@ FAULTS = [
         " client_app.app"
     ),
     "ModuleNotFoundError: No module named 'strategies'",
-    "ModuleNotFoundError: No module named 'espalier.wire.plan'",
+    "ModuleNotFoundError: No module named 'espalier.models.plan'",
     (
         "ImportError: cannot import name 'parse' from 'espalier.settings.run'"
         f" ({FOLDER}/espalier/settings/run.py)"
@@ -107,7 +107,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         def opened(*_: object) -> Iterator[Shared]:
             yield superlink
 
-        monkeypatch.setattr("espalier.launch.command.running_superlink", opened)
+        monkeypatch.setattr("espalier.cli.command.running_superlink", opened)
         return main(["run", "two-sites", "--app", str(APP), "--superlink", "h:1"]), superlink.apps
 
     return run

@@ -9,12 +9,12 @@ import pytest
 from bench import DEFAULTS, flatten, private_text
 from tiny_model import save_tiny_llama
 
-from espalier.launch import in_app
-from espalier.launch.command import BEFORE_START, main
-from espalier.pace.beats import Pace, heard_by
-from espalier.settings.mistakes import Mistake
-from server_app import before_start
-from server_app.before_start import open_all
+from espalier.cli.command import BEFORE_START, main
+from espalier.errors import Mistake
+from espalier.launch import app_process
+from espalier.progress.beats import Pace, heard_by
+from server_app import preflight
+from server_app.preflight import open_all
 
 APP = Path(__file__).parents[2]
 
@@ -127,7 +127,7 @@ def test_a_dataset_that_cannot_be_reached_is_asked_for_once(
         asked.append(client)
         raise Mistake("data.path = 'a/b': the dataset cannot be loaded: ConnectionError: no route")
 
-    monkeypatch.setattr(before_start, "read_client_data", read)
+    monkeypatch.setattr(preflight, "read_client_data", read)
     with pytest.raises(
         Mistake, match=r"^clients 0, 1, 2: data.path = 'a/b': the dataset cannot be loaded"
     ):
@@ -162,13 +162,13 @@ def test_the_command_ends_before_a_superlink_is_started(
 
     def run_in_app(app: Path, module: str, document: Any) -> int:
         asked.append(module)
-        return in_app.run_in_app(app, module, json.loads(json.dumps(document)))
+        return app_process.run_in_app(app, module, json.loads(json.dumps(document)))
 
     def start() -> NoReturn:
         raise AssertionError("a SuperLink was started")
 
-    monkeypatch.setattr("espalier.launch.command.run_in_app", run_in_app)
-    monkeypatch.setattr("espalier.launch.command.own_superlink", start)
+    monkeypatch.setattr("espalier.cli.command.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.cli.command.own_superlink", start)
     words = [
         f"model={model}",
         "num-clients=2",
@@ -188,9 +188,9 @@ def test_a_look_that_the_system_ends_is_told(
 
     Nothing is started.
     """
-    monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: -9)
+    monkeypatch.setattr("espalier.cli.command.run_in_app", lambda *_: -9)
     monkeypatch.setattr(
-        "espalier.launch.command.own_superlink", lambda: pytest.fail("a SuperLink was started")
+        "espalier.cli.command.own_superlink", lambda: pytest.fail("a SuperLink was started")
     )
     assert main(["run", f"model={model}", "--app", str(APP)]) == 1
     assert (
@@ -203,8 +203,8 @@ def test_a_running_superlink_is_asked_without_a_look_at_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Model and data are on other machines."""
-    monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
-    monkeypatch.setattr("espalier.launch.command._run", lambda *_: ("finished:completed", "", ""))
+    monkeypatch.setattr("espalier.cli.command.run_in_app", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("espalier.cli.command._run", lambda *_: ("finished:completed", "", ""))
     assert (
         main(
             [
@@ -236,10 +236,8 @@ def test_how_far_the_reading_of_each_client_s_data_is_can_be_heard(config: dict[
 def test_what_takes_long_is_told(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "server_app.before_start.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0)
-    )
-    assert before_start.main(config) == 0
+    monkeypatch.setattr("server_app.preflight.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0))
+    assert preflight.main(config) == 0
     assert (
         "espalier: client 1: reading 1.txt: 100%, 0 s left  [0 s]"
         in capsys.readouterr().err.splitlines()
@@ -250,12 +248,12 @@ def test_a_simulation_without_ray_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
 ) -> None:
     """A container image has no Ray; a run on real sites does not need it."""
-    monkeypatch.setattr("espalier.launch.command.find_spec", lambda _: None)
-    monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("espalier.cli.command.find_spec", lambda _: None)
+    monkeypatch.setattr("espalier.cli.command.run_in_app", lambda *_: pytest.fail("looked"))
     assert main(["run", f"model={model}", "--app", str(APP)]) == 2
     assert (
         "espalier: Ray is not installed here, and simulated clients need it: `pip install -e .`"
         in capfd.readouterr().err
     )
-    monkeypatch.setattr("espalier.launch.command._run", lambda *_: ("finished:completed", "", ""))
+    monkeypatch.setattr("espalier.cli.command._run", lambda *_: ("finished:completed", "", ""))
     assert main(["run", "two-sites", "--superlink", "127.0.0.1:1", "--app", str(APP)]) == 0

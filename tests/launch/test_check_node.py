@@ -11,12 +11,12 @@ from bench import DEFAULTS, flatten, private_text
 from tiny_model import save_tiny_llama
 from transformers import AutoTokenizer
 
-from client_app.check_node import look
-from client_app.check_node import main as check
+from client_app.node.check_node import look
+from client_app.node.check_node import main as check
+from espalier.cli.command import main
+from espalier.errors import Mistake
 from espalier.flower.node_config import read_node_config
-from espalier.launch.command import main
-from espalier.pace.beats import Pace
-from espalier.settings.mistakes import Mistake
+from espalier.progress.beats import Pace
 
 APP = Path(__file__).parents[2]
 
@@ -64,7 +64,9 @@ def test_what_takes_long_is_told_as_it_goes(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("client_app.check_node.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0))
+    monkeypatch.setattr(
+        "client_app.node.check_node.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0)
+    )
     assert check({"node": node, "run": run}) == 0
     shown = capsys.readouterr()
     assert "           reading notes.txt: 100%, 0 s left  [0 s]" in shown.err.splitlines()
@@ -253,7 +255,7 @@ def test_an_interrupt_speaks_of_the_node(
     def run_in_app(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("espalier.launch.check_node.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.cli.check_node.run_in_app", run_in_app)
     assert main(["check-node", 'site="a"', "--app", str(APP)]) == 130
     assert (
         capsys.readouterr().err == "\nespalier: interrupted; the node was not checked to the end\n"
@@ -269,13 +271,13 @@ def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(
         asked.append((app, module, document))
         return 2
 
-    monkeypatch.setattr("espalier.launch.check_node.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.cli.check_node.run_in_app", run_in_app)
     assert (
         main(["check-node", 'site="a"', "fedspallm", "fedspallm.sparsity=0.7", "--app", str(APP)])
         == 2
     )
     ((app, module, document),) = asked
-    assert (app, module, document["node"]) == (APP, "client_app.check_node", {"site": "a"})
+    assert (app, module, document["node"]) == (APP, "client_app.node.check_node", {"site": "a"})
     assert document["run"]["fedspallm.sparsity"] == 0.7
     assert (
         main(["check-node", 'site="a"', "fedspallm", "fedprllm.sparsity=0.7", "--app", str(APP)])

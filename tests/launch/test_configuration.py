@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import espalier
+from espalier.cli.command import main
+from espalier.errors import FLOWER_REPORTS_IT_TOO, Mistake
+from espalier.hf.opening.opened import open_model
 from espalier.launch.app_folder import default_config, find_app, read_preset
-from espalier.launch.command import main
 from espalier.launch.configuration import _flatten, configuration
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
-from espalier.modeling.opened import open_model
-from espalier.settings.fedprllm import FedPrLLMSettings
-from espalier.settings.fedspallm import FedSpaLLMSettings
-from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
+from espalier.methods.settings.fedprllm import FedPrLLMSettings
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.run import changed, parse
 
 APP = Path(__file__).parent.parent.parent
@@ -455,8 +455,8 @@ def test_ray_is_started_up_to_three_times(
         ("finished:completed", "", "")
     ]
     given = iter(outcomes)
-    monkeypatch.setattr("espalier.launch.command._run", lambda *_: next(given))
-    monkeypatch.setattr("espalier.launch.command.own_superlink", nullcontext)
+    monkeypatch.setattr("espalier.cli.command._run", lambda *_: next(given))
+    monkeypatch.setattr("espalier.cli.command.own_superlink", nullcontext)
     assert main(["run", "--app", str(APP)]) == code
     assert len(outcomes) - len(list(given)) == starts
     assert capsys.readouterr().err.count("trying again") == starts - 1
@@ -486,7 +486,7 @@ def test_a_run_that_said_why_it_failed_is_not_tried_again(monkeypatch: pytest.Mo
         runs.append(1)
         return "finished:failed", "", f"the run failed: x\n{FLOWER_REPORTS_IT_TOO}\n{RAY_FAILED}"
 
-    monkeypatch.setattr("espalier.launch.command._run", run)
-    monkeypatch.setattr("espalier.launch.command.own_superlink", nullcontext)
+    monkeypatch.setattr("espalier.cli.command._run", run)
+    monkeypatch.setattr("espalier.cli.command.own_superlink", nullcontext)
     assert main(["run", "--app", str(APP)]) == 1
     assert len(runs) == 1

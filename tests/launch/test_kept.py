@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from espalier.launch import keeper
+from espalier.launch.child_processes import interrupted_later, kept, uninterrupted
 from espalier.launch.keeper import TOKEN, carrying, end_all
-from espalier.launch.kept import interrupted_later, kept, uninterrupted
 
 SLEEPS = "import time; time.sleep(600)"
 IGNORES_SIGTERM = (
@@ -49,7 +49,7 @@ NAMES = ("child", "session", "deaf", "orphan", "itself")
 PARENT = """
 import os, sys
 from pathlib import Path
-from espalier.launch.kept import interrupted_later, kept
+from espalier.launch.child_processes import interrupted_later, kept
 folder = Path(sys.argv[1])
 with kept([sys.executable, "-c", sys.argv[2], str(folder)], folder / "temporary", os.environ, folder) as process:
     (folder / "keeper").write_text(str(process.pid))

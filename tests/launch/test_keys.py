@@ -29,8 +29,8 @@ from flwr.supernode.cli.flower_supernode import (
     _try_setup_client_authentication,
 )
 
-from espalier.launch.command import main
-from espalier.settings.site_keys import private_key, public_keys
+from espalier.cli.command import main
+from espalier.identity.site_keys import private_key, public_keys
 
 SERVER = ("--server", "server.example.org", "--server", "10.1.2.3")
 

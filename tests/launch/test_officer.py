@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from client_app.check_log import main as check_log
-from client_app.egress_log import egress_log
-from espalier.launch.command import main
+from client_app.policy.egress_log import egress_log
+from client_app.policy.log_check import main as check_log
+from espalier.cli.command import main
 from espalier.storage.chain_check import chain_check
 
 
@@ -169,7 +169,7 @@ def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append((module, document))
         return 3
 
-    monkeypatch.setattr("espalier.launch.officer.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.cli.approval.run_in_app", run_in_app)
     assert (
         main(["release", "state", "ab", "--refuse", "cd", "--reason", "too much", "--show", "ef"])
         == 3
@@ -186,11 +186,11 @@ def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> No
     }
     assert asked == [
         (
-            "client_app.release",
+            "client_app.policy.approval_command",
             nothing | {"ids": ["ab"], "refuse": ["cd"], "reason": "too much", "show": ["ef"]},
         ),
-        ("client_app.release", nothing | {"all": True}),
-        ("client_app.check_log", {"where": "state", "heads": ["ab", "cd"]}),
+        ("client_app.policy.approval_command", nothing | {"all": True}),
+        ("client_app.policy.log_check", {"where": "state", "heads": ["ab", "cd"]}),
     ]
     with pytest.raises(SystemExit):
         main(["check-log", "state", "--what"])

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-import espalier.launch.plan as of_plan
-from espalier.launch.command import main
+import espalier.cli.plan as of_plan
+from espalier.cli.command import main
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 def test_the_words_are_those_of_a_run(asked: list[tuple[str, dict[str, Any]]]) -> None:
     assert main(["plan", "fedspallm", "num-clients=3", "--app", ROOT, "--teraflops", "2"]) == 0
     ((module, document),) = asked
-    assert module == "server_app.planning.command"
+    assert module == "server_app.estimate.command"
     assert (document["run"]["method"], document["run"]["num-clients"]) == ("fedspallm", 3)
     assert (document["teraflops"], document["megabits"], document["measure"]) == (2.0, None, False)
 

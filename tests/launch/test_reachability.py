@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
+from espalier.cli.command import main
 from espalier.launch import reachability
-from espalier.launch.command import main
 from espalier.launch.free_port import free_port
 from espalier.launch.reachability import await_superlink, require_address
 from espalier.launch.superlink import running_superlink

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.launch.command import main
+from espalier.cli.command import main
 
 FORM = "settings are given as key=value, without dashes in front and without blanks; write "
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from espalier.launch.command import main
+from espalier.cli.command import main
+from espalier.errors import FLOWER_REPORTS_IT_TOO
 from espalier.launch.free_port import free_port
 from espalier.launch.superlink import SuperLink, SuperLinkLost, running_superlink
 from espalier.launch.watched_run import WatchedRun
-from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO
 
 APP = Path(__file__).parent.parent.parent
 WORDS = ["run", "two-sites", "seed=3", "--app", str(APP)]
@@ -74,9 +74,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
 
         monkeypatch.setattr(
             (
-                "espalier.launch.command.own_superlink"
+                "espalier.cli.command.own_superlink"
                 if own
-                else "espalier.launch.command.running_superlink"
+                else "espalier.cli.command.running_superlink"
             ),
             opened,
         )

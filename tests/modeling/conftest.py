@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import llama_config, save_model
 
-from espalier.modeling.computing import Computing
+from espalier.hf.machine.computing import Computing
 
 
 @pytest.fixture(scope="session")

@@ -17,14 +17,14 @@ from tiny_models import random_masks, save_model, token_windows, whole_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from espalier.modeling import edits
-from espalier.modeling.block_stream import BlockStream, run_through
-from espalier.modeling.calibration import prune_by_block
-from espalier.modeling.computing import Computing
-from espalier.modeling.export import check_export, export_edited
-from espalier.modeling.opened import OpenedModel
-from espalier.wire.plan import BlockPlan
-from espalier.wire.structure import units_of
+from espalier.hf.export.model import check_export, export_edited
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream import edits
+from espalier.hf.stream.block_stream import BlockStream, run_through
+from espalier.hf.stream.calibration import prune_by_block
+from espalier.models.plan import BlockPlan
+from espalier.models.structure import units_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "one file": {},

@@ -9,8 +9,8 @@ from tiny_models import VOCABULARY, llama_config, save_model
 from torch import nn
 from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from espalier.modeling.opened import OpenedModel
-from espalier.wire.structure import Structure
+from espalier.hf.opening.opened import OpenedModel
+from espalier.models.structure import Structure
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -15,7 +15,10 @@ from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_windows
 from torch import Tensor, nn
 from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from espalier.modeling.adapters import (
+from espalier.hf.families import FAMILIES
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.adapters import (
     factors_of,
     lora_config,
     merged,
@@ -24,13 +27,10 @@ from espalier.modeling.adapters import (
     set_values,
     values,
 )
-from espalier.modeling.computing import Computing
-from espalier.modeling.families import FAMILIES
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.whole import load_whole
+from espalier.hf.whole.model import load_whole
+from espalier.messages.payload import block_key
+from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.lora import LoraSettings
-from espalier.wire.adapters import AdapterPlan, adapter_plan
-from espalier.wire.payload import block_key
 
 OPT_SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -145,7 +145,7 @@ def test_a_name_is_given_to_peft_where_it_means_one_matrix(family: Any) -> None:
 
     Short names keep ``adapter_config.json`` small.
     """
-    from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+    from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 
     linears = tuple(LinearPlan(name, name, (8, 8)) for name in family.linears)
     plan = ModelPlan(tuple(BlockPlan(index, linears) for index in range(3)), 1)
@@ -337,7 +337,7 @@ def test_merged_weights_are_those_of_peft(models: dict[str, OpenedModel], name: 
 
 
 def test_a_merged_weight_keeps_its_dtype_and_is_rounded_once() -> None:
-    from pruning_kernels.factors import Factors
+    from pruning_kernels.lora.factors import Factors
 
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(6, 5, generator=generator).to(torch.bfloat16)
@@ -353,7 +353,7 @@ def test_a_merged_weight_keeps_its_dtype_and_is_rounded_once() -> None:
 def test_a_model_with_adapters_computes_what_the_merged_one_does(
     models: dict[str, OpenedModel], tmp_path: Path, computing: Computing
 ) -> None:
-    from espalier.modeling.export import export_edited
+    from espalier.hf.export.model import export_edited
 
     model = models["llama"]
     windows = token_windows(3, 9)

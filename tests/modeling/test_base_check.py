@@ -22,19 +22,19 @@ from transformers import (
     Qwen3Config,
 )
 
-from espalier.modeling.base_check import (
+from espalier.errors import Mistake
+from espalier.hf.export.model import check_export, export_edited, logits_of
+from espalier.hf.files.magnitudes import magnitude, magnitude_bits
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.base_check import (
     require_finite_weights,
     require_same_encoder,
     require_same_logits,
 )
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
-from espalier.modeling.disk_model import load_plain
-from espalier.modeling.edits import dense
-from espalier.modeling.export import check_export, export_edited, logits_of
-from espalier.modeling.magnitudes import magnitude, magnitude_bits
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.hf.opening.disk_model import load_plain
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import dense
 
 WINDOWS = torch.arange(2, 34).view(2, 16)
 WEIGHTS = "model.safetensors"

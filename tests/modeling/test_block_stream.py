@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from tiny_models import llama_config, random_masks, save_model, token_windows, whole_model
 from torch import Tensor, nn
 
-from espalier.modeling import edits
-from espalier.modeling.block_stream import BlockStream, apply_prune_masks, run_through
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream import edits
+from espalier.hf.stream.block_stream import BlockStream, apply_prune_masks, run_through
 
 LINEARS = {
     "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
@@ -28,7 +28,7 @@ WINDOWS_PER_BATCH = 8
 @pytest.fixture
 def eight_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the batch size of a block to 8 sequences of 7 tokens."""
-    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 8 * 7)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 8 * 7)
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from largest_tensor import LargestTensor
 from tiny_models import CPU, token_windows, whole_model
 from torch import Tensor, nn
 
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.calibration import prune_by_block, prune_layers
-from espalier.modeling.computing import Computing
-from espalier.modeling.input_statistics import InputSquareSums
-from espalier.modeling.opened import OpenedModel, open_model
-from pruning_kernels import sparsegpt
-from pruning_kernels.local import LocalPruning
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.calibration import prune_by_block, prune_layers
+from espalier.hf.stream.input_statistics import InputSquareSums
+from pruning_kernels.selection.local import LocalPruning
+from pruning_kernels.sparsegpt import sparsegpt
 
 
 def nothing(weight: Tensor, _: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
     stream = BlockStream(model, computing)
 
     def masks(tokens: int) -> dict[int, dict[str, Tensor]]:
-        monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", tokens)
+        monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", tokens)
         return dict(prune_by_block(stream, windows, choose))
 
     one_by_one = masks(32)
@@ -228,7 +228,7 @@ def test_what_a_block_makes_does_not_grow_with_the_windows(
 
     No squares of all inputs and no attention matrix of all token pairs are made at once.
     """
-    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)
     stream = BlockStream(OpenedModel(untied), CPU)
     activations = stream.start(token_windows(windows, tokens))
     with torch.no_grad(), stream.block(0) as block, LargestTensor() as largest:
@@ -323,7 +323,7 @@ def test_what_a_dead_channel_counts_as_follows_from_the_windows(
         given.append(dead_diagonal)
         return sparsegpt.factorise(gram, damping, dead_diagonal)
 
-    monkeypatch.setattr("espalier.modeling.input_statistics.factorise", factorise)
+    monkeypatch.setattr("espalier.hf.stream.input_statistics.factorise", factorise)
     pruning = LocalPruning("sparsegpt", 0.5, "layer", damping_mean=damping_mean)
     list(prune_layers(BlockStream(OpenedModel(untied), CPU), token_windows(5, 4), pruning, [0]))
     assert given

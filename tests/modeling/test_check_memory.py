@@ -10,25 +10,25 @@ from tiny_model import save_tokenizer
 from tiny_models import CPU, llama_config, save_model, token_windows
 from torch import Tensor
 
-from espalier.modeling.adapters import factors_of, merged
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.export import check_export, export_edited
-from espalier.modeling.export_adapter import (
+from espalier.hf.export.adapter import (
     check_adapter,
     check_encoder_adapter,
     edited_encoder,
     export_adapter,
     unrounded,
 )
-from espalier.modeling.export_encoder import check_against, export_encoder
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.export import check_structured, export_structured
-from espalier.modeling.traced_memory import LiveBytes
+from espalier.hf.export.encoder import check_against, export_encoder
+from espalier.hf.export.model import check_export, export_edited
+from espalier.hf.machine.traced_memory import LiveBytes
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.structured.export import check_structured, export_structured
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.payload import block_key
+from espalier.models.adapters import HEAD_KEY, AdapterPlan, adapter_plan
+from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings, parse
-from espalier.training.adapted import AdaptedModel
-from espalier.wire.adapters import HEAD_KEY, AdapterPlan, adapter_plan
-from espalier.wire.payload import block_key
-from espalier.wire.structure import Structure
+from espalier.training.adapted_model import AdaptedModel
 
 FEW = 3
 MANY = 12

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from espalier.modeling import checkpoint
-from espalier.modeling.checkpoint import Checkpoint, ShardWriter
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.files import checkpoint
+from espalier.hf.files.checkpoint import Checkpoint, ShardWriter
 
 TENSORS = {
     "f32": torch.tensor([[1.5, -2.0], [0.25, 3.0]]),

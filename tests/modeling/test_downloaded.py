@@ -13,11 +13,16 @@ import torch
 from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoTokenizer
 
-from espalier.modeling import downloaded, tokenizer_process
-from espalier.modeling.downloaded import DownloadedModel, ProcessTokenizer, open_downloaded
-from espalier.modeling.limits import require_within_limits
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.limits import require_within_limits
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.tokenizer import downloaded_model
+from espalier.hf.tokenizer import process as tokenizer_process
+from espalier.hf.tokenizer.downloaded_model import (
+    DownloadedModel,
+    ProcessTokenizer,
+    open_downloaded,
+)
 from espalier.settings.run import parse
 
 TEXTS = [
@@ -143,7 +148,7 @@ def test_a_file_with_other_parts_is_refused_in_words(directory: Path, tmp_path: 
 
 # ----- faults of the process ----------------------------------------------------------------------
 
-HEAD = "import os, sys, struct, json, time\nfrom espalier.modeling.tokenizer_process import *\n"
+HEAD = "import os, sys, struct, json, time\nfrom espalier.hf.tokenizer.process import *\n"
 
 
 @pytest.fixture
@@ -152,7 +157,9 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     made = list[ProcessTokenizer]()
 
     def tokenizer(script: str) -> ProcessTokenizer:
-        monkeypatch.setattr(downloaded, "command", lambda _: [sys.executable, "-c", HEAD + script])
+        monkeypatch.setattr(
+            downloaded_model, "command", lambda _: [sys.executable, "-c", HEAD + script]
+        )
         made.append(ProcessTokenizer(tmp_path))
         return made[-1]
 
@@ -167,7 +174,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         ("allow_seconds(1)\nwhile True: pass", "took more processor time than a site gives it"),
         (
             (
-                "import espalier.modeling.tokenizer_process as p\np.MEMORY = 1 <<"
+                "import espalier.hf.tokenizer.process as p\np.MEMORY = 1 <<"
                 " 28\np.limit_memory()\nx = bytes(1 << 29)"
             ),
             "memory",
@@ -270,8 +277,7 @@ def test_an_error_is_an_answer_by_its_type_and_the_last_one(
 
 def test_it_writes_no_files_and_holds_its_limits(tmp_path: Path) -> None:
     script = (
-        HEAD
-        + "import espalier.modeling.tokenizer_process as p\np.limit_memory(); p.allow_seconds(7)\n"
+        HEAD + "import espalier.hf.tokenizer.process as p\np.limit_memory(); p.allow_seconds(7)\n"
         "used, hard = resource.getrlimit(resource.RLIMIT_CPU)\n"
         "assert 7 <= used <= 30 and hard == resource.RLIM_INFINITY\n"
         "assert p.MEMORY < resource.getrlimit(resource.RLIMIT_AS)[0] < 2 * p.MEMORY\n"

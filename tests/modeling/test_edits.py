@@ -2,7 +2,7 @@
 
 import torch
 
-from espalier.modeling.edits import dense, masked, masked_and_scaled
+from espalier.hf.stream.edits import dense, masked, masked_and_scaled
 
 WEIGHT = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
 MASK = torch.tensor([[True, False, False], [False, False, True]])

@@ -14,13 +14,13 @@ from tiny_models import CPU, llama_config, save_model
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.families.bert import BERT
-from espalier.modeling.families.family import Family
-from espalier.modeling.families.roberta import ROBERTA
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
-from espalier.wire.structure import units_of
+from espalier.errors import Mistake
+from espalier.hf.families.bert import BERT
+from espalier.hf.families.family import Family
+from espalier.hf.families.roberta import ROBERTA
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.models.structure import units_of
 
 STORED_AS = ["AutoModelForMaskedLM", "AutoModel", "AutoModelForSequenceClassification"]
 BASE = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta"}

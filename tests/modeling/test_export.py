@@ -14,12 +14,12 @@ from tiny_models import llama_config, random_masks, save_model, token_windows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.modeling import edits
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
-from espalier.modeling.export import ExportError, check_export, export_edited
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.export.model import ExportError, check_export, export_edited
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream import edits
+from espalier.hf.stream.block_stream import BlockStream
 
 WINDOWS = token_windows(2, 8)
 

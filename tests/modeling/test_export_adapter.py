@@ -18,18 +18,18 @@ from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_windows
 from torch import Tensor
 from transformers import OPTConfig, PretrainedConfig
 
-from espalier.modeling import export_adapter as exporting
-from espalier.modeling.adapters import factors_of, merged
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
-from espalier.modeling.edits import Edits
-from espalier.modeling.export import ExportError, export_edited
-from espalier.modeling.export_adapter import check_adapter, export_adapter
-from espalier.modeling.opened import OpenedModel
+from espalier.errors import Mistake
+from espalier.hf.export import adapter as exporting
+from espalier.hf.export.adapter import check_adapter, export_adapter
+from espalier.hf.export.model import ExportError, export_edited
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import Edits
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.payload import block_key
+from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.lora import LoraSettings
-from espalier.settings.mistakes import Mistake
-from espalier.wire.adapters import AdapterPlan, adapter_plan
-from espalier.wire.payload import block_key
 
 WINDOWS = token_windows(2, 9)
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
@@ -345,7 +345,7 @@ import warnings
 import flwr.simulation, transformers  # what these say while they are imported is not seen in a run
 warnings.simplefilter("error", DeprecationWarning)
 warnings.simplefilter("error", FutureWarning)
-from espalier.modeling.export_adapter import in_peft
+from espalier.hf.export.adapter import in_peft
 from transformers import AutoModelForCausalLM
 in_peft(AutoModelForCausalLM.from_pretrained({str(result.model.directory)!r}), {str(tmp_path / "adapter")!r})
 """

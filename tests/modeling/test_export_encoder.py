@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from tiny_encoders import ENCODERS, save_encoder
 from transformers import AutoModelForSequenceClassification
 
-from espalier.modeling.export_encoder import export_encoder
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.export.encoder import export_encoder
+from espalier.hf.opening.opened import OpenedModel
 
 CLASSES = ("entailment", "neutral", "contradiction")
 HEADS = {

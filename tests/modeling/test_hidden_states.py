@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.modeling.block_stream import BlockStream, run_through
-from espalier.modeling.calibration import prune_by_block
-from espalier.modeling.computing import Computing
-from espalier.modeling.hidden_states import OnDisk, hidden_states
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
-from pruning_kernels.local import LocalPruning
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream, run_through
+from espalier.hf.stream.calibration import prune_by_block
+from espalier.hf.stream.hidden_states import OnDisk, hidden_states
+from pruning_kernels.selection.local import LocalPruning
 from tests.modeling.tiny_models import llama_config, save_model, token_windows
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
@@ -85,7 +85,7 @@ def test_a_write_that_is_cut_short_is_continued(
 def test_masks_and_logits_do_not_depend_on_where_activations_are(
     model: OpenedModel, tmp_path: Path, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)
     windows = token_windows(11, 8)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
     found = []
@@ -107,7 +107,7 @@ def test_activations_go_on_where_they_were_kept(
     computing: Computing,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)
     stream = BlockStream(
         model, replace(computing, activations_folder=tmp_path if spilled else None)
     )
@@ -128,7 +128,7 @@ def test_activations_go_on_where_they_were_kept(
 def test_what_the_model_passes_with_every_batch_is_held_once(
     model: OpenedModel, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 64)
     # Batches of 8, 8 and 4 sequences.
     activations = BlockStream(model, computing).start(token_windows(20, 8))
     first, second, _ = activations._calls

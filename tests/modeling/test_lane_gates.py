@@ -22,22 +22,22 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from espalier.modeling.adapters import factors_of, merged
-from espalier.modeling.block_stream import BlockStream, run_through
-from espalier.modeling.computing import Computing
-from espalier.modeling.edits import dense
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.export import export_structured
-from espalier.modeling.structured.lane_gates import Gate, LaneGates
-from espalier.modeling.structured.routing import Norm, Routing
-from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_trained
-from espalier.modeling.whole import load_whole
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream, run_through
+from espalier.hf.stream.edits import dense
+from espalier.hf.structured.export import export_structured
+from espalier.hf.structured.lane_gates import Gate, LaneGates
+from espalier.hf.structured.routing import Norm, Routing
+from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.model import load_whole
+from espalier.messages.payload import block_key
+from espalier.models.adapters import adapter_plan
 from espalier.settings.lora import LoraSettings
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
-from espalier.training.adapted import AdaptedModel
-from espalier.wire.adapters import adapter_plan
-from espalier.wire.payload import block_key
+from espalier.training.adapted_model import AdaptedModel
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 SHAPE = {
@@ -228,7 +228,7 @@ def test_without_a_budget_the_sign_decides_and_one_stays() -> None:
 
 
 def test_a_family_without_lanes_is_refused() -> None:
-    from espalier.modeling.families.opt import OPT
+    from espalier.hf.families.opt import OPT
 
     config = OPTConfig(
         vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2

@@ -12,9 +12,9 @@ from tiny_encoders import SIZES, save_encoder
 from tiny_models import VOCABULARY, llama_config, save_model
 from transformers import OPTConfig
 
-from espalier.modeling.limits import require_within_limits, sequence_lengths
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.limits import require_within_limits, sequence_lengths
+from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
 
 TUNING = {"method": "fedpetuning"}

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import OPTConfig
 
 from espalier.evaluation.perplexity import mean_losses
-from espalier.modeling.block_stream import BlockStream, run_through
-from espalier.modeling.computing import Computing
-from espalier.modeling.logits import logits_at, tokens_at_once
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream, run_through
+from espalier.hf.stream.logits import logits_at, tokens_at_once
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 
@@ -35,7 +35,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def five_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier.modeling.logits.LOGITS_AT_ONCE", 5 * VOCABULARY + 1)
+    monkeypatch.setattr("espalier.hf.stream.logits.LOGITS_AT_ONCE", 5 * VOCABULARY + 1)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 3 and 1 sequences of 7 tokens: pieces of 5, 5, 5, 5 and 1, then 5 and 2 tokens."""
-    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 21)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 21)
     windows = token_windows(4, 7)
     stream = BlockStream(OpenedModel(directory), CPU)
     pieces = list(stream.logits(run_through(stream, windows)))
@@ -119,8 +119,8 @@ def test_evaluation_makes_no_larger_tensors_for_more_or_longer_windows(
     The logits are computed for 8 tokens at a time; those of all 160 tokens would have 15360
     elements. The largest tensors read are the head and the embeddings, with 3072 elements each.
     """
-    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 32)
-    monkeypatch.setattr("espalier.modeling.logits.LOGITS_AT_ONCE", 8 * VOCABULARY)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 32)
+    monkeypatch.setattr("espalier.hf.stream.logits.LOGITS_AT_ONCE", 8 * VOCABULARY)
     stream = BlockStream(OpenedModel(untied), CPU)
     with LargestTensor() as largest:
         mean_losses(stream, {"a": token_windows(windows, tokens)})

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier.modeling import machine_memory as module
-from espalier.modeling.machine_memory import limits, machine_memory, memory_kills
+from espalier.hf.machine import machine_memory as module
+from espalier.hf.machine.machine_memory import limits, machine_memory, memory_kills
 
 GIGA = 10**9
 

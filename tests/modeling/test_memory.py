@@ -19,12 +19,12 @@ from transformers import (
     RobertaConfig,
 )
 
-from espalier.modeling.computing import Computing
-from espalier.modeling.memory import Footprint, footprint
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised import bitsandbytes
-from espalier.modeling.whole import Base, load_whole
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.machine.model_memory import Footprint, footprint
+from espalier.hf.nf4.matrices import bitsandbytes
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.model import Base, load_whole
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
 OPT_125M = OPTConfig(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from espalier.modeling.model_files import copy_beside, public_name
+from espalier.hf.opening.model_files import copy_beside, public_name
 
 BELONGS = [
     "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer.model",

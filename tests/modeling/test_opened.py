@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from tiny_model import save_tiny_llama
 from tiny_models import llama_config, save_model
 
-from espalier.modeling.families import FAMILIES, family_of
-from espalier.modeling.families.family import CANONICAL_LINEARS
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.families import FAMILIES, family_of
+from espalier.hf.families.family import CANONICAL_LINEARS
+from espalier.hf.opening.opened import OpenedModel, open_model
 
 
 def change_config(directory: Path, **changes: Any) -> None:

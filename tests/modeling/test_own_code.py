@@ -11,14 +11,14 @@ import torch
 from structured_models import save, uneven
 from tiny_models import CPU, token_windows
 
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.edits import dense
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.sliced.export import export_sliced
-from espalier.modeling.sliced.opened_sliced import SlicedModel
-from espalier.modeling.sliced.signals import basis_of, mean_moments
-from espalier.modeling.structured.export import export_structured
-from espalier.modeling.whole import load_whole
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.sliced.export import export_sliced
+from espalier.hf.sliced.opened_sliced import SlicedModel
+from espalier.hf.sliced.signals import basis_of, mean_moments
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import dense
+from espalier.hf.structured.export import export_structured
+from espalier.hf.whole.model import load_whole
 
 WITHOUT_ESPALIER = """
 import sys, torch

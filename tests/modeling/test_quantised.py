@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.quantised import (
+from espalier.errors import Mistake
+from espalier.hf.nf4.matrices import (
     BLOCK,
     STRETCH,
     Nf4Matrix,
@@ -21,8 +22,7 @@ from espalier.modeling.quantised import (
     row_reader,
     tables,
 )
-from espalier.modeling.quantised import dequantised as dequantised_matrix
-from espalier.settings.mistakes import Mistake
+from espalier.hf.nf4.matrices import dequantised as dequantised_matrix
 
 LEVELS = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
           0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]  # fmt: skip

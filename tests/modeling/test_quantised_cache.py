@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import llama_config, save_model
 
-from espalier.modeling import quantised_cache
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised import nf4_bytes
-from espalier.modeling.quantised_cache import cache_key, quantised_linears
-from espalier.settings.mistakes import Mistake
-from espalier.storage.private import VERSION_FILE, collect_old_runs, mark_as_ours
+from espalier.errors import Mistake
+from espalier.hf.nf4 import cache as quantised_cache
+from espalier.hf.nf4.cache import cache_key, quantised_linears
+from espalier.hf.nf4.matrices import nf4_bytes
+from espalier.hf.opening.opened import OpenedModel
+from espalier.storage.client_state import VERSION_FILE, collect_old_runs, mark_as_ours
 
 CPU = torch.device("cpu")
 Bits = dict[str, dict[str, bytes]]

@@ -23,21 +23,21 @@ from transformers import (
     Qwen2Config,
 )
 
-from espalier.modeling import quantised_checkpoint
-from espalier.modeling.block_stream import BlockStream, run_through
-from espalier.modeling.checkpoint import Checkpoint
-from espalier.modeling.computing import Computing
-from espalier.modeling.edits import dense
-from espalier.modeling.export import check_export, export_edited
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised import bitsandbytes, nf4_bytes, quantise, table_bytes
-from espalier.modeling.quantised_cache import quantised_linears
-from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
-from espalier.modeling.quantised_folder import write_quantised
-from espalier.modeling.structured.export import export_structured
-from espalier.modeling.whole import load_whole
-from espalier.settings.mistakes import Mistake
-from espalier.wire.structure import Structure
+from espalier.errors import Mistake
+from espalier.hf.export.model import check_export, export_edited
+from espalier.hf.files.checkpoint import Checkpoint
+from espalier.hf.machine.computing import Computing
+from espalier.hf.nf4 import checkpoint
+from espalier.hf.nf4.cache import quantised_linears
+from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
+from espalier.hf.nf4.folder import write_quantised
+from espalier.hf.nf4.matrices import bitsandbytes, nf4_bytes, quantise, table_bytes
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream, run_through
+from espalier.hf.stream.edits import dense
+from espalier.hf.structured.export import export_structured
+from espalier.hf.whole.model import load_whole
+from espalier.models.structure import Structure
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
@@ -253,7 +253,7 @@ def lengthy(
     request: pytest.FixtureRequest, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> OpenedModel:
     """NF4 model, read in steps of 10,240 weights: 160 scales, not a whole nested block."""
-    monkeypatch.setattr(quantised_checkpoint, "STRETCH", 10_240)
+    monkeypatch.setattr(checkpoint, "STRETCH", 10_240)
     return OpenedModel(written(long, tmp_path / "nf4", request.param))
 
 
@@ -338,7 +338,7 @@ def test_its_hash_is_of_the_stored_bytes(folder: Path, saved: Callable[[str], Pa
 def test_it_is_opened_and_hashed_without_torch(folder: Path) -> None:
     program = (
         "import sys\nfor name in ('torch', 'transformers', 'bitsandbytes'): sys.modules[name] ="
-        " None\nfrom pathlib import Path\nfrom espalier.modeling.opened import"
+        " None\nfrom pathlib import Path\nfrom espalier.hf.opening.opened import"
         " OpenedModel\nprint(OpenedModel(Path(sys.argv[1])).sha256)"
     )
     done = subprocess.run(

@@ -10,11 +10,11 @@ import torch
 from tiny_models import CPU, token_windows
 from torch import Tensor
 
-from espalier.modeling.block_stream import BlockStream, run_through
-from espalier.modeling.checkpoint import Checkpoint
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.reading_ahead import ReadingAhead
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.files.checkpoint import Checkpoint
+from espalier.hf.files.reading_ahead import ReadingAhead
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream, run_through
 
 
 @pytest.fixture

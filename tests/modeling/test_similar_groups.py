@@ -9,10 +9,7 @@ import torch
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.similar_groups import (
+from espalier.hf.group_scores.similar_groups import (
     Group,
     angular_distances,
     dropped_of_groups,
@@ -20,6 +17,9 @@ from espalier.modeling.structured.similar_groups import (
     index_map,
     similar_groups,
 )
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
 
 BLOCKS = 6
 CPU = Computing(torch.device("cpu"), torch.float32, 1)

@@ -13,17 +13,17 @@ from structured_models import DECODERS
 from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from torch import Tensor, nn
 
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.edits import dense
-from espalier.modeling.export import check_export, export_edited, logits_of
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised_folder import write_quantised
-from espalier.modeling.sliced.export import export_sliced
-from espalier.modeling.sliced.opened_sliced import SlicedModel
-from espalier.modeling.sliced.signals import basis_of, mean_moments
-from espalier.modeling.whole import load_whole
-from espalier.settings.mistakes import Mistake
-from espalier.wire.structure import Structure
+from espalier.errors import Mistake
+from espalier.hf.export.model import check_export, export_edited, logits_of
+from espalier.hf.nf4.folder import write_quantised
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.sliced.export import export_sliced
+from espalier.hf.sliced.opened_sliced import SlicedModel
+from espalier.hf.sliced.signals import basis_of, mean_moments
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import dense
+from espalier.hf.whole.model import load_whole
+from espalier.models.structure import Structure
 
 FAMILIES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
 """Families with grouped queries.

@@ -18,9 +18,9 @@ from tiny_models import (
 from torch import Tensor
 from transformers import OPTConfig, PretrainedConfig, Qwen3Config
 
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.streamline import likest, stretch_cosines
+from espalier.hf.group_scores.streamline import likest, stretch_cosines
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
 
 OPT: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -76,7 +76,7 @@ def test_cosines_are_those_of_transformers_own_hidden_states(
     tmp_path: Path, config: PretrainedConfig, span: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sequences pass in two batches."""
-    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 16)
+    monkeypatch.setattr("espalier.hf.stream.block_stream.TOKENS_PER_BATCH", 16)
     directory = save_model(tmp_path / "model", config)
     windows = token_windows(3, 8)
     stream = BlockStream(OpenedModel(directory), CPU)

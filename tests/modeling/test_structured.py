@@ -10,23 +10,23 @@ from structured_models import DECODERS, ENCODERS, WITH_LANES, masked, save, unev
 from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from transformers import AutoModelForSequenceClassification
 
+from espalier.errors import Mistake
 from espalier.evaluation.perplexity import mean_losses
-from espalier.modeling.block_stream import BlockStream, run_through
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised import quantise
-from espalier.modeling.quantised_cache import cache_key, quantised_linears
-from espalier.modeling.structured.opened_cut import open_cut
-from espalier.modeling.structured.sliced_checkpoint import stretches
-from espalier.modeling.structured.units import ModelUnits
-from espalier.modeling.whole import load_whole
+from espalier.hf.nf4.cache import cache_key, quantised_linears
+from espalier.hf.nf4.matrices import quantise
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream, run_through
+from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.opened_cut import open_cut
+from espalier.hf.structured.sliced_checkpoint import stretches
+from espalier.hf.whole.model import load_whole
+from espalier.messages.blobs.cuts import KINDS, pack_cut
+from espalier.models.adapters import adapter_plan
+from espalier.models.structure import Structure, structured_plan
 from espalier.settings.lora import LoraSettings
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.settings.structured import StructuredSettings
-from espalier.training.adapted import AdaptedModel
-from espalier.wire.adapters import adapter_plan
-from espalier.wire.cuts import KINDS, pack_cut
-from espalier.wire.structure import Structure, structured_plan
+from espalier.training.adapted_model import AdaptedModel
 
 CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
 
@@ -123,8 +123,8 @@ def test_bytes_come_in_pieces_as_they_come_at_once(
     saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with whole tensors that torch indexes; short reads and skipped gaps are covered."""
-    monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.CHUNK", 700)
-    monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.GAP", 128)
+    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.CHUNK", 700)
+    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.GAP", 128)
     base = OpenedModel(saved["llama with biases"])
     structure = uneven(base, lanes=True)
     small = OpenedModel(base.directory, structure)
@@ -172,7 +172,7 @@ def test_scales_of_units_go_into_the_columns_that_read_them(
     saved: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales multiply the columns that read each kept group, in values, bytes and hash."""
-    monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.CHUNK", 700)
+    monkeypatch.setattr("espalier.hf.structured.sliced_checkpoint.CHUNK", 700)
     base = OpenedModel(saved[name])
     structure = uneven(base, drop=False)
     expected = masked(whole_model(base.directory), base, structure)

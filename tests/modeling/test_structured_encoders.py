@@ -11,18 +11,18 @@ from tiny_encoders import ENCODERS, save_encoder
 from tiny_models import CPU, save_tokenizer, token_windows
 from transformers import AutoModelForSequenceClassification
 
-from espalier.modeling.adapters import factors_of, merged
-from espalier.modeling.export import ExportError
-from espalier.modeling.export_encoder import check_against
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.export_encoder import export_cut_encoder
-from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_trained
-from espalier.modeling.whole import load_whole
+from espalier.hf.export.encoder import check_against
+from espalier.hf.export.model import ExportError
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.structured.export_encoder import export_cut_encoder
+from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.hf.whole.model import load_whole
+from espalier.messages.payload import block_key
+from espalier.models.adapters import HEAD_KEY, adapter_plan
+from espalier.models.structure import Structure, unit_costs
 from espalier.settings.run import parse
-from espalier.training.adapted import AdaptedModel
-from espalier.wire.adapters import HEAD_KEY, adapter_plan
-from espalier.wire.payload import block_key
-from espalier.wire.structure import Structure, unit_costs
+from espalier.training.adapted_model import AdaptedModel
 
 SETTINGS = parse(
     {

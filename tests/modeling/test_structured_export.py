@@ -12,15 +12,15 @@ from structured_models import DECODERS, WITH_LANES, save, uneven
 from tiny_models import CPU, token_windows, whole_model
 from torch import Tensor
 
-from espalier.modeling.edits import WeightEdit, dense
-from espalier.modeling.export import export_edited
-from espalier.modeling.families import FAMILIES
-from espalier.modeling.opened import OpenedModel, open_model
-from espalier.modeling.structured import modeling_structured
-from espalier.modeling.structured.export import FORMS, best_form, export_structured, possible_forms
-from espalier.modeling.whole import load_whole
-from espalier.settings.mistakes import Mistake
-from espalier.wire.structure import Structure
+from espalier.errors import Mistake
+from espalier.hf.export.model import export_edited
+from espalier.hf.families import FAMILIES
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.stream.edits import WeightEdit, dense
+from espalier.hf.structured import modeling_structured
+from espalier.hf.structured.export import FORMS, best_form, export_structured, possible_forms
+from espalier.hf.whole.model import load_whole
+from espalier.models.structure import Structure
 
 WINDOWS = token_windows(2, 8)
 CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
@@ -213,7 +213,7 @@ def test_a_process_that_opens_a_smaller_model_is_asked_nothing(
         OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact"
     )
     code = (
-        "import sys; from espalier.modeling.opened import open_model;"
+        "import sys; from espalier.hf.opening.opened import open_model;"
         " print(len(open_model(sys.argv[1]).tokenizer))"
     )
     done = subprocess.run(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from espalier.modeling import checkpoint as checkpoint_module
-from espalier.modeling.checkpoint import Checkpoint
-from espalier.modeling.tensor_pieces import converted, pieces
+from espalier.hf.files import checkpoint as checkpoint_module
+from espalier.hf.files.checkpoint import Checkpoint
+from espalier.hf.files.tensor_pieces import converted, pieces
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_model import save_tiny_llama
 
-from espalier.modeling.opened import OpenedModel, opened_in
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel, opened_in
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

@@ -9,13 +9,13 @@ import pytest
 from tiny_model import save_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from espalier.modeling.tokenizer_rules import (
+from espalier.errors import Mistake
+from espalier.hf.tokenizer.rules import (
     KNOWN_PATTERNS,
     alternatives,
     is_known_pattern,
     require_known_parts,
 )
-from espalier.settings.mistakes import Mistake
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (

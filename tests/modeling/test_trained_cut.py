@@ -6,12 +6,12 @@ import pytest
 import torch
 from structured_models import save, uneven
 
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_trained
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
+from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.models.plan import ModelPlan
+from espalier.models.structure import Structure, structured_plan
 from espalier.settings.lora import LoraSettings
-from espalier.wire.adapters import AdapterPlan, adapter_plan
-from espalier.wire.plan import ModelPlan
-from espalier.wire.structure import Structure, structured_plan
 
 WHOLE = {
     "block-0002": {"norm.mlp.weight": (32,), "attn.q.weight": (64, 32)},

@@ -11,12 +11,12 @@ from tiny_models import llama_config, random_model, save_model, token_windows
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.trained_whole import stored_values, trained_whole
-from espalier.modeling.whole import load_whole
-from espalier.settings.mistakes import Mistake
-from espalier.wire.payload import block_key, block_of_key
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.model import load_whole
+from espalier.hf.whole.trained_whole import stored_values, trained_whole
+from espalier.messages.payload import block_key, block_of_key
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

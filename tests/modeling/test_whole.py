@@ -20,12 +20,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from espalier.modeling import checkpoint, quantised_cache
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised import bitsandbytes
-from espalier.modeling.whole import Base, head_parameters, load_whole
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.files import checkpoint
+from espalier.hf.machine.computing import Computing
+from espalier.hf.nf4 import cache
+from espalier.hf.nf4.matrices import bitsandbytes
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.model import Base, head_parameters, load_whole
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
 """Sizes that NF4 can represent."""
@@ -317,7 +318,7 @@ def test_a_model_from_the_cache_is_a_model_that_was_just_quantised(
     wide: Path, tmp_path: Path, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load_whole(OpenedModel(wide), computing, "nf4", cache_folder=tmp_path)
-    monkeypatch.setattr(quantised_cache, "quantise", None)
+    monkeypatch.setattr(cache, "quantise", None)
     second = load_whole(OpenedModel(wide), computing, "nf4", cache_folder=tmp_path)
     assert any(name.endswith("nested_absmax") for name in bits(first))
     assert same(bits(first), bits(second))

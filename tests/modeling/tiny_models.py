@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from espalier.modeling.computing import Computing
+from espalier.hf.machine.computing import Computing
 
 VOCABULARY = 96
 CPU = Computing(torch.device("cpu"), torch.float32, 1)

@@ -2,7 +2,7 @@
 
 from threading import Thread
 
-from espalier.pace.beats import Pace, Share, beat, beats, beats_of, heard_by, in_shares
+from espalier.progress.beats import Pace, Share, beat, beats, beats_of, heard_by, in_shares
 
 
 def test_where_nobody_listens_nothing_happens() -> None:

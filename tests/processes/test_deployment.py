@@ -17,7 +17,7 @@ from tiny_model import save_tiny_llama
 
 import client_app.app
 import server_app.app
-from client_app.release import decide, waiting
+from client_app.policy.approval_command import decide, waiting
 from espalier.launch.configuration import configuration
 from espalier.settings import methods
 from espalier.storage.chain_check import chain_check

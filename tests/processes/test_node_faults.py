@@ -94,7 +94,7 @@ def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole
 
 
 def workers(running: Federation, site: str) -> list[int]:
-    return running.processes("client_app.warm_worker", site)
+    return running.processes("client_app.node.warm_worker", site)
 
 
 def test_a_worker_killed_in_a_round_is_replaced(tmp_path: Path, whole: Path) -> None:
@@ -281,8 +281,8 @@ def test_a_warm_node_that_is_ended_leaves_no_process(
                 program in named
                 for program in (
                     "espalier.flower.supernode",
-                    "client_app.warm_node",
-                    "client_app.warm_worker",
+                    "client_app.node.warm_node",
+                    "client_app.node.warm_worker",
                 )
             )
             node.send_signal(number)

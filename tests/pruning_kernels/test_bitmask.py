@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.bitmask import (
+from pruning_kernels.votes.bitmask import (
     count,
     has_clean_padding,
     num_words,

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pruning_kernels import lowest, most_voted, most_voted_columns, votes
-from pruning_kernels.bitmask import pack
-from pruning_kernels.votes import HostVotes, select_most_voted
+from pruning_kernels.selection import lowest
+from pruning_kernels.votes import most_voted, most_voted_columns, votes
+from pruning_kernels.votes.bitmask import pack
+from pruning_kernels.votes.votes import HostVotes, select_most_voted
 
 INSTRUCTIONS = {
     "popcount": lambda word: int(word).bit_count(),

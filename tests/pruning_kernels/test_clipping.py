@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.clipping import (
+from pruning_kernels.groups.fluctuation import Moments, limited_by_median
+from pruning_kernels.lora.clipping import (
     clip_factors,
     clip_rows,
     distances_from_others,
@@ -14,7 +15,6 @@ from pruning_kernels.clipping import (
     within_band,
     within_ratio,
 )
-from pruning_kernels.fluctuation import Moments, limited_by_median
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.error_feedback import BFLOAT16, NF4, Codec, encode_with_feedback
+from pruning_kernels.lora.error_feedback import BFLOAT16, NF4, Codec, encode_with_feedback
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

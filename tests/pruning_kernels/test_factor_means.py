@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.factor_means import (
+from pruning_kernels.lora.factor_means import (
     KeptFactors,
     PrunedSide,
     coverage_mean,
     weighted_mean,
     zero_padded_mean,
 )
-from pruning_kernels.factors import Factors
+from pruning_kernels.lora.factors import Factors
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

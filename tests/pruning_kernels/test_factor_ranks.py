@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.factor_ranks import grow, kept_rank, self_prune_rank, shrink, tail_norm
-from pruning_kernels.factors import Factors, product
-from pruning_kernels.scores import NotFiniteError
+from pruning_kernels.lora.factor_ranks import grow, kept_rank, self_prune_rank, shrink, tail_norm
+from pruning_kernels.lora.factors import Factors, product
+from pruning_kernels.selection.scores import NotFiniteError
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.factors import Factors, norm, product, refactorise, singular_values
+from pruning_kernels.lora.factors import Factors, norm, product, refactorise, singular_values
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

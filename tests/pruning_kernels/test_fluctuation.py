@@ -5,7 +5,13 @@ import statistics
 import pytest
 import torch
 
-from pruning_kernels.fluctuation import Metric, channel_scores, moments_of, pooled, standardised
+from pruning_kernels.groups.fluctuation import (
+    Metric,
+    channel_scores,
+    moments_of,
+    pooled,
+    standardised,
+)
 
 
 def inputs(tokens: int, seed: int) -> torch.Tensor:

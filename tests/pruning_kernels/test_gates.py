@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruning_kernels.gates import gumbel_gates, log_ratio, reinmax_gates, within_budget
+from pruning_kernels.groups.gates import gumbel_gates, log_ratio, reinmax_gates, within_budget
 
 
 def reinmax_of_two_classes(z: Tensor, drawn: Tensor, tau: float, gradient: Tensor) -> Tensor:

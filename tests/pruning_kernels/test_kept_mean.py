@@ -9,10 +9,10 @@ from devices import CPU, DEVICES, working_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels import kept_mean
-from pruning_kernels.bitmask import pack
-from pruning_kernels.kept_mean import KeptMean
-from pruning_kernels.kept_sum_on_device import DeviceSums
+from pruning_kernels.votes import kept_mean
+from pruning_kernels.votes.bitmask import pack
+from pruning_kernels.votes.kept_mean import KeptMean
+from pruning_kernels.votes.kept_sum_on_device import DeviceSums
 
 pytestmark = pytest.mark.usefixtures("place_of_sums")
 

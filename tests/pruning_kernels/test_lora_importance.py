@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.factors import Factors
-from pruning_kernels.lora_importance import (
+from pruning_kernels.lora.factors import Factors
+from pruning_kernels.lora.lora_importance import (
     Gradients,
     Score,
     combined,

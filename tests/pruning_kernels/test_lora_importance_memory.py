@@ -4,8 +4,8 @@ import pytest
 import torch
 from largest_tensor import LargestTensor
 
-from pruning_kernels.factors import Factors
-from pruning_kernels.lora_importance import Gradients, Score, unit_importance
+from pruning_kernels.lora.factors import Factors
+from pruning_kernels.lora.lora_importance import Gradients, Score, unit_importance
 
 
 @pytest.mark.parametrize("score", ["exact", "group"])

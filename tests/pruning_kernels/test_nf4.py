@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.nf4 import BLOCK, LEVELS, Nf4, decode, encode, num_bytes
+from pruning_kernels.lora.nf4 import BLOCK, LEVELS, Nf4, decode, encode, num_bytes
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pruning_kernels.scores import magnitude_score, wanda_score
+from pruning_kernels.selection.scores import magnitude_score, wanda_score
 
 
 def test_magnitude_is_the_absolute_value_in_float32(device: torch.device) -> None:

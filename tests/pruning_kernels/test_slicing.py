@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruning_kernels import slicing
-from pruning_kernels.slicing import (
+from pruning_kernels.groups.slicing import (
     kept_share,
     normalised,
     packed,
@@ -19,6 +18,7 @@ from pruning_kernels.slicing import (
     sliced_writer,
     unpacked,
 )
+from pruning_kernels.groups import slicing
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 

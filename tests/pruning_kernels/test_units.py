@@ -5,7 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pruning_kernels.units import coupled_sums, lowest_units, searched, share_of, within_each
+from pruning_kernels.groups.groups import (
+    coupled_sums,
+    lowest_units,
+    searched,
+    share_of,
+    within_each,
+)
 
 
 @pytest.mark.parametrize(("side", "size"), [(0, 1), (0, 3), (1, 1), (1, 4)])

@@ -11,8 +11,8 @@ import pytest
 import torch
 from devices import CPU, CUDA, NEEDS_CUDA
 
-from pruning_kernels.bitmask import pack
-from pruning_kernels.votes import VoteCounter, magnitudes
+from pruning_kernels.votes.bitmask import pack
+from pruning_kernels.votes.votes import VoteCounter, magnitudes
 
 ROOT = Path(__file__).parent.parent.parent
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -30,7 +30,7 @@ def unpacked(words: np.ndarray) -> np.ndarray:
 
 def require_sums(device: torch.device) -> None:
     """Count random masks into part of the planes; the rest of the planes must stay unchanged."""
-    from pruning_kernels.vote_planes_cuda import count_votes
+    from pruning_kernels.votes.vote_planes_cuda import count_votes
 
     for voters, words in CASES:
         masks = np.random.default_rng(voters).integers(0, 2**64, (voters, words), dtype=np.uint64)
@@ -69,7 +69,7 @@ def test_the_kernel_compiles_without_a_device(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from pruning_kernels.vote_planes_cuda import TILE, WARPS, _count_tile
+    from pruning_kernels.votes.vote_planes_cuda import TILE, WARPS, _count_tile
 
     constants = {"num_planes": num_planes, "tile": TILE} | dict.fromkeys(ones, 1)
     names = {"masks": "*i64", "planes": "*i64", "voters": "i32", "words": "i32", "stride": "i32"}

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from server_app.planning.exchange import Traffic
-from server_app.planning.flower import (
+from server_app.estimate.exchange import Traffic
+from server_app.estimate.flower_processes import (
     DATABASE,
     IN_SUPERLINK,
     IN_SUPERNODE,
@@ -14,7 +14,7 @@ from server_app.planning.flower import (
     superlink_disk,
     supernode,
 )
-from server_app.planning.memory import LIBRARIES
+from server_app.estimate.memory import LIBRARIES
 
 
 def held_by_superlink(largest: float, clients: int) -> float:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from espalier.messages.ledger import Traffic
 from espalier.settings.run import parse
-from espalier.wire.ledger import Traffic
-from server_app.figures import figure
-from server_app.results import Summary
-from server_app.table import show
+from server_app.report.number_format import figure
+from server_app.report.summary import Summary
+from server_app.report.table import show
 
 
 def shown(

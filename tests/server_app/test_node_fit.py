@@ -13,8 +13,8 @@ from tiny_model import save_tiny_llama
 
 from espalier.amounts import size as as_size
 from espalier.settings.run import parse
-from server_app.planning import node_fit
-from server_app.planning.command import planned
+from server_app.estimate import node_fit
+from server_app.estimate.command import planned
 
 GIGA = 10**9
 
@@ -92,7 +92,7 @@ class _NoMemory:
 def on_a_disk_of(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the free bytes of every disk."""
     monkeypatch.setattr(
-        "server_app.planning.node_fit.shutil.disk_usage", lambda _: SimpleNamespace(free=free)
+        "server_app.estimate.node_fit.shutil.disk_usage", lambda _: SimpleNamespace(free=free)
     )
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from espalier.errors import Mistake
 from espalier.flower.grid import GRIDS
 from espalier.flower.processes import LocalSuperLink, Submitter, submitters
-from espalier.settings.mistakes import Mistake
 from server_app import entry_point, own_superlink
 from server_app.own_superlink import (
     ROOMS,

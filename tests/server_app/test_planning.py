@@ -11,25 +11,25 @@ import torch
 from tiny_model import save_tiny_llama
 from transformers import LlamaConfig
 
-import server_app.planning.plan as of_plan
-from espalier.modeling.computing import Computing
-from espalier.modeling.described import described
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.traced_memory import LiveBytes
+import server_app.estimate.estimate as of_plan
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.machine.traced_memory import LiveBytes
+from espalier.hf.opening.described import described
+from espalier.hf.opening.opened import OpenedModel
+from espalier.methods.contracts.fedpetuning import trained
 from espalier.settings.methods import METHODS
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import default_values, parse
-from espalier.training.activations import saved_bytes
-from espalier.training.step_memory import FEW, step_bytes
-from espalier.wire.tuning import trained
-from server_app.planning.clock import Speeds, seconds
-from server_app.planning.command import main
-from server_app.planning.memory import Memory, Moment
-from server_app.planning.plan import Plan
-from server_app.planning.sub_model import sub_model
-from server_app.planning.told import tell_plan, tell_time_of_sites
+from espalier.training.costs.activations import saved_bytes
+from espalier.training.costs.step_memory import FEW, step_bytes
+from server_app.estimate.command import main
+from server_app.estimate.estimate import Plan
+from server_app.estimate.memory import Memory, Moment
+from server_app.estimate.short_form import tell_plan, tell_time_of_sites
+from server_app.estimate.sub_model import sub_model
+from server_app.estimate.time import Speeds, seconds
 from server_app.public_tests import PublicTests
-from strategies.engine.roster import Seat
+from strategies.base.roster import Seat
 
 LLAMA_7B = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000,
@@ -204,7 +204,8 @@ def test_a_simulation_tells_the_time_at_the_speed_of_this_machine(
     tests = PublicTests({"documentation": torch.zeros(2, 16)})
     operations = Plan(settings, model, tests, simulation=True).work.operations()
     monkeypatch.setattr(
-        "server_app.planning.told.capability_of_this_process", lambda _: operations / 1e9 / 5420
+        "server_app.estimate.short_form.capability_of_this_process",
+        lambda _: operations / 1e9 / 5420,
     )
     tell_plan(settings, model, tests, COMPUTING, simulation=True)
     assert "a client's round 1 h 30 min of computing at" in capsys.readouterr().out

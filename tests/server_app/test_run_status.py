@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.storage.directory_lock import locked
 from server_app.run_status import RUNNING, main, run_status
 

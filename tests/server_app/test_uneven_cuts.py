@@ -9,19 +9,19 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from espalier.modeling.described import described
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.units import ModelUnits
+from espalier.hf.opening.described import described
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.structured.groups import ModelUnits
+from espalier.messages.blobs.adapters import payload_specs
+from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.messages.payload import packed_bytes
+from espalier.methods.contracts.fedspine import trained
+from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.federation import Payload
-from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.run import RunSettings, parse
-from espalier.wire.adapter_payload import payload_specs
-from espalier.wire.cut_units import Cut, CutUnits
-from espalier.wire.fedspine import trained
-from espalier.wire.payload import packed_bytes
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
-from server_app.planning.messages.base import CASES
-from server_app.planning.uneven_cuts import UnevenCuts
+from server_app.estimate.messages.base import CASES
+from server_app.estimate.uneven_cuts import UnevenCuts
 
 SHAPES = {
     "attn.q": (16, 16), "attn.k": (8, 16), "attn.v": (8, 16), "attn.o": (16, 16),

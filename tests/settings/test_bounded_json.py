@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from espalier.settings.bounded_json import MOST_DEPTH, UnboundedJsonError, read_json, require_flat
+from espalier.environment.bounded_json import (
+    MOST_DEPTH,
+    UnboundedJsonError,
+    read_json,
+    require_flat,
+)
 
 
 def nested(depth: int, opening: str, closing: str) -> str:

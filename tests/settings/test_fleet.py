@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from espalier.errors import Mistake
 from espalier.settings.fleet import Fleet, read_fleet
-from espalier.settings.mistakes import Mistake
 
 CONF = Path(__file__).parents[2] / "conf" / "devices"
 SMALL = """

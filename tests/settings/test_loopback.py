@@ -2,7 +2,7 @@
 
 import pytest
 
-from espalier.settings.loopback import keep_on_loopback, past_proxies
+from espalier.environment.loopback import keep_on_loopback, past_proxies
 
 LOOPBACK = "localhost,127.0.0.1,::1"
 

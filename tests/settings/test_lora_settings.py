@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from espalier.errors import Mistake
 from espalier.settings.lora import LoraSettings
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.settings.node import NodeSettings, claimed_name, parse_node, site_id
 
 

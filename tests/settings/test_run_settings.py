@@ -9,11 +9,11 @@ from pydantic import BaseModel
 from toy_method import ROW
 
 import espalier
-from espalier.settings.fedpetuning import AdapterAveraging
-from espalier.settings.fedprllm import FedPrLLMSettings
-from espalier.settings.hetlora import HetLoRASettings
+from espalier.errors import Mistake
+from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.methods.settings.fedprllm import FedPrLLMSettings
+from espalier.methods.settings.hetlora import HetLoRASettings
 from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, changed, parse, tables
 from espalier.settings.table import Table
 
@@ -212,7 +212,14 @@ def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(
 ) -> None:
     """The additional method has only a row in the table of methods."""
     other = Row(
-        "Other", "espalier.settings.fedprllm:FedPrLLMSettings", "", "", "", "", "", tunes=True
+        "Other",
+        "espalier.methods.settings.fedprllm:FedPrLLMSettings",
+        "",
+        "",
+        "",
+        "",
+        "",
+        tunes=True,
     )
     monkeypatch.setitem(METHODS, "other", other)
     assert parse(DEFAULTS | {"other.depth": "very", "lora.depth": "too"}) == parse({})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.settings.seeds import derive_seed
+from espalier.seeds import derive_seed
 
 
 def test_is_the_upper_63_bits_of_the_hash() -> None:

@@ -10,13 +10,13 @@ from toy_method import ROW
 
 from espalier.flower.node_config import read_node_config
 from espalier.launch.configuration import _pair
-from espalier.settings.app_config import BEGIN, END, with_app_config
-from espalier.settings.hetlora import HetLoRASettings
+from espalier.methods.settings.hetlora import HetLoRASettings
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
-from espalier.settings.page import settings_page
+from espalier.settings.reference.app_config import BEGIN, END, with_app_config
+from espalier.settings.reference.page import settings_page
+from espalier.settings.reference.schema import Key, as_text, keys_of, keys_of_a_run
 from espalier.settings.run import default_values
-from espalier.settings.schema import Key, as_text, keys_of, keys_of_a_run
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -42,12 +42,12 @@ PYPROJECT_KEYS = flat(tomllib.loads(PYPROJECT)["tool"]["flwr"]["app"]["config"])
 
 
 def test_the_page_is_what_the_schema_gives() -> None:
-    """If not: ``python -m espalier.settings.page``."""
+    """If not: ``python -m espalier.settings.reference.page``."""
     assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
 
 
 def test_pyprojects_defaults_are_what_the_schema_gives() -> None:
-    """If not: ``python -m espalier.settings.page``."""
+    """If not: ``python -m espalier.settings.reference.page``."""
     assert with_app_config(PYPROJECT) == PYPROJECT
 
 

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.identity.site_keys import fingerprint, private_key, public_keys
 from espalier.settings.run import parse
-from espalier.settings.site_keys import fingerprint, private_key, public_keys
 
 Pair = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.settings.run import parse
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from espalier.settings.mistakes import Mistake
-from espalier.storage.at_work import FOLDER, AtWork, collect_old_work
+from espalier.errors import Mistake
+from espalier.storage.activity import FOLDER, AtWork, collect_old_work
 
 WORKING = """
 import sys
 from pathlib import Path
-from espalier.storage.at_work import AtWork
+from espalier.storage.activity import AtWork
 
 with AtWork(Path(sys.argv[1]), "run-1").working():
     print("working", flush=True)

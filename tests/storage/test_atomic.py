@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.storage.atomic import replacing, write_bytes, write_json
 
 

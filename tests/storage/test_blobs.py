@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.storage.blobs import BlobStore, sha256
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.storage.directory_lock import locked
 
 HOLDS_IT = """

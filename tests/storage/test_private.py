@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from run_names import BY_HAND, named
 
-from espalier.settings.mistakes import Mistake
-from espalier.storage.private import (
+from espalier.errors import Mistake
+from espalier.storage.client_state import (
     VERSION_FILE,
     PrivateState,
     collect_old_runs,
@@ -23,7 +23,7 @@ from espalier.storage.private import (
 LOCKING = """
 import sys
 from pathlib import Path
-from espalier.storage.private import PrivateState
+from espalier.storage.client_state import PrivateState
 
 print("trying", flush=True)
 with PrivateState(Path(sys.argv[1]), "20260131-093000-0123456789ab", "ward", {"client": 3}).locked():

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.settings.mistakes import Mistake
-from espalier.storage.sealed import Damaged, read_sealed, sealed
+from espalier.errors import Mistake
+from espalier.storage.sealed_json import Damaged, read_sealed, sealed
 
 VALUES = st.recursive(
     st.none()

@@ -11,12 +11,12 @@ from safetensors.torch import load
 from tiny_model import save_tiny_llama
 from torch import Tensor
 
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.adapters import unpack_adapters
 from espalier.settings.run import parse
 from espalier.storage.blobs import BlobStore
-from espalier.training.initial import initial_values
-from espalier.wire.adapter_payload import unpack_adapters
-from strategies.results.adapters import AdapterResult
+from espalier.training.initial_values import initial_values
+from strategies.fedpetuning.adapters import AdapterResult
 
 Values = dict[str, dict[str, Tensor]]
 LIMITS = [1, 3, 4]

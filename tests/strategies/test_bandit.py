@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.settings.mistakes import Mistake
-from espalier.settings.seeds import derive_seed
-from strategies.methods.bandit import WHOLE, Bandit, Cell, Exploration, Pull, tile
+from espalier.errors import Mistake
+from espalier.seeds import derive_seed
+from strategies.fedspine.bandit import WHOLE, Bandit, Cell, Exploration, Pull, tile
 
 HALVES = (Cell(0.0, 0.5, 0.0, 1.0), Cell(0.5, 1.0, 0.0, 1.0))
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.settings.run import parse
-from strategies.engine.client_weights import limited_weights, up_to_median
-from strategies.methods.layer_sampling import layers_per_client
+from strategies.averaging.client_weights import limited_weights, up_to_median
+from strategies.fedspallm.layer_sampling import layers_per_client
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.settings.mistakes import Mistake
-from strategies.engine.counting import require_counting
+from espalier.errors import Mistake
+from strategies.base.vote_device import require_counting
 
 
 def kernel_that(count_votes: Any, monkeypatch: pytest.MonkeyPatch) -> torch.device:
@@ -16,7 +16,7 @@ def kernel_that(count_votes: Any, monkeypatch: pytest.MonkeyPatch) -> torch.devi
 
     Its tensors have no numbers, because nothing reads them before the kernel is called.
     """
-    module = ModuleType("pruning_kernels.vote_planes_cuda")
+    module = ModuleType("pruning_kernels.votes.vote_planes_cuda")
     module.count_votes = count_votes  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return torch.device("meta")
@@ -40,20 +40,20 @@ def test_a_device_without_a_compiler_is_told_with_the_key_the_cause_and_the_reme
 
 
 def test_a_device_without_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pruning_kernels.vote_planes_cuda", None)
+    monkeypatch.setitem(sys.modules, "pruning_kernels.votes.vote_planes_cuda", None)
     with pytest.raises(Mistake, match=r"device = 'cuda': .*ModuleNotFoundError"):
         require_counting(torch.device("meta"), "cuda")
 
 
 def test_a_device_that_counts_wrongly_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pruning_kernels import votes
-    from pruning_kernels.device_votes import DeviceVotes
+    from pruning_kernels.votes import votes
+    from pruning_kernels.votes.device_votes import DeviceVotes
 
     monkeypatch.setattr(
         votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, torch.device("cpu"))
     )
     monkeypatch.setattr(
-        "pruning_kernels.device_votes._count_one_by_one", lambda masks, planes: planes.zero_()
+        "pruning_kernels.votes.device_votes._count_one_by_one", lambda masks, planes: planes.zero_()
     )
     with pytest.raises(Mistake, match="not those that were given"):
         require_counting(torch.device("meta"), "cuda")

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from in_process import FakeTime
 from run_names import BY_HAND
 
+from espalier.identity.site_keys import PublicKeys
+from espalier.messages.blobs.masks import mask_name
+from espalier.messages.enrolment import Enrolment, refusal
+from espalier.messages.message import Letter, NoScalars, failure, read, write
+from espalier.messages.parts import Report
+from espalier.messages.payload import STYPE, block_key, pack_tensors
+from espalier.messages.signed_name import sign, statement
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
-from espalier.settings.site_keys import PublicKeys
 from espalier.storage.blobs import sha256
-from espalier.wire.enrolment import Enrolment, refusal
-from espalier.wire.masks import mask_name
-from espalier.wire.messages import Letter, NoScalars, failure, read, write
-from espalier.wire.parts import Report
-from espalier.wire.payload import STYPE, block_key, pack_tensors
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.wire.signed_name import sign, statement
-from strategies.engine.enrolment import Enroller
-from strategies.engine.progress import Progress
-from strategies.engine.roster import Seat
-from strategies.engine.rounds import Rounds, RunFailed
-from strategies.engine.run_folder import RunFolder
+from strategies.base.enrolment import Enroller
+from strategies.base.progress import Progress
+from strategies.base.roster import Seat
+from strategies.base.rounds import Rounds, RunFailed
+from strategies.base.run_folder import RunFolder
 
 LINEAR = LinearPlan("attn.q", "weight", (96, 64))
 BLOB = pack_tensors({mask_name(LINEAR.name): np.full(96, 0x5555555555555555, dtype=np.uint64)})
@@ -683,8 +683,8 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     """An enrolment has no blobs, so the server does not parse any."""
     server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
     read_headers = list[bytes]()
-    monkeypatch.setattr("espalier.wire.ledger.tensor_specs", read_headers.append)
-    monkeypatch.setattr("espalier.wire.contract.tensor_specs", read_headers.append)
+    monkeypatch.setattr("espalier.messages.ledger.tensor_specs", read_headers.append)
+    monkeypatch.setattr("espalier.messages.contract.tensor_specs", read_headers.append)
     request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
     content = write(Letter(request.header, ENROLMENT.model_dump()))
     content["blobs"] = ArrayRecord(

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from espalier.wire.payload import pack_tensors
-from pruning_kernels.bitmask import LINE_WORDS
-from strategies.engine import inbox
-from strategies.engine.inbox import Inbox
+from espalier.messages.payload import pack_tensors
+from pruning_kernels.votes.bitmask import LINE_WORDS
+from strategies.base import inbox
+from strategies.base.inbox import Inbox
 
 
 @pytest.mark.parametrize("clients", [1, 3, 10])

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.settings.fedspallm import FedSpaLLMSettings
-from espalier.settings.mistakes import Mistake
-from strategies.methods.layer_sampling import layers_per_client, require_places, sample_layers
+from espalier.errors import Mistake
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
+from strategies.fedspallm.layer_sampling import layers_per_client, require_places, sample_layers
 
 
 def test_places_by_hand() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from espalier.messages.blobs.adapters import pack_adapters, unpack_adapters
 from espalier.settings.training import TrainingSettings
-from espalier.wire.adapter_payload import pack_adapters, unpack_adapters
-from strategies.methods.plausible_update import Reach, largest_step
+from strategies.averaging.training_bound import Reach, largest_step
 
 
 def any_training(**chosen: Any) -> TrainingSettings:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.settings.mistakes import Mistake
-from strategies.methods.bandit import Bandit, Exploration
-from strategies.methods.refining_arms import ArmSpace, Kind, Refinement, step_for
+from espalier.errors import Mistake
+from strategies.fedspine.arms import ArmSpace, Kind, Refinement, step_for
+from strategies.fedspine.bandit import Bandit, Exploration
 
 
 def test_relative_on_paper() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.settings.run import parse
-from strategies.methods.refining_choice import Arm, Choices, arms_from_json, arms_to_json
-from strategies.methods.refining_reward import Outcome
+from strategies.fedspine.choice import Arm, Choices, arms_from_json, arms_to_json
+from strategies.fedspine.reward import Outcome
 
 
 def choices(target: float = 0.3, rounds: int = 8, **changes: Any) -> Choices:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.settings.mistakes import Mistake
-from strategies.methods.refining_reward import (
+from espalier.errors import Mistake
+from strategies.fedspine.reward import (
     LARGEST_REWARD,
     Outcome,
     UsualGains,

@@ -16,20 +16,20 @@ from flwr.app import Message
 from in_process import FakeTime
 from run_names import BY_HAND
 
+from espalier.messages.blobs.masks import mask_name
+from espalier.messages.message import Letter, NoScalars, failure, read, write
+from espalier.messages.parts import PartRequest, Report
+from espalier.messages.payload import block_key, pack_tensors
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
-from espalier.storage.at_work import AtWork
+from espalier.storage.activity import AtWork
 from espalier.storage.blobs import sha256
-from espalier.wire.masks import mask_name
-from espalier.wire.messages import Letter, NoScalars, failure, read, write
-from espalier.wire.parts import PartRequest, Report
-from espalier.wire.payload import block_key, pack_tensors
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
-from strategies.engine.clock import Clock
-from strategies.engine.inbox import Inbox
-from strategies.engine.progress import Progress
-from strategies.engine.roster import Seat
-from strategies.engine.rounds import Rounds
-from strategies.engine.run_folder import RunFolder
+from strategies.base.clock import Clock
+from strategies.base.inbox import Inbox
+from strategies.base.progress import Progress
+from strategies.base.roster import Seat
+from strategies.base.rounds import Rounds
+from strategies.base.run_folder import RunFolder
 
 BLOCKS = 5
 NODE = 7

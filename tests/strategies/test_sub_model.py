@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from tiny_model import save_tiny_llama
 
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
 from espalier.storage.blobs import BlobStore
 from espalier.training.alignment import Places
-from strategies.results.sub_model import SubModelResult
+from strategies.fedsoda.sub_model import SubModelResult
 
 SETTINGS = {
     "method": "fedsoda",

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from espalier.settings.fleet import Conditions
-from strategies.engine.virtual_clock import (
+from strategies.fleet.virtual_clock import (
     computing_seconds,
     round_seconds,
     sending_seconds,

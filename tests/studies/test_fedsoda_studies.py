@@ -19,10 +19,10 @@ from benchmarks.fedsoda.runs import full_number
 from benchmarks.fedsoda.sources import is_public, make_sources
 from benchmarks.fedsoda.studies import CHANCE, COSTS, DENSE, PERPLEXITIES, SCORES, STUDIES
 from benchmarks.fedspallm.rows import Rows
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.reading import read_items
-from espalier.settings.fedsoda import FedSodaSettings
-from espalier.settings.mistakes import Mistake
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.reading import read_items
+from espalier.errors import Mistake
+from espalier.methods.settings.fedsoda import FedSodaSettings
 from espalier.settings.run import RunSettings, parse
 
 CONDITIONS: dict[str, Any] = {

@@ -14,11 +14,11 @@ from benchmarks.fedspallm.clients import Clients
 from benchmarks.fedspallm.report import write_report
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import FOLDS, STUDIES, Bench
-from espalier.corpora.public_text import public_windows
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import set_up
-from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import Mistake
+from espalier.data.public_text import public_windows
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.opened import open_model
+from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
 
 KEYS = ("seed", "text")
@@ -34,7 +34,7 @@ CONDITIONS = {
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     """Four clients that share one file."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.data.client_text.LEAST_PREDICTIONS", 15)
     shared = tmp_path / "shared.txt"
     settings = EVALUATED | {
         "data.source": "text",

@@ -18,10 +18,10 @@ from transformers import AutoModelForSequenceClassification
 
 from benchmarks.fedspine import cuts, encoder_masks, task_study, tasks
 from benchmarks.fedspine.encoder_masks import Place, mask_gradients, mask_tuned, masked
-from espalier.corpora.tasks.batches import Batch
-from espalier.modeling.adapters import module_path
-from espalier.modeling.opened import OpenedModel
-from espalier.wire.cuts import READERS
+from espalier.data.tasks.batches import Batch
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.adapters import module_path
+from espalier.messages.blobs.cuts import READERS
 
 HOW = cuts.LAST["FedPETuning, then all of Mask Tuning"][1]
 

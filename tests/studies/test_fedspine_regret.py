@@ -20,7 +20,7 @@ from benchmarks.fedspine.surfaces import (
     switching_ridge,
 )
 from benchmarks.reports import write_again
-from strategies.methods.bandit import Exploration
+from strategies.fedspine.bandit import Exploration
 
 
 def at(u: float, v: float) -> tuple[Points, Points]:

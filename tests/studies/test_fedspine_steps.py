@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import random_llama, random_roberta
 from benchmarks.fedspine import steps
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 
 def given(folder: Path, *words: str) -> argparse.Namespace:

@@ -18,13 +18,13 @@ from benchmarks.fedspine.other_clock import retimed
 from benchmarks.fedspine.task_bars import by_alpha, by_fleet, times_by_alpha
 from benchmarks.fedspine.task_report import Found, found_in
 from benchmarks.reports import write_again
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.whole import load_whole
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.model import load_whole
 from espalier.settings.fleet import Fleet
-from espalier.settings.mistakes import Mistake
 from espalier.training.loop import Loop
-from strategies.methods.fleet_time import fleet_of
+from strategies.fleet.training_time import fleet_of
 
 ITEMS = 12
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.flap_variance import running_figure, running_moments
-from pruning_kernels.fluctuation import moments_of
+from pruning_kernels.groups.fluctuation import moments_of
 
 
 def test_the_running_figure_depends_on_the_order_of_windows() -> None:

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from benchmarks import nf4_base
 from benchmarks.fedspallm.rows import Rows
-from espalier.modeling import quantised_cache
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.nf4 import cache as quantised_cache
 
 WINDOW = 8
 HELD_OUT = 3

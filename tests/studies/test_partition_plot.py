@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.partition_plot import OTHERS, counts_per_client, main, plot
-from espalier.corpora.partition import Partition
+from espalier.data.partition import Partition
 
 
 @pytest.fixture

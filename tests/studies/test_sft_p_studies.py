@@ -14,9 +14,9 @@ from benchmarks.sft_p import paper, studies, tables
 from benchmarks.sft_p.__main__ import main
 from benchmarks.sft_p.studies import FIGURES, KEYS, STUDIES, rounds_to_budget
 from benchmarks.smaller.bench import Bench
-from espalier.modeling.opened import open_model
-from espalier.modeling.structured.lane_gates import LaneGates
-from espalier.wire.adapters import AdapterPlan
+from espalier.hf.opening.opened import open_model
+from espalier.hf.structured.lane_gates import LaneGates
+from espalier.models.adapters import AdapterPlan
 
 
 def numbers(plan: AdapterPlan, prefix: str) -> int:

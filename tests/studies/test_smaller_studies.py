@@ -13,8 +13,8 @@ from benchmarks.smaller import studies
 from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
 
 CONDITIONS: dict[str, Any] = {
     "model": {"name": "tiny", "weights": 1}, "windows": 2, "window_tokens": 16, "texts": {"public": {"windows": 2}}

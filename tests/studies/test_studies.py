@@ -16,11 +16,11 @@ from benchmarks.studies.clients import Clients
 from benchmarks.studies.measure import Bench, measure
 from benchmarks.studies.report import write_report
 from benchmarks.studies.rows import Row, Rows
-from espalier.corpora.public_text import public_windows
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import set_up
-from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import Mistake
+from espalier.data.public_text import public_windows
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.opened import open_model
+from espalier.hf.stream.block_stream import BlockStream
 from espalier.settings.run import parse
 
 PUBLIC: dict[str, Any] = {"texts": {"public": {"windows": 2, "sha256": "0"}}}

@@ -20,9 +20,9 @@ from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.pretrain_encoder import NOT_CHOSEN, Recipe
 from benchmarks.tuning.report import Panel, cells_of, write_report
 from benchmarks.tuning.studies import FIGURES, KEYS, STUDIES, Bench, first_records
-from espalier.modeling.computing import set_up
-from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 
 SMALL: dict[str, Any] = {

@@ -13,8 +13,8 @@ ROW = Row(
     settings="toy_method.settings:ToySettings",
     strategy="toy_method.strategy:Toy",
     job="toy_method.job",
-    delivery="client_app.delivery:take",
+    delivery="client_app.protocol.push:take",
     contracts="toy_method.contracts",
     messages="toy_method.messages:ToyMessages",
-    outcome="server_app.outcomes.edited:EditedOutcome",
+    outcome="server_app.artifacts.edited_model:EditedOutcome",
 )

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from espalier.settings.mistakes import Mistake
-from espalier.settings.run import RunSettings
-from espalier.wire.contract import BlockSpecs, Contract
-from espalier.wire.messages import Kind, Letter, NoScalars
-from espalier.wire.parts import (
+from espalier.errors import Mistake
+from espalier.messages.contract import BlockSpecs, Contract
+from espalier.messages.message import Kind, Letter, NoScalars
+from espalier.messages.parts import (
     Delivery,
     PartRequest,
     Reply,
@@ -20,8 +19,9 @@ from espalier.wire.parts import (
     parts_of,
     require_result_wanted,
 )
-from espalier.wire.payload import TensorSpec, unpack_tensors
-from espalier.wire.plan import ModelPlan, PlanOf
+from espalier.messages.payload import TensorSpec, unpack_tensors
+from espalier.models.plan import ModelPlan, PlanOf
+from espalier.settings.run import RunSettings
 
 
 def vector(plan: ModelPlan) -> BlockSpecs:

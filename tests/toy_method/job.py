@@ -4,16 +4,16 @@ import time
 
 import torch
 
-from client_app.answered_once import Work, answer_once, kept_report
-from client_app.delivery import taken
-from client_app.evaluation import answer, require_own_text
+from client_app.protocol.answer_once import Work, answer_once, kept_report
+from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.push import taken
 from client_app.site import Site
-from espalier.corpora.client_text import client_windows
-from espalier.modeling.edits import Edits
-from espalier.storage.private import PrivateState
-from espalier.wire.messages import Letter
-from espalier.wire.parts import Report
-from espalier.wire.payload import pack_tensors
+from espalier.data.client_text import client_windows
+from espalier.hf.stream.edits import Edits
+from espalier.messages.message import Letter
+from espalier.messages.parts import Report
+from espalier.messages.payload import pack_tensors
+from espalier.storage.client_state import PrivateState
 from toy_method.model import scaled
 from toy_method.settings import ToySettings
 

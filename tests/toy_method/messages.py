@@ -3,9 +3,9 @@
 Clients send one vector and receive the average if they evaluate it.
 """
 
-from espalier.wire.messages import NoScalars
-from server_app.planning.exchange import Exchange
-from server_app.planning.messages.base import Messages
+from espalier.messages.message import NoScalars
+from server_app.estimate.exchange import Exchange
+from server_app.estimate.messages.base import Messages
 
 
 class ToyMessages(Messages):

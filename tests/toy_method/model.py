@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from espalier.modeling.edits import Edits, WeightEdit
-from espalier.wire.payload import unpack_tensors
+from espalier.hf.stream.edits import Edits, WeightEdit
+from espalier.messages.payload import unpack_tensors
 
 
 def scaled(blob: bytes, strength: float) -> Edits:

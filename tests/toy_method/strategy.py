@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from espalier.modeling.edits import WeightEdit
+from espalier.hf.stream.edits import WeightEdit
+from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.payload import pack_tensors
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from espalier.wire.messages import NoScalars, Scalars
-from espalier.wire.payload import pack_tensors
-from strategies.engine.evaluation import ClientEvaluation
-from strategies.engine.inbox import Inbox
-from strategies.engine.method import Method
-from strategies.engine.run import Run
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.method import Method
+from strategies.base.run import Run
 from toy_method.model import scaled
 from toy_method.settings import ToySettings
 

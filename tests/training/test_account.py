@@ -9,19 +9,19 @@ import torch
 from run_names import BY_HAND
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from espalier.modeling.adapters import lora_config, put_in, values
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.whole import Base, head_parameters, load_whole
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.adapters import lora_config, put_in, values
+from espalier.hf.whole.model import Base, head_parameters, load_whole
+from espalier.messages.blobs.adapters import pack_adapters
+from espalier.messages.message import SCHEMA_VERSION, Header, Letter, num_bytes, write
+from espalier.messages.payload import tensor_specs
+from espalier.methods.contracts.fedpetuning import TuningReport
 from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
-from espalier.settings.mistakes import Mistake
-from espalier.training.account import Account, account
-from espalier.training.shapes import SHAPES
-from espalier.wire.adapter_payload import pack_adapters
-from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, num_bytes, write
-from espalier.wire.payload import tensor_specs
-from espalier.wire.tuning import TuningReport
+from espalier.training.costs.account import Account, account
+from espalier.training.costs.shapes import SHAPES
 
 FEDSODA = "attn.k,attn.v,attn.q,mlp.up,mlp.down"
 """The five matrices with which the paper's tables can be reproduced."""

@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import OPTConfig, PretrainedConfig
 
-from espalier.corpora.tasks.encoding import Encoded
-from espalier.modeling.adapters import put_in, set_values
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.whole import load_whole
-from espalier.settings.mistakes import Mistake
+from espalier.data.tasks.encoding import Encoded
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.adapters import put_in, set_values
+from espalier.hf.whole.model import load_whole
+from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial import initial_adapters
+from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop, Trained
 from espalier.training.sequences import TokenSequences
-from espalier.wire.adapters import AdapterPlan, adapter_plan
 from tests.modeling.tiny_models import CPU, VOCABULARY, llama_config, save_model
 
 Values = dict[str, dict[str, Tensor]]

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from espalier.corpora.tasks.encoding import Encoded
-from espalier.modeling.computing import Computing
-from espalier.modeling.export_adapter import export_adapter
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.trained_whole import Names, stored_values
+from espalier.data.tasks.encoding import Encoded
+from espalier.hf.export.adapter import export_adapter
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.trained_whole import Names, stored_values
+from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining, flat_name
-from espalier.training.groups import Group
-from espalier.training.initial import initial_adapters, initial_values
+from espalier.training.initial_values import initial_adapters, initial_values
 from espalier.training.loss import summed_loss
 from espalier.training.order import sequences_of_step
+from espalier.training.parameter_groups import Group
 from espalier.training.sequences import TokenSequences
-from espalier.wire.adapters import AdapterPlan, adapter_plan
 from tests.modeling.tiny_models import CPU, VOCABULARY, llama_config, save_model
 
 Values = dict[str, dict[str, Tensor]]

@@ -9,21 +9,21 @@ from tiny_model import save_tiny_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
-from espalier.corpora.tasks.batches import Batch
-from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.computing import Computing
-from espalier.modeling.edits import dense
-from espalier.modeling.families import FAMILIES
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.fedsoda import FedSodaSettings
+from espalier.data.tasks.batches import Batch
+from espalier.hf.families import FAMILIES
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import dense
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.methods.contracts.fedsoda import emulator_adapters
+from espalier.methods.settings.fedsoda import FedSodaSettings
+from espalier.models.adapters import AdapterPlan
+from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings, parse
-from espalier.training.adapted import AdaptedModel
+from espalier.training.adapted_model import AdaptedModel
 from espalier.training.alignment import Alignment, Places, Teacher, predictions
-from espalier.training.initial import initial_adapters
-from espalier.wire.adapters import AdapterPlan
-from espalier.wire.fedsoda import emulator_adapters
-from espalier.wire.structure import Structure
-from espalier.wire.tuning import trained
+from espalier.training.initial_values import initial_adapters
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 BLOCKS = 5

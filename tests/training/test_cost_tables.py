@@ -1,11 +1,11 @@
-"""Tables that ``python -m espalier.training.ledger`` prints."""
+"""Tables that ``python -m espalier.training.costs.ledger`` prints."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from espalier.training.ledger import main
+from espalier.training.costs.ledger import main
 
 Rows = list[dict[str, str]]
 

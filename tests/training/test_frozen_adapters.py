@@ -7,14 +7,14 @@ import torch
 from tiny_model import save_tiny_llama
 from torch import Tensor
 
-from espalier.corpora.tasks.batches import Batch
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
+from espalier.data.tasks.batches import Batch
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.settings.lora import LoraSettings
 from espalier.settings.run import parse
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial import initial_adapters
-from espalier.wire.adapters import AdapterPlan, adapter_plan
+from espalier.training.initial_values import initial_adapters
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 SETTINGS = parse(

@@ -2,10 +2,10 @@
 
 import torch
 
+from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.lora import LoraSettings
-from espalier.training.initial import initial_adapters
-from espalier.wire.adapters import AdapterPlan, adapter_plan
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.training.initial_values import initial_adapters
 
 LINEARS = (LinearPlan("attn.q", "q", (24, 16)), LinearPlan("mlp.down", "down", (16, 64)))
 PLAN = ModelPlan(tuple(BlockPlan(index, LINEARS) for index in range(3)), 10_000)

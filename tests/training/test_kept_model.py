@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.modeling.opened import OpenedModel, opened_in
-from espalier.training.adapted import AdaptedModel
+from espalier.hf.opening.opened import OpenedModel, opened_in
+from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.kept_model import forget_model, kept_model
-from espalier.wire.adapters import AdapterPlan, adapter_plan
+from espalier.training.model_cache import forget_model, kept_model
 from tests.modeling.tiny_models import CPU, llama_config, save_model
 from tests.training.test_adapter_training import flat, same, settings_of, start_of, training_of
 

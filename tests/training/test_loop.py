@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from espalier.corpora.tasks.batches import Batch, collate
-from espalier.corpora.tasks.encoding import Encoded
-from espalier.settings.mistakes import Mistake
+from espalier.data.tasks.batches import Batch, collate
+from espalier.data.tasks.encoding import Encoded
+from espalier.errors import Mistake
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
 from espalier.training.loss import summed_loss

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier.corpora.tasks.batches import Batch
+from espalier.data.tasks.batches import Batch
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
 

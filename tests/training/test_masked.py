@@ -9,15 +9,15 @@ from test_frozen_adapters import Sequences
 from tiny_model import save_tiny_llama
 from torch import Tensor
 
-from espalier.modeling.computing import Computing
-from espalier.modeling.opened import OpenedModel
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.methods.contracts.sft_p import lora_plan, shape_of
+from espalier.methods.settings.sft_p import SftPSettings
 from espalier.settings.run import parse
-from espalier.settings.sft_p import SftPSettings
-from espalier.training.groups import Group
-from espalier.training.kept_model import forget_model, kept_model
-from espalier.training.mask_generator import first_embedding
-from espalier.training.masked import EMBEDDING, Gating, MaskedTraining, first_shared
-from espalier.wire.sft_p import lora_plan, shape_of
+from espalier.training.model_cache import forget_model, kept_model
+from espalier.training.parameter_groups import Group
+from espalier.training.sft_p.mask_generator import first_embedding
+from espalier.training.sft_p.masked_training import EMBEDDING, Gating, MaskedTraining, first_shared
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
 CONFIG = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from two_tensors import Rows, loop_of, mean_loss
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from two_tensors import RATE, TOTAL, Rows, loop_of, mean_loss
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
 from espalier.settings.training import TrainingSettings
-from espalier.training.groups import Group, grouped
+from espalier.training.parameter_groups import Group, grouped
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -8,10 +8,10 @@ from adding_tokenizer import END, KINDS, raw_tokenizer, save_tokenizer_adding, s
 from task_records import RECORDS
 from tiny_model import save_tiny_llama, save_tiny_roberta
 
-from espalier.corpora.client_items import client_items
-from espalier.corpora.tasks.catalogue import TASKS
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_items import client_items
+from espalier.data.tasks.catalogue import TASKS
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.sequences import client_sequences
@@ -42,7 +42,7 @@ def test_sequences_equal_a_slow_reference(
     kind: tuple[bool, bool, bool], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A written answer is followed by one end token, an option of a choice by none."""
-    monkeypatch.setattr("espalier.corpora.tasks.sharing.is_held_out", lambda text: False)
+    monkeypatch.setattr("espalier.data.tasks.sharing.is_held_out", lambda text: False)
     start, _, prefix_space = kind
     save_tokenizer_adding(model, *kind)
     opened = OpenedModel(model)
@@ -63,7 +63,7 @@ def test_sequences_equal_a_slow_reference(
 def test_an_encoder_without_a_token_for_padding_is_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.corpora.tasks.sharing.is_held_out", lambda text: False)
+    monkeypatch.setattr("espalier.data.tasks.sharing.is_held_out", lambda text: False)
     folder = save_tiny_roberta(tmp_path / "model")
     settings = settings_of("sst2", tmp_path)
     assert len(client_sequences(settings, simulated_node(), OpenedModel(folder), 0)) == 1

@@ -14,17 +14,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from espalier.corpora.tasks.batches import Batch
-from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.trained_cut import cut_trained
-from espalier.settings.fedspine import FedSpineSettings
+from espalier.data.tasks.batches import Batch
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.structured.trained_cut import cut_trained
+from espalier.messages.blobs.group_bits import CutUnits
+from espalier.methods.contracts.fedspine import trained
+from espalier.methods.settings.fedspine import FedSpineSettings
 from espalier.settings.run import parse
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.loss import num_counted, summed_loss
 from espalier.training.order import sequences_of_step
 from espalier.training.unit_importance import UnitImportance
-from espalier.wire.cut_units import CutUnits
-from espalier.wire.fedspine import trained
 from tests.modeling.tiny_encoders import save_encoder
 from tests.modeling.tiny_models import CPU, VOCABULARY, llama_config, save_model
 from tests.training.test_adapter_training import Values, sequences, start_of

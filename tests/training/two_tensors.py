@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.corpora.tasks.batches import Batch, collate
-from espalier.corpora.tasks.encoding import Encoded
+from espalier.data.tasks.batches import Batch, collate
+from espalier.data.tasks.encoding import Encoded
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
 from espalier.training.order import sequences_of_step

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
+from espalier.errors import Mistake
+from espalier.messages.blobs.adapters import pack_adapters, payload_specs, unpack_adapters
+from espalier.messages.payload import tensor_specs
 from espalier.settings.federation import Payload
-from espalier.settings.mistakes import Mistake
-from espalier.wire.adapter_payload import pack_adapters, payload_specs, unpack_adapters
-from espalier.wire.payload import tensor_specs
-from pruning_kernels.nf4 import LEVELS
+from pruning_kernels.lora.nf4 import LEVELS
 
 SHAPES = {"attn.q.lora_a": (3, 33), "attn.q.lora_b": (7, 3), "mlp.up.lora_a": (1, 128)}
 """99, 21 and 128 elements: odd numbers, and one, one and two blocks of 64."""

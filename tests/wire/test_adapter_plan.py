@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier.errors import Mistake
+from espalier.models.adapters import Adapter, AdapterPlan, adapter_plan
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.lora import LoraSettings
-from espalier.settings.mistakes import Mistake
-from espalier.wire.adapters import Adapter, AdapterPlan, adapter_plan
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16), "mlp.up": (40, 16), "mlp.down": (16, 40)}
 PLAN = ModelPlan(

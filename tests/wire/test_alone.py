@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from run_names import BY_HAND
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.messages.contract import check, check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import FLOWER_TYPES, SCHEMA_VERSION, Header, Letter
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
-from espalier.wire.contract import check, check_reply
-from espalier.wire.contracts import contract_for
-from espalier.wire.messages import FLOWER_TYPES, SCHEMA_VERSION, Header, Letter
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 PLAN = ModelPlan(
     tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (64, 64)),)) for index in range(4)), 4

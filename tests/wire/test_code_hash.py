@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.wire import code_hash
+from espalier.identity import code_hash
 
 
 @pytest.fixture

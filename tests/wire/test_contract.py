@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from run_names import BY_HAND, named
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, Letter, NoScalars, failure
+from espalier.methods.contracts.fedprllm import decided_parts, decided_specs
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
-from espalier.wire.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
-from espalier.wire.contracts import contract_for
-from espalier.wire.fedprllm import decided_parts, decided_specs
-from espalier.wire.messages import SCHEMA_VERSION, UNREAD, Header, Letter, NoScalars, failure
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
 SHA = "0" * 64

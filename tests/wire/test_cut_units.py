@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.modeling.structured.units import ModelUnits
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.structured.groups import ModelUnits
+from espalier.messages.blobs.group_bits import CUT, Cut, CutUnits
+from espalier.messages.payload import pack_tensors
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.structured import CutSettings
-from espalier.wire.cut_units import CUT, Cut, CutUnits
-from espalier.wire.payload import pack_tensors
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 SHAPES = {
     "attn.q": (8, 8), "attn.k": (4, 8), "attn.v": (4, 8), "attn.o": (8, 8),

@@ -2,10 +2,10 @@
 
 import pytest
 
-from espalier.settings.mistakes import Mistake
-from espalier.wire.contract import check
-from espalier.wire.evaluation import Losses, Texts, contract
-from espalier.wire.messages import UNREAD, Letter
+from espalier.errors import Mistake
+from espalier.messages.contract import check
+from espalier.messages.evaluation import Losses, Texts, contract
+from espalier.messages.message import UNREAD, Letter
 
 TEXTS = Texts(
     names=["public"], num_windows=[1], window_tokens=4, own_text=False, test_metrics=["loss", "acc"]

@@ -8,16 +8,16 @@ import pytest
 import torch
 from run_names import BY_HAND
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.messages.blobs.adapters import pack_adapters
+from espalier.messages.blobs.group_bits import CutUnits
+from espalier.messages.contract import check, check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import Header, Letter
+from espalier.methods.contracts.fedspine import STRUCTURE, shortened, trained
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
-from espalier.wire.adapter_payload import pack_adapters
-from espalier.wire.contract import check, check_reply
-from espalier.wire.contracts import contract_for
-from espalier.wire.cut_units import CutUnits
-from espalier.wire.fedspine import STRUCTURE, shortened, trained
-from espalier.wire.messages import Header, Letter
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 SHAPES = {
     "attn.q": (8, 8), "attn.k": (4, 8), "attn.v": (4, 8), "attn.o": (8, 8),

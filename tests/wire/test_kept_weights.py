@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from run_names import BY_HAND
 from safetensors.torch import load, save
 
-from espalier.modeling.dtypes import TORCH_DTYPES
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.messages.blobs.kept_weights import kept_specs, require_kept
+from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
+from espalier.messages.contract import check, check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import Header, Letter
+from espalier.messages.payload import tensor_specs
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from espalier.wire.contract import check, check_reply
-from espalier.wire.contracts import contract_for
-from espalier.wire.kept import kept_specs, require_kept
-from espalier.wire.messages import Header, Letter
-from espalier.wire.payload import tensor_specs
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.wire.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
 
 SHA = "0" * 64
 

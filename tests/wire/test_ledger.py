@@ -7,8 +7,8 @@ from typing import Any
 
 from run_names import BY_HAND
 
-from espalier.wire.ledger import Ledger, timed_in
-from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, num_bytes, write
+from espalier.messages.ledger import Ledger, timed_in
+from espalier.messages.message import SCHEMA_VERSION, Header, Letter, num_bytes, write
 
 HEADER = b'{"a":{"dtype":"U64","shape":[2],"data_offsets":[0,16]}}'.ljust(56)
 BLOB = struct.pack("<Q", len(HEADER)) + HEADER + bytes(16)

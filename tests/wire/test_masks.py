@@ -6,9 +6,9 @@ import struct
 import pytest
 import torch
 
-from espalier.wire.mask_tensors import pack_masks, unpack_masks
-from espalier.wire.masks import mask_name
-from espalier.wire.plan import BlockPlan, LinearPlan
+from espalier.messages.blobs.mask_tensors import pack_masks, unpack_masks
+from espalier.messages.blobs.masks import mask_name
+from espalier.models.plan import BlockPlan, LinearPlan
 
 BLOCK = BlockPlan(
     0, (LinearPlan("attn.q", "q.weight", (2, 3)), LinearPlan("mlp.up", "up.weight", (5, 13)))

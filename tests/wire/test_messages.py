@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
 from run_names import BY_HAND
 
-from espalier.settings.mistakes import Mistake
-from espalier.wire.messages import (
+from espalier.errors import Mistake
+from espalier.messages.message import (
     FLOWER_TYPES,
     SCHEMA_VERSION,
     Failure,
@@ -212,7 +212,7 @@ def test_more_than_any_message_needs_is_refused_before_it_is_validated(
     def fail(*_: object) -> None:
         raise AssertionError("was validated")
 
-    monkeypatch.setattr("espalier.wire.messages.validate", fail)
+    monkeypatch.setattr("espalier.messages.message.validate", fail)
     given = HEADER | scalars if place == "header" else scalars
     with pytest.raises(Mistake) as caught:
         read(record(**{place: ConfigRecord(given)}))

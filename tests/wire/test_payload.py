@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as torch_save
 
-from espalier.modeling.dtypes import TORCH_DTYPES
-from espalier.settings.mistakes import Mistake
-from espalier.wire.payload import (
+from espalier.errors import Mistake
+from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.messages.payload import (
     TensorSpec,
     block_key,
     from_record,
@@ -192,7 +192,7 @@ def test_what_is_too_much_is_refused_before_it_is_parsed(
     header: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[Any] = []
-    monkeypatch.setattr("espalier.wire.payload.json.loads", parsed.append)
+    monkeypatch.setattr("espalier.messages.payload.json.loads", parsed.append)
     with pytest.raises(Mistake):
         tensor_specs(blob_of(header, bytes(8)))
     assert parsed == []
@@ -215,7 +215,7 @@ def test_more_than_any_message_needs_is_refused(
     with pytest.raises(Mistake):
         tensor_specs(blob)
     for limit in ("MAX_HEADER_BYTES", "MOST_TENSORS", "MOST_DIMENSIONS", "MOST_NAME"):
-        monkeypatch.setattr(f"espalier.wire.payload.{limit}", 10**6)
+        monkeypatch.setattr(f"espalier.messages.payload.{limit}", 10**6)
     assert len(tensor_specs(blob)) == len(entries)
 
 

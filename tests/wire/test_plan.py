@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan, cut_into_parts
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, cut_into_parts
 
 
 def test_weights_on_paper() -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_names import BY_HAND, named
 
-from espalier.settings.mistakes import Mistake
-from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, contract
-from espalier.wire.messages import validate
-from espalier.wire.signed_name import is_signed, new_nonce, sign, statement
+from espalier.errors import Mistake
+from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment, contract
+from espalier.messages.message import validate
+from espalier.messages.signed_name import is_signed, new_nonce, sign, statement
 
 TOLD = Enrolment(
     site="a",

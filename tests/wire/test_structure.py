@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.settings.mistakes import Mistake
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.wire.structure import Structure, as_ranges, from_ranges, structured_plan, unit_costs
+from espalier.errors import Mistake
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.models.structure import Structure, as_ranges, from_ranges, structured_plan, unit_costs
 
 
 def plan(blocks: int = 3, bias: bool = True) -> ModelPlan:

@@ -11,15 +11,15 @@ from run_names import BY_HAND
 from safetensors.torch import load, save
 from torch import Tensor
 
-from espalier.settings.mistakes import Mistake
+from espalier.errors import Mistake
+from espalier.messages.blobs.adapters import pack_adapters
+from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import Header, Letter, NoScalars
+from espalier.methods.contracts.fedpetuning import parts, trained
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
-from espalier.wire.adapter_payload import pack_adapters
-from espalier.wire.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
-from espalier.wire.contracts import contract_for
-from espalier.wire.messages import Header, Letter, NoScalars
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
-from espalier.wire.tuning import parts, trained
 
 SHA = "0" * 64
 SECRET = "Anna K., born 1961, diagnosis F32.1"

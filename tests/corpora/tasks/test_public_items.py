@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier.corpora.client_items import public_items
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_items import public_items
+from espalier.errors import Mistake
 from espalier.settings.run import parse
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.corpora.tasks.catalogue import task_named
-from espalier.corpora.tasks.encoding import Encoded, encode_pair
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.scored_items import cut, scored_items
-from espalier.settings.mistakes import Mistake
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.encoding import Encoded, encode_pair
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.scored_items import cut, scored_items
+from espalier.errors import Mistake
 
 BEGIN = 1
 CHOICE = task_named("piqa")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.corpora.tasks.catalogue import TASKS, task_named
-from espalier.corpora.tasks.fields import Fields
-from espalier.corpora.tasks.item import Item
-from espalier.settings.mistakes import Mistake
+from espalier.data.tasks.catalogue import TASKS, task_named
+from espalier.data.tasks.fields import Fields
+from espalier.data.tasks.item import Item
+from espalier.errors import Mistake
 
 
 def item(task: str, **record: Any) -> Item:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from espalier.corpora.client_items import client_items, public_items
-from espalier.corpora.tasks.catalogue import TASKS
-from espalier.corpora.tasks.reading import read_hub_items, read_items
-from espalier.corpora.tasks.scored_items import scored_items
-from espalier.settings.mistakes import Mistake
+from espalier.data.client_items import client_items, public_items
+from espalier.data.tasks.catalogue import TASKS
+from espalier.data.tasks.reading import read_hub_items, read_items
+from espalier.data.tasks.scored_items import scored_items
+from espalier.errors import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 
@@ -304,7 +304,7 @@ def test_simulated_clients_of_a_process_read_their_file_once_until_it_changes(
     settings = hub_run(data__source="jsonl", data__path=path, num_clients=3)
     read: list[str] = []
     monkeypatch.setattr(
-        "espalier.corpora.client_items.read_items",
+        "espalier.data.client_items.read_items",
         lambda task, path: read.append(path) or read_items(task, path),
     )
 

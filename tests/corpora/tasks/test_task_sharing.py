@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.corpora.partition import Kind, Partition
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.sharing import shares_of_items, split_items
-from espalier.settings.mistakes import Mistake
+from espalier.data.partition import Kind, Partition
+from espalier.data.tasks.item import Item
+from espalier.data.tasks.sharing import shares_of_items, split_items
+from espalier.errors import Mistake
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
 ITEMS = [

@@ -1,0 +1,1 @@
+"""Local work of each method at a client."""

@@ -1,0 +1,420 @@
+"""Tuning at a client, the same for every method that averages adapters.
+
+A client trains the round's adapters on its own text. Adapters are sent; text, gradients and
+optimizer state never leave. The client state keeps what later messages need: the trained adapters,
+for further parts, and the quantization errors of their payload.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from client_app.methods.hetlora import SelfPruning
+from client_app.protocol import client_state
+from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.client_state import FEEDBACK, MOMENTS
+from client_app.protocol.evaluation import answer
+from client_app.protocol.kernel_errors import mistakes_of_kernels
+from client_app.protocol.local_baseline import kept_alone, make_alone
+from client_app.protocol.push import brought, taken
+from client_app.protocol.task_evaluation import answer_on_task, require_own_data
+from client_app.site import Site
+from espalier.data.data_protection import require_tokens
+from espalier.errors import Mistake
+from espalier.hf.stream.edits import Edits
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
+from espalier.messages.local_baseline import Alone
+from espalier.messages.message import Header, Letter, validate
+from espalier.messages.payload import block_key, tensor_specs
+from espalier.methods.contracts.fedpetuning import Order, TuningReport, blob_specs, parts, trained
+from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.models.adapters import AdapterPlan, Tensors, cut_to_rank
+from espalier.seeds import derive_seed
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
+from espalier.storage.blobs import sha256
+from espalier.storage.client_state import PrivateState, private_folder
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial_values import initial_adapters, initial_values
+from espalier.training.sequences import client_sequences
+from pruning_kernels.lora.factors import Factors
+
+FIRST_ORDER = "first-order"
+"""Name of the document with the first order of the run."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Additions of a method to the model (next to the trained adapters) and to the loss."""
+
+    plan: AdapterPlan | None = None
+    """Adapters of other blocks, which are not trained."""
+    values: Tensors = field(default_factory=dict)
+    """Values of the adapters of ``plan``."""
+    rests_on: Mapping[str, str] = field(default_factory=dict)
+    """Inputs of an answer that come from these additions, by name."""
+    penalty: Callable[[AdapterPlan, Tensors], Tensor] | None = None
+    """Penalty on the trained tensors that replaces ``training.proximal``."""
+    order: type[Order] = Order
+    """Type of the fields of ``train``."""
+
+
+NOTHING = Beside()
+
+
+def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
+    """Train the round's adapters and reply with the first part. Each round is answered once."""
+    header = request.header
+    order = validate(beside.order, request.scalars)
+    adapters = trained(site.model.plan, site.settings, order.rank_limit)
+
+    def tune(state: PrivateState) -> TuningReport:
+        require_own_data(site, header)
+        report = _train(site, state, request, adapters, order.rank_limit, beside)
+        if state.load_lasting(FIRST_ORDER) is None:
+            state.save_lasting(FIRST_ORDER, order.model_dump())
+        return report
+
+    def begins_with(_: PrivateState) -> dict[str, str]:
+        return {
+            **beside.rests_on,
+            **{key: sha256(blob) for key, blob in brought_to(site, request, adapters).items()},
+        }
+
+    first_part = parts(adapters, site.settings)[0]
+    return answer_once(
+        site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with)
+    )
+
+
+def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
+    """Raise Mistake if training uses fewer tokens in these steps than the site policy requires."""
+    tokens = training.rests_on(steps, site.node.fewest_tokens())
+    remedy = (
+        "give the site more data, raise training.steps, training.batch-size or"
+        " training.accumulation"
+    )
+    require_tokens(site.node, tokens, remedy)
+
+
+def brought_to(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
+    """Return the blobs of the global adapters, {} in the first round."""
+    return (
+        {}
+        if request.header.server_round == 1
+        else brought(site, request, len(parts(adapters, site.settings)))
+    )
+
+
+def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
+    store, hashes, _ = taken(site, header, num_parts)
+    return {key: store.get(blob) for key, blob in hashes.items()}
+
+
+def _train(
+    site: Site,
+    state: PrivateState,
+    request: Letter,
+    adapters: AdapterPlan,
+    rank_limit: int,
+    beside: Beside,
+) -> TuningReport:
+    """Train, store all blobs, and return the report."""
+    started = time.monotonic()
+    server_round = request.header.server_round
+    start = begins_with(site, adapters, brought_to(site, request, adapters))
+    first_step = (server_round - 1) * site.settings.training.steps
+    training = _training(site, adapters, beside, request.header.client, first_step)
+    pruning = SelfPruning.of(site.settings, adapters, rank_limit)
+    steps = site.settings.training.steps
+    if pruning is not None and pruning.regularisation > 0:
+        training.penalty = pruning.penalty
+    with mistakes_of_kernels():
+        tensors, outcome = training.run(
+            start, first_step, steps, moments(site, state, server_round, adapters)
+        )
+        # The check is repeated after training: skipped steps contribute no tokens.
+        _require_enough(site, training, outcome.weighed)
+        rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
+    if site.settings.federation.keep_optimizer:
+        client_state.keep(state, MOMENTS, server_round, outcome.moments)
+    return TuningReport(
+        seconds=time.monotonic() - started,
+        samples=(
+            training.num_sequences if site.settings.federation.client_weights == "samples" else 0
+        ),
+        skipped_steps=outcome.skipped_steps,
+        rank=rank,
+        blob_sha256=keep_blobs(site, state, server_round, tensors, start, rank),
+    )
+
+
+def moments(
+    site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan
+) -> dict[str, dict[str, Tensor]]:
+    """Return AdamW's moments for the remaining ranks, or {} if they are not kept."""
+    kept = (
+        client_state.before(state, MOMENTS, server_round)
+        if site.settings.federation.keep_optimizer
+        else {}
+    )
+    shapes = {
+        f"{key}/{name}": shape
+        for key, block in adapters.shapes().items()
+        for name, shape in block.items()
+    }
+    return {
+        name: {of: _part(value, shapes[name]) for of, value in moments.items()}
+        for name, moments in kept.items()
+    }
+
+
+def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the first ranks of a tensor; a scalar, such as a step count, is returned unchanged."""
+    return value[tuple(map(slice, shape))] if value.ndim else value
+
+
+def _training(
+    site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0
+) -> AdapterTraining:
+    """Return a client's training, for a round or for the local baseline.
+
+    Raises
+    ------
+    Mistake
+        The first round would use fewer tokens than the site policy requires.
+    """
+    settings = site.settings
+    penalty = None
+    if beside.penalty is not None:
+        settings = settings.without_proximal()
+        penalty = partial(beside.penalty, adapters)
+    training = AdapterTraining(
+        model=site.model,
+        computing=site.computing,
+        settings=settings,
+        adapters=adapters.joined(beside.plan),
+        frozen=beside.values,
+        penalty=penalty,
+        sequences=client_sequences(settings, site.node, site.model, client),
+        seed=derive_seed(settings.seed, "training", client=client),
+        cache_folder=cache_of(site),
+        load=site.load,
+    )
+    _require_enough(site, training, range(first_step, first_step + settings.training.steps))
+    return training
+
+
+def cache_of(site: Site) -> Path:
+    """Return the folder of quantized weights, which are kept between messages."""
+    return private_folder(site.node.state_root(), "quantised")
+
+
+def begins_with(
+    site: Site,
+    adapters: AdapterPlan,
+    blobs: dict[str, bytes],
+    first_values: Callable[[Site], Tensors] | None = None,
+) -> Tensors:
+    """Return the tensors that a round begins with: initial values, or those that the server sent.
+
+    ``first_values`` replaces the initial values that follow from the seed.
+    """
+
+    def first() -> Tensors:
+        return (
+            initial_values(site.model, adapters, site.settings.seed)
+            if first_values is None
+            else first_values(site)
+        )
+
+    if not blobs:
+        return first()
+    federation = site.settings.federation
+    _require_all(adapters, blobs, site.settings)
+    found = {
+        key: unpack_adapters(shapes, blobs[key], federation.payload)
+        for key, shapes in adapters.shapes().items()
+    }
+    if not site.settings.of(AdapterAveraging).delivers_differences(federation):
+        return found
+    begun = first()
+    return {key: sums(begun[key], block) for key, block in found.items()}
+
+
+def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
+    """Raise Mistake if the pushed parts belong to another model than the one in the order.
+
+    Raises
+    ------
+    Mistake
+        A blob is missing, or contains other tensors.
+    """
+    specs = blob_specs(adapters, settings)
+    if lacking := sorted(specs.keys() - blobs.keys()):
+        raise Mistake(
+            f"train: of the adapters that the work begins with {', '.join(lacking)} were not"
+            " brought to this client"
+        )
+    if other := sorted(
+        key for key, of_blob in specs.items() if tensor_specs(blobs[key]) != of_blob
+    ):
+        raise Mistake(
+            f"train: of the adapters that the work begins with {', '.join(other)} are those of"
+            " another model"
+        )
+
+
+def keep_blobs(
+    site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int
+) -> list[str]:
+    """Store the blobs of a round, zero beyond ``rank``, and their quantization errors.
+
+    The blobs contain the trained tensors, or their differences from ``start`` if differences are
+    sent. With error feedback, the errors are added to the blobs of the next round.
+
+    Returns
+    -------
+    list of str
+        SHA-256 of each blob.
+    """
+    federation = site.settings.federation
+    store = state.blobs(server_round)
+    hashes = []
+    feeds_back = site.settings.of(AdapterAveraging).feeds_back(federation)
+    owed = client_state.before(state, FEEDBACK, server_round) if feeds_back else {}
+    after = {}
+    for key, block in tensors.items():
+        block = differences(block, start[key]) if federation.sends_differences else block
+        # The rank may have become lower since the errors were stored.
+        residuals = {
+            name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()
+        }
+        blob, lost = pack_adapters(
+            cut_to_rank(block, rank), federation.payload, cut_to_rank(residuals, rank)
+        )
+        hashes.append(store.put(blob))
+        if feeds_back and lost:
+            after[key] = lost
+    if after:
+        client_state.keep(state, FEEDBACK, server_round, after)
+    return hashes
+
+
+def alone(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
+    """Compute the local baseline: adapters with the rank of this client's first order.
+
+    They stay at this client.
+    """
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        asked = validate(Alone, request.scalars).rank_limit
+        limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(
+            request.header.client, site.settings.lora
+        )
+        # The first order has the rank from before any self-pruning.
+        order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
+        adapters = trained(site.model.plan, site.settings, order["rank_limit"])
+        return {
+            "rank_limit": order["rank_limit"],
+            "blobs": _train_alone(site, state, request.header, adapters, beside),
+        }
+
+    return make_alone(site, request, make)
+
+
+def _train_alone(
+    site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside
+) -> dict[str, str]:
+    """Train for as many steps as this client has in all rounds, and store the adapters.
+
+    Returns
+    -------
+    dict
+        SHA-256 of each blob, by key.
+    """
+    training = _training(site, adapters, beside, header.client)
+    store = state.blobs(header.server_round)
+    with mistakes_of_kernels():
+        tensors, outcome = training.run(
+            initial_adapters(adapters, site.settings.seed), 0, training.total_steps
+        )
+        _require_enough(site, training, outcome.weighed)
+    return {key: store.put(save(block)) for key, block in tensors.items()}
+
+
+def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
+    """Evaluate the local baseline on evaluation text, and all models on the client's own text.
+
+    The local baseline has the client's own rank. The federated adapters have the full rank.
+    """
+    header = request.header
+    whole = trained(site.model.plan, site.settings)
+    made = kept_alone(site, request.header)
+    adapters = trained(site.model.plan, site.settings, made["rank_limit"])
+    store = site.state(header).blobs(header.server_round)
+    alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
+
+    def federated() -> Tensors:
+        after = header.model_copy(update={"server_round": header.server_round + 1})
+        return begins_with(site, whole, delivered_to(site, after, len(parts(whole, site.settings))))
+
+    if site.settings.task.name == TEXT:
+        before = _edits(whole, {}, beside)
+        return answer(
+            site,
+            request,
+            _edits(adapters, alone, beside),
+            lambda: _edits(whole, federated(), beside),
+            before,
+        )
+    adapted = site.load(
+        site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site)
+    )
+    adapted.set(beside.values)
+    base = adapted.values()
+    tensors: dict[str, Callable[[], Tensors]] = {
+        "dense": lambda: base,
+        "local_only": lambda: _padded(whole, alone),
+        "federated": federated,
+    }
+
+    def model_of(name: str) -> Any:
+        adapted.set(tensors[name]())
+        return adapted.whole
+
+    return answer_on_task(site, request, model_of)
+
+
+def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+    """Return adapters padded with zeros to the full rank, which does not change the update."""
+    padded: dict[str, dict[str, Tensor]] = {}
+    for key, shapes in whole.shapes().items():
+        for name, shape in shapes.items():
+            value = torch.zeros(shape)
+            value[tuple(map(slice, tensors[key][name].shape))] = tensors[key][name]
+            padded.setdefault(key, {})[name] = value
+    return padded
+
+
+def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
+    """Return the edits that merge the adapters, and those of ``beside``, into the model.
+
+    Blocks without tensors are not changed.
+    """
+    plan = adapters.joined(beside.plan)
+    values = {**tensors, **beside.values}
+
+    def factors(index: int) -> dict[str, Factors]:
+        key = block_key(index)
+        return factors_of(plan, index, values[key]) if key in values else {}
+
+    return merged(factors, adapters.keep_zeros)

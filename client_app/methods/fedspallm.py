@@ -1,0 +1,137 @@
+"""FedSpaLLM at a client (algorithm 1, lines 8 to 14): prune the sampled layers with own text.
+
+Masks and kept weights of the sampled layers are sent; calibration tokens, activations and Gram
+matrices never leave. The layers of the global model that the server pushed stay in the client state
+until newer versions replace them.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from client_app.methods.fedspallm_layers import Held, held_in, hold, holds
+from client_app.protocol.answer_once import Work, answer_once, kept_report
+from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.kernel_errors import mistakes_of_kernels
+from client_app.site import Site
+from espalier.data.client_text import client_windows
+from espalier.errors import Mistake, StateLost
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.calibration import prune_layers
+from espalier.hf.stream.edits import Edits, WeightEdit, replaced
+from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
+from espalier.messages.message import Letter, validate
+from espalier.messages.parts import parts_of
+from espalier.methods.contracts.fedspallm import PruneReport, Sample, sample_specs, sparsity_of
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
+from espalier.storage.client_state import PrivateState
+from pruning_kernels.selection.local import LocalPruning
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Prune the sampled layers and reply with the first part. Each round is answered once."""
+    header = request.header
+    sample = validate(Sample, request.scalars)
+    specs = sample_specs(site.model.plan, site.settings, header.server_round, sample.blocks)
+
+    def prune(state: PrivateState) -> PruneReport:
+        require_own_text(site, header)
+        return _prune(site, state, request, sample)
+
+    def goes_through(state: PrivateState) -> dict[str, str]:
+        held = held_in(state, header.server_round)
+        return {
+            index: layer["blob"] for index, layer in held.items() if int(index) <= sample.blocks[-1]
+        }
+
+    def require_layers(state: PrivateState) -> None:
+        held = held_in(state, header.server_round)
+        if not holds(state, held, sample.versions, range(sample.blocks[-1] + 1)):
+            raise StateLost("this client no longer holds the layers that the server sent")
+
+    first_part = parts_of(specs, site.settings.part_bytes)[0]
+    return answer_once(
+        site,
+        request,
+        Work(PruneReport, list(specs), first_part, prune, goes_through, require_layers),
+    )
+
+
+def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
+    """Prune the sampled layers of the global model, and store each layer as soon as it is pruned.
+
+    The walk through the model ends at the last sampled layer.
+    """
+    started = time.monotonic()
+    server_round = request.header.server_round
+    held = held_in(state, server_round)
+    hold(state, server_round, held)
+    windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
+    job = site.settings.of(FedSpaLLMSettings)
+    store = state.blobs(server_round)
+    hashes = []
+    damping = 0.0
+    pruning = LocalPruning(
+        job.local_method,
+        sparsity_of(site.settings, server_round),
+        job.local_group,
+        job.damping,
+        job.damping_mean,
+    )
+    with mistakes_of_kernels():
+        stream = BlockStream(site.model, site.computing)
+        for layer in prune_layers(
+            stream, windows, pruning, sample.blocks, _global(site, state, held)
+        ):
+            hashes.append(store.put(pack_kept(layer.matrices)))
+            damping = max(damping, layer.damping)
+    return PruneReport(
+        seconds=time.monotonic() - started,
+        calibration_windows=(
+            len(windows) if site.settings.federation.client_weights == "samples" else 0
+        ),
+        damping=damping,
+        blob_sha256=hashes,
+    )
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Evaluate the client's own model (equation 9) on evaluation text, all models on own text."""
+    header = request.header
+    state = site.state(header)
+    kept = kept_report(site, header, "layers")
+    sample = validate(Sample, kept["order"])
+    hashes = dict(
+        zip(sample.blocks, validate(PruneReport, kept["report"]).blob_sha256, strict=True)
+    )
+    held = held_in(state, header.server_round)
+    others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
+    if not holds(state, held, sample.versions, others):
+        raise Mistake(
+            "evaluate: this client does not hold the layers that the server sent; run the round"
+            " again"
+        )
+    before = _global(site, state, held)
+    pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))
+
+    def alone(index: int) -> Mapping[str, WeightEdit]:
+        return pruned(index) if index in hashes else before(index)
+
+    # The result of the last round is pushed as if for one more round.
+    return answer(
+        site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1))
+    )
+
+
+def _global(site: Site, state: PrivateState, held: Held) -> Edits:
+    """Return the edits that turn the base model into the global one, for the layers stored here."""
+    stored = _stored(site, lambda index: state.lasting().get(held[str(index)]["blob"]))
+    return lambda index: stored(index) if str(index) in held else {}
+
+
+def _stored(site: Site, blob: Callable[[int], bytes]) -> Edits:
+    plan = site.model.plan
+    return replaced(
+        lambda index: {
+            name: m.weight() for name, m in unpack_kept(plan.blocks[index], blob(index)).items()
+        }
+    )

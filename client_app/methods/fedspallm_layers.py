@@ -1,0 +1,75 @@
+"""Layers of the global model at a FedSpaLLM client, stored until newer versions replace them."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from client_app.site import Site, reply_to
+from espalier.errors import Mistake
+from espalier.messages.message import Letter, NoScalars, validate
+from espalier.messages.payload import block_key
+from espalier.methods.contracts.fedspallm import Update
+from espalier.storage.client_state import PrivateState
+
+Held = dict[str, dict[str, Any]]
+"""Stored layers of the global model: index -> version and blob hash. Other layers are dense."""
+
+
+def take_layers(site: Site, request: Letter) -> Letter:
+    """Answer a ``deliver``: store layers that replace the base model's from this round on."""
+    update = validate(Update, request.scalars)
+    state = site.state(request.header)
+    server_round = request.header.server_round
+    with state.locked():
+        held = held_in(state, server_round)
+        for index, version in zip(update.blocks, update.versions, strict=True):
+            held[str(index)] = {
+                "version": version,
+                "blob": state.lasting().put(request.blobs[block_key(index)]),
+            }
+        hold(state, server_round, held)
+    return reply_to(request, NoScalars())
+
+
+def held_in(state: PrivateState, server_round: int) -> Held:
+    """Return the layers for a round: those pushed for it, else those of the previous round."""
+    return _document(state, server_round) or _document(state, server_round - 1)
+
+
+def holds(state: PrivateState, held: Held, versions: Sequence[int], layers: Iterable[int]) -> bool:
+    """Return whether the given layers are stored undamaged in the versions of the global model.
+
+    Parameters
+    ----------
+    versions : current version of each layer of the global model, 0 for a dense layer
+    layers : indices of the layers to check
+    """
+    wanted = {str(index): versions[index] for index in layers}
+    if any(
+        held.get(index, {"version": 0})["version"] != version for index, version in wanted.items()
+    ):
+        return False
+    return all(state.lasting().is_whole(held[index]["blob"]) for index in wanted if index in held)
+
+
+def hold(state: PrivateState, server_round: int, held: Held) -> None:
+    """Record the layers of a round, and delete those that no adjacent round needs.
+
+    The document of the next round exists if the final result was pushed before this message was
+    repeated.
+    """
+    state.save(server_round, "held", held)
+    beside = [_document(state, server_round + step) for step in (-1, 1)]
+    state.lasting().keep_only(
+        {layer["blob"] for document in (held, *beside) for layer in document.values()}
+    )
+
+
+def _document(state: PrivateState, server_round: int) -> Held:
+    """Return the recorded layers of a round.
+
+    They are {} if the document is missing or damaged, so that its layers count as lost.
+    """
+    with suppress(Mistake):
+        return dict(state.load(server_round, "held") or {})
+    return {}

@@ -1,0 +1,252 @@
+"""LLM-Streamline at a client: similarity of block inputs and outputs, then a replacement layer.
+
+The first round measures how little each stretch of blocks changes the hidden states. Later rounds
+train a layer that imitates one stretch. Cosines and the layer are sent; calibration samples and
+hidden states never leave. The hidden states around the stretch stay in the client state, so that
+later rounds do not pass through the model again.
+"""
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from client_app.protocol.answer_once import Work, answer_once, kept_report
+from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.local_baseline import kept_alone, make_alone
+from client_app.protocol.push import brought, taken
+from client_app.site import Site
+from espalier.data.client_text import client_windows
+from espalier.data.data_protection import require_tokens
+from espalier.errors import Mistake
+from espalier.hf.group_scores.streamline import (
+    first_layer,
+    likest,
+    open_streamlined,
+    pack_cosines,
+    stretch_cosines,
+    unpack_cosines,
+)
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.messages.blobs.adapters import differences, pack_adapters
+from espalier.messages.blobs.replacement_layer import read_layer
+from espalier.messages.message import Header, Letter, validate
+from espalier.methods.contracts.llm_streamline import (
+    SIMILARITY_KEY,
+    LayerReport,
+    Replace,
+    SimilarityReport,
+    layer_parts,
+    layer_specs,
+)
+from espalier.methods.settings.llm_streamline import LlmStreamlineSettings
+from espalier.seeds import derive_seed
+from espalier.storage.blobs import sha256
+from espalier.storage.client_state import PrivateState
+from espalier.training.loop import Trained
+from espalier.training.replacement import Replacement, Stretch
+
+STRETCH = "stretch"
+"""Name of the document with the hidden states around a stretch, for later rounds."""
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Compare blocks, or train the layer, and reply with the first part.
+
+    Each round is answered once.
+    """
+    if request.header.server_round == 1:
+        return answer_once(
+            site,
+            request,
+            Work(
+                SimilarityReport,
+                [SIMILARITY_KEY],
+                [SIMILARITY_KEY],
+                lambda s: _compare(site, s, request),
+            ),
+        )
+    order = validate(Replace, request.scalars)
+    plan = site.model.plan
+    specs = layer_specs(plan, site.settings, order.start)
+    parts = layer_parts(plan, site.settings, order.start)
+
+    def begins_with(_: PrivateState) -> dict[str, str]:
+        return {key: sha256(blob) for key, blob in _brought(site, request, len(parts)).items()}
+
+    def work(state: PrivateState) -> LayerReport:
+        return _train(site, state, request, order.start, _brought(site, request, len(parts)))
+
+    return answer_once(site, request, Work(LayerReport, list(specs), parts[0], work, begins_with))
+
+
+def _windows(site: Site, client: int) -> Tensor:
+    return client_windows(site.settings, site.node, site.model.encode, client)
+
+
+def _compare(site: Site, state: PrivateState, request: Letter) -> SimilarityReport:
+    started = time.monotonic()
+    header = request.header
+    require_own_text(site, header)
+    windows = _windows(site, header.client)
+    cosines = _cosines(site, BlockStream(site.model, site.computing), windows)
+    hashes = [state.blobs(header.server_round).put(pack_cosines(cosines))]
+    return SimilarityReport(
+        seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel()
+    )
+
+
+def _cosines(site: Site, stream: BlockStream, windows: Tensor) -> Tensor:
+    job = site.settings.of(LlmStreamlineSettings)
+    return stretch_cosines(stream, windows, _span(site), after_norm=job.compares_after_norm)
+
+
+def _span(site: Site) -> int:
+    return site.settings.of(LlmStreamlineSettings).span(len(site.model.plan.blocks))
+
+
+# ----- training the layer -----
+
+
+def _brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
+    """Return the layer's blobs; {} in round 2, the first that trains it."""
+    return {} if request.header.server_round == 2 else brought(site, request, num_parts)
+
+
+def _train(
+    site: Site, state: PrivateState, request: Letter, start: int, brought: dict[str, bytes]
+) -> LayerReport:
+    """Train, store the blob of each tensor, and return the report."""
+    started = time.monotonic()
+    header = request.header
+    federation = site.settings.federation
+    steps = site.settings.of(LlmStreamlineSettings).steps
+    first = first_layer(site.model, start)
+    begun = read_layer(brought, first, federation) if brought else first
+    windows = _windows(site, header.client)
+    stretch = _stretch(site, state, windows, start)
+    first_step = (header.server_round - 2) * steps
+    tensors, outcome = _trained(site, stretch, begun, first_step, steps, header)
+    sent = differences(tensors, begun) if federation.sends_differences else tensors
+    store = state.blobs(header.server_round)
+    return LayerReport(
+        seconds=time.monotonic() - started,
+        blob_sha256=[
+            store.put(pack_adapters({name: value}, federation.payload)[0])
+            for name, value in sent.items()
+        ],
+        samples=len(windows) if federation.client_weights == "samples" else 0,
+        skipped_steps=outcome.skipped_steps,
+    )
+
+
+def _trained(
+    site: Site,
+    stretch: Stretch,
+    begun: dict[str, Tensor],
+    first_step: int,
+    steps: int,
+    header: Header,
+) -> tuple[dict[str, Tensor], Trained]:
+    job = site.settings.of(LlmStreamlineSettings)
+    rounds = site.settings.federation.rounds
+    seed = derive_seed(site.settings.seed, "training", client=header.client)
+    training = Replacement(stretch, job.training, seed, rounds * job.steps)
+    remedy = (
+        "give the site more data, raise data.windows, llm-streamline.steps or"
+        " llm-streamline.batch-windows"
+    )
+    require_tokens(site.node, training.rests_on(range(first_step, first_step + steps)), remedy)
+    # The check is repeated after training: skipped steps contribute no tokens.
+    tensors, outcome = training.run(begun, first_step, steps)
+    require_tokens(site.node, training.rests_on(outcome.weighed), remedy)
+    return tensors, outcome
+
+
+def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> Stretch:
+    """Return the hidden states around a stretch, from the client state or computed again."""
+    stream = BlockStream(site.model, site.computing)
+    store = state.lasting()
+    # These values determine the hidden states.
+    walked = {
+        "start": start,
+        "windows": sha256(windows.numpy().tobytes()),
+        "settings": site.settings.digest(),
+    }
+    # A missing or damaged document is computed again.
+    with suppress(Mistake):
+        kept = state.load_lasting(STRETCH) or {}
+        if kept.get("walked") == walked:
+            with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:
+                return Stretch(
+                    stream,
+                    windows,
+                    start,
+                    stream.resume(windows, before),
+                    stream.resume(windows, behind),
+                )
+    found = Stretch.walked(stream, windows, start, _span(site))
+    hashes = {
+        "before": store.put_pieces(found.before.pieces()),
+        "behind": store.put_pieces(found.behind.pieces()),
+    }
+    state.save_lasting(STRETCH, {"walked": walked, **hashes})
+    store.keep_only(hashes.values())
+    return found
+
+
+# ----- local baseline and evaluation -----
+
+
+def alone(site: Site, request: Letter) -> Letter:
+    """Compute the local baseline: blocks by own cosines, and a layer trained without the others.
+
+    The layer is trained for as many steps as in all rounds together.
+    """
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        header = request.header
+        job = site.settings.of(LlmStreamlineSettings)
+        windows = _windows(site, header.client)
+        stream = BlockStream(site.model, site.computing)
+        start = likest(_cosines(site, stream, windows))
+        stretch = Stretch.walked(stream, windows, start, _span(site))
+        steps = site.settings.federation.rounds * job.steps
+        tensors, _ = _trained(site, stretch, first_layer(site.model, start), 0, steps, header)
+        return {"start": start, "layer": state.blobs(header.server_round).put(save(tensors))}
+
+    return make_alone(site, request, make)
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
+    return answer(
+        site, request, _alone(site, request.header), lambda: _federated(site, request.header)
+    )
+
+
+def _alone(site: Site, header: Header) -> OpenedModel:
+    store = site.state(header).blobs(header.server_round)
+    if site.settings.job.makes_alone:
+        made = kept_alone(site, header)
+        return open_streamlined(
+            site.model, made["start"], _span(site), load(store.get(made["layer"]))
+        )
+    (kept,) = validate(SimilarityReport, kept_report(site, header, "cosines")["report"]).blob_sha256
+    return open_streamlined(site.model, likest(unpack_cosines(store.get(kept))), _span(site), None)
+
+
+def _federated(site: Site, header: Header) -> OpenedModel:
+    """Return the federated result that the server pushed after the last round."""
+    after = header.model_copy(update={"server_round": header.server_round + 1})
+    _, _, (order, *_) = taken(site, after, 1)
+    start = validate(Replace, order).start
+    if site.settings.of(LlmStreamlineSettings).replacement == "none":
+        return open_streamlined(site.model, start, _span(site), None)
+    store, hashes, _ = taken(site, after, len(layer_parts(site.model.plan, site.settings, start)))
+    blobs = {key: store.get(blob) for key, blob in hashes.items()}
+    layer = read_layer(blobs, first_layer(site.model, start), site.settings.federation)
+    return open_streamlined(site.model, start, _span(site), layer)

@@ -1,0 +1,138 @@
+"""Smaller model of a single client, written to the folder that its owner configured.
+
+No other party receives this model or its shape.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from client_app.site import Site
+from espalier.amounts import count
+from espalier.data.tasks.catalogue import task_named
+from espalier.hf.export.adapter import edited_encoder, unrounded
+from espalier.hf.export.encoder import check_against
+from espalier.hf.export.model import check_export
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import Edits
+from espalier.hf.structured.export import best_form, export_structured
+from espalier.hf.structured.export_encoder import export_cut_encoder
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.payload import block_key
+from espalier.models.adapters import HEAD_KEY, AdapterPlan, Tensors
+from espalier.models.structure import Structure
+from espalier.seeds import derive_seed
+from espalier.storage.client_state import PrivateState
+
+CHECKED = (2, 16)
+"""Number of sequences and tokens per sequence for the check of the written model."""
+
+
+def own_folder(site: Site, state: PrivateState) -> Path | None:
+    """Return the target folder; None if the site's owner configured none."""
+    if site.node.simulated:
+        return state.own_model
+    assert site.header is not None
+    folder = (
+        site.node.models_dir
+        and Path(site.node.models_dir).expanduser() / f"{site.header.lineage}-{site.name}"
+    )
+    return folder or None
+
+
+def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> None:
+    """Write a client's smaller model with merged LoRA, and check it by loading it.
+
+    It appears complete or not at all.
+
+    Raises
+    ------
+    Mistake
+        The file system refused.
+    ExportError
+        The loaded model computes other values. Its files are deleted.
+    """
+    model = _structured(model)
+    stream = BlockStream(model, site.computing)
+    seed = derive_seed(site.settings.seed, "export-check")
+    drawn = torch.randint(
+        model.num_embeddings or 1, CHECKED, generator=torch.Generator().manual_seed(seed)
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    export_structured(model, edits, target, best_form(model), _card(site, model))
+    with _removed_if_wrong(target):
+        check_export(stream, edits, target, drawn, site.settings.export_check)
+
+
+def write_own_encoder(
+    site: Site, model: OpenedModel, adapters: AdapterPlan, tensors: Tensors, target: Path
+) -> None:
+    """Write a client's smaller encoder with merged LoRA and classification head, and check it.
+
+    Raises
+    ------
+    Mistake
+        The file system refused.
+    ExportError
+        The loaded model computes other values. Its files are deleted.
+    """
+    model = _structured(model)
+    head = tensors[HEAD_KEY]
+    edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    export_cut_encoder(
+        model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model)
+    )
+    meant = edited_encoder(model, unrounded(edits), head, site.settings.task.num_classes)
+    with _removed_if_wrong(target):
+        check_against(model, edits, head, meant, target, site.settings.export_check)
+
+
+def _structured(model: OpenedModel) -> OpenedModel:
+    """Return the model with a structure, if necessary one that keeps everything."""
+    return (
+        model
+        if model.structure is not None
+        else OpenedModel(model.directory, Structure.whole(model.plan))
+    )
+
+
+@contextmanager
+def _removed_if_wrong(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def _card(site: Site, model: OpenedModel) -> str:
+    """Return the README of the model folder."""
+    parameters = model.plan.num_parameters
+    whole = site.model.plan.num_parameters
+    loader = model.family.auto_class
+    has_read = "text" if model.family.kind == "decoder" else "items"
+    return "\n".join(
+        [
+            "# A smaller model of one client",
+            "",
+            (
+                f"Made by Espalier ({site.settings.method}) at {site.name} of a run of"
+                f" {count(site.settings.num_clients, 'client')}: {parameters:,} parameters of"
+                f" {whole:,}, LoRA merged. It was pruned for this client's {has_read}; nobody else"
+                " has it."
+            ),
+            "",
+            "```python",
+            f"from transformers import {loader}, AutoTokenizer",
+            "",
+            f'model = {loader}.from_pretrained(".", trust_remote_code=True)',
+            'tokenizer = AutoTokenizer.from_pretrained(".")',
+            "```",
+            "",
+        ]
+    )

@@ -1,0 +1,289 @@
+"""SFT-P at a client: joint training of masks and LoRA, and evaluation of the smaller dense model.
+
+Mask generator and LoRA are sent. The client's embedding, AdamW's moments for it, the masks and the
+budget stay in its client state. A client that joins after the last round fits its embedding to the
+final generator and LoRA.
+"""
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+from client_app.methods import fedpetuning
+from client_app.methods.personal_model import own_folder, write_own
+from client_app.methods.sft_p_model import SmallerModel, own_target
+from client_app.protocol import client_state
+from client_app.protocol.answer_once import Work, answer_once
+from client_app.protocol.evaluation import answer
+from client_app.protocol.kernel_errors import mistakes_of_kernels
+from client_app.protocol.local_baseline import make_alone
+from client_app.protocol.task_evaluation import answer_on_task, require_own_data
+from client_app.site import Site
+from espalier.data.data_protection import require_tokens
+from espalier.errors import StateLost
+from espalier.messages.local_baseline import Alone
+from espalier.messages.message import Header, Letter, validate
+from espalier.methods.contracts.fedpetuning import Order, TuningReport, parts
+from espalier.methods.contracts.sft_p import lora_plan, shape_of, trained
+from espalier.methods.settings.sft_p import SftPSettings
+from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.seeds import derive_seed
+from espalier.settings.task import TEXT
+from espalier.storage.blobs import sha256
+from espalier.storage.client_state import PrivateState
+from espalier.training.adapter_training import flat_name
+from espalier.training.sequences import client_sequences
+from espalier.training.sft_p import mask_history
+from espalier.training.sft_p.mask_generator import first_embedding
+from espalier.training.sft_p.masked_training import (
+    EMBEDDING,
+    Gating,
+    MaskedTraining,
+    first_shared,
+    of_generator,
+)
+
+OWN = "own"
+"""Key of the tensors that a client never sends: its embedding and AdamW's moments for it."""
+
+
+def require_ready(site: Site) -> None:
+    """Raise Mistake if the owner's pruning ratio is impossible for the site's model.
+
+    The check runs before the site enrols.
+
+    Raises
+    ------
+    Mistake
+        The text that is sent to the server does not contain the pruning ratio.
+    """
+    if site.node.pruned_share:
+        own_target(site, None)
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Train the round's generator and LoRA, and reply with the first part.
+
+    Each round is answered once.
+    """
+    order = validate(Order, request.scalars)
+    settings = site.settings
+    plan = trained(site.model.plan, settings, order.rank_limit)
+
+    def work(state: PrivateState) -> TuningReport:
+        require_own_data(site, request.header)
+        return _train(site, state, request, order.rank_limit)
+
+    def begins_with(_: PrivateState) -> dict[str, str]:
+        return {
+            key: sha256(blob) for key, blob in fedpetuning.brought_to(site, request, plan).items()
+        }
+
+    first_part = parts(plan, settings)[0]
+    return answer_once(
+        site, request, Work(TuningReport, list(plan.shapes()), first_part, work, begins_with)
+    )
+
+
+def _first(site: Site) -> Tensors:
+    return first_shared(site.model.plan, site.settings)
+
+
+def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) -> TuningReport:
+    started = time.monotonic()
+    header = request.header
+    settings = site.settings
+    plan = trained(site.model.plan, settings, rank_limit)
+    steps = settings.training.steps
+    start = fedpetuning.begins_with(site, plan, fedpetuning.brought_to(site, request, plan), _first)
+    training = _training(site, state, header)
+    first_step = (header.server_round - 1) * settings.training.steps
+    _require_enough(site, training, first_step)
+    own = _conditioning(state, header)
+    moments = fedpetuning.moments(site, state, header.server_round, plan)
+    # The optimizer continues the embedding's moments even if those of shared tensors are not kept.
+    if "step" in own:
+        moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
+    with mistakes_of_kernels():
+        tensors, outcome = training.masked(start, first_step, steps, moments)
+    require_tokens(site.node, training.rests_on(outcome.weighed, site.node.fewest_tokens()), REMEDY)
+    after = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
+    client_state.keep(state, client_state.CONDITIONING, header.server_round, {OWN: after})
+    if settings.federation.keep_optimizer:
+        shared = {name: of for name, of in outcome.moments.items() if name != EMBEDDING}
+        client_state.keep(state, client_state.MOMENTS, header.server_round, shared)
+    mine = SmallerModel.of(site, header, tensors, training.embedding)
+    mask_history.note_round(
+        state, header.server_round, training.spent, mine.validated(site, header)
+    )
+    mask_history.note_masks(state, mine.chosen)
+    return TuningReport(
+        seconds=time.monotonic() - started,
+        samples=training.num_sequences if settings.federation.client_weights == "samples" else 0,
+        skipped_steps=outcome.skipped_steps,
+        rank=rank_limit,
+        blob_sha256=fedpetuning.keep_blobs(
+            site, state, header.server_round, tensors, start, rank_limit
+        ),
+    )
+
+
+REMEDY = (
+    "give the site more data, raise training.steps, training.batch-size or training.accumulation"
+)
+
+
+def _require_enough(site: Site, training: MaskedTraining, first_step: int) -> None:
+    steps = range(first_step, first_step + site.settings.training.steps)
+    require_tokens(site.node, training.rests_on(steps, site.node.fewest_tokens()), REMEDY)
+
+
+def alone(site: Site, request: Letter) -> Letter:
+    """Write the client's smaller model, as the rounds left it, if its owner wants it.
+
+    A client that took part in no round fits its embedding first.
+    """
+    header = request.header
+    job = site.settings.of(SftPSettings)
+    order = validate(Alone, request.scalars)
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        if order.fits and EMBEDDING not in _conditioning(state, _after(header)):
+            _fit(site, state, header)
+        if job.keep_models and (target := own_folder(site, state)) is not None:
+            mine = _own_model(site, state, header)
+            write_own(site, mine.model, mine.edits, target)
+        return {}
+
+    return make_alone(site, request, make)
+
+
+def _fit(site: Site, state: PrivateState, header: Header) -> None:
+    """Fit the embedding of a client that took part in no round.
+
+    The embedding and the number of steps stay here.
+    """
+    require_own_data(site, header)
+    training = _training(site, state, header)
+    steps = site.settings.of(SftPSettings).late_steps
+    require_tokens(site.node, training.rests_on(range(steps), site.node.fewest_tokens()), REMEDY)
+    with mistakes_of_kernels():
+        training.fitted(_delivered(site, header), steps)
+    client_state.keep(
+        state,
+        client_state.CONDITIONING,
+        header.server_round,
+        {OWN: {EMBEDDING: training.embedding}},
+    )
+    mask_history.note_fit(state, training.spent)
+
+
+def _conditioning(state: PrivateState, header: Header) -> dict[str, Tensor]:
+    """Return the embedding and its moments from earlier rounds, or {} if there are none."""
+    return client_state.before(state, client_state.CONDITIONING, header.server_round).get(OWN, {})
+
+
+def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
+    """Return the client's own model after the last round.
+
+    Raises
+    ------
+    StateLost
+        The client's embedding is lost. With another embedding the model would belong to no client.
+    """
+    job = site.settings.of(SftPSettings)
+    if (
+        job.conditioned
+        and job.makes_alone
+        and EMBEDDING not in _conditioning(state, _after(header))
+    ):
+        raise StateLost(
+            f"{header.kind}: this client no longer has its embedding, without which it has no model"
+            " of its own"
+        )
+    return SmallerModel.of(
+        site, header, _delivered(site, header), own_embedding(site, state, _after(header))
+    )
+
+
+def _delivered(site: Site, header: Header) -> Tensors:
+    """Return the final generator and LoRA."""
+    plan = trained(site.model.plan, site.settings)
+    return fedpetuning.begins_with(
+        site,
+        plan,
+        fedpetuning.delivered_to(site, _after(header), len(parts(plan, site.settings))),
+        _first,
+    )
+
+
+def _after(header: Header) -> Header:
+    return header.model_copy(update={"server_round": header.server_round + 1})
+
+
+def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining:
+    """Return this client's training, which starts from its own embedding."""
+    settings = site.settings
+    job = site.settings.of(SftPSettings)
+    client = header.client
+    adapters = lora_plan(site.model.plan, settings)
+    shape = shape_of(settings)
+    names = [
+        flat_name(key, name) for key, own in shape.shapes(site.model.plan).items() for name in own
+    ]
+    generator = [*names, EMBEDDING] if job.conditioned else names
+    return MaskedTraining(
+        model=site.model,
+        computing=site.computing,
+        settings=settings,
+        adapters=adapters,
+        sequences=client_sequences(settings, site.node, site.model, client),
+        seed=derive_seed(settings.seed, "training", client=client),
+        cache_folder=fedpetuning.cache_of(site),
+        load=site.load,
+        groups=[of_generator(generator, settings)],
+        shape=shape,
+        gating=Gating(job.estimator, job.tau, job.bias, job.strength, job.norm),
+        embedding=own_embedding(site, state, header),
+        conditioned=job.conditioned,
+        target=own_target(site, header),
+    )
+
+
+def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
+    """Return the client's embedding from earlier rounds.
+
+    Without one, it is drawn from the seed, or is the constant that all clients share if embeddings
+    are not personal.
+    """
+    kept = _conditioning(state, header)
+    if EMBEDDING in kept:
+        return kept[EMBEDDING]
+    conditioned = site.settings.of(SftPSettings).conditioned
+    return first_embedding(
+        shape_of(site.settings), site.settings.seed, header.client if conditioned else None
+    )
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Evaluate the client's own smaller model on evaluation text or items.
+
+    With ``own_text`` it is also compared with the dense model on the client's own held-out data.
+    """
+    header = request.header
+    settings = site.settings
+    state = site.state(request.header)
+    mine = _own_model(site, state, header)
+    mask_history.note_masks(state, mine.chosen)
+    if settings.task.name == TEXT:
+        return answer(site, request, (mine.model, mine.edits), lambda: (mine.model, mine.edits))
+
+    def model_of(name: str) -> Any:
+        if name != "dense":
+            return mine.loaded(site)
+        return site.load(
+            site.model, site.computing, settings, AdapterPlan({}), fedpetuning.cache_of(site)
+        ).whole
+
+    return answer_on_task(site, request, model_of)

@@ -1,0 +1,124 @@
+"""SliceGPT at a client: second moments of the signals at every norm of the dense model.
+
+They are computed on the client's own calibration samples. Moments are sent, unless the run uses
+those of a public text; samples and activations never leave. The local baseline is the model sliced
+with bases from the client's own moments.
+"""
+
+import time
+from typing import Any
+
+from client_app.protocol.answer_once import Work, answer_once, kept_report
+from client_app.protocol.evaluation import answer, require_own_text
+from client_app.protocol.local_baseline import kept_alone, make_alone
+from client_app.protocol.push import taken
+from client_app.site import Site
+from espalier.data.client_text import client_windows
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.sliced.opened_sliced import SlicedModel
+from espalier.hf.sliced.signals import (
+    basis_of,
+    mean_moments,
+    pack_basis,
+    pack_moments,
+    read_basis,
+    read_moments,
+)
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.messages.message import Header, Letter, validate
+from espalier.messages.parts import parts_of
+from espalier.methods.contracts.slicegpt import (
+    MomentsReport,
+    basis_specs,
+    dense_width,
+    moment_parts,
+    moment_specs,
+    places,
+)
+from espalier.methods.settings.slicegpt import SliceGptSettings
+from espalier.storage.blobs import BlobStore
+from espalier.storage.client_state import PrivateState
+from pruning_kernels.groups.slicing import unpacked
+
+BASES = "bases"
+"""Name of a per-round document: hashes of the bases from the client's own moments."""
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Compute the moments and reply with the first part.
+
+    If the run uses a public text, the reply contains no moments. Each round is answered once.
+    """
+    plan = site.model.plan
+    settings = site.settings
+    specs = moment_specs(plan, settings)
+
+    def watch(state: PrivateState) -> MomentsReport:
+        started = time.monotonic()
+        header = request.header
+        require_own_text(site, header)
+        if not specs:
+            return MomentsReport(seconds=time.monotonic() - started, blob_sha256=[], samples=0)
+        windows = client_windows(settings, site.node, site.model.encode, header.client)
+        store = state.blobs(header.server_round)
+        stream = BlockStream(site.model, site.computing)
+        hashes = [store.put(pack_moments(moments)) for moments in mean_moments(stream, windows)]
+        samples = len(windows) if settings.federation.client_weights == "samples" else 0
+        return MomentsReport(
+            seconds=time.monotonic() - started, blob_sha256=hashes, samples=samples
+        )
+
+    return answer_once(
+        site, request, Work(MomentsReport, list(specs), moment_parts(plan, settings)[0], watch)
+    )
+
+
+def alone(site: Site, request: Letter) -> Letter:
+    """Compute the local baseline: bases from own samples, if the round did not request moments."""
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        header = request.header
+        windows = client_windows(site.settings, site.node, site.model.encode, header.client)
+        store = state.blobs(header.server_round)
+        moments = mean_moments(BlockStream(site.model, site.computing), windows)
+        return {BASES: [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]}
+
+    return make_alone(site, request, make)
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Evaluate the local baseline on evaluation text, and all models on the client's own text."""
+    return answer(
+        site, request, _alone(site, request.header), lambda: _federated(site, request.header)
+    )
+
+
+def _width(site: Site) -> int:
+    return site.settings.of(SliceGptSettings).width(dense_width(site.model.plan))
+
+
+def _sliced(site: Site, store: BlobStore, bases: list[str]) -> OpenedModel:
+    return SlicedModel(site.model, lambda place: read_basis(store.get(bases[place])), _width(site))
+
+
+def _alone(site: Site, header: Header) -> OpenedModel:
+    state = site.state(header)
+    store = state.blobs(header.server_round)
+    if site.settings.job.makes_alone:
+        return _sliced(site, store, kept_alone(site, header)[BASES])
+    report = validate(MomentsReport, kept_report(site, header, "moments")["report"])
+    # The bases are stored, because their eigendecompositions take long.
+    known = state.load(header.server_round, BASES)
+    if known is None:
+        dense = dense_width(site.model.plan)
+        moments = (unpacked(read_moments(store.get(blob)), dense) for blob in report.blob_sha256)
+        known = {BASES: [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]}
+        state.save(header.server_round, BASES, known)
+    return _sliced(site, store, known[BASES])
+
+
+def _federated(site: Site, header: Header) -> OpenedModel:
+    """Return the federated result that the server pushed after the round."""
+    parts = parts_of(basis_specs(site.model.plan, site.settings), site.settings.part_bytes)
+    store, hashes, _ = taken(site, header, len(parts))
+    return _sliced(site, store, [hashes[place] for place in places(site.model.plan)])

@@ -1,0 +1,1 @@
+"""Warm node, and checks of a node before a run."""

@@ -1,0 +1,165 @@
+"""Parts of the ``espalier check-node`` report: accepted requests, device, and data that is sent.
+
+Covers: numbers of this machine and of the run's contracts, shown only on this terminal.
+
+Does not cover: memory and disk space of the work (see ``server_app/estimate/node_fit.py``).
+"""
+
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from client_app.policy.site_policy import amounts, runs_answered
+from client_app.site import Site
+from espalier.amounts import count, size
+from espalier.hf.machine.machine_memory import machine_memory
+from espalier.messages.message import UNREAD
+from espalier.messages.reply_estimate import Answer, Outlook
+from espalier.models.plan import ModelPlan
+from espalier.settings.node import MOST
+
+WIDTH = 110
+"""Width of an observer sentence, in characters."""
+COLUMNS = ("message", "bytes of tensors", "tensors", "beside them")
+LIMITS = [*MOST, "most_threads"]
+HOLDS = {
+    "": "no reply waits for an officer",
+    "tensors": "replies with tensors wait for an officer",
+    "all": "replies with tensors or numbers wait for an officer",
+}
+
+
+def accepts(site: Site) -> Iterator[str]:
+    """Yield the site policy, each limit next to the value that the run requests."""
+    node = site.node
+    asked = amounts(site, UNREAD)
+    yield f"methods {node.allow_methods or 'all'}; the run's is {site.settings.method}"
+    for limit in LIMITS:
+        beside = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
+        if limit == "most_runs":
+            beside = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
+        yield f"{limit.replace('_', '-')} {node.most(limit):,}{beside}"
+    brought = node.most_bytes_of_models()
+    yield f"models that a run brings: {f'{brought:,} bytes at most' if brought else 'none'}"
+    own = "may leave" if node.own_text else "do not leave"
+    yield (
+        f"an answer rests on {count(node.fewest_tokens(), 'token')} at least; losses on own text"
+        f" {own}"
+    )
+    yield f"hold-replies: {HOLDS[node.hold_replies]}"
+
+
+def device(site: Site) -> Iterator[str]:
+    """Yield the device of this site and its memory.
+
+    Raises
+    ------
+    Mistake
+        The configured device does not exist.
+    """
+    computing = site.computing
+    yield (
+        f"on {computing.device.type}, {count(computing.threads, 'thread')} of"
+        f" {count(os.cpu_count() or 1, 'processor')}"
+    )
+    total, free = machine_memory()
+    yield f"memory of this machine {size(total)}, {size(free)} available"
+    if computing.device.type == "cuda":
+        import torch
+
+        found, (free, total) = (
+            torch.cuda.get_device_properties(computing.device),
+            torch.cuda.mem_get_info(computing.device),
+        )
+        yield f"{found.name}, memory {size(total)}, {size(free)} free"
+
+
+def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
+    """Yield the answers that a run with these settings would send.
+
+    There is one line for each kind of message, then the total, then a sentence for each kind on
+    what an observer learns.
+    """
+    groups = outlook.alike()
+    rows = [COLUMNS, *(_row(group, plan) for group in groups)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    rounds = count(outlook.rounds, "round")
+    if outlook.is_known:
+        most = "at most " if outlook.varies else ""
+        yield (
+            f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes a"
+            " message of headers and hashes"
+        )
+    else:
+        yield f"in {rounds}; how many bytes is not known before the server has brought the model"
+    if outlook.varies:
+        yield "  (the server chooses sizes, or whom it asks in a round: these are the largest)"
+    if outlook.more_rounds:
+        more = count(outlook.more_rounds, "more round")
+        yield f"  (and as long as something is left to do {more} at most; most-rounds bounds them)"
+    yield "what somebody learns who reads them:"
+    for group in groups:
+        yield from textwrap.wrap(
+            f"{_called(group)}: {group[0].observer}",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+        )
+    yield "  any, failed: why in words; a deliver that is not listed: that something arrived"
+
+
+def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
+    first = group[0]
+    sizes = sorted(answer.num_bytes for answer in group)
+    of_each = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    each = " each" if len(group) > 1 else ""
+    if first.specs is None:
+        return (
+            _called(group),
+            "not known",
+            "of the model that the server brings",
+            "see docs/privacy.md",
+        )
+    in_parts = f", {first.messages} messages" if first.messages > 1 else ""
+    return (
+        _called(group),
+        f"{of_each}{each}{in_parts}" if first.num_bytes else "0",
+        _tensors(first, plan) or "none",
+        ", ".join(first.scalars),
+    )
+
+
+def _called(group: Sequence[Answer]) -> str:
+    first = group[0]
+    last = group[-1]
+    kind = (
+        "train, fetch"
+        if first.kind == "train" and any(answer.messages > 1 for answer in group)
+        else first.kind
+    )
+    if first.kind in ("enrol", "alone", "evaluate"):
+        return kind
+    rounds = (
+        str(first.server_round) if first is last else f"{first.server_round}-{last.server_round}"
+    )
+    return f"{kind} of round{'s' * (first is not last)} {rounds}"
+
+
+def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
+    """Return the number of tensors per name and dtype, regardless of the matrix."""
+    matrices = {linear.name for block in plan.blocks for linear in block.linears} if plan else set()
+    counts: Counter[tuple[str, str]] = Counter()
+    for tensors in (answer.specs or {}).values():
+        for name, spec in tensors.items():
+            matrix, _, rest = name.rpartition(".")
+            counts[rest if matrix in matrices else name, spec.dtype] += 1
+    named = [f"{number} {name} ({dtype})" for (name, dtype), number in counts.items()]
+    shown = ", ".join(named[:SHOWN])
+    return f"{shown} and {len(named) - SHOWN} more names" if len(named) > SHOWN else shown
+
+
+SHOWN = 4
+"""Maximum number of tensor names in a line."""

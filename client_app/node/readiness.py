@@ -1,0 +1,39 @@
+"""Check at enrolment that a site's own model and data suffice for the run."""
+
+from client_app.site import Site
+from espalier.data.data_protection import not_allowed
+from espalier.data.sufficiency import require_enough, require_readable
+from espalier.errors import Mistake
+from espalier.hf.opening.limits import require_within_limits
+from espalier.settings.methods import METHODS, part
+
+NO_MODEL_FROM_OUTSIDE = (
+    "most-model-bytes: this site takes no model that a run's server brings; its owner can allow it,"
+    " with for instance most-model-bytes=8000000000 in --node-config"
+)
+
+
+def require_ready(site: Site) -> None:
+    """Raise Mistake if the site's own model or data file does not suffice, before it enrols.
+
+    A simulated node has neither; ``espalier run`` has checked its data before.
+
+    Raises
+    ------
+    Mistake
+        The same message as in the round that would fail.
+    """
+    node = site.node
+    if site.settings.evaluation.own_text and not node.allows_own_text():
+        raise not_allowed()
+    if not site.settings.job.NEEDS_BASE_MODEL and node.most_bytes_of_models() == 0:
+        raise Mistake(NO_MODEL_FROM_OUTSIDE, NO_MODEL_FROM_OUTSIDE)
+    # Without a base model there is no tokenizer either, until the server pushes one.
+    if not site.settings.job.NEEDS_BASE_MODEL:
+        require_readable(site.settings, node)
+        return
+    if node.data_path or node.model_path or not node.simulated:
+        require_within_limits(site.settings, site.model)
+    require_enough(site.settings, node, site.model.encode)
+    if site.settings.job.CHECKS_SITE:
+        part(METHODS[site.settings.method].job).require_ready(site)

@@ -1,0 +1,151 @@
+"""Task queue of a warm node and its single worker process.
+
+The worker is started with the first task, and again after it ended. If it ends during a task, that
+message gets no answer, and the server asks again. If the operating system killed it because memory
+was short, the server gets an error at once, and the node's log a line. Tasks that arrive while the
+worker is busy wait at the SuperNode, unclaimed.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Lock, Thread
+from typing import Any
+
+from espalier.flower.tasks import Desk, answer_with_error, claim_tasks
+from espalier.hf.machine.machine_memory import machine_memory, memory_kills
+
+LEAVING = b"leaving\n"
+"""Line that a worker writes if it had no task for long."""
+PULLED = b"pulled "
+"""Prefix of the line that a worker writes when it begins to work on a message."""
+KILLED = "memory was short at this node: the system killed the process that worked on the message"
+REMEDY = "Give it more, or see with `espalier plan` what the run takes"
+MEGA = 10**6
+TRIES = 3
+"""Number of attempts to give a task to a process that may have ended meanwhile."""
+
+
+class Worker:
+    """Process of the worker, if there is one.
+
+    Parameters
+    ----------
+    command : command that starts the process. The process reads tokens, one per line, and writes a
+        line after each answer. It writes ``leaving`` when it would like to end, and ends when its
+        standard input does.
+    lost : function that gets the token and the envelope of a task whose process the system killed
+        for lack of memory
+    kills : function that returns the number of processes that the system killed for lack of memory
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        lost: Callable[[str, bytes], None] = lambda *_: None,
+        kills: Callable[[], int | None] = memory_kills,
+    ) -> None:
+        self._command = command
+        self._lost = lost
+        self._kills = kills
+        self._token = ""
+        self._envelope = b""
+        """Envelope of the current task's message, empty until the message was pulled."""
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._busy: subprocess.Popen[bytes] | None = None
+        """Process that works on a task."""
+
+    def is_free(self) -> bool:
+        """Return whether the worker has no task."""
+        return self._busy is None
+
+    def hand_on(self, token: str) -> None:
+        """Give a task to the worker, and start a new process if the last one ended."""
+        with self._lock:
+            for _ in range(TRIES):
+                process = self._busy = self._running()
+                self._token = token
+                self._envelope = b""
+                assert process.stdin is not None
+                # The process may end after the check and before the write.
+                with suppress(OSError):
+                    process.stdin.write(f"{token}\n".encode())
+                    process.stdin.flush()
+                    return
+                self._process = self._busy = None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            kills = self._kills()
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            Thread(target=self._listen, args=(self._process, kills), daemon=True).start()
+        return self._process
+
+    def _listen(self, process: subprocess.Popen[bytes], kills: int | None) -> None:
+        """Read the process's output until its end: note answers, and let an idle process end."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            with self._lock:
+                if line.startswith(PULLED):
+                    self._envelope = bytes.fromhex(line.removeprefix(PULLED).decode())
+                elif line != LEAVING:
+                    self._note_free(process)
+                elif self._busy is not process:
+                    self._let_go(process)
+        # SIGKILL could have other senders, so the system's counter of memory kills is compared too.
+        if (
+            process.wait() == -signal.SIGKILL
+            and kills is not None
+            and (self._kills() or 0) > kills
+            and self._busy is process
+        ):
+            self._lost(self._token, self._envelope)
+        with self._lock:
+            self._note_free(process)
+
+    def _note_free(self, process: subprocess.Popen[bytes]) -> None:
+        if self._busy is process:
+            self._busy = None
+
+    def _let_go(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+        if self._process is process:
+            self._process = None
+
+
+def main(order: dict[str, Any]) -> int:
+    """Serve a SuperNode.
+
+    Parameters
+    ----------
+    order : has ``address``, ``warm-seconds``, ``most-idle-bytes`` and ``secret`` (hexadecimal)
+    """
+    # With this setting, OpenMP threads of a worker that waits for a task do not use the CPU.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    told = json.dumps({key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")})
+    desk = Desk(order["address"])
+    worker = Worker(
+        [sys.executable, "-P", "-m", "client_app.node.warm_worker", told],
+        lambda *task: answer_short_of_memory(desk, *task),
+    )
+    claim_tasks(desk, worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
+    return 0
+
+
+def answer_short_of_memory(desk: Desk, token: str, envelope: bytes) -> None:
+    """Report to the node's log and to the server that the system killed the working process."""
+    megabytes = machine_memory()[0] // MEGA
+    print(
+        f"espalier: {KILLED}; this node has {megabytes} MB. {REMEDY}", file=sys.stderr, flush=True
+    )
+    if envelope:
+        answer_with_error(desk, token, envelope, f"{KILLED}; the node's log says more")

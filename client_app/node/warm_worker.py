@@ -1,0 +1,136 @@
+"""Worker process of a warm node, which answers tasks with the program that is installed here.
+
+The worker reads tokens from its standard input, one per line, and writes a line to its standard
+output after each answer. A bundle with another program than the installed one is refused: nothing
+in it is installed, imported or run. The worker ends after a period without tasks, which frees its
+memory, and at once if the process that started it ends. If it holds more memory between tasks than
+permitted, it releases the model that it trained last. If that is not enough, it ends.
+
+Covers: a submitter that sends a changed program.
+
+Does not cover: what the installed program does on request; contracts and the site policy limit
+that.
+"""
+
+import gc
+import json
+import os
+import sys
+import traceback
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NoReturn
+
+from flwr.app import Context, Message
+
+from client_app.node.warm_node import LEAVING, PULLED
+from client_app.protocol.node_error import NoAnswerError
+from espalier.flower.tasks import Desk, answer_task
+from espalier.hf.machine.machine_memory import machine_memory, resident
+from espalier.identity.code_hash import bundle_sha256, code_sha256
+
+MEGA = 10**6
+OF_THE_MACHINE = 2
+"""Divisor of the machine's memory that gives the default memory limit between tasks."""
+
+
+class AnotherProgramError(NoAnswerError):
+    """Error for a run whose bundle contains another program than the node's own."""
+
+
+def work(bundle: bytes, message: Message, context: Context) -> Message:
+    """Answer a message with the installed ClientApp.
+
+    Raises
+    ------
+    AnotherProgramError
+        The bundle contains another program.
+    """
+    own = code_sha256()
+    sent = bundle_sha256(bundle)
+    if own != sent:
+        raise AnotherProgramError(
+            f"this node runs its own program ({own[:12]}) and no other; the run's bundle is"
+            f" {sent[:12]}: install the same release of Espalier at all sites and where the run is"
+            " submitted"
+        )
+    from client_app.app import app
+
+    return app(message, context)
+
+
+def told(error: BaseException) -> str:
+    """Return the error text for the server. The full error is in the node's log only."""
+    if isinstance(error, NoAnswerError):
+        print(f"espalier: {error}", file=sys.stderr, flush=True)
+        return str(error)
+    traceback.print_exception(error)
+    return f"unexpected {type(error).__name__} before the message was read; see this node's log"
+
+
+def main(order: dict[str, Any]) -> NoReturn:
+    """Answer tasks until standard input ends.
+
+    After ``warm-seconds`` without a task, the worker asks to be dismissed.
+    """
+    desk = Desk(order["address"])
+    warm_seconds = float(order["warm-seconds"])
+    most_idle = int(order["most-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
+    answers = os.dup(sys.stdout.fileno())
+    # All other output belongs in the node's log, so it must not reach the original stdout.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    tokens: SimpleQueue[str] = SimpleQueue()
+    Thread(target=_read, args=(tokens,), daemon=True).start()
+    while True:
+        try:
+            token = tokens.get(timeout=warm_seconds)
+        except Empty:
+            # A task that is already on its way is still answered. Otherwise standard input ends.
+            os.write(answers, LEAVING)
+            continue
+        answer_task(
+            desk,
+            token,
+            work,
+            told,
+            lambda envelope: _write(answers, PULLED + envelope.hex().encode() + b"\n"),
+        )
+        gc.collect()
+        keeps = fits_idle(most_idle)
+        os.write(answers, b"answered\n" if keeps else b"answered\n" + LEAVING)
+
+
+def fits_idle(most: int) -> bool:
+    """Return whether this process holds at most ``most`` bytes after it released what it can."""
+    if resident() <= most:
+        return True
+    if (shelf := sys.modules.get("espalier.training.model_cache")) is not None:
+        shelf.forget_model()
+    if (held := resident()) <= most:
+        return True
+    print(
+        f"espalier: the worker holds {held // MEGA} MB, may hold {most // MEGA} MB between tasks,"
+        " and ends",
+        file=sys.stderr,
+    )
+    return False
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _read(tokens: "SimpleQueue[str]") -> None:
+    """Read tokens while others are answered.
+
+    When standard input ends, there is no receiver of answers, and the process exits.
+    """
+    for line in sys.stdin:
+        tokens.put(line.rstrip("\n"))
+    # This is a thread, in which ``sys.exit`` would not end the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,175 @@
+"""Approval of replies: with ``hold-replies``, a reply waits at the site until a person approves it.
+
+A reply is computed and checked as usual. It is then stored (``storage/held.py``) and recorded in
+the egress log. The process waits until ``espalier release`` decides, or until the server stops
+waiting for this attempt. In the second case there is no answer; the next attempt produces the same
+reply from the stored work of the round, and finds the decision. A restarted node continues in the
+same way.
+
+Covers: the reply that leaves is the reply that was shown, verified by a hash of all its contents.
+The approval of a ``train`` reply includes the blobs of its further parts, and ``fetch`` returns no
+others. The contribution of a site whose reply is refused is missing in the round.
+
+Does not cover: enrolment, failure replies, and replies without tensors and numbers, which only show
+that a site is active; the times of all messages; a program that does not ask for approval (see
+docs/privacy.md).
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+from client_app.policy.egress_log import described, egress_log, now
+from client_app.protocol.node_error import NoAnswerError
+from client_app.site import Site
+from espalier.errors import Mistake
+from espalier.messages.lifetime import seconds_of
+from espalier.messages.message import Letter
+from espalier.storage.blobs import BlobStore, sha256
+from espalier.storage.waiting_replies import Decision, Held, HeldReplies
+
+POLL_SECONDS = 0.25
+"""Interval in seconds between checks for a decision, each of which looks for a file."""
+REFUSED = "an officer of the site did not release it"
+
+
+class StillHeldError(NoAnswerError):
+    """Error for an attempt that ends without a decision; the next attempt uses the stored reply."""
+
+
+class Refused(Mistake):
+    """Decision of a person that a reply does not leave."""
+
+
+def is_to_be_held(site: Site, letter: Letter) -> bool:
+    """Return whether a reply of this site needs approval."""
+    holds = site.node.hold_replies
+    header = letter.header
+    if not holds or header.kind == "enrol" or header.status == "failed":
+        return False
+    return bool(letter.blobs) or (holds == "all" and bool(letter.scalars))
+
+
+def released(site: Site, letter: Letter, entry: dict[str, object], waits_until: float) -> str:
+    """Wait until a reply is approved, and return the id of the approval.
+
+    A ``fetch`` needs no approval of its own if its blobs were approved with the round's ``train``
+    reply. It returns the text ``with its first part`` then.
+
+    Parameters
+    ----------
+    entry : entry of the egress log for this reply
+    waits_until : time at which the server stops waiting, on ``clock``
+
+    Raises
+    ------
+    Refused
+        The reply was refused.
+    StillHeldError
+        There was no decision in time.
+    """
+    state = site.state(letter.header)
+    replies = HeldReplies(state.held())
+    kept = state.blobs(letter.header.server_round)
+    if letter.header.kind == "fetch":
+        decided = replies.blobs_decided(letter.header.server_round)
+        words = [decided.get(sha256(blob)) for blob in letter.blobs.values()]
+        if False in words:
+            raise Refused(REFUSED)
+        if all(words):
+            return "with its first part"
+    held = _of(site, letter, entry, kept)
+    decision = replies.decision(held)
+    if decision is None and not replies.has(held):
+        _log(site, held, "held")
+        replies.add(held, {sha256(blob): blob for blob in letter.blobs.values()}, kept)
+    if decision is None:
+        decision = _awaited(site, held, replies, waits_until)
+    if not decision.released:
+        raise Refused(REFUSED)
+    return held.id
+
+
+def clock() -> float:
+    """Return a monotonic time in seconds. Only differences are meaningful."""
+    return time.monotonic()
+
+
+def deadline(lifetime: float, started: float, kind: str) -> float:
+    """Return the time at which the server stops waiting for the answer to a message.
+
+    The server begins to wait before the message arrives, so its real deadline is not later than
+    this one. A ``fetch`` may have been sent in advance; its lifetime counts twice.
+
+    Parameters
+    ----------
+    lifetime : seconds that Flower keeps the message
+    started : time of its arrival, on ``clock``
+    """
+    return started + seconds_of(lifetime) * (2 if kind == "fetch" else 1)
+
+
+def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -> Decision:
+    what = f"{site.name}: {held.entry['kind']} of round {held.entry['round']}"
+    _say(
+        f"{what} is held as {held.id} until an officer decides: espalier release"
+        f" {site.node.state_root()}"
+    )
+    while (decision := replies.decision(held)) is None:
+        if clock() >= waits_until:
+            _say(f"{what} is still held; the server is given no answer this time")
+            raise StillHeldError("the reply waits for its release at the site")
+        pause(min(POLL_SECONDS, max(0.0, waits_until - clock())))
+    return decision
+
+
+pause: Callable[[float], None] = time.sleep
+
+
+def _of(site: Site, letter: Letter, entry: dict[str, object], kept: BlobStore) -> Held:
+    """Return the reply with descriptions of all its blobs.
+
+    They include the blobs of further parts: a report lists all hashes, and the blobs are at the
+    site.
+    """
+    own = {sha256(blob) for blob in letter.blobs.values()}
+    named = letter.scalars.get("blob_sha256", [])
+    later = [described("", kept.get(key)) for key in dict.fromkeys(named) if key not in own]
+    whose = {"lineage": letter.header.lineage, "site": site.name, "time": now()}
+    return Held({**entry, **whose}, letter.scalars, later)
+
+
+def _log(site: Site, held: Held, what: str) -> None:
+    note_hold(
+        egress_log(site.node.state_root(), held.entry["lineage"], held.entry["site"]).append,
+        held,
+        what,
+    )
+
+
+def note_hold(
+    append: Callable[[dict[str, object]], object], held: Held, what: str, **more: str
+) -> None:
+    """Append the state of a reply that needs approval to the egress log.
+
+    Raises
+    ------
+    OSError
+        The log cannot be written.
+    """
+    which = {key: held.entry[key] for key in ("method", "round", "client", "kind", "part")}
+    append(
+        {
+            "entry": what,
+            "time": now(),
+            "hold": held.id,
+            "reply_sha256": held.digest,
+            "held_bytes": held.num_bytes,
+            **which,
+            **more,
+        }
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

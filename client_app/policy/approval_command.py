@@ -1,0 +1,241 @@
+"""Approval at a site (``espalier release``): a person inspects waiting replies and decides on each.
+
+Covers: a person decides on the reply that is shown, and the same reply leaves later, verified by a
+hash of all its contents. A file that was changed meanwhile is refused. Each decision is written to
+the egress log before it takes effect, with its time and the account that made it.
+
+Does not cover: who may decide. Everybody with write access to the site's state directory can.
+"""
+
+import os
+import pwd
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from client_app.policy.approval import note_hold
+from client_app.policy.egress_log import egress_log, now
+from espalier.environment.home_folder import at_home
+from espalier.errors import Mistake
+from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
+
+COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "held since")
+LEAST_OF_ID = 4
+"""Minimum number of characters of an abbreviated id."""
+SHOWN_TENSORS = 12
+"""Maximum number of tensors shown per blob; the log lists all."""
+
+Waiting = list[tuple[HeldReplies, Held]]
+
+
+def waiting(root: Path) -> tuple[Waiting, list[Mistake]]:
+    """Return all undecided replies in a state directory, and the errors of unreadable ones."""
+    found = Waiting()
+    damaged = list[Mistake]()
+    for replies in held_at(root):
+        undecided, mistakes = replies.undecided()
+        found += [(replies, held) for held in undecided]
+        damaged += mistakes
+    return found, damaged
+
+
+def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
+    """Return the replies whose ids begin with the given characters.
+
+    Raises
+    ------
+    Mistake
+        No reply or several replies match, or an id has fewer than ``LEAST_OF_ID`` characters.
+    """
+    if short := [word for word in ids if len(word) < LEAST_OF_ID]:
+        raise Mistake(f"release: {short[0]!r}: give {LEAST_OF_ID} characters of an id or more")
+    several = {word: [pair for pair in found if pair[1].id.startswith(word)] for word in ids}
+    for word, pairs in several.items():
+        if len(pairs) != 1:
+            raise Mistake(
+                f"release: {word!r}: {len(pairs)} held replies are called so; give the id of one"
+                " that is listed"
+            )
+    return list({pairs[0][1].id: pairs[0] for pairs in several.values()}.values())
+
+
+def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iterator[str]:
+    """Decide on replies one after the other, and yield a line for each decision.
+
+    Raises
+    ------
+    Mistake
+        This account is not the node's. Or, after all other decisions: another person decided
+        meanwhile, a file was changed, or the log or the decision cannot be written.
+    """
+    if pairs:
+        require_owner(root)
+    decision = Decision(released, now(), account(os.geteuid()), reason)
+    mistakes = list[str]()
+    for replies, held in pairs:
+        try:
+            with replies.deciding(held):
+                _decide(root, replies, held, decision)
+        except Mistake as mistake:
+            mistakes.append(str(mistake))
+        else:
+            yield f"{_word(decision):<10} {held.id}  {_what(held.entry)}"
+    if mistakes:
+        raise Mistake("\n".join(mistakes))
+
+
+def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) -> None:
+    """Record the decision in the egress log, then put it into effect."""
+    if decision.released:
+        replies.require_as_shown(held)
+    log = egress_log(root, held.entry["lineage"], held.entry["site"])
+    why = {"reason": decision.reason} if decision.reason else {}
+    try:
+        note_hold(log.append, held, _word(decision), by=decision.by, **why)
+    except OSError as error:
+        raise Mistake(
+            f"{log.path}: cannot be written ({error.strerror}); nothing was decided on {held.id}"
+        ) from None
+    try:
+        replies.decide(held, decision)
+    except OSError as error:
+        raise Mistake(
+            f"{replies.folder}: cannot be written ({error.strerror}); the log has"
+            f" {_word(decision)!r} of {held.id}, which is still held all the same: make room, and"
+            " decide again"
+        ) from None
+
+
+def _word(decision: Decision) -> str:
+    return "released" if decision.released else "refused"
+
+
+def account(uid: int) -> str:
+    """Return the name of an account, or its number if it has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def require_owner(root: Path) -> None:
+    """Raise Mistake unless this account is the node's, which must be able to read decisions.
+
+    Raises
+    ------
+    Mistake
+        The message names both accounts.
+    """
+    owner = root.stat().st_uid
+    own = os.geteuid()
+    if owner != own:
+        raise Mistake(
+            f"release: {root} belongs to {account(owner)}, and this is {account(own)}; decide as"
+            f" {account(owner)}"
+        )
+
+
+def listed(found: Iterable[Held]) -> Iterator[str]:
+    """Yield the lines of a table of replies that wait for approval."""
+    rows = [COLUMNS, *(_row(held) for held in found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
+    """Yield a description of all contents of a reply that waits for approval."""
+    yield f"{held.id}  {_what(held.entry)}"
+    yield f"sha256 {held.digest}, held since {held.entry['time']}"
+    for name, value in sorted(held.scalars.items()):
+        yield f"  {name} = {value}"
+    for blob in held.blobs:
+        file = replies.folder / held.id / f"{blob['sha256']}.blob"
+        yield (
+            f"  {blob['name'] or 'of a further part'}: {blob['bytes']:,} bytes, sha256"
+            f" {blob['sha256']}, {file} (safetensors)"
+        )
+        tensors = list(blob["tensors"].items())
+        yield from (
+            f"    {name}: {tensor['dtype']} {tensor['shape']}"
+            for name, tensor in tensors[:SHOWN_TENSORS]
+        )
+        if (more := len(tensors) - SHOWN_TENSORS) > 0:
+            yield f"    and {more} more"
+
+
+def _row(held: Held) -> tuple[str, ...]:
+    entry = held.entry
+    tensors = sum(len(blob["tensors"]) for blob in held.blobs)
+    return (
+        held.id, entry["site"], entry["lineage"], entry["method"], str(entry["round"]), entry["kind"], str(tensors),
+        f"{held.num_bytes:,}", entry["time"],
+    )  # fmt: skip
+
+
+def _what(entry: Mapping[str, Any]) -> str:
+    return (
+        f"{entry['kind']} of round {entry['round']}, {entry['method']}, run {entry['lineage']},"
+        f" site {entry['site']}"
+    )
+
+
+def main(given: Mapping[str, Any]) -> int:
+    """List, show, approve or refuse replies as the command's arguments say.
+
+    Returns
+    -------
+    int
+        0, or 2 if a step failed.
+    """
+    failed = False
+    try:
+        root = at_home(given["state_dir"])
+        if not root.is_dir():
+            raise Mistake(
+                f"release: {root}: is no directory; name the state-dir of the site's node"
+            )
+        if given["all"] and given["ids"]:
+            raise Mistake(
+                f"release: {' '.join(given['ids'])} --all: name replies, or release all; not both"
+            )
+        # Another account cannot read the directory and would find nothing.
+        if os.geteuid() != 0:
+            require_owner(root)
+        found, damaged = waiting(root)
+        # The other replies can still be decided on.
+        for mistake in damaged:
+            print(f"espalier: {mistake}", file=sys.stderr)
+        for replies, held in chosen(found, given["show"]):
+            print("\n".join(shown(replies, held)))
+        refused = chosen(found, given["refuse"])
+        released = found if given["all"] else chosen(found, given["ids"])
+        ids = {held.id for _, held in refused}
+        released = (
+            [pair for pair in released if pair[1].id not in ids] if given["all"] else released
+        )
+        if both := sorted(ids & {held.id for _, held in released}):
+            raise Mistake(f"release: {', '.join(both)}: cannot be released and refused at once")
+        for pairs, is_released in ((refused, False), (released, True)):
+            try:
+                for line in decide(root, pairs, is_released, given["reason"]):
+                    print(line, flush=True)
+            except Mistake as mistake:
+                print(f"espalier: {mistake}", file=sys.stderr)
+                failed = True
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = error.filename or given["state_dir"]
+        print(
+            f"espalier: release: {where}: {error.strerror}; decide as the node's account",
+            file=sys.stderr,
+        )
+        return 2
+    if not (given["show"] or refused or released) and (found or not damaged):
+        print(
+            "\n".join(listed(held for _, held in found)) if found else f"Nothing is held in {root}."
+        )
+    return 2 if damaged or failed else 0

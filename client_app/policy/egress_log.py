@@ -1,0 +1,67 @@
+"""Log of everything that left a site in a run, as a hash chain (``hash_chain``).
+
+The file is ``<state-dir>/egress/<lineage>-<site>.jsonl``. In addition to replies, it has entries
+for replies that needed approval: ``held``, ``released`` and ``refused``, each with its time.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.app import RecordDict
+
+from espalier.messages.message import Letter, num_bytes
+from espalier.messages.payload import tensor_specs
+from espalier.storage.blobs import sha256
+from espalier.storage.client_state import OWNER_ONLY_FILE, private_folder
+from espalier.storage.hash_chain import HashChain
+
+FOLDER = "egress"
+
+
+def egress_log(root: Path, lineage: str, site: str) -> HashChain:
+    """Return the egress log of a site in a run; ``root`` is the site's ``state-dir``."""
+    folder = private_folder(root, FOLDER)
+    return HashChain(
+        folder / f"{lineage}-{site}.jsonl", {"lineage": lineage, "site": site}, OWNER_ONLY_FILE
+    )
+
+
+def now() -> str:
+    """Return the current UTC time in ISO format, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def reply_entry(letter: Letter, content: RecordDict) -> dict[str, Any]:
+    """Return the log entry of a reply.
+
+    It contains round, client and kind of the reply, and names, dtypes, shapes, sizes and SHA-256 of
+    its contents, but no values.
+    """
+    header = letter.header
+    return {
+        "entry": "reply",
+        "method": header.method,
+        "round": header.server_round,
+        "client": header.client,
+        "kind": header.kind,
+        "part": header.part,
+        "status": header.status,
+        "scalars": sorted(letter.scalars),
+        "bytes": num_bytes(content),
+        "blobs": [described(key, blob) for key, blob in sorted(letter.blobs.items())],
+    }
+
+
+def described(key: str, blob: bytes) -> dict[str, Any]:
+    """Return the part of a log entry that describes one blob."""
+    return {"name": key, "bytes": len(blob), "sha256": sha256(blob), "tensors": tensors_of(blob)}
+
+
+def tensors_of(blob: bytes) -> dict[str, Mapping[str, Any]]:
+    """Return dtype and shape of a blob's tensors, by tensor name."""
+    return {
+        name: {"dtype": spec.dtype, "shape": list(spec.shape)}
+        for name, spec in tensor_specs(blob).items()
+    }

@@ -1,0 +1,43 @@
+"""Signature of a site's name, for runs whose server has the public keys of the sites.
+
+Covers: the site signs only our own statement (``espalier.messages.signed_name``) with its own name and
+its node id, whatever a server sends. The key leaves neither the site nor this process.
+
+Does not cover: other code in this process. ``flower-supernode`` runs the code that a run's
+submitter sends, which can read the key and sign anything. ``espalier node`` runs only the program
+installed here.
+"""
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from client_app.site import Site
+from espalier.errors import Mistake
+from espalier.identity.site_keys import private_key
+from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment
+from espalier.messages.message import Letter, validate
+from espalier.messages.signed_name import sign, statement
+
+
+def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
+    """Return the site's private key.
+
+    Raises
+    ------
+    Mistake
+        The site names no key, or an unusable one.
+    """
+    if not site.node.site_key:
+        raise Mistake(
+            "site-key: sites of this run say their names with their keys (site-keys), and this one"
+            " names none; give it its private key, with site-key in --node-config"
+        )
+    return private_key(site.node.site_key)
+
+
+def said_with_key(
+    site: Site, request: Letter, told: Enrolment, key: ec.EllipticCurvePrivateKey
+) -> SignedEnrolment:
+    """Return the enrolment with a signature that is valid for this request only."""
+    nonce = validate(Challenge, request.scalars).nonce
+    signature = sign(key, statement(told, nonce, request.header.lineage, site.node_id))
+    return SignedEnrolment(**told.model_dump(), signature=signature)

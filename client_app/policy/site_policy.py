@@ -1,0 +1,88 @@
+"""Site policy: methods, sizes and number of runs that a site's owner permits.
+
+It is checked at enrolment, and again before each request is handled.
+
+Covers: a run whose settings exceed the site's limits is refused before anything is opened, with the
+key and both numbers. A run is also refused if it exceeds the maximum number of runs with state at
+the site (``keep-days``), or if others could use the site's name in it (``require-site-keys``).
+
+Does not cover: the number of requests within the limits, and a node whose owner deletes its state,
+which forgets its runs.
+"""
+
+from client_app.site import Site
+from espalier.errors import Mistake
+from espalier.messages.message import Header
+from espalier.storage.client_state import lineages_of
+
+
+def require_allowed(site: Site, header: Header) -> None:
+    """Raise Mistake if the site policy does not permit the run.
+
+    Raises
+    ------
+    Mistake
+        One line for each violated limit.
+    """
+    lines = []
+    if not site.node.allows_method(site.settings.method):
+        lines.append(
+            f"allow-methods = '{site.node.allow_methods}': the run's method is"
+            f" '{site.settings.method}'"
+        )
+    for limit, (asked, amount) in amounts(site, header).items():
+        most = site.node.most(limit)
+        if most is not None and amount > most:
+            lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
+    if _is_one_run_too_many(site, header.lineage):
+        lines.append(
+            f"most-runs = {site.node.most('most_runs')}: so many runs were answered within"
+            " keep-days"
+        )
+    if site.node.require_site_keys and not site.settings.site_keys:
+        lines.append(
+            "require-site-keys: anybody could say this site's name in this run; its server needs"
+            " site-keys"
+        )
+    if lines:
+        text = "\n".join(f"  {line}" for line in lines)
+        raise Mistake(
+            "this site does not allow the run; lower it, or have the site's owner change"
+            f" --node-config:\n{text}"
+        )
+
+
+def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
+    """Return the setting and the amount that the run requests, by limit."""
+    settings = site.settings
+    found = {"most_threads": ("threads", 0 if site.node.threads else settings.threads)}
+    found |= settings.job.asked_of_sites(settings)
+    if not settings.tunes and not site.node.windows:
+        found["most_windows"] = ("data.windows", settings.data.windows)
+    # The number of rounds of other methods follows from the model.
+    if "rounds" in settings.job.FEDERATION:
+        rounds = settings.job.num_rounds(settings.federation)
+        planned = (
+            "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
+        )
+        asked = "the round that is asked for" if header.server_round > rounds else planned
+        found["most_rounds"] = (asked, max(rounds, header.server_round - _beyond(header)))
+    return found
+
+
+def _beyond(header: Header) -> int:
+    """Return 1 for a ``deliver``: the final result is pushed as if for one more round."""
+    return 1 if header.kind == "deliver" else 0
+
+
+def runs_answered(site: Site) -> int:
+    """Return the number of runs that count for ``most-runs``."""
+    return len(lineages_of(site.node.state_root(), site.name))
+
+
+def _is_one_run_too_many(site: Site, lineage: str) -> bool:
+    most = site.node.most("most_runs")
+    if most is None:
+        return False
+    runs = lineages_of(site.node.state_root(), site.name)
+    return lineage not in runs and len(runs) >= most

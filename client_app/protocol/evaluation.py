@@ -1,0 +1,114 @@
+"""Evaluation at a client, the same for every method: only losses leave it, no text or logits."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from client_app.site import Site, reply_to
+from espalier.data.client_text import held_out_windows
+from espalier.errors import Mistake
+from espalier.evaluation.perplexity import mean_losses
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream, not_finite
+from espalier.hf.stream.edits import Edits, dense
+from espalier.messages.evaluation import (
+    LOSS_DIGITS,
+    OWN_LOSS_LIMIT,
+    OWN_TEXT_MODELS,
+    WINDOWS_BLOB,
+    Losses,
+    Texts,
+    require_many,
+)
+from espalier.messages.message import Header, Letter, validate
+from espalier.messages.payload import unpack_tensors
+
+
+def require_own_text(site: Site, header: Header) -> None:
+    """Check before the first round that there is enough held-out text, if it will be evaluated."""
+    if site.settings.evaluation.own_text and header.server_round == 1:
+        held_out_windows(site.settings, site.node, site.model.encode, header.client)
+
+
+def require_many_at_a_site(site: Site, request: Letter) -> None:
+    """Raise Mistake if a real site gets too few or too many evaluation texts or items.
+
+    A mean loss over few predictions would reveal how the local model continues a single sentence.
+    The maximum number of sequences is set by the site policy (``most-windows``).
+    """
+    if site.node.simulated:
+        return
+    texts = validate(Texts, request.scalars)
+    most = site.node.most("most_windows")
+    require_many(texts)
+    if most is not None and sum(texts.num_windows) > most:
+        raise Mistake(
+            f"most-windows = {most}: the public texts of evaluation.texts have"
+            f" {sum(texts.num_windows)} windows; lower evaluation.max-windows, or have the site's"
+            " owner change --node-config"
+        )
+
+
+Evaluated = Edits | OpenedModel | tuple[OpenedModel, Edits]
+"""Model to evaluate: edits of the base model, a smaller model, or edits of a smaller model."""
+
+
+def answer(
+    site: Site,
+    request: Letter,
+    alone: Evaluated,
+    federated: Callable[[], Evaluated],
+    before: Evaluated = dense,
+) -> Letter:
+    """Evaluate a client's local result on the evaluation text, and all models on its held-out text.
+
+    Parameters
+    ----------
+    alone : local baseline of the client
+    federated : function that returns the federated result, called only if it is evaluated
+    before : model that clients began with, the dense model by default
+    """
+    started = time.monotonic()
+    require_many_at_a_site(site, request)
+    texts: dict[str, torch.Tensor] = {}
+    if WINDOWS_BLOB in request.blobs:
+        arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
+        texts = {
+            name: torch.from_numpy(arrays[name]).to(torch.int64)
+            for name in request.scalars["names"]
+        }
+    report = Losses(losses=[], own_losses=[], seconds=0.0)
+    if texts:
+        report.losses = [round(loss, LOSS_DIGITS) for loss in _losses(site, texts, alone).values()]
+    if request.scalars["own_text"]:
+        windows = held_out_windows(
+            site.settings, site.node, site.model.encode, request.header.client
+        )
+        models: dict[str, Evaluated] = {
+            "dense": before,
+            "local_only": alone,
+            "federated": federated(),
+        }
+        losses = [
+            _losses(site, {"": windows}, models[name], OWN_LOSS_LIMIT)[""]
+            for name in OWN_TEXT_MODELS
+        ]
+        report.own_losses = [round(loss, LOSS_DIGITS) for loss in losses]
+    report.seconds = time.monotonic() - started
+    return reply_to(request, report)
+
+
+def _losses(
+    site: Site, texts: Mapping[str, torch.Tensor], model: Evaluated, limit: float | None = None
+) -> dict[str, float]:
+    if isinstance(model, tuple):
+        opened, edits = model
+    else:
+        opened, edits = (model, dense) if isinstance(model, OpenedModel) else (site.model, model)
+    stream = BlockStream(opened, site.computing)
+    losses = mean_losses(stream, texts, edits, limit)
+    if not all(map(math.isfinite, losses.values())):
+        raise not_finite(stream, "evaluate: the model of this client gives")
+    return losses

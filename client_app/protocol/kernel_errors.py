@@ -1,0 +1,17 @@
+"""Errors of kernels as errors of the client; their messages contain no data."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from espalier.errors import Mistake
+from pruning_kernels.selection.scores import NotFiniteError
+from pruning_kernels.sparsegpt.sparsegpt import NoFactorError
+
+
+@contextmanager
+def mistakes_of_kernels() -> Iterator[None]:
+    """Convert the errors of kernels into Mistake, with the same message."""
+    try:
+        yield
+    except (NotFiniteError, NoFactorError) as error:
+        raise Mistake(str(error)) from error

@@ -1,0 +1,72 @@
+"""Federated result on its way to a client, stored part by part in the client state."""
+
+from client_app.site import Site, reply_to
+from espalier.errors import Mistake
+from espalier.messages.message import Header, Letter, NoScalars
+from espalier.storage.blobs import BlobStore
+
+
+def take(site: Site, request: Letter) -> Letter:
+    """Answer a ``deliver``: store the part.
+
+    A part that is sent again has the same content and overwrites the first copy.
+    """
+    header = request.header
+    state = site.state(header)
+    with state.locked():
+        store = state.blobs(header.server_round)
+        hashes = {key: store.put(blob) for key, blob in request.blobs.items()}
+        state.save(
+            header.server_round, _name(header.part), {"blobs": hashes, "scalars": request.scalars}
+        )
+    return reply_to(request, NoScalars())
+
+
+def taken(
+    site: Site, header: Header, num_parts: int, first: int = 0
+) -> tuple[BlobStore, dict[str, str], list[dict[str, object]]]:
+    """Return the parts that the server pushed, beginning with part ``first``.
+
+    Returns
+    -------
+    BlobStore
+        Store that contains the blobs.
+    dict
+        SHA-256 of each blob, by key.
+    list
+        Fields of each part.
+
+    Raises
+    ------
+    Mistake
+        The server has not pushed all parts.
+    """
+    state = site.state(header)
+    parts = [
+        state.load(header.server_round, _name(part)) for part in range(first, first + num_parts)
+    ]
+    if (found := [part for part in parts if part is not None]) != parts:
+        raise Mistake(
+            f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were"
+            " delivered"
+        )
+    hashes = {key: blob for part in found for key, blob in part["blobs"].items()}
+    return state.blobs(header.server_round), hashes, [part["scalars"] for part in found]
+
+
+def brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
+    """Return the blobs that a ``train`` request begins with.
+
+    All parts but the last were pushed before; the last part is in the request.
+
+    Raises
+    ------
+    Mistake
+        The server has not pushed all parts.
+    """
+    store, hashes, _ = taken(site, request.header, num_parts - 1)
+    return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
+
+
+def _name(part: int) -> str:
+    return f"delivered-{part:04d}"

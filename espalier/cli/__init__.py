@@ -1,0 +1,1 @@
+"""The ``espalier`` command, one module per subcommand."""

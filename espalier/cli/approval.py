@@ -1,0 +1,75 @@
+"""``espalier release`` and ``espalier check-log``: approval of replies and check of the egress log.
+
+A person at a site runs them; the node need not be stopped.
+"""
+
+import argparse
+from typing import Any
+
+from espalier.launch.app_folder import installed_app
+from espalier.launch.app_process import run_in_app
+
+RELEASE = "release"
+CHECK_LOG = "check-log"
+COMMANDS = (RELEASE, CHECK_LOG)
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add both commands to the parser."""
+    release = commands.add_parser(
+        RELEASE, help="list the replies that a site holds (hold-replies), release or refuse them"
+    )
+    release.add_argument("state_dir", metavar="STATE-DIR", help="the node's state-dir")
+    release.add_argument(
+        "ids", nargs="*", metavar="ID", help="replies to release, by the beginning of their id"
+    )
+    release.add_argument(
+        "--all",
+        action="store_true",
+        help="release all that are held now, but those that are refused",
+    )
+    release.add_argument(
+        "--refuse", action="append", default=[], metavar="ID", help="a reply that shall not leave"
+    )
+    release.add_argument(
+        "--reason", default="", metavar="TEXT", help="why; it stays in the site's log"
+    )
+    release.add_argument(
+        "--show",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="show all that is in a reply, and its files",
+    )
+    check = commands.add_parser(CHECK_LOG, help="see whether the log of what left a site is whole")
+    check.add_argument(
+        "where",
+        metavar="FILE | STATE-DIR",
+        help="a log, or the directory in whose egress/ logs lie",
+    )
+    check.add_argument(
+        "--head",
+        action="append",
+        default=[],
+        metavar="HASH",
+        help="a hash that was noted earlier; it must be there",
+    )
+
+
+def run_officer(given: argparse.Namespace) -> int:
+    """Run the command and return its exit code.
+
+    Raises
+    ------
+    Mistake
+        The app is not found.
+    """
+    document: dict[str, Any]
+    if given.command == RELEASE:
+        keys = ("state_dir", "ids", "all", "refuse", "reason", "show")
+        module = "client_app.policy.approval_command"
+        document = {key: getattr(given, key) for key in keys}
+    else:
+        module = "client_app.policy.log_check"
+        document = {"where": given.where, "heads": given.head}
+    return run_in_app(installed_app(), module, document)

@@ -1,0 +1,290 @@
+"""``espalier keys``: keys and certificates, in one folder per recipient.
+
+They are for TLS, SuperNode authentication and site names that are bound to keys.
+
+    ca/             ca.key, ca.crt: the authority; ca.key only signs server certificates
+    server/         ca.crt, server.pem, server.key; sites/NAME.key.pub: for the server
+    sites/NAME/     ca.crt, NAME.key, NAME.key.pub: for this site
+
+No running program needs ca.key.
+
+Covers: no key is ever overwritten. A private key is never readable by others, not even for a
+moment, and never half written.
+Does not cover: transport of a folder to its owner. A private key that need not travel should be
+made where it stays: the command makes a site's key pair without an authority too.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from espalier.errors import Mistake
+from espalier.identity.site_keys import PRIVATE, PUBLIC
+from espalier.launch.authority import (
+    AUTHORITY_DAYS,
+    names_of_server,
+    new_authority,
+    new_key,
+    new_server_certificate,
+    pem_of,
+    read_authority,
+)
+from espalier.settings.node import MOST_NAME, SITE_NAME, is_site_name
+
+OWNER_ALONE = 0o600
+EVERYBODY = 0o644
+FOLDER_OF_KEYS = 0o700
+NEVER_OVERWRITTEN = "is there, and no key is overwritten"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Layout of a directory of keys."""
+
+    root: Path
+
+    @property
+    def authority(self) -> Path:
+        """Folder of the authority."""
+        return self.root / "ca"
+
+    @property
+    def authority_key(self) -> Path:
+        """Private key of the authority, which may be stored elsewhere."""
+        return self.authority / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        """Certificate of the authority, which everybody has."""
+        return self.authority / "ca.crt"
+
+    @property
+    def at_hand(self) -> Path | None:
+        """Certificate of the authority in this directory; None without an authority.
+
+        If the authority's folder is stored elsewhere, it is the server's copy.
+        """
+        return next(
+            (
+                file
+                for file in (self.certificate, self.server / self.certificate.name)
+                if file.exists()
+            ),
+            None,
+        )
+
+    @property
+    def server(self) -> Path:
+        """Folder for the server."""
+        return self.root / "server"
+
+    def of_server(self) -> tuple[Path, Path]:
+        """Return the files of the server's private key and certificate."""
+        return self.server / "server.key", self.server / "server.pem"
+
+    def site(self, name: str) -> Path:
+        """Return the folder for a site."""
+        return self.root / "sites" / name
+
+    def private_key(self, name: str) -> Path:
+        """Return the file of a site's private key."""
+        return self.site(name) / f"{name}{PRIVATE}"
+
+    def public_key(self, name: str) -> Path:
+        """Return the file of a site's public key, next to the private one."""
+        return self.site(name) / f"{name}{PUBLIC}"
+
+    def at_server(self, name: str) -> Path:
+        """Return the file of a site's public key in the server's folder."""
+        return self.server / "sites" / f"{name}{PUBLIC}"
+
+    def sites(self) -> list[str]:
+        """Return the sites whose keys were made in this directory."""
+        return sorted(
+            folder.name
+            for folder in self.root.glob("sites/*")
+            if self.public_key(folder.name).is_file()
+        )
+
+
+def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: int) -> Iterator[str]:
+    """Make keys and certificates, and yield one line for each that names its recipient.
+
+    Parameters
+    ----------
+    root : directory of keys
+    servers : names and addresses of the server; empty to make no certificate
+    sites : sites that get a key pair; the public keys also go to the server's folder if there is
+        one
+    days : validity of the server's certificate in days
+
+    Raises
+    ------
+    Mistake
+        Before anything is made: a name is invalid, a key exists already, or the authority is
+        missing. Later: a file cannot be
+        written.
+    """
+    keys = Keys(root)
+    _require_makeable(keys, servers, sites, days)
+    members = list(sites)
+    if servers:
+        if keys.at_hand is None:
+            # Sites that were made before the authority get its certificate now.
+            members = sorted({*sites, *keys.sites()})
+        _make_server(keys, servers, days)
+        yield (
+            f"{keys.authority}: stays with you; only another certificate of a server takes ca.key,"
+            " so keep that elsewhere"
+        )
+    for name in sites:
+        _make_pair(keys, name)
+        yield f"{keys.site(name)}: for {name} alone"
+    public = ", ".join(f"{name}{PUBLIC}" for name in members)
+    if keys.at_hand is None:
+        yield f"send the server {public} and nothing else; ca.crt comes back"
+        return
+    for name in members:
+        _hand_on(keys.at_hand, keys.site(name) / keys.certificate.name)
+        _hand_on(keys.public_key(name), keys.at_server(name))
+    yield f"{keys.server}: for the server" + (
+        "" if servers else f"; new in its folder sites: {public}"
+    )
+
+
+def _make_server(keys: Keys, servers: Sequence[str], days: int) -> None:
+    """Make a server certificate, and the authority if there is none."""
+    if keys.certificate.exists():
+        authority = read_authority(_read(keys.certificate), _read(keys.authority_key))
+        new = False
+    else:
+        signing_key = new_key()
+        authority = (new_authority(signing_key), signing_key)
+        new = True
+    key = new_key()
+    certificate = new_server_certificate(
+        key.public_key(), names_of_server(servers), days, authority
+    )
+    if new:
+        _write(keys.authority_key, pem_of(authority[1]), OWNER_ALONE)
+        _write(keys.certificate, authority[0].public_bytes(Encoding.PEM), EVERYBODY)
+    private, public = keys.of_server()
+    _write(private, pem_of(key), OWNER_ALONE)
+    _write(public, certificate.public_bytes(Encoding.PEM), EVERYBODY)
+    _hand_on(keys.certificate, keys.server / keys.certificate.name)
+
+
+def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], days: int) -> None:
+    lines = (
+        []
+        if servers or sites
+        else ["name a --server, and each --site; or a --site alone for a key pair of its own"]
+    )
+    if not 1 <= days <= AUTHORITY_DAYS:
+        lines.append(f"--days {days}: must be 1 to {AUTHORITY_DAYS}")
+    for name in dict.fromkeys(sites):
+        if not is_site_name(name) or name in ("", ".", ".."):
+            lines.append(
+                f"--site {name!r}: is no name of a site; {SITE_NAME[1:-2]} are its characters,"
+                f" {MOST_NAME} at most"
+            )
+        elif sites.count(name) > 1:
+            lines.append(f"--site {name!r}: is given more than once")
+        else:
+            there = (keys.private_key(name), keys.public_key(name), keys.at_server(name))
+            lines += [
+                f"{file}: {NEVER_OVERWRITTEN}; leave --site {name} out, or move it away"
+                for file in there
+                if file.exists()
+            ]
+    try:
+        names_of_server(servers)
+    except Mistake as mistake:
+        lines.append(str(mistake))
+    if servers:
+        lines += _of_server(keys)
+    if lines:
+        raise Mistake("\n".join(lines))
+
+
+def _of_server(keys: Keys) -> Iterator[str]:
+    remedy = "leave --server out, or move server.key and server.pem away for new ones"
+    yield from (
+        f"{file}: {NEVER_OVERWRITTEN}; {remedy}" for file in keys.of_server() if file.exists()
+    )
+    if keys.at_hand is not None or keys.authority_key.exists():
+        missing = [file for file in (keys.certificate, keys.authority_key) if not file.exists()]
+        yield from (
+            f"{file}: is kept elsewhere; bring it back for as long as this takes"
+            for file in missing
+        )
+
+
+def _make_pair(keys: Keys, name: str) -> None:
+    """Make a site's key pair in Flower's formats; the public key ends with the site's name."""
+    key = new_key()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(keys.private_key(name), private, OWNER_ALONE)
+    _write(keys.public_key(name), public + f" {name}\n".encode(), EVERYBODY)
+
+
+def _hand_on(file: Path, to: Path) -> None:
+    """Copy a public file unless it exists already.
+
+    A certificate of another authority is replaced.
+    """
+    if file.name == "ca.crt" and to.exists() and _read(to) != _read(file):
+        to.unlink()
+    if not to.exists():
+        _write(to, _read(file), EVERYBODY)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Mistake(f"{file}: cannot be read ({error.strerror})") from None
+
+
+def _write(file: Path, data: bytes, mode: int) -> None:
+    """Write a new file atomically, with these permissions from the start.
+
+    Raises
+    ------
+    Mistake
+        The file exists already, or the file system refuses.
+    """
+    try:
+        for place in reversed((file.parent, *file.parent.parents)):
+            if not place.is_dir():
+                place.mkdir(FOLDER_OF_KEYS)
+        # ``mkstemp`` makes a file that only its owner can read, whatever the umask.
+        handle, name = tempfile.mkstemp(prefix=".new-", dir=file.parent)
+        try:
+            with os.fdopen(handle, "wb") as opened:
+                opened.write(data)
+                opened.flush()
+                os.fchmod(handle, mode)
+                os.fsync(handle)
+            # A link fails if the target exists, unlike a rename, which would replace it.
+            with suppress(FileExistsError):
+                os.link(name, file)
+                return
+        finally:
+            os.unlink(name)
+    except OSError as error:
+        raise Mistake(
+            f"{file}: cannot be written ({error.strerror}); name another directory"
+        ) from None
+    raise Mistake(f"{file}: {NEVER_OVERWRITTEN}; move it away")

@@ -1,0 +1,161 @@
+"""``espalier node``: a SuperNode with one warm process that runs the installed program.
+
+The command starts two processes, which end with it in every case: Flower's ``flower-supernode`` in
+process isolation, and ``client_app.node.warm_node``, which claims the SuperNode's tasks. They share a
+secret that is made for this run of the command.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+from espalier.environment.loopback import past_proxies
+from espalier.errors import Mistake
+from espalier.flower.node_config import read_node_config
+from espalier.flower.programs import SET_BY_US, SUPERNODE_MODULE, process_supernode
+from espalier.flower.supernode_log import SupernodeLog
+from espalier.identity.site_keys import fingerprint, private_key
+from espalier.launch.app_process import started_in_app
+from espalier.launch.child_processes import kept
+from espalier.launch.free_port import free_port
+from espalier.settings.node import claimed_name, parse_node
+
+WARM_NODE = "client_app.node.warm_node"
+PRIVATE_KEY = "--auth-supernode-private-key"
+LOG_SECONDS = 5.0
+"""Seconds for reading the last lines of a SuperNode that has ended."""
+LOOPBACK = "127.0.0.1"
+NODE_CONFIG = "--node-config"
+POLL_SECONDS = 0.2
+STOP_SECONDS = 20.0
+"""Seconds for a SuperNode to tell the SuperLink that it leaves."""
+MOST_WARM_SECONDS = 7 * 86_400
+MEGA = 10**6
+MOST_PORT = 65535
+
+
+def run_node(
+    app: Path, words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int = 0
+) -> int:
+    """Run a node until it ends or is ended, and return the SuperNode's exit code.
+
+    Parameters
+    ----------
+    app : directory of the installed app
+    words : further options, for ``flower-supernode``
+    port : loopback port on which the SuperNode hands out tasks; 0 for a free one
+    warm_seconds : seconds for which a worker waits for the next task before it ends
+    most_idle_megabytes : memory above which an idle worker drops its model or ends; 0 for half of
+        the machine's memory
+
+    Raises
+    ------
+    Mistake
+        The command sets one of the options itself, or a number is out of range.
+    """
+    _check(words, port, warm_seconds, most_idle_megabytes)
+    address = f"{LOOPBACK}:{port or free_port()}"
+    secret = secrets.token_bytes(32)
+    with tempfile.TemporaryDirectory(prefix="espalier-node-") as folder:
+        file = Path(folder) / "secret"
+        file.touch(mode=0o600)
+        file.write_bytes(secret)
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            SUPERNODE_MODULE,
+            *process_supernode(words, address, str(file)),
+        ]
+        streams = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            "errors": "replace",
+            "bufsize": 1,
+        }
+        environment = {**os.environ, **past_proxies(os.environ)}
+        with kept(
+            command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS, **streams
+        ) as supernode:
+            log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
+            log.start()
+            order = {
+                "address": address,
+                "warm-seconds": warm_seconds,
+                "secret": secret.hex(),
+                "most-idle-bytes": most_idle_megabytes * MEGA,
+            }
+            with started_in_app(app, WARM_NODE, order) as desk:
+                while supernode.poll() is None:
+                    if desk.poll() is not None:
+                        print(
+                            "espalier: the process that takes the node's tasks ended; the node"
+                            " ends too",
+                            file=sys.stderr,
+                        )
+                        return 1
+                    time.sleep(POLL_SECONDS)
+            log.join(LOG_SECONDS)
+            return supernode.returncode
+
+
+def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int) -> None:
+    given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+    if own := sorted(
+        {word for word in given if any(option.startswith(word) for option in SET_BY_US)}
+    ):
+        raise Mistake(
+            f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out"
+        )
+    # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
+    for config in _values_of(NODE_CONFIG, words):
+        parse_node(read_node_config(config))
+    if not 0 < warm_seconds <= MOST_WARM_SECONDS:
+        raise Mistake(
+            f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}"
+        )
+    if most_idle_megabytes < 0:
+        raise Mistake(
+            f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 is half of what the"
+            " machine has"
+        )
+    if not 0 <= port <= MOST_PORT:
+        raise Mistake(f"--port {port}: must be between 1 and {MOST_PORT}, or 0 for a free one")
+
+
+def _log_of(words: Sequence[str]) -> SupernodeLog:
+    """Return the filter for the SuperNode's log, which states as whom the node connects.
+
+    Names and keys are taken from the options of ``flower-supernode``.
+    """
+    configs = [dict(read_node_config(text)) for text in _values_of(NODE_CONFIG, words)]
+    keys = list(_values_of(PRIVATE_KEY, words))
+    shown = ""
+    for key in keys[-1:]:
+        # ``flower-supernode`` itself reports what is wrong with the key.
+        with suppress(Mistake):
+            shown = fingerprint(private_key(key).public_key())
+    superlink = list(_values_of("--superlink", words))
+    site = claimed_name(configs[-1]) if configs else ""
+    return SupernodeLog(
+        site,
+        superlink[-1] if superlink else "at Flower's default address",
+        keys[-1] if keys else "",
+        shown,
+    )
+
+
+def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:
+    """Yield the values of an option, which may be abbreviated as argparse allows."""
+    for place, word in enumerate(words):
+        name, is_joined, value = word.partition("=")
+        if len(name) > 2 and option.startswith(name):
+            yield value if is_joined else words[place + 1] if place + 1 < len(words) else ""

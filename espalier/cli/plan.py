@@ -1,0 +1,68 @@
+"""``espalier plan``: estimate what a run would take, from the same words as ``espalier run``."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from espalier.errors import Mistake
+from espalier.launch.app_process import run_in_app
+from espalier.launch.configuration import configuration
+
+PLAN = "server_app.estimate.command"
+"""Module of the app that makes the estimate."""
+LEAST_SPEED = 1e-6
+MOST_SPEED = 1e9
+
+
+def add_plan(commands: Any) -> argparse.ArgumentParser:
+    """Add the command to the parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "plan", help="what a run would take: bytes, memory, disk and time, without its weights"
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="preset | key=value",
+        help="the run, as for espalier run; default: the demo",
+    )
+    parser.add_argument(
+        "--teraflops",
+        type=float,
+        help="what a client computes, 10^12 additions and multiplications a second",
+    )
+    parser.add_argument("--megabits", type=float, help="of a client's line, 10^6 bits a second")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="time matrix products on this machine in place of --teraflops",
+    )
+    return parser
+
+
+def plan(
+    app: Path,
+    words: Sequence[str],
+    teraflops: float | None,
+    megabits: float | None,
+    *,
+    measure: bool,
+) -> int:
+    """Print the estimate; return 0, or 2 if the run's settings or its model are wrong.
+
+    Raises
+    ------
+    Mistake
+        A word is no setting, or a speed is invalid.
+    """
+    for name, value in (("--teraflops", teraflops), ("--megabits", megabits)):
+        if value is not None and not LEAST_SPEED <= value <= MOST_SPEED:
+            raise Mistake(f"{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
+    if measure and teraflops is not None:
+        raise Mistake(
+            f"--teraflops {teraflops:g} --measure: state the speed, or let it be measured; not both"
+        )
+    run, _ = configuration(app, words, on_this_machine=True, works=False)
+    return run_in_app(
+        app, PLAN, {"run": run, "teraflops": teraflops, "megabits": megabits, "measure": measure}
+    )

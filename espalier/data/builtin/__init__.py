@@ -1,0 +1,1 @@
+"""Built-in texts, which every Python installation has."""

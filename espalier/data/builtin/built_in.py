@@ -1,0 +1,43 @@
+"""Built-in texts, which every Python installation has: each client's source and the public part."""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from espalier.data.builtin import documentation, source_code
+from espalier.data.files.records import Record
+from espalier.data.partition import Partition
+from espalier.data.passages import passages, split
+
+
+class BuiltIn(Protocol):
+    """Module with texts of several sources."""
+
+    SOURCES: tuple[str, ...]
+
+    def texts(self, source: str) -> Iterator[str]:
+        """Yield the texts of one source."""
+
+
+BUILT_IN: Mapping[str, BuiltIn] = {"documentation": documentation, "code": source_code}
+"""Built-in texts by their names in ``data.source`` and ``evaluation.texts``."""
+
+
+def own_records(name: str, client: int, num_clients: int) -> list[Record]:
+    """Return the passages of a client's source of a built-in text as records.
+
+    Clients with the same source divide its passages among them.
+    """
+    text = BUILT_IN[name]
+    place = client % len(text.SOURCES)
+    sharers = -(-(num_clients - place) // len(text.SOURCES))
+    records = (
+        Record(passage) for one in text.texts(text.SOURCES[place]) for passage in passages(one)
+    )
+    return Partition("iid", sharers, 1.0, 0).share_of(client // len(text.SOURCES), records)
+
+
+def public_part(name: str) -> str:
+    """Return the held-out passages of all sources, which no client calibrates or trains on."""
+    text = BUILT_IN[name]
+    _, held_out = split(one for source in text.SOURCES for one in text.texts(source))
+    return "\n\n".join(held_out)

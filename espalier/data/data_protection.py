@@ -1,0 +1,109 @@
+"""Protection of a site's own data: what may be read, and what errors may reveal.
+
+Covers: outside a simulation only data that the site's own configuration names is read, in the
+format that it names, and Python's own texts, which every installation has. The site's log has the
+full text of errors about the data. Errors that leave the site omit numbers of lines, bytes, windows
+and records, and the path. An answer must be based on a minimum number of tokens.
+Does not cover: a failure reveals that the data cannot be used at all. A run that asks for much data
+learns roughly how much there is.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from espalier.errors import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import BUILT_IN_TEXTS, DataSettings
+from espalier.settings.task import TEXT
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OUTWARD = "data-path: this site's data cannot be used for this run; the log of its node says why"
+
+
+def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that reads a site's data, so that its errors do not leave the site.
+
+    The server receives the error's ``told`` text, or ``OUTWARD`` if there is none.
+    """
+
+    @wraps(read)
+    def reading(*args: P.args, **named: P.kwargs) -> R:
+        try:
+            return read(*args, **named)
+        except Mistake as mistake:
+            if mistake.told is None:
+                mistake.told = OUTWARD
+            raise
+
+    return reading
+
+
+def no_data() -> Mistake:
+    """Return the error for a site without data.
+
+    In a deployment the run's ``[data]`` can name no file, because sites have their own.
+    """
+    text = (
+        "data-path: this site names no file of its own, and the run's data.path names none either;"
+        " give the site one, with data-path in --node-config"
+    )
+    return Mistake(text, text)
+
+
+def not_allowed() -> Mistake:
+    """Return the error for a site that does not permit evaluation on its own data."""
+    text = (
+        "evaluation.own-text: this site does not allow it; its owner can, with own-text=true in"
+        " --node-config"
+    )
+    return Mistake(text, text)
+
+
+def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -> None:
+    """Refuse to read data that the site's own configuration does not name.
+
+    A simulated client is not restricted.
+
+    Raises
+    ------
+    Mistake
+        The run names the data, or it needs records of a task that the site's file does not have.
+    """
+    if node.simulated:
+        return
+    if node.data_path and (node.data_task or TEXT) != task:
+        has = f"records of the task {node.data_task}" if node.data_task else "text"
+        wants = f"records of the task {task}" if task != TEXT else "text"
+        _refuse(
+            f"data-task: this site's data-path holds {has}, the run wants {wants}; if it has them,"
+            " its owner says so there"
+        )
+    if not node.data_path and (task != TEXT or data.source not in BUILT_IN_TEXTS):
+        _refuse(
+            "data-path: this site names no file of its own, and opens none that a run names"
+            f" (data.source = '{data.source}'); give the site one, with data-path in --node-config"
+        )
+
+
+def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
+    """Refuse an answer that is based on fewer tokens than the site requires.
+
+    The error does not contain the number of tokens that were found.
+
+    Raises
+    ------
+    Mistake
+        There are fewer tokens than ``least-tokens``.
+    """
+    if tokens < (least := node.fewest_tokens()):
+        _refuse(
+            f"least-tokens = {least}: an answer would rest on fewer; {remedy}, or lower"
+            " least-tokens in --node-config"
+        )
+
+
+def _refuse(text: str) -> None:
+    raise Mistake(text, text)

@@ -1,0 +1,97 @@
+"""Text of a file, read in parts so that memory stays bounded.
+
+Covers: files of any size. An empty file or one that is not UTF-8 is reported when it is opened. A
+later change of the file is reported when it is read again.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+from espalier.data.files.files import behind_mark, blocks, not_utf8, opened
+from espalier.data.long_passages import full_parts
+from espalier.errors import Mistake
+
+
+class FileText(Sequence[str]):
+    """Consecutive parts of a UTF-8 file; joined, they are its text without a byte order mark.
+
+    A part ends where a very long passage would be cut (see ``long_passages``) and includes the
+    newline or blank at that place, so that a tokenizer can stop there.
+
+    Parameters
+    ----------
+    path : the file
+    keys : settings that name the file, for errors
+
+    Raises
+    ------
+    Mistake
+        The file is missing, is not a regular file, is empty, or is not UTF-8.
+    """
+
+    def __init__(self, path: str, keys: str) -> None:
+        self._path = path
+        self._keys = keys
+        with opened(path, keys) as file:
+            self._state = _state(file)
+            self._places = list(self._checked(file))
+
+    def __len__(self) -> int:
+        return len(self._places) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return one part, or a list of the parts of a slice."""
+        if isinstance(place, slice):
+            first, end, _ = place.indices(len(self))
+            return list(self._read(first, end))
+        (stretch,) = self._read(range(len(self))[place], range(len(self))[place] + 1)
+        return stretch
+
+    def __iter__(self) -> Iterator[str]:
+        return self._read(0, len(self))
+
+    def _read(self, first: int, end: int) -> Iterator[str]:
+        with opened(self._path, self._keys) as file:
+            for number in range(first, end):
+                start, behind = self._places[number : number + 2]
+                data = os.pread(file.fileno(), behind - start, start)
+                if _state(file) != self._state:
+                    raise Mistake(
+                        f"{self._path}: the file was changed while it was read; start the run again"
+                        " when it is complete"
+                    )
+                yield data.decode()
+
+    def _checked(self, file: BinaryIO) -> Iterator[int]:
+        """Yield the start of each part, and finally the end of the last one."""
+        start = behind_mark(file)
+        waiting = bytearray()
+        empty = True
+        for block in blocks(file):
+            waiting += block
+            place = 0
+            for first, _, following in full_parts(waiting, 0, len(waiting)):
+                yield start + first
+                empty &= not self._decoded(waiting[first:following], start + first).strip()
+                place = following
+            del waiting[:place]
+            start += place
+        if waiting:
+            yield start
+            empty &= not self._decoded(waiting, start).strip()
+        if empty:
+            raise Mistake(f"{self._path}: the file is empty; name a file with text in it")
+        yield start + len(waiting)
+
+    def _decoded(self, data: bytearray, start: int) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise not_utf8(self._path, start, error) from None
+
+
+def _state(file: BinaryIO) -> tuple[int, ...]:
+    """Return size, inode and times of the file, which reveal a change."""
+    found = os.fstat(file.fileno())
+    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,79 @@
+"""Parser for one line of JSON Lines; its errors never quote the line."""
+
+import json
+from typing import Any
+
+from espalier.data.files.json_values import kind_of
+from espalier.environment.bounded_json import UnboundedJsonError, read_json
+from espalier.errors import Mistake
+
+ONE_EACH = "write one JSON object per line"
+TO_UTF8 = (
+    "convert the file to UTF-8: of Windows-1252 or Latin-1, for instance, with iconv -f"
+    " WINDOWS-1252 -t UTF-8"
+)
+
+
+def json_object(line: bytes, where: str) -> dict[str, Any]:
+    """Return the object of one line, which may begin with a byte order mark.
+
+    Raises
+    ------
+    Mistake
+        The line is not UTF-8, not JSON or not an object; ``where`` names its file and number.
+    """
+    try:
+        text = line.decode("utf-8-sig").rstrip()
+    except UnicodeDecodeError as error:
+        raise Mistake(
+            f"{where} is not UTF-8 (byte {error.start + 1} of the line); {TO_UTF8}"
+        ) from None
+    try:
+        record = read_json(text)
+    except json.JSONDecodeError as error:
+        raise Mistake(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
+    except UnboundedJsonError:
+        raise Mistake(
+            f"{where} is not JSON that can be read: it is nested too deeply; {ONE_EACH}"
+        ) from None
+    except ValueError:
+        raise Mistake(
+            f"{where} is not JSON that can be read: a number has too many digits; write it as a"
+            " string"
+        ) from None
+    if not isinstance(record, dict):
+        of_array = " (jq -c '.[]' does it with an array)" if isinstance(record, list) else ""
+        raise Mistake(f"{where} is not a JSON object but {kind_of(record)}; {ONE_EACH}{of_array}")
+    return record
+
+
+def _why(text: str, error: json.JSONDecodeError) -> str:
+    """Describe why a line is not JSON, by the most common mistakes or the parser's message."""
+    body = text.strip()
+    if not body.startswith(("{", "[")):
+        return "it does not begin with {, as plain text and the rows of a CSV table do not"
+    if error.msg.startswith("Unterminated string"):
+        return (
+            f"the string in column {error.colno} does not end on this line, where a newline is"
+            " written as \\n"
+        )
+    if body.endswith(",") and _is_json(body[:-1]):
+        return "it ends with a comma, and JSON Lines has none between its lines"
+    if error.pos >= len(text):
+        kind, query = ("an array", ".[]") if body.startswith("[") else ("an object", ".")
+        return (
+            f"it begins {kind} that does not end on this line (jq -c '{query}' writes JSON Lines)"
+        )
+    if error.msg == "Extra data":
+        return f"something follows its first value, in column {error.colno}"
+    if error.msg.startswith("Invalid control character"):
+        return f"a control character in column {error.colno} is not escaped, as a tab is by \\t"
+    return f"{error.msg.partition(':')[0].removesuffix(' at')} in column {error.colno}"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        read_json(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

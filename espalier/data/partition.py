@@ -1,0 +1,132 @@
+"""Partition of one dataset among simulated clients.
+
+The client of a record depends on the record, its label and the run's seed, not on the order of the
+file. A hash of the text is a point in [0, 1), and each client owns an interval. The intervals have
+equal lengths (``iid``), random lengths (``quantity``), or random lengths per label (``dirichlet``).
+``by-field`` assigns whole labels to clients.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.data.passages import digest
+from espalier.seeds import derive_seed
+
+Kind = Literal["iid", "by-field", "dirichlet", "quantity"]
+
+
+class Labelled(Protocol):
+    """Object that can be assigned to a client, such as a ``Record`` or an item of a task."""
+
+    @property
+    def text(self) -> str:
+        """Text that is hashed."""
+
+    @property
+    def label(self) -> str:
+        """Label that ``by-field`` and ``dirichlet`` use."""
+
+
+L = TypeVar("L", bound=Labelled)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Rule that assigns records to ``num_clients`` clients.
+
+    ``alpha`` is the concentration of the Dirichlet distributions: small values give uneven
+    partitions, large values even ones.
+    """
+
+    kind: Kind
+    num_clients: int
+    alpha: float
+    seed: int
+
+    def share_of(self, client: int, records: Iterable[L]) -> list[L]:
+        """Return the records of one client, in their original order."""
+        return self.shares(records)[client]
+
+    def shares(self, records: Iterable[L]) -> list[list[L]]:
+        """Return the records of each client, in their original order.
+
+        The clients' lists are disjoint and contain all records.
+        """
+        records = list(records)
+        dealt = [list[L]() for _ in range(self.num_clients)]
+        if self.kind == "by-field":
+            labels = sorted({record.label for record in records})
+            owners = {label: place % self.num_clients for place, label in enumerate(labels)}
+            for record in records:
+                dealt[owners[record.label]].append(record)
+            return dealt
+        ends = {label: self._ends(label) for label in {record.label for record in records}}
+        for record in records:
+            dealt[_owner(record, ends[record.label])].append(record)
+        return dealt
+
+    def chooser(
+        self, client: int, labels: Iterable[str]
+    ) -> Callable[[NDArray[np.uint64], NDArray[np.uint32]], NDArray[np.bool_]]:
+        """Return a vectorised ``share_of`` for records whose hashes are known.
+
+        Parameters
+        ----------
+        labels : all labels that occur
+
+        Returns
+        -------
+        callable
+            Maps the point of each record (see ``point_of``) and the index of its label to a bool
+            array that is True for the client's records.
+        """
+        names = list(labels)
+        if self.kind == "by-field":
+            order = {label: place for place, label in enumerate(sorted(names))}
+            chosen = np.array([order[label] % self.num_clients == client for label in names])
+            return lambda points, of: chosen[of]
+        ends: dict[int, NDArray[np.float64]] = {}
+
+        def is_mine(points: NDArray[np.uint64], of: NDArray[np.uint32]) -> NDArray[np.bool_]:
+            mine = np.zeros(len(points), dtype=bool)
+            for label in np.unique(of).tolist():
+                if label not in ends:
+                    ends[label] = self._ends(names[label])
+                here = of == label
+                owners = np.searchsorted(
+                    ends[label], points[here].astype(np.float64) / 2.0**64, side="right"
+                )
+                mine[here] = np.minimum(owners, self.num_clients - 1) == client
+            return mine
+
+        return is_mine
+
+    def _ends(self, label: str) -> NDArray[np.float64]:
+        """Return the end of each client's interval for a label: (num_clients,), ascending."""
+        if self.kind == "iid":
+            shares: Sequence[float] | NDArray[np.float64] = [
+                1 / self.num_clients
+            ] * self.num_clients
+        else:
+            purpose = f"partition/{label}" if self.kind == "dirichlet" else "partition"
+            generator = np.random.default_rng(derive_seed(self.seed, purpose))
+            shares = generator.dirichlet([self.alpha] * self.num_clients)
+        ends = np.cumsum(shares)
+        # The sum is rounded, and the last interval must reach 1.
+        ends[-1] = 1.0
+        return ends
+
+
+def point_of(record_digest: bytes) -> int:
+    """Return the partition point of a record, in units of 2**-64, given its hash."""
+    return int.from_bytes(record_digest[8:16], "big")
+
+
+def _owner(record: Labelled, ends: NDArray[np.float64]) -> int:
+    point = point_of(digest(record.text)) / 2**64
+    # A point close to 1 can be rounded to 1, which lies beyond the last end.
+    return min(int(np.searchsorted(ends, point, side="right")), len(ends) - 1)

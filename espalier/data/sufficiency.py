@@ -1,0 +1,141 @@
+"""Check of a site's own file before the site takes part in a run.
+
+Covers: a file that cannot be read, or has too little data, is reported when the site first hears of
+a run and not in the first round. Only the beginning of a large file is read, so the cost does not
+depend on the size of the file.
+Does not cover: errors further on in a large file.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+
+from espalier.data.client_items import client_items
+from espalier.data.client_text import client_windows, site_records, training_windows
+from espalier.data.data_protection import require_own_data, require_tokens, told_at_the_site
+from espalier.data.passages import split
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.reading import read_items
+from espalier.data.tasks.sharing import split_items
+from espalier.data.windows import Encode
+from espalier.environment.home_folder import at_home
+from espalier.errors import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
+from espalier.settings.task import TEXT
+
+LARGE = 4 * 1024 * 1024
+"""File size in bytes above which only the beginning is read."""
+
+FIRST_ITEMS = 1000
+"""Number of items of a large file that are read."""
+
+ANY_CLIENT = 0
+"""Placeholder for the client's number, which is not known yet.
+
+A site's own file does not depend on it.
+"""
+
+
+def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) -> None:
+    """Refuse a run that the site's ``data-path`` cannot serve, with the error of the first round.
+
+    A site without its own file is not checked if the run names data or a built-in text, because
+    that data depends on the client's number.
+
+    Raises
+    ------
+    Mistake
+        Neither site nor run names a file, the file cannot be read, or it has too little data.
+    """
+    tunes = settings.tunes
+    data = settings.data
+    on_items = tunes and settings.task.name != TEXT
+    of_the_run = node.simulated and bool(data.path or data.source == "hub")
+    if not node.data_path and (of_the_run or (data.source in BUILT_IN_TEXTS and not on_items)):
+        return
+    if _size(node.data_path) > LARGE:
+        # The full read below raises the error again.
+        with suppress(Mistake):
+            if (
+                _begins_with_items(settings, node)
+                if on_items
+                else _begins_with_windows(settings, node, encode, tunes)
+            ):
+                return
+    if on_items:
+        client_items(settings, node, ANY_CLIENT)
+    elif tunes:
+        training_windows(settings, node, encode, ANY_CLIENT)
+    else:
+        client_windows(settings, node, encode, ANY_CLIENT)
+
+
+@told_at_the_site
+def require_readable(settings: RunSettings, node: NodeSettings) -> None:
+    """Refuse a run that the site's ``data-path`` cannot serve, before a tokenizer is available.
+
+    Raises
+    ------
+    Mistake
+        The file cannot be read, or has nothing to train on.
+    """
+    on_items = settings.tunes and settings.task.name != TEXT
+    require_own_data(node, settings.data, settings.task.name if on_items else TEXT)
+    if not node.data_path:
+        return
+    if on_items:
+        if _size(node.data_path) <= LARGE or not _begins_with_items(settings, node):
+            client_items(settings, node, ANY_CLIENT)
+    else:
+        # Reading the first record reports a missing or empty file.
+        next(site_records(settings.data, node), None)
+
+
+def _size(path: str) -> int:
+    try:
+        return at_home(path).stat().st_size
+    except OSError:
+        # Reading the file raises the error.
+        return 0
+
+
+def _begins_with_items(settings: RunSettings, node: NodeSettings) -> bool:
+    task = task_named(settings.task.name)
+    require_own_data(node, settings.data, task.name)
+    items = read_items(task, node.data_path)
+    train, _ = split_items(islice(items, FIRST_ITEMS))
+    return bool(train)
+
+
+def _begins_with_windows(
+    settings: RunSettings, node: NodeSettings, encode: Encode, tunes: bool
+) -> bool:
+    """Return whether the file's beginning has as many windows as the run needs.
+
+    A token has at least one character, so the search starts with as many characters as tokens.
+    """
+    require_own_data(node, settings.data)
+    wanted = settings.data.window_tokens * (1 if tunes else node.windows or settings.data.windows)
+    if not tunes:
+        require_tokens(
+            node, wanted, "raise data.windows or data.window-tokens, or the site's windows"
+        )
+    for texts in _beginnings((record.text for record in site_records(settings.data, node)), wanted):
+        own, _ = split(texts)
+        if len(encode("\n\n".join(own))) >= wanted:
+            return True
+    return False
+
+
+def _beginnings(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """Yield growing lists of the first texts, each with at least twice as many characters."""
+    taken: list[str] = []
+    size = 0
+    for text in texts:
+        taken.append(text)
+        size += len(text)
+        if size >= characters:
+            yield taken
+            characters = 2 * size
+    yield taken

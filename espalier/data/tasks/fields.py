@@ -1,0 +1,135 @@
+"""Fields of a record with type checks; errors name position and field, and never quote values."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from espalier.data.files.json_values import fields_there, kind_of
+from espalier.errors import Mistake
+
+
+class Fields:
+    """Fields of one record.
+
+    Parameters
+    ----------
+    where : file and line, or dataset and row, for errors
+    """
+
+    def __init__(self, record: Mapping[str, Any], where: str) -> None:
+        self._record = record
+        self._where = where
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._record
+
+    def text(self, name: str, *, may_be_blank: bool = False) -> str:
+        """Return a field that is a string.
+
+        With ``may_be_blank`` a null value counts as an empty string.
+
+        Raises
+        ------
+        Mistake
+            The field is missing, not a string, blank, or not Unicode.
+        """
+        value = self._value(name)
+        if value is None and may_be_blank:
+            return ""
+        return self._checked(value, name, may_be_blank)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a field that is a list of strings.
+
+        Raises
+        ------
+        Mistake
+            The list is missing or empty, or an entry is not a string, blank, or not Unicode.
+        """
+        return tuple(self._checked(value, name) for value in self._list(name))
+
+    def inner(self, name: str) -> "Fields":
+        """Return a field that is itself a record."""
+        value = self._value(name)
+        if not isinstance(value, Mapping):
+            raise self.refused(
+                name,
+                f"is not a JSON object but {kind_of(value)}",
+                "see the task's form of a record",
+            )
+        return Fields(value, f"{self._where}, field '{name}'")
+
+    def inners(self, name: str) -> list["Fields"]:
+        """Return a field that is a list of records."""
+        values = self._list(name)
+        for place, value in enumerate(values, start=1):
+            if not isinstance(value, Mapping):
+                why = f"is not a list of JSON objects: number {place} is {kind_of(value)}"
+                raise self.refused(name, why, "see the task's form of a record")
+        return [Fields(value, f"{self._where}, field '{name}'") for value in values]
+
+    def is_record(self, name: str) -> bool:
+        """Return whether the field is itself a record."""
+        return isinstance(self._record.get(name), Mapping)
+
+    def place(self, name: str, names: Sequence[str], first: int = 0) -> int:
+        """Return the index of a field's value among ``names``.
+
+        The value is one of the names, or its number, counted from ``first``.
+
+        Raises
+        ------
+        Mistake
+            The field is missing or is neither, such as -1 in a dataset that hides its labels.
+        """
+        value = self._value(name)
+        if isinstance(value, str) and value.strip() in names:
+            return list(names).index(value.strip())
+        if isinstance(value, str) and value.strip() in map(str, range(first, first + len(names))):
+            value = int(value)
+        if isinstance(value, int) and first <= value < first + len(names):
+            return int(value) - first
+        kind = kind_of(value)
+        if isinstance(value, int) and value < 0:
+            kind = "a negative number, which stands in splits whose labels are kept back"
+        raise self.refused(
+            name,
+            f"is none of the labels {', '.join(names)} and no number from {first} to"
+            f" {first + len(names) - 1}, but {kind}",
+            "give the record its label, or take a split that has labels",
+        )
+
+    def refused(self, name: str, why: str, remedy: str) -> Mistake:
+        """Return the error for a field, with the reason and the remedy."""
+        return Mistake(f"{self._where}, field '{name}' {why}; {remedy}")
+
+    def _value(self, name: str) -> Any:
+        if name not in self._record:
+            raise Mistake(
+                f"{self._where} has no field '{name}', {fields_there(self._record)}; check that the"
+                " file is of this task, or add the field"
+            )
+        return self._record[name]
+
+    def _list(self, name: str) -> list[Any]:
+        value = self._value(name)
+        if not isinstance(value, list) or not value:
+            kind = "an empty one" if isinstance(value, list) else kind_of(value)
+            raise self.refused(
+                name,
+                f"is not a list with something in it but {kind}",
+                "see the task's form of a record",
+            )
+        return value
+
+    def _checked(self, value: Any, name: str, may_be_blank: bool = False) -> str:
+        if not isinstance(value, str):
+            raise self.refused(name, f"is not a string but {kind_of(value)}", "write it as one")
+        if not value.strip() and not may_be_blank:
+            raise self.refused(name, "is blank", "give it a text, or remove the record")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise self.refused(
+                name, "holds half of a surrogate pair", "write the file again as UTF-8"
+            ) from None
+        return value

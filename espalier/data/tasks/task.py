@@ -1,0 +1,63 @@
+"""Definition of a task: its items, its dataset on Hugging Face and its metrics."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from espalier.data.tasks.fields import Fields
+from espalier.data.tasks.item import Item
+
+Metric = Literal["acc", "acc_norm", "exact_match", "loss"]
+"""Name of a metric.
+
+- ``acc``: accuracy over options by log-likelihood
+- ``acc_norm``: accuracy over options by log-likelihood per character
+- ``exact_match``: fraction of generated answers that are correct
+- ``loss``: mean loss per token of the answer
+"""
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Dataset of the Hugging Face hub with its configuration and its labelled splits."""
+
+    name: str
+    config: str = ""
+    train: str = "train"
+    test: str = ""
+    """Test split with answers.
+
+    If it is empty, models are tested on the held-out part of the training split.
+    """
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Rules that find a written answer in generated text."""
+
+    stop: tuple[str, ...]
+    """Stop strings; the answer ends before the first one that occurs."""
+    patterns: tuple[tuple[str, re.Pattern[str], int], ...]
+    """(name, pattern, index of the match with the answer).
+
+    The answer is the first group of the match that is not empty.
+    """
+    ignored: tuple[re.Pattern[str], ...]
+    """Patterns that are removed, in this order, from found and true answer before the comparison.
+    """
+    max_new_tokens: int = 256
+
+
+@dataclass(frozen=True)
+class Task:
+    """Task with a name."""
+
+    name: str
+    hub: Hub
+    metrics: tuple[Metric, ...]
+    item: Callable[[Fields], Item]
+    classes: tuple[str, ...] = ()
+    """Names of the classes in order, if an encoder can solve the task too."""
+    generation: Generation | None = None
+    """Rules for ``exact_match``."""

@@ -1,0 +1,1 @@
+"""Environment of a process: paths, optional libraries, proxies and untrusted JSON."""

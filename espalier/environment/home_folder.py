@@ -1,0 +1,22 @@
+"""Expansion of paths that begin with ``~``."""
+
+from pathlib import Path
+
+from espalier.errors import Mistake
+
+
+def at_home(path: str) -> Path:
+    """Return a path with ``~`` or ``~user`` replaced by the home directory.
+
+    Raises
+    ------
+    Mistake
+        No such user has a home directory on this machine.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        who = Path(path).parts[0]
+        raise Mistake(
+            f"{path!r}: {who} has no home directory on this machine; write the path from / on"
+        ) from None

@@ -1,0 +1,45 @@
+"""Detection of Hugging Face hub names that are given in place of a directory or file."""
+
+import re
+from pathlib import Path
+
+from espalier.errors import Mistake
+
+DEMO = "demo"
+"""Name of the model that is installed with Espalier."""
+OF_A_MODEL = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
+"""Pattern of a model's name; some old models, such as ``gpt2``, have no owner."""
+OF_A_DATASET = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+def require_model(name: str) -> None:
+    """Refuse a model's hub name if no such directory exists; models are only read from disk.
+
+    Raises
+    ------
+    Mistake
+        The message explains how to download the model.
+    """
+    if name != DEMO and OF_A_MODEL.fullmatch(name) and not Path(name).exists():
+        folder = name.rpartition("/")[2]
+        raise Mistake(
+            f"model = {name!r}: there is no directory {Path(name).absolute()}. If it is the name of"
+            f" a model on the Hugging Face hub, download it first (hf download {name} --local-dir"
+            f" {folder}) and give its directory (model={folder})"
+        )
+
+
+def require_data(source: str, path: str) -> None:
+    """Refuse ``owner/name`` as the path of a file that does not exist.
+
+    Raises
+    ------
+    Mistake
+        The message explains how to use a dataset of the hub.
+    """
+    if source in ("text", "jsonl") and OF_A_DATASET.fullmatch(path) and not Path(path).exists():
+        raise Mistake(
+            f"data.path = {path!r}: there is no file or directory {Path(path).absolute()}, and"
+            f" data.source = {source!r} reads one. If it is the name of a dataset on the Hugging"
+            " Face hub, set data.source = 'hub'"
+        )

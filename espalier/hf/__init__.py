@@ -1,0 +1,1 @@
+"""Hugging Face models: how they are opened, streamed block by block, edited and written."""

@@ -1,0 +1,171 @@
+"""Write an encoder whole, with merged adapters and its classification head, and check it against adapter and head in peft."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.hf.export.adapter import CPU, a_few_tokens, encoder_in_peft
+from espalier.hf.export.model import (
+    ExportError,
+    bits_of,
+    edited_tensors,
+    made_whole,
+    reloaded_model,
+    require_close,
+    write_card,
+)
+from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
+from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.edits import Edits
+from espalier.storage.atomic import replacing, write_json
+
+WEIGHTS = "model.safetensors"
+"""The one file of the weights: what is written lacks the heads of other tasks that the base model's files may hold."""
+
+SAID_BY_CLASSES = ("num_labels", "problem_type")
+"""Keys of ``config.json`` in whose place the names of the classes are."""
+
+
+def export_encoder(
+    model: OpenedModel,
+    edits: Edits,
+    head: Mapping[str, Tensor],
+    classes: Sequence[str],
+    target: Path,
+    card: str = "",
+) -> None:
+    """Write the encoder for sequence classification: edited weights in the dtype of the base model's files, a float32 head.
+
+    The directory appears whole or not at all; weights are read, edited and written one tensor at a time.
+
+    Parameters
+    ----------
+    head : its tensors by canonical name, float32: ``head.dense.weight`` ...
+    classes : names of the classes in the head's order, for ``config.json``
+    card : its ``README.md``; an empty one is not written
+
+    Raises
+    ------
+    Mistake
+        The file system refused.
+    """
+    skeleton = model.new_skeleton(len(classes))
+    with made_whole(target) as unfinished:
+        write_weights(model, skeleton, edits, head, unfinished)
+        copy_beside(model.directory, unfinished, (INDEX,))
+        write_json(
+            unfinished / "config.json", labelled(model.config, type(skeleton).__name__, classes)
+        )
+        write_card(unfinished, card)
+
+
+def write_weights(
+    model: OpenedModel, skeleton: nn.Module, edits: Edits, head: Mapping[str, Tensor], folder: Path
+) -> None:
+    """The parameters of an encoder for sequence classification, under the names of its class, one tensor at a time."""
+    named = _head_names(model, head)
+    specs = dict[str, tuple[str, tuple[int, ...], int]]()
+    for name, parameter in skeleton.named_parameters():
+        if name in named:
+            specs[name] = ("F32", tuple(parameter.shape), 4 * parameter.numel())
+        elif source := model.stored_name(name):
+            stored = model.checkpoint.tensors[source]
+            specs[name] = (stored.dtype, stored.shape, stored.stop - stored.start)
+    with replacing(folder / WEIGHTS) as file:
+        writer = ShardWriter(file, specs, {"format": "pt"})
+        for name, value in _tensors(model, specs, edits, named):
+            writer.write(name, bits_of(value).numpy().data)
+
+
+def labelled(
+    config: Mapping[str, Any], architecture: str, classes: Sequence[str]
+) -> dict[str, Any]:
+    """``config.json`` of an encoder with a head: it names its class, and the task's classes in the head's order."""
+    return {key: value for key, value in config.items() if key not in SAID_BY_CLASSES} | {
+        "architectures": [architecture],
+        "id2label": {str(place): name for place, name in enumerate(classes)},
+        "label2id": {name: place for place, name in enumerate(classes)},
+    }
+
+
+def _head_names(model: OpenedModel, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The head's tensors under the names that transformers gives them."""
+    parts = {name: name.rpartition(".") for name in head}
+    return {
+        f"{model.family.head_linears[linear]}.{kind}": head[name]
+        for name, (linear, _, kind) in parts.items()
+    }
+
+
+def _tensors(
+    model: OpenedModel, names: Mapping[str, object], edits: Edits, named_head: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor as it is to be written, one at a time, in the order of ``names``."""
+    sources = {name: model.stored_name(name) for name in names if name not in named_head}
+    stored = edited_tensors(model, [source for source in sources.values() if source], edits)
+    for name in names:
+        yield name, named_head[name] if name in named_head else next(stored)[1]
+
+
+def check_encoder(
+    model: OpenedModel,
+    edits: Edits,
+    head: Mapping[str, Tensor],
+    num_classes: int,
+    target: Path,
+    adapter: Path,
+    reload_with: str,
+) -> None:
+    """Reload the encoder by plain ``from_pretrained``, and compare its logits with those of the adapter in plain peft.
+
+    Parameters
+    ----------
+    target : the encoder that was written
+    adapter : the adapter of the same run
+    reload_with : how both are loaded, see ``disk_model.plain_model``
+
+    Raises
+    ------
+    ExportError
+        Logits differ by more than the files' dtype explains, or a tensor is not, bit for bit, what was to be written.
+    """
+    meant = encoder_in_peft(model, adapter, num_classes, reload_with)
+    check_against(model, edits, head, meant, target, reload_with)
+
+
+@torch.no_grad()
+def check_against(
+    model: OpenedModel,
+    edits: Edits,
+    head: Mapping[str, Tensor],
+    meant: Any,
+    target: Path,
+    reload_with: str,
+) -> None:
+    """Compare with another encoder: ``meant``, float32 on the CPU, with the adapters and the head in it."""
+    from transformers import AutoModelForSequenceClassification
+
+    reloaded = reloaded_model(
+        AutoModelForSequenceClassification, target, torch.float32, CPU, reload_with
+    )
+    tokens = a_few_tokens(model)
+    found = reloaded(input_ids=tokens).logits
+    expected = meant(input_ids=tokens).logits
+    if found.shape != expected.shape:
+        raise ExportError(
+            f"{target}: the reloaded model has another number of classes; the export is not usable"
+        )
+    stored = {linear.dtype for block in model.plan.blocks for linear in block.linears}
+    require_close(
+        [found], [expected], torch.float32 if stored == {"F32"} else torch.bfloat16, target
+    )
+    written = Checkpoint(target)
+    for name, value in _tensors(model, written.tensors, edits, _head_names(model, head)):
+        if not torch.equal(bits_of(written.read(name)), bits_of(value)):
+            raise ExportError(
+                f"{target}: {name} is not what was to be exported; the export is not usable"
+            )

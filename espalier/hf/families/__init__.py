@@ -1,0 +1,58 @@
+"""The families that can be opened, and the refusals of what cannot."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from espalier.errors import Mistake
+from espalier.hf.families.bert import BERT
+from espalier.hf.families.family import Family
+from espalier.hf.families.llama import LLAMA
+from espalier.hf.families.mistral import MISTRAL
+from espalier.hf.families.opt import OPT
+from espalier.hf.families.qwen2 import QWEN2
+from espalier.hf.families.qwen3 import QWEN3
+from espalier.hf.families.roberta import ROBERTA
+
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, BERT, ROBERTA)
+
+STRUCTURED = "structured-"
+"""How ``model_type`` begins of a smaller model whose blocks have widths of their own; it is of its base's family."""
+SLICED = "sliced-"
+"""The same of a model whose residual stream was rotated and is narrower."""
+
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+
+
+def has_own_code(config: Mapping[str, Any]) -> bool:
+    """Whether a model is built by code of Espalier's, which has to be imported before transformers knows it."""
+    return str(config.get("model_type")).startswith((STRUCTURED, SLICED))
+
+
+def family_of(config: Mapping[str, Any], where: str) -> Family:
+    """Find the family of a model by its ``config.json``.
+
+    Raises
+    ------
+    Mistake
+        The model is of an unknown type, already quantised, or a mixture of experts; the configuration key is named.
+    """
+    if config.get("quantization_config"):
+        raise Mistake(
+            f"{where}: quantization_config is set; name the model as it was before it was quantised"
+        )
+    for key in EXPERT_KEYS:
+        if config.get(key):
+            raise Mistake(
+                f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported"
+            )
+    model_type = config.get("model_type")
+    known_as = (
+        model_type.removeprefix(STRUCTURED).removeprefix(SLICED)
+        if isinstance(model_type, str)
+        else None
+    )
+    for family in FAMILIES:
+        if known_as in family.model_types:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.model_types)
+    raise Mistake(f"{where}: model_type = {model_type!r} is not supported; supported are {known}")

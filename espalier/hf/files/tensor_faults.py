@@ -1,0 +1,84 @@
+"""Sentences about tensors that a model's files lack, or hold in another shape than its configuration says."""
+
+from typing import TYPE_CHECKING
+
+from espalier.environment.bounded_json import read_json
+from espalier.errors import Mistake
+from espalier.hf.files.checkpoint import INDEX
+from espalier.hf.files.tensor_names import head_and_embedding
+
+if TYPE_CHECKING:
+    from espalier.hf.opening.opened import OpenedModel
+
+TIED = "tie_word_embeddings"
+BIAS_KEYS = ("attention_bias", "mlp_bias", "enable_bias")
+"""Configuration keys that give matrices a bias."""
+
+
+def missing_tensor(model: "OpenedModel", name: str) -> Mistake:
+    """Return the error about a tensor that the files lack, with the reason as far as it is known."""
+    files = model.checkpoint.tensors
+    head, embedding = head_and_embedding(model.family)
+    where = f"{model.directory}: tensor {name} is missing"
+    if name == head and embedding in files:
+        return Mistake(
+            f"{where}, and config.json says that the head is no copy of the embedding ({TIED} is"
+            f" false), so transformers would draw the head at random; set {TIED} to true if they"
+            " are one matrix, or name a model with a head"
+        )
+    if name == embedding and head in files:
+        return Mistake(
+            f"{where}; the files hold {head}, which would be the embedding too if config.json said"
+            f" so: set {TIED} to true if they are one matrix"
+        )
+    if name.endswith(".bias") and any(model.config.get(key) for key in BIAS_KEYS):
+        keys = " and ".join(key for key in BIAS_KEYS if model.config.get(key))
+        return Mistake(
+            f"{where}, but config.json gives the model biases ({keys}); set the key as the model"
+            " was trained"
+        )
+    key = model.family.num_blocks_key
+    if name.startswith(f"{model.family.blocks}.") and model.config.get(key) is None:
+        count = model.configured(key)
+        return Mistake(
+            f"{where}: config.json says no {key}, and transformers takes {count}; set {key} as the"
+            " model was trained"
+        )
+    if (shard := _shard_in_index(model, name)) is not None:
+        return Mistake(
+            f"{where}: {INDEX} says that it is in {shard}, and that file does not hold it; copy"
+            f" {shard} again"
+        )
+    return Mistake(
+        f"{where}: {_what_is_there(model)}; name a model whose files and config.json belong"
+        " together"
+    )
+
+
+def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> Mistake:
+    """Return the error about a tensor that has another shape than the model of ``config.json``."""
+    stored = model.checkpoint.tensors[name]
+    return Mistake(
+        f"{model.directory}: {name} is {list(stored.shape)} in {stored.shard.name}, config.json"
+        f" makes it {list(wanted)}; files and config.json are not of one model"
+    )
+
+
+def _shard_in_index(model: "OpenedModel", name: str) -> str | None:
+    """Return the file in which the index says that a tensor is; None if there is none, or no index."""
+    if not model.checkpoint.is_sharded:
+        return None
+    try:
+        named = read_json((model.directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return next((named[own] for own in model.family.file_names(name) if own in named), None)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _what_is_there(model: "OpenedModel") -> str:
+    names = sorted(model.checkpoint.tensors)
+    return (
+        f"its files hold {len(names)} tensors, such as {names[0]}"
+        if names
+        else "its files hold no tensor"
+    )

@@ -1,0 +1,64 @@
+"""Names of the files' tensors as transformers gives them to a decoder's parameters.
+
+Files of a base model, saved without its head, leave the prefix of the base out of all names. A tied model's files may hold the
+tied matrix under the name of the embedding, of the head, or under both; where those two differ, the head is one of its own
+whatever ``tie_word_embeddings`` says.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from espalier.errors import Mistake
+from espalier.hf.families import Family
+from espalier.hf.files.checkpoint import Checkpoint
+
+T = TypeVar("T")
+
+
+def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) -> dict[str, T]:
+    """Return tensors by the names of the model with its head, in their order.
+
+    Raises
+    ------
+    Mistake
+        Two tensors have one name then.
+    """
+    prefix, _, _ = family.blocks.partition(".")
+    parts = {
+        path.split(".")[1]
+        for path in (family.blocks, family.embeddings, family.final_norm)
+        if "." in path
+    }
+    found: dict[str, T] = {}
+    for name, tensor in tensors.items():
+        full = f"{prefix}.{name}" if name.partition(".")[0] in parts else name
+        if full != name and full in tensors:
+            raise Mistake(
+                f"{directory}: its files hold both {name} and {full}, which are one tensor; remove"
+                " one of them"
+            )
+        found[full] = tensor
+    return found
+
+
+def head_and_embedding(family: Family) -> tuple[str, str]:
+    """Return the names of the two matrices that may be tied."""
+    return f"{family.head}.weight", f"{family.embeddings}.weight"
+
+
+def under_embedding(family: Family, tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return the tensors of a tied model whose files name the tied matrix after the head, with the embedding's name."""
+    head, embedding = head_and_embedding(family)
+    return {embedding if name == head else name: tensor for name, tensor in tensors.items()}
+
+
+def has_other_head(family: Family, files: Checkpoint) -> bool:
+    """Return True if the files hold an embedding and a head of other values; one that only its dtype tells apart is another."""
+    names = head_and_embedding(family)
+    if not all(name in files.tensors for name in names):
+        return False
+    head, embedding = (files.tensors[name] for name in names)
+    if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
+        return True
+    return any(one != other for one, other in zip(*map(files.chunks, names), strict=True))

@@ -1,0 +1,1 @@
+"""Statistics by which structured methods choose groups."""

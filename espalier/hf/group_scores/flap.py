@@ -1,0 +1,145 @@
+"""FLAP (An et al. 2024): which units are cut, by how much the channels behind them fluctuate, and the biases in their place.
+
+The inputs of two matrices of each block are watched in the dense model: of the attention's output, and of down. A channel that
+hardly fluctuates can be replaced by its mean, which is a bias (section 3.4).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.input_statistics import Watched
+from espalier.hf.structured.groups import ModelUnits
+from espalier.messages.blobs.cuts import pack_cut
+from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.methods.contracts.flap import mean_name, squares_name
+from espalier.methods.settings.flap import FlapSettings
+from espalier.models.plan import BlockPlan, LinearPlan
+from espalier.models.structure import ADDED_BIASES, COLUMNS, unit_size
+from espalier.progress.beats import beats
+from pruning_kernels.groups.fluctuation import (
+    Moments,
+    channel_scores,
+    moments_of,
+    pooled,
+    standardised,
+)
+
+ROWS_AT_ONCE = 256
+"""Of a matrix whose product with the means is made in float64."""
+
+BlockMoments = Mapping[str, Moments]
+"""By canonical linear name."""
+
+
+class InputMoments(Watched):
+    """Mean and spread of each linear's input."""
+
+    def __init__(self, linears: dict[str, torch.nn.Linear]) -> None:
+        super().__init__(linears)
+        self._moments: dict[str, Moments] = {}
+
+    def _see(self, name: str, inputs: Tensor) -> None:
+        seen = moments_of(inputs.flatten(0, -2))
+        self._moments[name] = pooled([self._moments[name], seen]) if name in self._moments else seen
+
+    def _forget_last(self) -> None:
+        return
+
+    def found(self) -> dict[str, Moments]:  # type: ignore[override]
+        """By canonical linear name."""
+        return self._moments
+
+
+@torch.no_grad()
+def watched_moments(stream: BlockStream, windows: Tensor) -> Iterator[dict[str, Moments]]:
+    """Moments of one party's inputs, block after block of the dense model; windows are (windows, tokens), int64."""
+    activations = stream.start(windows)
+    for block_plan in beats(stream.model.plan.blocks, "watching block"):
+        index = block_plan.index
+        with stream.block(index, following=index + 1) as block:
+            watched = InputMoments(
+                {name: stream.linears(index, block)[name] for name in ADDED_BIASES}
+            )
+            with watched.watching():
+                activations.through(index, block)
+        yield watched.found()
+
+
+def pack_moments(moments: BlockMoments) -> bytes:
+    """Serialise a block's moments, float32."""
+    arrays = {mean_name(name): found.mean for name, found in moments.items()}
+    arrays |= {squares_name(name): found.squares for name, found in moments.items()}
+    return pack_tensors({name: value.to(torch.float32).numpy() for name, value in arrays.items()})
+
+
+def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
+    """Read them, over so many tokens."""
+    arrays = {
+        name: torch.from_numpy(value.copy()).to(torch.float64)
+        for name, value in unpack_tensors(blob).items()
+    }
+    return {
+        name: Moments(tokens, arrays[mean_name(name)], arrays[squares_name(name)])
+        for name in ADDED_BIASES
+    }
+
+
+def flap_cuts(
+    model: OpenedModel, moments: Callable[[int], BlockMoments], job: FlapSettings
+) -> Iterator[bytes]:
+    """Decide what is cut: for each block the blob of ``espalier.messages.blobs.cuts``.
+
+    Parameters
+    ----------
+    model : the dense model
+    moments : block index -> moments of all inputs, asked for twice
+    """
+    units = ModelUnits.of(model.plan)
+    scores = [_block_scores(model, block, moments(block.index), job) for block in model.plan.blocks]
+    cuts = units.lowest(scores, job, units.share_of_units(model.plan, job))
+    for block, cut in zip(model.plan.blocks, cuts, strict=True):
+        found = moments(block.index) if job.bias_compensation else {}
+        yield pack_cut(
+            cut,
+            {name: _bias(model, block, name, cut[COLUMNS[name]], found[name]) for name in found},
+        )
+
+
+def _block_scores(
+    model: OpenedModel, block: BlockPlan, moments: BlockMoments, job: FlapSettings
+) -> dict[str, Tensor]:
+    """What the units of a block are worth, by kind (section 3.3): standardised within the block, so that blocks compare."""
+    scores = {}
+    for name in ADDED_BIASES:
+        found = channel_scores(
+            moments[name], model.checkpoint.read(block.linear(name).parameter), job.metric
+        )
+        if name == "attn.o" and job.square_attention:
+            found = found.square()
+        size = unit_size(model.plan, name, COLUMNS[name])
+        scores[COLUMNS[name]] = standardised(found).view(-1, size).mean(dim=1)
+    return scores
+
+
+def _bias(
+    model: OpenedModel, block: BlockPlan, name: str, cut: NDArray[np.bool_], moments: Moments
+) -> NDArray[np.float32]:
+    """The bias that a matrix has afterwards: its own, and what the cut channels give on average."""
+    linear = block.linear(name)
+    size = unit_size(model.plan, name, COLUMNS[name])
+    columns = torch.from_numpy(cut.repeat(size))
+    weight = model.checkpoint.read(linear.parameter)[:, columns]
+    mean = moments.mean[columns]
+    products = [(rows.to(torch.float64) * mean).sum(dim=1) for rows in weight.split(ROWS_AT_ONCE)]
+    return (_own_bias(model, linear) + torch.cat(products)).to(torch.float32).numpy()
+
+
+def _own_bias(model: OpenedModel, linear: LinearPlan) -> Tensor | float:
+    name = linear.parameter.removesuffix("weight") + "bias"
+    return model.checkpoint.read(name).to(torch.float64) if linear.bias else 0.0

@@ -1,0 +1,162 @@
+"""Mask Tuning's rescaling (Kwon et al. 2022): normal equations of the scales of the units that stay, and what they lead to.
+
+Windows pass through the dense model's blocks, of which the units that were cut give nothing on: so every block gets what it
+gets in the cut model, and before a part's cut units are silenced it is seen what all of its units would give to that. Scales
+bring the one near the other, of each block and kind by itself.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from espalier.hf.group_scores.taylor import taylor_cuts, taylor_scores
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.messages.blobs.cuts import MOST_SCALE, READERS, pack_cut, unpack_cut
+from espalier.messages.blobs.mask_tuning import AIMS, JOINT, CutOfBlocks, equation_places
+from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.models.plan import ModelPlan
+from espalier.models.structure import unit_size, units_of
+from espalier.progress.beats import beats
+from pruning_kernels.groups.mask_tuning import best_scales, joint_outputs
+from pruning_kernels.groups.slicing import packed, second_moments, unpacked
+
+Equations = tuple[Tensor, Tensor]
+"""Of the units that stay: (units, units) what each two give together, and (units,) what each gives with all of the block."""
+
+
+class _Silencing:
+    """Forward pre-hook of a matrix that reads units: sums the second moments of its input, then silences units."""
+
+    def __init__(self, stays: Tensor, watches: bool) -> None:
+        self.moments: Tensor | None = None
+        self._stays = stays
+        self._watches = watches
+
+    def __call__(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if self._watches:
+            seen = second_moments(inputs[0].flatten(0, -2))
+            self.moments = seen if self.moments is None else self.moments.add_(seen)
+        return (inputs[0] * self._stays, *inputs[1:])
+
+
+@torch.no_grad()
+def normal_equations(
+    stream: BlockStream, windows: Tensor, cut: CutOfBlocks, job: LlmPrunerSettings, of_windows: int
+) -> Iterator[Equations]:
+    """Those of one party, place after place (``equation_places``).
+
+    Parameters
+    ----------
+    stream : the dense model
+    windows : (windows, tokens), int64
+    of_windows : sums over tokens are divided by so many windows' tokens, the same for all parties
+
+    Yields
+    ------
+    float64, on the CPU
+    """
+    plan = stream.model.plan
+    places = set(equation_places(cut, job))
+    last = max((index for index, _ in places), default=-1)
+    activations = stream.start(windows)
+    for block_plan in beats(plan.blocks[: last + 1], "watching block"):
+        index = block_plan.index
+        with stream.block(index, following=index + 1) as block, ExitStack() as hooks:
+            linears = stream.linears(index, block)
+            silencing = {}
+            for kind in (kind for kind, units in cut[index].items() if units.any()):
+                linear = linears[READERS[kind]]
+                size = unit_size(plan, READERS[kind], kind)
+                stays = (
+                    torch.from_numpy(~cut[index][kind]).repeat_interleave(size).to(linear.weight)
+                )
+                silencing[kind] = _Silencing(stays, (index, kind) in places)
+                hooks.callback(linear.register_forward_pre_hook(silencing[kind]).remove)
+            activations.through(index, block)
+            for kind in (kind for kind in job.rescaled if (index, kind) in places):
+                moments = silencing[kind].moments
+                size = unit_size(plan, READERS[kind], kind)
+                assert moments is not None
+                joint = joint_outputs(moments, linears[READERS[kind]].weight, size).cpu()
+                stay = torch.from_numpy(~cut[index][kind])
+                own = joint[stay] / (of_windows * windows.shape[1])
+                yield own[:, stay], own.sum(dim=1)
+
+
+def pack_equations(equations: Equations) -> bytes:
+    """Serialise those of a place, float32."""
+    joint, aims = equations
+    return pack_tensors(
+        {JOINT: packed(joint).to(torch.float32).numpy(), AIMS: aims.to(torch.float32).numpy()}
+    )
+
+
+def unpack_equations(blob: bytes) -> Equations:
+    """Read them, float64."""
+    tensors = {
+        name: torch.from_numpy(value.copy()).double()
+        for name, value in unpack_tensors(blob).items()
+    }
+    return unpacked(tensors[JOINT], len(tensors[AIMS])), tensors[AIMS]
+
+
+def scales_or_none(equations: Equations, damping: float) -> Tensor | None:
+    """(units,), float64: the scales; None where there are none, or one is beyond what the paper allows."""
+    found = best_scales(*equations, damping)
+    return found if bool((found.abs() <= MOST_SCALE).all()) else None
+
+
+def cut_of_blocks(plan: ModelPlan, blobs: Sequence[bytes]) -> CutOfBlocks:
+    """What the blobs of all blocks cut."""
+    return [
+        unpack_cut(blob, units_of(plan, block))
+        for blob, block in zip(blobs, plan.blocks, strict=True)
+    ]
+
+
+def scaled_cuts(
+    cut: CutOfBlocks, scales_of: Callable[[int, str], Tensor | None], job: LlmPrunerSettings
+) -> Iterator[tuple[bytes, Mapping[str, NDArray[np.float32]]]]:
+    """For each block the blob of ``espalier.messages.blobs.cuts`` with scales, and the scales by kind.
+
+    ``scales_of`` gives those of a place's units that stay, in order of the places; None leaves them at 1.
+    """
+    places = set(equation_places(cut, job))
+    for index, own in enumerate(cut):
+        scales = {}
+        for kind in job.rescaled:
+            stays = ~own[kind]
+            scales[kind] = stays.astype(np.float32)
+            found = scales_of(index, kind) if (index, kind) in places else None
+            if found is not None:
+                scales[kind][stays] = found.to(torch.float32).numpy()
+        yield pack_cut(own, {}, scales), scales
+
+
+def tuned_by_one(
+    model: OpenedModel,
+    computing: Computing,
+    windows: Tensor,
+    job: LlmPrunerSettings,
+    of_windows: int,
+) -> list[bytes]:
+    """What one party decides that has these windows: the blobs of all blocks, with scales where the settings want them."""
+    scores = taylor_scores(model, computing, windows, job, of_windows)
+    blobs = list(taylor_cuts(model, scores, job))
+    if not job.rescaled:
+        return blobs
+    cut = cut_of_blocks(model.plan, blobs)
+    found = normal_equations(BlockStream(model, computing), windows, cut, job, of_windows)
+    return [
+        blob
+        for blob, _ in scaled_cuts(
+            cut, lambda *_: scales_or_none(next(found), job.rescale_damping), job
+        )
+    ]

@@ -1,0 +1,220 @@
+"""LLM-Pruner (Ma et al. 2023): what the loss would change without a unit, to the first order, and which units are cut by it.
+
+The gradient is that of the mean loss over a party's windows, by the weights of the blocks' matrices, made with the whole model
+in memory in float32. With signed sums a step's gradient is summed up and let go at once; magnitudes need that of all windows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import windows_per_batch
+from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.whole.model import load_whole
+from espalier.messages.blobs.cuts import KINDS, pack_cut
+from espalier.messages.blobs.mask_tuning import fisher_name
+from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.methods.contracts.llm_pruner import cut_blocks, score_name
+from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.models.plan import LinearPlan
+from espalier.models.structure import COLUMNS, ROWS, unit_size, units_of
+from espalier.progress.beats import beats
+from pruning_kernels.groups.groups import coupled_sums
+from pruning_kernels.groups.mask_tuning import (
+    fisher_factor,
+    packed_factor,
+    rearranged,
+    unpacked_factor,
+)
+
+BlockScores = Mapping[str, Tensor]
+"""(units,), float64, by kind; beside them by ``fisher_name`` (rows, units), a factor of the Fisher information of all masks."""
+FisherOf = Callable[[int, str], Tensor]
+"""Place among the blocks that may be cut, and kind -> the factor."""
+
+
+def taylor_scores(
+    model: OpenedModel,
+    computing: Computing,
+    windows: Tensor,
+    job: LlmPrunerSettings,
+    of_windows: int,
+    most_rows: int | None = None,
+) -> list[dict[str, Tensor]]:
+    """What the units of the blocks that may be cut are worth to one party.
+
+    Parameters
+    ----------
+    windows : (windows, tokens), int64
+    job : how, and of which blocks; ``squared`` is the diagonal of the Fisher information of masks (Kwon et al. 2022)
+    of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more
+    most_rows : of a factor, for which the gradients of all windows are held; None: as many as there are windows
+    """
+    whole = load_whole(model, computing, "float32")
+    blocks = cut_blocks(model.plan, job)
+    scores = [
+        {
+            kind: torch.zeros(getattr(units_of(model.plan, model.plan.blocks[i]), kind)).double()
+            for kind in KINDS
+        }
+        for i in blocks
+    ]
+    weights = [
+        (place, linear, _weight(model, whole, index, linear))
+        for place, index in enumerate(blocks)
+        for linear in model.plan.blocks[index].linears
+        if job.element != "squared" or COLUMNS[linear.name] in KINDS
+    ]
+    squared = job.element == "squared"
+    gradients = _Gradients(job.rearranged)
+
+    def collect() -> None:
+        for place, linear, weight in weights:
+            if weight.grad is not None and squared:
+                of_masks = _mask_gradient(model, linear, weight.detach() * weight.grad)
+                kind = COLUMNS[linear.name]
+                scores[place][kind].add_(of_masks.square() / of_windows)
+                gradients.note(place, kind, of_masks)
+            elif weight.grad is not None:
+                _add(model, scores[place], linear, weight.detach() * weight.grad, job)
+            weight.grad = None
+
+    for batch in beats(
+        windows.split(1 if squared else windows_per_batch(windows.shape[1])), "passing windows"
+    ):
+        tokens = batch.to(computing.device)
+        loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
+        (loss if squared else loss * (len(batch) / of_windows)).backward()
+        if job.element != "absolute":
+            collect()
+    if job.element == "absolute":
+        collect()
+    for place, own in enumerate(scores):
+        own |= gradients.factors(place, of_windows, most_rows or len(windows))
+    return scores
+
+
+def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:
+    """A matrix of the whole model, of which a gradient is made."""
+    module = whole.get_submodule(
+        f"{model.family.blocks}.{index}.{model.family.linears[linear.name]}"
+    )
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    weight.requires_grad_(True)
+    return weight
+
+
+def _add(
+    model: OpenedModel,
+    scores: Mapping[str, Tensor],
+    linear: LinearPlan,
+    products: Tensor,
+    job: LlmPrunerSettings,
+) -> None:
+    """Add a matrix's part to the scores of the units that its weights belong to."""
+    products = products.abs() if job.element == "absolute" else products
+    for side, kinds in enumerate((ROWS, COLUMNS)):
+        if (kind := kinds[linear.name]) in KINDS:
+            scores[kind].add_(
+                coupled_sums(products, side, unit_size(model.plan, linear.name, kind)).cpu()
+            )
+
+
+def _mask_gradient(model: OpenedModel, linear: LinearPlan, products: Tensor) -> Tensor:
+    """(units,), float64: of the loss by a mask on what each unit gives, summed in the matrix alone that reads it."""
+    return coupled_sums(products, 1, unit_size(model.plan, linear.name, COLUMNS[linear.name])).cpu()
+
+
+class _Gradients:
+    """Keeps the gradients of masks window by window, of kinds that are rearranged."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self._kinds = kinds
+        self._rows: dict[tuple[int, str], list[Tensor]] = {}
+
+    def note(self, place: int, kind: str, gradient: Tensor) -> None:
+        """Keep that of one window, float32."""
+        if kind in self._kinds:
+            self._rows.setdefault((place, kind), []).append(gradient.to(torch.float32))
+
+    def factors(self, place: int, of_windows: int, most_rows: int) -> dict[str, Tensor]:
+        """The factors of a block; the gradients are used up."""
+        found = {}
+        for kind in self._kinds:
+            rows = torch.stack(self._rows.pop((place, kind))).double() / of_windows**0.5
+            if not rows.isfinite().all():
+                raise Mistake(
+                    "the gradient of a mask is no number; look for weights of the model that are"
+                    " none"
+                )
+            found[fisher_name(kind)] = fisher_factor(rows, min(most_rows, rows.shape[1]))
+        return found
+
+
+def pack_scores(scores: BlockScores) -> bytes:
+    """Serialise a block's scores and factors, float32."""
+    factors = {name: packed_factor(value) for name, value in scores.items() if name not in KINDS}
+    tensors = {score_name(kind): scores[kind] for kind in KINDS} | factors
+    return pack_tensors({name: value.to(torch.float32).numpy() for name, value in tensors.items()})
+
+
+def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[str, Tensor]:
+    """Read them."""
+    tensors = {
+        name: torch.from_numpy(value.copy()).double()
+        for name, value in unpack_tensors(blob).items()
+    }
+    found = {kind: tensors[score_name(kind)] for kind in KINDS}
+    for kind in job.rearranged:
+        found[fisher_name(kind)] = read_factor(
+            tensors[fisher_name(kind)], len(found[kind]), most_rows
+        )
+    return found
+
+
+def read_factor(flat: Tensor, units: int, most_rows: int) -> Tensor:
+    """A factor, (rows, units), float64, of its numbers as they travel."""
+    return unpacked_factor(flat.double(), min(most_rows, units), units)
+
+
+def taylor_cuts(
+    model: OpenedModel,
+    scores: Sequence[BlockScores],
+    job: LlmPrunerSettings,
+    fisher_of: FisherOf | None = None,
+) -> Iterator[bytes]:
+    """Yield the blob of cuts of each block (``espalier.messages.blobs.cuts``).
+
+    Parameters
+    ----------
+    scores : scores of the blocks from which groups may be removed
+    fisher_of : returns the factors of the kinds that are rearranged, each requested once; by
+        default the factors that came with the scores
+    """
+    units = ModelUnits.of(model.plan, cut_blocks(model.plan, job))
+    worth: Callable[[Tensor], Tensor] = torch.abs if job.element == "signed" else torch.positive
+    values = [{kind: worth(own[kind]) for kind in KINDS} for own in scores]
+    cuts = units.lowest(values, job, units.share_of_units(model.plan, job))
+    places = {index: place for place, index in enumerate(units.blocks)}
+    for block in model.plan.blocks:
+        cut = {
+            kind: np.zeros(getattr(units_of(model.plan, block), kind), dtype=np.bool_)
+            for kind in KINDS
+        }
+        if block.index in places:
+            place = places[block.index]
+            cut |= cuts[place]
+            for kind in job.rearranged:
+                factor = (
+                    fisher_of(place, kind)
+                    if fisher_of is not None
+                    else scores[place][fisher_name(kind)]
+                )
+                cut[kind] = rearranged(factor, torch.from_numpy(cut[kind])).numpy()
+        yield pack_cut(cut, {})

@@ -1,0 +1,1 @@
+"""Memory, speed and device of the machine."""

@@ -1,0 +1,1 @@
+"""Matrices in NF4, in memory and in files."""

@@ -1,0 +1,251 @@
+"""A node's cache of quantised models: ``<cache_folder>/<key>/model.safetensors``, one per model and way of quantising.
+
+Covers: other users of the machine cannot read it (owner-only permissions); a file is there whole or not at all (atomic
+rename); two processes that need the same one make it once (a lock, which ends with its process); a damaged file is found by
+its hashes, matrix by matrix, and made anew.
+A folder that was not used for as long as the node keeps its runs' state is removed with them.
+Does not cover: somebody who has the owner's account and writes hashes that fit.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.hf.files.checkpoint import Checkpoint, ShardWriter
+from espalier.hf.files.tensor_pieces import pieces
+from espalier.hf.nf4.checkpoint import held_in_nf4
+from espalier.hf.nf4.matrices import (
+    BLOCK,
+    Nf4Matrix,
+    bitsandbytes,
+    quantise,
+    require_quantisable,
+    tables,
+    tensor_sizes,
+)
+from espalier.hf.opening.opened import OpenedModel
+from espalier.models.plan import LinearPlan
+from espalier.progress.beats import beats
+from espalier.storage.atomic import replacing
+from espalier.storage.client_state import (
+    OWNER_ONLY_FILE,
+    VERSION_FILE,
+    mark_as_ours,
+    private_folder,
+)
+
+VERSION = 1
+"""Of the file's layout and of the way of quantising; part of the key."""
+HASH_BYTES = 32
+TABLES = "tables"
+LOCK = "lock"
+
+Sizes = dict[str, tuple[str, tuple[int, ...], int]]
+
+
+class _DamagedError(Exception):
+    """The file does not hold what was written."""
+
+
+def quantised_linears(
+    model: OpenedModel, device: torch.device, double_quantisation: bool, cache_folder: Path | None
+) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
+    """The matrices of all blocks in NF4, in order, one at a time; from the node's cache where it has them.
+
+    If the cache turns out to be damaged half-way, all of them come again from the first. Where the model's files hold them in
+    NF4, they are handed out as they are there: nothing is quantised or kept, and the files decide whether scales are quantised.
+
+    Parameters
+    ----------
+    model : gives the weights
+    device : where the matrices are to lie; quantised ones of another kind of device are kept apart
+    double_quantisation : see ``quantise``; not asked where the files hold all matrices in NF4
+    cache_folder : the node's own; None quantises every time
+
+    Raises
+    ------
+    Mistake
+        The folder cannot be written, the model's files are damaged, or a matrix has rows that are no whole number of blocks.
+    """
+    require_quantisable(model.plan)
+    if is_held_in_nf4(model):
+        yield from _held(model, device)
+        return
+    if cache_folder is None:
+        yield from _quantised(model, device, double_quantisation)
+        return
+    folder = private_folder(cache_folder, cache_key(model, device, double_quantisation))
+    if not (folder / VERSION_FILE).exists():
+        mark_as_ours(folder)
+    with suppress(FileNotFoundError):
+        os.utime(folder / LOCK)  # the node removes what was not used for its days
+    try:
+        yield from _kept(model, folder, device, double_quantisation)
+    except _DamagedError:
+        with _locked(folder):
+            try:  # another process may have been first
+                yield from _kept(model, folder, device, double_quantisation)
+            except _DamagedError:
+                yield from _quantised_and_kept(model, folder, device, double_quantisation)
+
+
+def cache_key(model: OpenedModel, device: torch.device, double_quantisation: bool) -> str:
+    """SHA-256 of all that decides about the bits: the model, the quantisation, the library, the kind of device."""
+    parts = [
+        VERSION,
+        model.sha256,
+        "nf4",
+        BLOCK,
+        double_quantisation,
+        bitsandbytes().__version__,
+        device.type,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def is_held_in_nf4(model: OpenedModel) -> bool:
+    """Whether the model's files hold all its blocks' matrices in NF4, and nothing was cut from those or takes their place."""
+    return all(
+        held_in_nf4(model.checkpoint, linear.parameter)
+        for block in model.plan.blocks
+        for linear in block.linears
+    )
+
+
+def _held(model: OpenedModel, device: torch.device) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
+    for block in beats(model.plan.blocks, "reading block"):
+        for linear in block.linears:
+            found = held_in_nf4(model.checkpoint, linear.parameter)
+            assert found is not None
+            yield linear, found[0].matrix(found[1], device)
+
+
+def _quantised(
+    model: OpenedModel, device: torch.device, double_quantisation: bool
+) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
+    for block in beats(model.plan.blocks, "quantising block"):
+        for linear in block.linears:
+            yield (
+                linear,
+                quantise(
+                    pieces(model.checkpoint, linear.parameter),
+                    linear.shape,
+                    device,
+                    double_quantisation,
+                ),
+            )
+
+
+def _quantised_and_kept(
+    model: OpenedModel, folder: Path, device: torch.device, double_quantisation: bool
+) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
+    path = folder / "model.safetensors"
+    # Of a process that was killed; the lock is ours.
+    for unfinished in folder.glob(f".{path.name}.*"):
+        unfinished.unlink()
+    groups = _groups(model, double_quantisation)
+    specs = {
+        f"{group}.{name}": spec
+        for group, sizes in groups.items()
+        for name, spec in _hashed(sizes).items()
+    }
+    with replacing(path, OWNER_ONLY_FILE) as file:
+        writer = ShardWriter(file, specs, {"format": "pt"})
+        _write(writer, TABLES, _used_tables(double_quantisation))
+        for linear, matrix in _quantised(model, device, double_quantisation):
+            _write(writer, linear.parameter, matrix.tensors)
+            yield linear, matrix
+
+
+def _kept(
+    model: OpenedModel, folder: Path, device: torch.device, double_quantisation: bool
+) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
+    groups = _groups(model, double_quantisation)
+    try:
+        file = Checkpoint(folder)
+        found = _read(file, TABLES, groups[TABLES])
+        if any(
+            not torch.equal(found[name], table)
+            for name, table in _used_tables(double_quantisation).items()
+        ):
+            raise _DamagedError
+        for block in model.plan.blocks:
+            for linear in block.linears:
+                tensors = _read(file, linear.parameter, groups[linear.parameter])
+                yield (
+                    linear,
+                    Nf4Matrix(
+                        linear.shape,
+                        **{name: tensor.to(device) for name, tensor in tensors.items()},
+                    ),
+                )
+    except (Mistake, OSError) as error:  # no file, or no safetensors file
+        raise _DamagedError from error
+
+
+def _groups(model: OpenedModel, double_quantisation: bool) -> dict[str, Sizes]:
+    """What the file holds: the tables, and the tensors of each matrix under the name of its parameter."""
+    held: Sizes = {
+        name: ("F32", tuple(table.shape), table.nbytes)
+        for name, table in _used_tables(double_quantisation).items()
+    }
+    shapes = {
+        linear.parameter: linear.shape for block in model.plan.blocks for linear in block.linears
+    }
+    return {TABLES: held} | {
+        name: tensor_sizes(shape, double_quantisation) for name, shape in shapes.items()
+    }
+
+
+def _used_tables(double_quantisation: bool) -> dict[str, Tensor]:
+    known = tables(torch.device("cpu"))
+    return known if double_quantisation else {"table": known["table"]}
+
+
+def _hashed(sizes: Sizes) -> Sizes:
+    return sizes | {"sha256": ("U8", (HASH_BYTES,), HASH_BYTES)}
+
+
+def _write(writer: ShardWriter, group: str, tensors: dict[str, Tensor]) -> None:
+    digest = hashlib.sha256(group.encode())
+    for name, tensor in tensors.items():
+        data = _bytes(tensor)
+        digest.update(data)
+        writer.write(f"{group}.{name}", data)
+    writer.write(f"{group}.sha256", digest.digest())
+
+
+def _read(file: Checkpoint, group: str, sizes: Sizes) -> dict[str, Tensor]:
+    """The tensors of a group on the CPU, after their bytes were compared with the hash that lies beside them."""
+    digest = hashlib.sha256(group.encode())
+    tensors = {}
+    for name, (dtype, shape, _) in _hashed(sizes).items():
+        stored = file.tensors.get(f"{group}.{name}")
+        if stored is None or (stored.dtype, stored.shape) != (dtype, shape):
+            raise _DamagedError
+        tensors[name] = file.read(f"{group}.{name}")
+        if name != "sha256":
+            digest.update(_bytes(tensors[name]))
+    if bytes(_bytes(tensors.pop("sha256"))) != digest.digest():
+        raise _DamagedError
+    return tensors
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of one cached model; a second process waits until the first is done or dead."""
+    with open(os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,171 @@
+"""Write a model whose blocks' linears are in NF4: what plain ``AutoModelForCausalLM.from_pretrained(folder)`` loads.
+
+transformers and bitsandbytes read their own layout (``quantised_layout``), and so does ``OpenedModel``. Embeddings, norms,
+biases and the head stay as they are in the model's files.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.errors import Mistake
+from espalier.hf.export.model import bits_of, made_whole
+from espalier.hf.files.checkpoint import INDEX, ShardWriter
+from espalier.hf.files.tensor_pieces import pieces
+from espalier.hf.nf4.checkpoint import held_in_nf4
+from espalier.hf.nf4.layout import (
+    CONFIG_KEY,
+    STATE,
+    STATE_BYTES,
+    quantisation_config,
+    stored_parts,
+)
+from espalier.hf.nf4.matrices import Nf4Matrix, quantise, require_quantisable, state_of, tables
+from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
+from espalier.hf.structured.export import CODE
+from espalier.models.plan import LinearPlan
+from espalier.progress.beats import beats
+from espalier.storage.atomic import replacing, write_json
+
+WEIGHTS = "model.safetensors"
+CPU = torch.device("cpu")
+WRITTEN_ANEW = (INDEX, "config.json", STRUCTURE_FILE, CODE.name)
+"""Of what lies beside the base's weights; all else is copied."""
+COMPUTE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""In which the linears of a model compute whose configuration names no dtype, by that of its files."""
+
+Specs = dict[str, tuple[str, tuple[int, ...], int]]
+
+
+def write_quantised(
+    model: OpenedModel, target: Path, double_quantisation: bool, device: torch.device = CPU
+) -> None:
+    """Write a decoder with the linears of its blocks in NF4; the same model gives the same bytes.
+
+    The directory appears whole or not at all; matrices are read in pieces, quantised and written one at a time. A matrix that
+    the model's files hold in NF4 in the same way already is written as it is.
+
+    Parameters
+    ----------
+    model : what is written; of a base that whole blocks were dropped from, those that stay are numbered anew
+    target : the directory; one that is there is replaced
+    double_quantisation : see ``quantise``
+    device : where the matrices are quantised
+
+    Raises
+    ------
+    Mistake
+        A matrix has rows that are no whole number of blocks of 64, units were cut from the blocks so that transformers has no
+        words for them, the model is an encoder, bitsandbytes is not installed, or the file system refused.
+    """
+    require_quantisable(model.plan)
+    config = quantised_config(model, double_quantisation)
+    dtype = _compute_dtype(model)
+    with made_whole(target) as unfinished:
+        with replacing(unfinished / WEIGHTS) as file:
+            writer = ShardWriter(
+                file, quantised_specs(model, double_quantisation), {"format": "pt"}
+            )
+            for name, tensor in _tensors(model, double_quantisation, getattr(torch, dtype), device):
+                writer.write(name, bits_of(tensor).numpy().data)
+        copy_beside(model.directory, unfinished, WRITTEN_ANEW)
+        write_json(unfinished / "config.json", config)
+
+
+def quantised_config(model: OpenedModel, double_quantisation: bool) -> dict[str, Any]:
+    """``config.json`` of the model in NF4."""
+    said = quantisation_config(double_quantisation, _compute_dtype(model), _other_linears(model))
+    return _plain_config(model) | {CONFIG_KEY: said}
+
+
+def _plain_config(model: OpenedModel) -> dict[str, Any]:
+    if model.structure is None:
+        return dict(model.config)
+    config = plain_config(model.config, model.family, model.plan, model.structure)
+    if config is None:
+        raise Mistake(
+            f"{model.directory}: the smaller model cannot be written in NF4: its blocks are not"
+            " alike, or transformers has no words for their shape; drop whole blocks only"
+        )
+    return config
+
+
+def _compute_dtype(model: OpenedModel) -> str:
+    """In which transformers will hold what is not quantised, and so the hidden states, by torch's name."""
+    named = str(model.configured("dtype")).removeprefix("torch.")
+    if named in COMPUTE_DTYPES.values():
+        return named
+    return COMPUTE_DTYPES.get(model.plan.blocks[0].linears[0].dtype, "float32")
+
+
+def _other_linears(model: OpenedModel) -> list[str]:
+    """Paths of the model's linears that are not quantised: its head, and OPT's projections of the embeddings."""
+    family = model.family
+    quantised = {
+        f"{family.blocks}.{block.index}.{family.linears[own.name]}"
+        for block in model.plan.blocks
+        for own in block.linears
+    }
+    modules = model.new_skeleton().named_modules()
+    return [
+        path for path, module in modules if isinstance(module, nn.Linear) and path not in quantised
+    ]
+
+
+def quantised_specs(model: OpenedModel, double_quantisation: bool) -> Specs:
+    """What the file will hold: name -> (dtype, shape, bytes), by name, however the model's own files are sharded."""
+    linears = _linears(model)
+    found = Specs()
+    for name, stored in sorted(model.checkpoint.tensors.items()):
+        if name not in linears:
+            found[name] = (stored.dtype, stored.shape, stored.num_bytes)
+            continue
+        shape = linears[name].shape
+        codes = shape[0] * shape[1] // 2
+        found[name] = ("U8", (codes, 1), codes)
+        for part, spec in stored_parts(shape, double_quantisation).items():
+            found[f"{name}.{part}"] = spec
+        found[f"{name}.{STATE}"] = ("U8", (STATE_BYTES,), STATE_BYTES)
+    return found
+
+
+def _tensors(
+    model: OpenedModel, double_quantisation: bool, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors, one after the other, on the CPU."""
+    linears = _linears(model)
+    known = tables(device)
+    for name in beats(sorted(model.checkpoint.tensors), "writing tensor"):
+        if name not in linears:
+            yield name, model.checkpoint.read(name)
+            continue
+        matrix = _quantised(model, linears[name], double_quantisation, device)
+        beside = state_of(matrix, known, dtype).as_dict(packed=True)
+        yield name, matrix.packed.cpu()
+        for part in stored_parts(matrix.shape, double_quantisation):
+            yield f"{name}.{part}", beside[part].cpu()
+        state = bytes(beside[STATE].tolist())
+        yield (
+            f"{name}.{STATE}",
+            torch.frombuffer(bytearray(state.ljust(STATE_BYTES)), dtype=torch.uint8),
+        )
+
+
+def _linears(model: OpenedModel) -> dict[str, LinearPlan]:
+    return {linear.parameter: linear for block in model.plan.blocks for linear in block.linears}
+
+
+def _quantised(
+    model: OpenedModel, linear: LinearPlan, double_quantisation: bool, device: torch.device
+) -> Nf4Matrix:
+    found = held_in_nf4(model.checkpoint, linear.parameter)
+    if found is not None and found[0].double_quantisation == double_quantisation:
+        return found[0].matrix(found[1], device)
+    return quantise(
+        pieces(model.checkpoint, linear.parameter), linear.shape, device, double_quantisation
+    )

@@ -1,0 +1,1 @@
+"""Model directories: configuration, family, plan, and checks against plain transformers."""

@@ -1,0 +1,209 @@
+"""Checks of the base model before clients work: read as plain transformers reads it, and finite.
+
+All tensors are read once, together with the hash that clients are compared by; a few tokens then go through the model twice,
+by plain transformers and block by block. A client whose model has the server's hash need not repeat it.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.hf.export.adapter import a_few_tokens
+from espalier.hf.export.model import relative_difference, tolerance, whole_logits
+from espalier.hf.families import has_own_code
+from espalier.hf.machine.computing import DTYPES, Computing
+from espalier.hf.opening.config_file import CONFIG, explained
+from espalier.hf.opening.disk_model import load_plain
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import Activations, BlockStream, not_finite
+from espalier.hf.whole.model import load_whole
+from espalier.progress.beats import beats
+
+TOKENS = 64
+"""Maximum number of tokens of each window that is compared."""
+
+
+def require_finite_weights(
+    model: OpenedModel, computing: Computing, num_labels: int | None = None
+) -> None:
+    """Refuse a model with a weight that is NaN or infinite, or becomes infinite in the computing dtype.
+
+    Tensors that the model does not have, which transformers ignores, may hold anything.
+
+    Raises
+    ------
+    Mistake
+        It names the tensor.
+    """
+    used = _used_tensors(model, num_labels)
+    for name, largest in model.magnitudes.items():
+        # Of a matrix in NF4: its scales.
+        if name not in used and name.rpartition(".")[0] not in used:
+            continue
+        where = f"{model.stored.tensors[name].shard}: tensor {name}"
+        if not math.isfinite(largest):
+            what = "NaN (not a number)" if math.isnan(largest) else "an infinite number"
+            raise Mistake(
+                f"{where} holds {what}, and nothing can be computed with it; name a model without"
+            )
+        if _overflows(largest, computing.dtype):
+            raise Mistake(
+                f"{where} holds numbers up to {largest:.4g}, and"
+                f" {_beyond(largest, computing.dtype)}"
+            )
+
+
+def _overflows(magnitude: float, dtype: torch.dtype) -> bool:
+    """Return True if a finite number becomes infinite in a dtype."""
+    return bool(torch.tensor(magnitude, dtype=torch.float64).to(dtype).isinf())
+
+
+def _beyond(magnitude: float, dtype: torch.dtype) -> str:
+    """Return where the computing dtype ends, and the dtypes that hold a number of this magnitude."""
+    name = str(dtype).removeprefix("torch.")
+    ends = f"dtype = {name!r} overflows beyond {torch.finfo(dtype).max:.5g}"
+    wider = [repr(known) for known, other in DTYPES.items() if not _overflows(magnitude, other)]
+    remedy = (
+        f"set dtype to {' or '.join(wider)}"
+        if wider
+        else "no dtype that is computed in holds them: name another model"
+    )
+    return f"{ends}; {remedy}"
+
+
+def _used_tensors(model: OpenedModel, num_labels: int | None) -> set[str]:
+    names = model.new_skeleton(num_labels).state_dict()
+    return {stored for name in names if (stored := model.stored_name(name)) is not None}
+
+
+@torch.no_grad()
+def require_same_logits(model: OpenedModel, computing: Computing, windows: Tensor) -> None:
+    """Refuse a decoder whose logits, computed block by block, are not those of plain transformers.
+
+    Parameters
+    ----------
+    model : a directory's, of which nothing was cut
+    windows : (windows, tokens), int64, a few windows of text; their first tokens are compared
+
+    Raises
+    ------
+    Mistake
+        transformers loads other tensors, its configuration is another one, or logits differ or are not finite.
+    """
+    # A few tokens; the run directory is not there yet.
+    in_memory = replace(computing, activations_folder=None)
+    stream = BlockStream(model, in_memory)
+    windows = windows[:, :TOKENS]
+    _require_same_heads(model)
+    from transformers import AutoModelForCausalLM
+
+    with explained(str(model.directory)):
+        plain, told = load_plain(
+            AutoModelForCausalLM, model, computing.dtype, computing.device, "streamed"
+        )
+    _require_same_tensors(model, told)
+    found = list(_finite_logits(stream, windows))
+    expected = whole_logits(plain, windows.to(computing.device))
+    difference = relative_difference(found, expected)
+    # Bitsandbytes computes in a dtype of its own.
+    held_in_nf4 = model.stored is not model.checkpoint
+    if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
+        raise Mistake(
+            f"{model.directory}: read block by block, the model's logits differ from those of plain"
+            f" transformers by {difference:.3g} of the largest, so a run would not be about the"
+            " model that others load; load it with transformers, and write it anew with"
+            " save_pretrained"
+        )
+
+
+def _require_same_heads(model: OpenedModel) -> None:
+    """Raise Mistake if the plan has other blocks or attention heads than transformers' configuration."""
+    if has_own_code(model.config):
+        return
+    family = model.family
+    plan = model.plan
+    rows = {name: plan.blocks[0].linear(name).shape[0] for name in ("attn.q", "attn.k")}
+    expected = {
+        family.num_blocks_key: len(plan.blocks),
+        family.query_heads_key: rows["attn.q"] // plan.head_dim,
+        **({family.kv_heads_key: rows["attn.k"] // plan.head_dim} if family.kv_heads_key else {}),
+    }
+    for key, value in expected.items():
+        if (known := model.configured(key)) != value:
+            raise Mistake(
+                f"{model.directory / CONFIG}: {key} is {known!r} for transformers, but the tensors "
+                f"of the files make it {value}; write {value} if the model was trained so"
+            )
+
+
+def _require_same_tensors(model: OpenedModel, told: dict[str, set[str]]) -> None:
+    """Raise Mistake if transformers makes up a tensor, or ignores one that the plan counts."""
+    if missing := sorted(told.get("missing_keys", ())):
+        raise Mistake(
+            f"{model.directory}: transformers finds no tensor for {', '.join(missing[:3])} and"
+            " would draw it at random; name a model whose files and config.json belong together"
+        )
+    linears = [linear for block in model.plan.blocks for linear in block.linears if linear.bias]
+    biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
+    if ignored := sorted(biases & set(told.get("unexpected_keys", ()))):
+        raise Mistake(
+            f"{model.directory}: the files hold {ignored[0]}, but config.json gives the model no "
+            "such bias, and transformers would leave it out; set attention_bias or mlp_bias as the "
+            "model was trained, or remove these tensors"
+        )
+
+
+def _finite_logits(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
+    """Yield logits in pieces of tokens, after each block's output was seen to be finite."""
+    activations = stream.start(windows)
+    _require_finite(stream, activations, "the embeddings give")
+    for block in beats(stream.model.plan.blocks, "checking block"):
+        with stream.block(block.index, None, block.index + 1) as module:
+            activations.through(block.index, module)
+        _require_finite(stream, activations, f"block {block.index} gives")
+    for piece in stream.logits(activations):
+        if not bool(piece.isfinite().all()):
+            raise not_finite(stream, "the head gives")
+        yield piece
+
+
+def _require_finite(stream: BlockStream, activations: Activations, what: str) -> None:
+    if not all(bool(batch.isfinite().all()) for batch in activations.batches()):
+        raise not_finite(stream, what)
+
+
+@torch.no_grad()
+def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: int) -> None:
+    """Refuse an encoder whose hidden states, as it is loaded for training, are not those of plain transformers.
+
+    Raises
+    ------
+    Mistake
+        transformers finds other tensors, or hidden states differ or are not finite.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    tokens = a_few_tokens(model).to(computing.device)
+    own = load_whole(model, computing, "float32", num_labels=num_labels)
+    kind = AutoModelForSequenceClassification
+    cpu = torch.device("cpu")
+    plain, told = load_plain(kind, model, torch.float32, cpu, "transformers", num_labels=num_labels)
+    heads = tuple(f"{path}." for path in model.family.head_linears.values())
+    told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith(heads)}
+    _require_same_tensors(model, told)
+    base = model.family.base
+    found, expected = (
+        getattr(whole.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state
+        for whole in (own, plain)
+    )
+    difference = relative_difference([found], [expected])
+    if not difference <= tolerance(torch.float32):
+        raise Mistake(
+            f"{model.directory}: the encoder's hidden states differ from those of plain "
+            f"transformers by {difference:.3g} of the largest, or are not finite; load it with "
+            "transformers, and write it anew with save_pretrained"
+        )

@@ -1,0 +1,603 @@
+"""Open a model directory: its configuration, family, tensors, plan, tokenizer and hash; no weight is loaded yet.
+
+torch and transformers take a second each to import. Flower starts a process for every message, and many messages need no more
+than the plan; so they are imported where a model or a tokenizer is made, or a weight is read.
+"""
+
+import hashlib
+import json
+import math
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espalier.environment.bounded_json import read_json
+from espalier.environment.home_folder import at_home
+from espalier.environment.hub_names import require_model
+from espalier.errors import Mistake
+from espalier.hf.families import SLICED, STRUCTURED, Family, family_of, has_own_code
+from espalier.hf.files.checkpoint import FLOATING, Checkpoint
+from espalier.hf.files.magnitudes import magnitude, magnitude_bits
+from espalier.hf.files.tensor_faults import TIED, missing_tensor
+from espalier.hf.files.tensor_names import (
+    has_other_head,
+    head_and_embedding,
+    under_embedding,
+    with_base_prefix,
+)
+from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
+from espalier.hf.nf4.layout import CONFIG_KEY, is_doubly_quantised
+from espalier.hf.opening.config_file import CONFIG, explained, first_line, read_config
+from espalier.hf.structured.configuration import (
+    STRUCTURE_FILE,
+    WIDTHS,
+    build_config,
+    structured_config,
+)
+from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
+from espalier.hf.structured.slices import slices
+from espalier.hf.tokenizer.files import load_tokenizer
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.models.structure import Structure, structured_plan, units_of
+from espalier.progress.beats import beats
+from espalier.progress.imports import importing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+)
+TOKENIZER_SETTINGS = (
+    "config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+MOST_REMEMBERED = 1 << 21
+"""Token ids of texts that a model remembers, 16 MiB."""
+
+
+class OpenedModel:
+    """A model directory in Hugging Face layout, or what a structure keeps of it.
+
+    Matrices that its files hold in NF4 (``write_quantised``, or transformers with bitsandbytes) are float32 here, and
+    ``config`` does not say that they are quantised; ``held_in_nf4`` finds them as they are.
+
+    Parameters
+    ----------
+    directory : where it is; it may hold a smaller model itself
+    cut : what of it the model keeps; None keeps all
+    given : tensors that take the place of those in the files, or that the files do not have, by name; in the files' dtype
+    scales : (columns that stay,), float32: by name of a matrix, what its columns are multiplied by
+
+    Raises
+    ------
+    Mistake
+        The directory, a file or a tensor is missing, or the model is of a kind that is not supported.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        cut: Structure | None = None,
+        given: "Mapping[str, Tensor] | None" = None,
+        scales: "Mapping[str, Tensor] | None" = None,
+    ) -> None:
+        self.directory = directory
+        path = directory / CONFIG
+        self.config: dict[str, Any] = read_config(path)
+        """Content of ``config.json``, for exports; values are read by ``configured``."""
+        self.cut: Structure | None = None
+        quantisation = self.config.pop(CONFIG_KEY, None)
+        doubly = bool(quantisation) and is_doubly_quantised(quantisation, str(path))
+        self.family: Family = family_of(self.config, str(path))
+        files = Checkpoint(directory)
+        self.is_as_stored = not quantisation
+        """True if config.json and the tensors' names are those of the directory: a copy of them describes the model."""
+        self._name_as_loaded(files)
+        self.checkpoint: Checkpoint = QuantisedCheckpoint(files, doubly) if quantisation else files
+        self.plan: ModelPlan = self._make_plan()
+        self.structure = self._own_structure()
+        """What it keeps of the model that nothing was cut from; None if it is that model."""
+        if cut is not None:
+            self._cut_out(cut, given or {}, scales or {})
+
+    def _name_as_loaded(self, files: Checkpoint) -> None:
+        """Give a decoder's tensors the names, and the configuration the tie, that transformers ends up with."""
+        if self.family.kind != "decoder":
+            return  # ``stored_name`` knows an encoder's names
+        stored = files.tensors
+        files.tensors = with_base_prefix(self.family, stored, self.directory)
+        head, embedding = head_and_embedding(self.family)
+        if head in files.tensors and self._says_tied():
+            if embedding not in files.tensors:
+                files.tensors = under_embedding(self.family, files.tensors)
+            elif has_other_head(self.family, files):
+                self.config[TIED] = False
+                self.is_as_stored = False
+        self.is_as_stored &= list(stored) == list(files.tensors)
+
+    def _says_tied(self) -> bool:
+        """Return True if the configuration ties head and embedding; whether they are tied depends on the files too."""
+        said = self.config.get(TIED)
+        return bool(self.configured(TIED) if said is None else said)
+
+    def _own_structure(self) -> Structure | None:
+        """That of a smaller model which lies in the directory."""
+        if not str(self.config["model_type"]).startswith(STRUCTURED):
+            return None
+        path = self.directory / STRUCTURE_FILE
+        try:
+            document = read_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise Mistake(
+                f"{path}: {error.strerror}, and without it blocks have no known widths; copy that"
+                " file"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise Mistake(
+                f"{path}: is no JSON file: {first_line(error)}; copy that file again"
+            ) from None
+        structure = Structure.from_json(document, str(path))
+        if [block.units for block in structure.blocks] != [
+            units_of(self.plan, block) for block in self.plan.blocks
+        ]:
+            raise Mistake(
+                f"{path}: is the structure of another model than the one beside it; copy both from"
+                " one export"
+            )
+        return structure
+
+    def require_units(self) -> None:
+        """Refuse a model of which no units or blocks can be cut.
+
+        Raises
+        ------
+        Mistake
+            It is a sliced model.
+        """
+        if str(self.config["model_type"]).startswith(SLICED):
+            raise Mistake(
+                f"{self.directory}: model_type = {self.config['model_type']!r}: units and blocks"
+                " are not cut out of a model whose residual stream was sliced; name the model that"
+                " it was made of, or a method that cuts none"
+            )
+
+    def _cut_out(
+        self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]"
+    ) -> None:
+        self.require_units()
+        plan = self.plan
+        self.plan = structured_plan(self.plan, cut)
+        self.cut = cut
+        kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
+        kept |= {name: replace(kept[name], scales=own) for name, own in scales.items()}
+        self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
+        self.structure = cut if self.structure is None else cut.of(self.structure)
+        if self.structure.cuts_lanes and not self.family.has_lanes:
+            raise Mistake(
+                f"{self.directory}: lanes of the residual stream can be cut in models like LLaMA"
+                " alone, with a norm before attention and feed-forward part; this one is of the"
+                f" family {self.family.name}"
+            )
+        self.config = structured_config(self.config, self.family, self.plan, cut, self.structure)
+
+    def _make_plan(self) -> ModelPlan:
+        key = self.family.num_blocks_key
+        num_blocks = self._count_of(key)
+        beyond = tuple(self.family.file_names(f"{self.family.blocks}.{num_blocks}."))
+        if any(name.startswith(beyond) for name in self.checkpoint.tensors):
+            raise Mistake(
+                f"{self.directory / CONFIG}: {key} = {num_blocks}, but the files hold more blocks,"
+                " which transformers would leave out; set it to the number of blocks of the files"
+            )
+        blocks = tuple(self._block(index) for index in range(num_blocks))
+        parts = self._parts()
+        counted = (
+            stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts)
+        )
+        features = blocks[0].linears[0].shape[1] if self.family.kind == "encoder" else 0
+        return ModelPlan(
+            blocks,
+            sum(math.prod(stored.shape) for stored in counted),
+            features,
+            *self._heads(blocks[0]),
+        )
+
+    def _heads(self, block: BlockPlan) -> tuple[int, int]:
+        """Return the width of an attention head, and the number of query heads of a key-value group.
+
+        With the number of query heads given, the rows of the matrices say both, whatever the configuration leaves out.
+        """
+        # Blocks of a smaller model have other numbers of heads.
+        if isinstance(widths := self.config.get(WIDTHS), dict):
+            return self._positive(widths, "head_dim"), self._positive(widths, "heads_per_group")
+        key = self.family.query_heads_key
+        heads = self._count_of(key)
+        rows = block.linear("attn.q").shape[0]
+        key_rows = block.linear("attn.k").shape[0]
+        head_dim = rows // heads
+        if rows % heads or key_rows % head_dim or heads % (key_rows // head_dim):
+            raise Mistake(
+                f"{self.directory / CONFIG}: {key} = {heads} does not go with"
+                f" {block.linear('attn.q').parameter}, which has {rows} rows, and"
+                f" {block.linear('attn.k').parameter}, which has {key_rows}; set it as the model"
+                " was trained"
+            )
+        return head_dim, heads // (key_rows // head_dim)
+
+    def _count_of(self, key: str) -> int:
+        """Return a count that the plan needs; transformers, which takes seconds to import, is asked if it is not written."""
+        said = self.config.get(key)
+        return self._positive({key: self.configured(key) if said is None else said}, key)
+
+    def _positive(self, values: Mapping[str, Any], key: str) -> int:
+        value = values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise Mistake(
+                f"{self.directory / CONFIG}: {key} = {value!r} must be a positive integer"
+            )
+        return value
+
+    def _block(self, index: int) -> BlockPlan:
+        linears = tuple(self._linears(index))
+        return BlockPlan(index, linears, tuple(sorted(self._beside_linears(index))))
+
+    def _beside_linears(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """A block's other tensors: canonical name, or the path within the block of one that has none, and shape."""
+        linears = set(self.family.linears.values())
+        norms = {path: name for name, path in self.family.norms.items()}
+        for prefix in self.family.file_names(f"{self.family.blocks}.{index}."):
+            for name, stored in self.checkpoint.tensors.items():
+                of, _, kind = name.removeprefix(prefix).rpartition(".")
+                if name.startswith(prefix) and of not in linears:
+                    yield f"{norms.get(of, of)}.{kind}", stored.shape
+
+    def _parts(self) -> tuple[str, ...]:
+        """How names of the model's tensors begin; files of an encoder may hold heads for other tasks beside it."""
+        family = self.family
+        if family.kind == "decoder":
+            return ("",)
+        return tuple(
+            name
+            for part in (family.embeddings, family.blocks)
+            for name in family.file_names(f"{part}.")
+        )
+
+    def stored_name(self, name: str) -> str | None:
+        """Name in the files of the model's tensor ``name``; None if they do not hold it."""
+        return next(
+            (found for found in self.family.file_names(name) if found in self.checkpoint.tensors),
+            None,
+        )
+
+    @cached_property
+    def num_positions(self) -> int | None:
+        """How many tokens the model takes; None of a model without such a limit."""
+        positions = self.configured("max_position_embeddings")
+        if not isinstance(positions, int) or not self.family.first_position_after_padding:
+            return positions if isinstance(positions, int) else None
+        pad = self.configured("pad_token_id")
+        return positions - (pad + 1) if isinstance(pad, int) else positions
+
+    @property
+    def positions_key(self) -> str:
+        """What ``num_positions`` is made of."""
+        key = "max_position_embeddings"
+        return (
+            f"{key} less those up to pad_token_id"
+            if self.family.first_position_after_padding
+            else key
+        )
+
+    @property
+    def num_embeddings(self) -> int | None:
+        """For how many tokens the model has embeddings."""
+        found = self.configured("vocab_size")
+        return found if isinstance(found, int) else None
+
+    def configured(self, key: str) -> Any:
+        """Return a value of the configuration as transformers has it; None if it knows no such key."""
+        return getattr(self._transformers_config(), key, None)
+
+    def _transformers_config(self) -> "PretrainedConfig":
+        """Return transformers' own object of the configuration, a new one each time."""
+        with explained(str(self.directory / CONFIG)):
+            if self.cut is not None or has_own_code(self.config):
+                return build_config(self.config)
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(
+                self.directory, local_files_only=True, trust_remote_code=False
+            )
+            # Else it would be said of modules that are not quantised.
+            vars(config).pop(CONFIG_KEY, None)
+            if not self.is_as_stored and self.config.get(TIED) is False:
+                setattr(config, TIED, False)
+            return config
+
+    def _linears(self, index: int) -> list[LinearPlan]:
+        linears = []
+        for name, module in self.family.linears.items():
+            wanted = f"{self.family.blocks}.{index}.{module}.weight"
+            parameter = self.stored_name(wanted) or wanted
+            stored = self.checkpoint.tensors.get(parameter)
+            if stored is None:
+                raise missing_tensor(self, parameter)
+            if len(stored.shape) != 2 or stored.dtype not in FLOATING:
+                raise Mistake(
+                    f"{stored.shard}: {parameter} is {stored.dtype} {list(stored.shape)}, and must"
+                    f" be a matrix of one of the dtypes {', '.join(FLOATING)}; name the model as it"
+                    " was trained"
+                )
+            bias = self.stored_name(wanted.removesuffix("weight") + "bias") is not None
+            linears.append(
+                LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype, bias)
+            )
+        return linears
+
+    def new_skeleton(self, num_labels: int | None = None) -> Any:
+        """The model's modules without their weights: parameters on the meta device, buffers real, evaluation mode.
+
+        A decoder comes with its language-model head; an encoder with a head for ``num_labels`` classes, which only tuning
+        has a number for. So whoever prunes learns here that an encoder cannot be.
+
+        Raises
+        ------
+        Mistake
+            transformers cannot build a model from ``config.json``, or ``num_labels`` does not go with the family.
+        """
+        where = str(self.directory / CONFIG)
+        check_labels(self.family, num_labels, where)
+        return skeleton_of(self._transformers_config(), self.family, num_labels, where)
+
+    @cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer; in one process all that open the same files have the same.
+
+        Raises
+        ------
+        Mistake
+            It cannot be loaded; the reason names the file.
+        """
+        if has_own_code(self.config):
+            self._transformers_config()  # so that transformers knows the classes of a smaller model
+        return load_tokenizer(self.directory, _stamps(self.directory))
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the last token of the tokenizer, and one more."""
+        return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer adds by itself.
+
+        Those of the last texts are remembered: every round of a run asks for the same ones.
+        """
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        if (known := self._encoded.get(key)) is None:
+            known = array("q", self.tokenizer(text, verbose=False)["input_ids"])
+            while (
+                self._encoded
+                and len(known) + sum(map(len, self._encoded.values())) > MOST_REMEMBERED
+            ):
+                self._encoded.pop(next(iter(self._encoded)))
+            self._encoded[key] = known
+        return known.tolist()
+
+    @cached_property
+    def _encoded(self) -> dict[bytes, "array[int]"]:
+        return {}
+
+    @cached_property
+    def tokenizer_sha256(self) -> str:
+        """Hash of all that token ids depend on: the tokenizer's files, and the versions of the libraries that read them."""
+        import tokenizers
+        import transformers
+
+        digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}".encode())
+        for path in sorted(
+            self.directory / file for file in (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)
+        ):
+            if path.exists():
+                digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the weights and the tokenizer: names, dtypes, shapes and bytes as they are stored, however they are sharded.
+
+        Where a structure is cut out of the directory's model: of that model's hash, the structure's, the given tensors', and
+        those of matrices whose columns are scaled.
+        """
+        if self.cut is not None:
+            assert isinstance(self.checkpoint, SlicedCheckpoint)
+            scaled = (
+                name for name, slice in self.checkpoint.slices.items() if slice.scales is not None
+            )
+            given = {
+                name: self._tensor_sha256(name)
+                for name in sorted({*self.checkpoint.given, *scaled})
+            }
+            parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
+            return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return self._read_through(lambda name, chunk: None)
+
+    def _read_through(self, see: Callable[[str, bytes], None]) -> str:
+        """Return the hash of the directory's files, and let ``see`` have each piece of each stored tensor on the way."""
+        digest = hashlib.sha256()
+        files = self.stored
+        for name in beats(sorted(files.tensors), "hashing tensor"):
+            stored = files.tensors[name]
+            digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
+            for chunk in files.chunks(name):
+                digest.update(chunk)
+                see(name, chunk)
+        for file in TOKENIZER_FILES:
+            if (path := self.directory / file).exists():
+                digest.update(file.encode() + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+    @property
+    def stored(self) -> Checkpoint:
+        """The tensors as the files hold them, where nothing is cut out of them: matrices in NF4 are codes and scales."""
+        return (
+            self.checkpoint.files
+            if isinstance(self.checkpoint, QuantisedCheckpoint)
+            else self.checkpoint
+        )
+
+    @cached_property
+    def magnitudes(self) -> dict[str, float]:
+        """The largest magnitude in each stored tensor of a floating dtype: NaN or infinity where one is not finite.
+
+        The files are read once for it and for the hash together.
+        """
+        largest = {
+            name: 0 for name, stored in self.stored.tensors.items() if stored.dtype in FLOATING
+        }
+
+        def see(name: str, chunk: bytes) -> None:
+            if name in largest:
+                largest[name] = max(
+                    largest[name], magnitude_bits(self.stored.tensors[name].dtype, chunk)
+                )
+
+        self.__dict__["sha256"] = self._read_through(see)
+        return {
+            name: magnitude(self.stored.tensors[name].dtype, bits) for name, bits in largest.items()
+        }
+
+    def _tensor_sha256(self, name: str) -> str:
+        stored = self.checkpoint.tensors[name]
+        digest = hashlib.sha256()
+        digest.update(json.dumps([stored.dtype, list(stored.shape)]).encode())
+        for chunk in self.checkpoint.chunks(name):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+
+def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return values that change when a file of a directory does; for a dangling link, the link itself."""
+    found = [
+        (entry.name, entry.stat(follow_symlinks=os.path.exists(entry.path)))
+        for entry in os.scandir(directory)
+    ]
+    return tuple(
+        sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+    )
+
+
+def check_labels(family: Family, num_labels: int | None, where: str) -> None:
+    """Refuse an encoder without a number of labels, and a decoder with one.
+
+    Raises
+    ------
+    Mistake
+        What is asked for does not go with the family.
+    """
+    if family.kind == "encoder" and num_labels is None:
+        raise Mistake(
+            f"{where}: model_type is of the family {family.name}, an encoder; encoders can be tuned"
+            " for classification, not pruned: name a decoder such as LLaMA, or a method that tunes"
+        )
+    if family.kind == "decoder" and num_labels is not None:
+        raise Mistake(
+            f"{where}: model_type is of the family {family.name}, a decoder; decoders are tuned as"
+            " language models, not for classification: name an encoder such as RoBERTa"
+        )
+    if num_labels is not None and num_labels < 2:
+        raise Mistake(f"number of labels = {num_labels}: classification needs at least two")
+
+
+def skeleton_of(
+    config: "PretrainedConfig", family: Family, num_labels: int | None, where: str
+) -> Any:
+    """A model as ``OpenedModel.new_skeleton`` gives it, from a configuration alone; tied parameters are one parameter."""
+    with importing():
+        import torch
+        import transformers
+        from accelerate import init_empty_weights
+        from transformers.initialization import no_init_weights
+
+    with explained(where), importing():  # of what transformers needs for this kind of model
+        forget_named_code(config)
+        if num_labels is not None:
+            config.num_labels = num_labels
+        with init_empty_weights(include_buffers=False), no_init_weights():
+            skeleton = getattr(transformers, family.auto_class).from_config(
+                config, dtype=torch.float32
+            )
+        skeleton.tie_weights()
+    return skeleton.eval()
+
+
+def names_code(document: Mapping[str, Any]) -> bool:
+    """Return True if a ``config.json`` says which code computes attention and the like."""
+    return any(_is_of_code(name) for name in document)
+
+
+def forget_named_code(config: "PretrainedConfig") -> None:
+    """Forget which code a configuration names for attention and the like: code of the hub would be fetched, and run."""
+    for name in [name for name in vars(config) if _is_of_code(name)]:
+        vars(config)[name] = None
+
+
+def _is_of_code(name: str) -> bool:
+    return name.endswith(("implementation", "implementation_internal"))
+
+
+def _of_a_run(directory: Path) -> Path:
+    """The model in a run's directory; other directories as they are."""
+    is_one = (directory / "run.json").exists() and not (directory / "config.json").exists()
+    return directory / "model" if is_one else directory
+
+
+def open_model(name: str) -> OpenedModel:
+    """Open ``demo``, the model that is installed with Espalier, a model's directory, or that of a run which wrote a model.
+
+    Raises
+    ------
+    Mistake
+        See ``OpenedModel`` and ``require_model``.
+    """
+    if name != "demo":
+        require_model(name)
+        return opened_in(_of_a_run(at_home(name).absolute()))
+    try:
+        from espalier_assets import DEMO_MODEL
+    except ModuleNotFoundError:
+        raise Mistake(
+            "model = 'demo': espalier_assets is not installed on this machine; install Espalier"
+            " here (README, 'Set up and run')"
+        ) from None
+    return opened_in(DEMO_MODEL)
+
+
+def opened_in(directory: Path) -> OpenedModel:
+    """The model of a directory; in one process all who ask while its files stay as they are have the same, with its hash.
+
+    Raises
+    ------
+    Mistake
+        See ``OpenedModel``.
+    """
+    return (
+        _opened_in(directory, _stamps(directory)) if directory.is_dir() else OpenedModel(directory)
+    )
+
+
+@lru_cache(maxsize=4)
+def _opened_in(directory: Path, stamps: object) -> OpenedModel:
+    return OpenedModel(directory)

@@ -1,0 +1,1 @@
+"""Models with a rotated and narrower residual stream (SliceGPT)."""

@@ -1,0 +1,71 @@
+"""Which models can be sliced, how wide they are, and ``config.json`` of the sliced one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from espalier.errors import Mistake
+from espalier.hf.families import SLICED, Family
+from espalier.hf.files.tensor_faults import missing_tensor
+from espalier.hf.opening.opened import OpenedModel
+from espalier.methods.contracts.slicegpt import dense_width
+from espalier.models.plan import ModelPlan
+
+SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")
+"""Families with an RMS norm before attention and one before the feed-forward part, whose sliced models have code."""
+
+
+def require_sliceable(model: OpenedModel) -> None:
+    """Refuse a model whose residual stream cannot be rotated, or whose files lack what stands before and behind the blocks.
+
+    Raises
+    ------
+    Mistake
+        It says which models can be, or which tensor is missing.
+    """
+    found = model.config["model_type"]
+    if found not in SLICEABLE:
+        raise Mistake(
+            f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be"
+            " rotated where RMS norms alone stand on it, in models of the types"
+            f" {', '.join(SLICEABLE)} as they were trained; name one of them"
+        )
+    family = model.family
+    outer = [family.embeddings, family.final_norm, *([] if is_tied(model) else [family.head])]
+    for name in (f"{path}.weight" for path in outer):
+        if name not in model.checkpoint.tensors:
+            raise missing_tensor(model, name)
+
+
+def is_tied(model: OpenedModel) -> bool:
+    """Whether a model's head is its embedding."""
+    return bool(model.configured("tie_word_embeddings"))
+
+
+def sliced_config(
+    base: Mapping[str, Any], family: Family, plan: ModelPlan, width: int
+) -> dict[str, Any]:
+    """The configuration of a sliced model.
+
+    Parameters
+    ----------
+    base : ``config.json`` of the dense model
+    plan : of the dense model
+    width : of the residual stream that is left
+    """
+    from espalier.hf.sliced import modeling_sliced
+
+    classes = {cls.config_class.model_type: cls for cls in modeling_sliced.CLASSES}
+    cls = classes[SLICED + base["model_type"]]
+    code = "modeling_sliced"
+    return dict(base) | {
+        "model_type": cls.config_class.model_type,
+        "hidden_size": width,
+        "dense_hidden_size": dense_width(plan),
+        "head_dim": plan.head_dim,
+        "tie_word_embeddings": False,
+        "architectures": [cls.__name__],
+        "auto_map": {
+            "AutoConfig": f"{code}.{cls.config_class.__name__}",
+            family.auto_class: f"{code}.{cls.__name__}",
+        },
+    }

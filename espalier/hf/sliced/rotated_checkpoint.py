@@ -1,0 +1,164 @@
+"""The tensors of a sliced model, made of the base model's when they are read: fused, rotated, sliced, and rounded once.
+
+Block ``i`` reads the residual stream in the basis ``2 i`` at its attention and in ``2 i + 1`` at its feed-forward part; the
+last basis is that of the head. One tensor and three bases are in memory at a time.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from espalier.hf.export.model import require_finite
+from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.structured.slices import block_of
+from espalier.messages.payload import DTYPE_BYTES
+from espalier.methods.contracts.slicegpt import dense_width
+from pruning_kernels.groups.slicing import shortcut, sliced_reader, sliced_writer
+
+Bases = Callable[[int], Tensor]
+"""Place of a basis -> the basis, (width, kept), any floating dtype."""
+
+READ_BEHIND = {
+    "attn.q": "norm.attn", "attn.k": "norm.attn", "attn.v": "norm.attn", "mlp.gate": "norm.mlp", "mlp.up": "norm.mlp",
+}  # fmt: skip
+"""Matrices that read the residual stream, and the norm behind which they do."""
+PLACES = {"norm.attn": 0, "norm.mlp": 1, "attn.o": 1, "mlp.down": 2}
+"""The basis in which is read behind a norm, or written by a matrix, from the first of the block on."""
+SHORTCUTS = ("attn_shortcut", "mlp_shortcut")
+
+
+class RotatedCheckpoint(Checkpoint):
+    """A checkpoint whose tensors are made of another's.
+
+    Parameters
+    ----------
+    base : the dense model
+    bases : by place
+    width : of the residual stream that is left, columns of each basis
+    tied : whether the base's head is its embedding; the sliced model's is not
+    """
+
+    def __init__(self, base: OpenedModel, bases: Bases, width: int, tied: bool) -> None:
+        self.directory = base.directory
+        self.shards = base.checkpoint.shards
+        self.tensors: dict[str, StoredTensor] = {}
+        self._base = base
+        self._files = base.checkpoint
+        self._family = base.family
+        self._width = width
+        self._dense = dense_width(base.plan)
+        self._basis = lru_cache(maxsize=3)(lambda place: bases(place).to(torch.float64))
+        self._made: dict[str, Callable[[], Tensor]] = {}
+        self._copied: set[str] = set()
+        self._names = {
+            path: name for name, path in {**self._family.linears, **self._family.norms}.items()
+        }
+        self._add_outer(tied)
+        for name in list(self._files.tensors):
+            if (found := block_of(self._family, name)) is not None:
+                self._add_of_block(name, found[1], found[2])
+            elif name not in self.tensors:
+                self._copy(name)
+        for block in base.plan.blocks:
+            self._add_shortcuts(block.index, block.linear("attn.o").parameter)
+
+    # ----- what there is ----------------------------------------------------------------------------------------------
+
+    def _add(
+        self, name: str, like: str, shape: tuple[int, ...], made: Callable[[], Tensor]
+    ) -> None:
+        """A tensor in the shard and the dtype of one of the base's."""
+        stored = self._files.tensors[like]
+        size = DTYPE_BYTES[stored.dtype] * math.prod(shape)
+        self.tensors[name] = StoredTensor(stored.shard, stored.dtype, shape, 0, size)
+        self._made[name] = made
+
+    def _copy(self, name: str) -> None:
+        """A tensor as the base has it; it may be one that no module reads, and hold anything."""
+        self._copied.add(name)
+        self._add(name, name, self._files.tensors[name].shape, partial(self._files.read, name))
+
+    def _add_outer(self, tied: bool) -> None:
+        """Embedding, last norm and head."""
+        family = self._family
+        last = 2 * len(self._base.plan.blocks)
+        embedding = f"{family.embeddings}.weight"
+        head = f"{family.head}.weight"
+        norm = f"{family.final_norm}.weight"
+        for name, source, place, behind in (
+            (embedding, embedding, 0, ""),
+            (head, embedding if tied else head, last, norm),
+        ):
+            shape = (self._files.tensors[source].shape[0], self._width)
+            self._add(name, source, shape, partial(self._reader, source, place, behind))
+        self._add(norm, norm, (self._width,), partial(torch.ones, self._width))
+
+    def _add_of_block(self, name: str, index: int, path: str) -> None:
+        stored, (of, _, kind) = self._files.tensors[name], path.rpartition(".")
+        own = self._names.get(of, "")
+        if own in READ_BEHIND and kind == "weight":
+            place = 2 * index + PLACES[READ_BEHIND[own]]
+            norm = self._norm(index, READ_BEHIND[own])
+            self._add(
+                name, name, (stored.shape[0], self._width), partial(self._reader, name, place, norm)
+            )
+        elif own in ("attn.o", "mlp.down"):
+            self._add(
+                name,
+                name,
+                (self._width, *stored.shape[1:]),
+                partial(self._writer, name, 2 * index + PLACES[own]),
+            )
+        elif own in PLACES:
+            self._add(name, name, (self._width,), partial(torch.ones, self._width))
+        else:  # biases of what reads, and norms of heads: they are not on the residual stream
+            self._copy(name)
+
+    def _add_shortcuts(self, index: int, like: str) -> None:
+        for step, name in enumerate(SHORTCUTS):
+            full = f"{self._family.blocks}.{index}.{name}.weight"
+            self._add(
+                full, like, (self._width, self._width), partial(self._shortcut, 2 * index + step)
+            )
+
+    # ----- how it is made ---------------------------------------------------------------------------------------------
+
+    def _norm(self, index: int | None, name: str) -> str:
+        path = self._family.parameter_path(f"{name}.weight", index)
+        assert path is not None
+        return path
+
+    def _reader(self, name: str, place: int, norm: str) -> Tensor:
+        """With the norm's scale in it, and what the norm divides by too little, as it sees fewer lanes."""
+        scale: Tensor | float = 1.0
+        if norm:
+            scale = self._files.read(norm).to(torch.float64) * math.sqrt(self._dense / self._width)
+        return sliced_reader(self._files.read(name), self._basis(place), scale)
+
+    def _writer(self, name: str, place: int) -> Tensor:
+        return sliced_writer(self._files.read(name), self._basis(place))
+
+    def _shortcut(self, place: int) -> Tensor:
+        return shortcut(self._basis(place), self._basis(place + 1))
+
+    # ----- reading ----------------------------------------------------------------------------------------------------
+
+    def read_into(self, name: str, room: Tensor) -> Tensor:
+        """Fill the room of one tensor, and return it."""
+        made = room.copy_(self._made[name]())
+        if name not in self._copied:
+            require_finite(name, made)
+        return made
+
+    def read_rows(self, name: str, first: int, last: int) -> Tensor:
+        """Rows of one tensor, which is made whole."""
+        return self.read(name)[first:last].clone()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The bytes of one tensor, in pieces of at most 16 MiB."""
+        raw = self.read(name).view(-1).view(torch.uint8)
+        yield from (piece.numpy().tobytes() for piece in raw.split(CHUNK))

@@ -1,0 +1,1 @@
+"""Computation block by block, with one block of weights in memory."""

@@ -1,0 +1,1 @@
+"""Smaller models: structures without some groups, as models and as files."""

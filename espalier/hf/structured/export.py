@@ -1,0 +1,350 @@
+"""Write a smaller model in a form that others can read, and check it by loading it again.
+
+- ``compact``: the slices, ``structure.json``, and the code that builds blocks of unequal width (``modeling_structured.py``),
+  which transformers runs with ``trust_remote_code=True``; where Espalier is installed importing that module is enough
+- ``plain``: the slices, for transformers alone; blocks must be alike (some dropped, or all of the same widths)
+- ``zero-filled``: the base's shapes with zeros for what was cut, for transformers alone; nothing is smaller or faster
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.hf.export.model import (
+    ExportError,
+    bits_of,
+    check_export,
+    check_logits,
+    edited_tensors,
+    made_whole,
+    write_card,
+)
+from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
+from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.opening.model_files import copy_beside
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import Edits, dense
+from espalier.hf.structured import modeling_structured
+from espalier.hf.structured.configuration import STRUCTURE_FILE, plain_config
+from espalier.hf.structured.groups import ModelUnits
+from espalier.hf.structured.sliced_checkpoint import SlicedCheckpoint
+from espalier.hf.structured.slices import block_of
+from espalier.messages.blobs.cuts import KINDS
+from espalier.messages.payload import DTYPE_BYTES
+from espalier.settings.structured import StructuredSettings
+from espalier.storage.atomic import replacing, write_json
+
+Form = Literal["compact", "plain", "zero-filled"]
+FORMS = get_args(Form)
+
+CODE = Path(modeling_structured.__file__)
+"""The module that a compact export has a copy of."""
+
+BIAS_KEYS = {
+    ("llama", "attn.o"): "attention_bias",
+    ("llama", "mlp.down"): "mlp_bias",
+    ("qwen3", "attn.o"): "attention_bias",
+}
+"""Configuration keys that give the matrices of a part biases, of families that have none by themselves."""
+WITH_BIASES = ("opt", "bert", "roberta")
+PARTS = {
+    "attention_bias": ("attn.q", "attn.k", "attn.v", "attn.o"),
+    "mlp_bias": ("mlp.gate", "mlp.up", "mlp.down"),
+}
+"""Matrices that get a bias by such a key, all of them."""
+
+
+def possible_forms(model: OpenedModel) -> dict[Form, str]:
+    """Forms in which a smaller model cannot be written, and why not; empty where all are possible."""
+    structure = model.structure
+    refused = dict[Form, str]()
+    assert structure is not None
+    if OpenedModel(model.directory).structure is not None:
+        refused["zero-filled"] = (
+            f"{model.directory} holds a smaller model itself, and what was cut from it is not there"
+        )
+    if plain_config(model.config, model.family, model.plan, structure) is None:
+        refused["plain"] = "its blocks are not alike, or transformers has no words for their shape"
+    if missing := [name for name in structure.added_biases if _bias_key(model, name) is None]:
+        refused["zero-filled"] = (
+            f"transformers' {model.family.name} has no bias at {' and '.join(missing)}"
+        )
+    if len(structure.blocks) < len(structure.base) and not _is_identity_when_zero(model):
+        refused["zero-filled"] = (
+            "a norm stands behind each block, so that one of zeros is not as if it were not there"
+        )
+    return refused
+
+
+def best_form(model: OpenedModel) -> Form:
+    """``plain`` where that is possible, else ``compact``."""
+    return "compact" if "plain" in possible_forms(model) else "plain"
+
+
+def require_writable(
+    model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: Sequence[int]
+) -> None:
+    """Refuse a share that cannot be cut out of some blocks, and a form in which what is left could not be written.
+
+    Raises
+    ------
+    Mistake
+        It begins with the key of the method's table.
+    """
+    units = ModelUnits.of(model.plan, blocks)
+    share = units.share_of_units(model.plan, job)
+    any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
+    like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
+    # Whether blocks come out alike, scores will say.
+    if job.form == "plain" and job.selection != "kind":
+        raise Mistake(
+            "form = 'plain': its blocks need not be alike; with selection = 'kind' all blocks stay"
+            " alike"
+        )
+    require_form(OpenedModel(model.directory, like_it), job.form)
+
+
+def require_form(model: OpenedModel, form: str) -> None:
+    """Refuse a form in which a smaller model cannot be written.
+
+    Raises
+    ------
+    Mistake
+        It begins with the key ``form``.
+    """
+    refused = possible_forms(model)
+    why = {str(other): reason for other, reason in refused.items()}.get(form)
+    if why is not None:
+        others = " or ".join(
+            repr(other) for other in ("auto", *FORMS) if other == "auto" or other not in refused
+        )
+        raise Mistake(f"form = '{form}': {why}; choose {others}")
+
+
+def export_structured(
+    model: OpenedModel, edits: Edits, target: Path, form: Form, card: str = ""
+) -> None:
+    """Write a smaller model with edited weights, in the dtypes of the base's files.
+
+    The directory appears whole or not at all; tensors are read, cut, edited and written one at a time.
+
+    Raises
+    ------
+    Mistake
+        The model cannot be written in this form, or the file system refused.
+    """
+    if form in (refused := possible_forms(model)):
+        others = " or ".join(repr(other) for other in FORMS if other not in refused)
+        raise Mistake(
+            f"the smaller model cannot be written as {form!r}: {refused[form]}; choose {others}"
+        )
+    with made_whole(target) as unfinished:
+        specs, tensors = (_filled_specs, _filled) if form == "zero-filled" else (specs_of, _cut)
+        write_shards(specs(model), tensors(model, edits), unfinished)
+        write_beside(model, unfinished, form, config_of(model, form))
+        write_card(unfinished, card)
+
+
+def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[str, Any]) -> None:
+    """What a smaller model has beside its weights: configuration, tokenizer, licence, and in ``compact`` structure and code."""
+    copy_beside(model.directory, folder, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
+    write_json(folder / "config.json", dict(config))
+    if form == "compact":
+        assert model.structure is not None
+        write_json(folder / STRUCTURE_FILE, model.structure.to_json())
+        shutil.copyfile(CODE, folder / CODE.name)
+
+
+@torch.no_grad()
+def check_structured(
+    stream: BlockStream, target: Path, windows: Tensor, form: Form, reload_with: str
+) -> None:
+    """Reload an exported smaller model and compare its logits and tensors with what was meant.
+
+    Parameters
+    ----------
+    stream : the smaller model
+    windows : (windows, tokens), int64, a few windows of public text
+    reload_with : as ``check_export`` has it
+
+    Raises
+    ------
+    ExportError
+        Logits differ by more than the computing dtype explains, or a tensor is another one.
+    """
+    if form != "zero-filled":
+        check_export(stream, dense, target, windows, reload_with)
+        return
+    check_logits(stream, dense, target, windows, reload_with)
+    written = Checkpoint(target)
+    for name, expected in _filled(stream.model, dense):
+        if name not in written.tensors or not torch.equal(
+            bits_of(written.read(name)), bits_of(expected)
+        ):
+            raise ExportError(
+                f"{target}: {name} is not what was to be exported; the export is not usable"
+            )
+
+
+Specs = dict[str, tuple[str, tuple[int, ...], str]]
+"""Name -> dtype by safetensors' name, shape, and the name of the shard."""
+
+
+def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    """Write tensors as they come, shard after shard, and the index if there are several."""
+    shards = list(dict.fromkeys(shard for _, _, shard in specs.values()))
+    for shard in shards:
+        own = {
+            name: (dtype, shape, _bytes(dtype, shape))
+            for name, (dtype, shape, at) in specs.items()
+            if at == shard
+        }
+        with replacing(folder / shard) as file:
+            writer = ShardWriter(file, own, {"format": "pt"})
+            for _ in own:
+                name, value = next(tensors)
+                writer.write(name, bits_of(value).numpy().data)
+    if shards != ["model.safetensors"]:
+        total = sum(_bytes(dtype, shape) for dtype, shape, _ in specs.values())
+        weight_map = {name: shard for name, (_, _, shard) in specs.items()}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return DTYPE_BYTES[dtype] * torch.Size(shape).numel()
+
+
+def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
+    """``config.json`` of a smaller model in a form."""
+    structure = model.structure
+    assert structure is not None
+    if form == "zero-filled":
+        base = OpenedModel(model.directory)
+        return base.config | {
+            key: True for name in structure.added_biases if (key := _bias_key(model, name))
+        }
+    if form == "plain":
+        config = plain_config(model.config, model.family, model.plan, structure)
+        assert config is not None
+        return config
+    classes = {cls.config_class.model_type: cls for cls in modeling_structured.CLASSES}
+    cls = classes[model.config["model_type"]]
+    auto = {
+        "AutoConfig": f"{CODE.stem}.{cls.config_class.__name__}",
+        model.family.auto_class: f"{CODE.stem}.{cls.__name__}",
+    }
+    return model.config | {"architectures": [cls.__name__], "auto_map": auto}
+
+
+# ----- slices ---------------------------------------------------------------------------------------------------------
+
+
+def specs_of(model: OpenedModel) -> Specs:
+    """What the files of a smaller model hold, shard after shard of its base."""
+    shards = model.checkpoint.shards
+    ordered = sorted(
+        model.checkpoint.tensors.items(), key=lambda entry: shards.index(entry[1].shard)
+    )
+    return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
+
+
+def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
+    return edited_tensors(model, list(specs_of(model)), edits, "writing")
+
+
+# ----- zeros for what was cut -----------------------------------------------------------------------------------------
+
+
+def _filled_specs(model: OpenedModel) -> Specs:
+    base = OpenedModel(model.directory).checkpoint
+    specs = {
+        name: (stored.dtype, stored.shape, stored.shard.name)
+        for name, stored in base.tensors.items()
+    }
+    for name in _missing_biases(model):
+        weight = base.tensors[name.removesuffix("bias") + "weight"]
+        specs[name] = (weight.dtype, weight.shape[:1], weight.shard.name)
+    order = [shard.name for shard in base.shards]
+    return dict(sorted(specs.items(), key=lambda entry: order.index(entry[1][2])))
+
+
+def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in the base's shapes: what was cut is zero, and all linears of a dropped block."""
+    cut = model.checkpoint
+    specs = _filled_specs(model)
+    base = OpenedModel(model.directory).checkpoint
+    sources = (
+        {slice.source: name for name, slice in cut.all_slices.items()}
+        if isinstance(cut, SlicedCheckpoint)
+        else {}
+    )
+    new_names = _given_names(model)
+    for name, (dtype, shape, _) in specs.items():
+        own = sources.get(name) or new_names.get(name)
+        if own is not None:
+            ((_, value),) = edited_tensors(model, [own], edits, "writing")
+            yield name, _spread(model, own, value, shape)
+        elif name in base.tensors and not _is_of_a_linear(model, name):
+            yield name, base.read(name)
+        else:
+            yield name, torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
+
+
+def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A slice among zeros."""
+    cut = model.checkpoint
+    assert isinstance(cut, SlicedCheckpoint)
+    slice = cut.all_slices.get(name) or cut.all_slices.get(name.removesuffix("bias") + "weight")
+    assert slice is not None
+    for side, kept in enumerate((slice.rows, slice.columns)[: value.dim()]):
+        if kept is not None:
+            wide = value.new_zeros(*value.shape[:side], shape[side], *value.shape[side + 1 :])
+            value = wide.index_copy_(side, torch.tensor(kept), value)
+    return value
+
+
+def _given_names(model: OpenedModel) -> dict[str, str]:
+    """Tensors that the base does not have, by the name that they have in the base's numbering of blocks."""
+    cut = model.checkpoint
+    structure = model.cut
+    found = dict[str, str]()
+    if isinstance(cut, SlicedCheckpoint) and structure is not None:
+        for name in cut.given.keys() - cut.all_slices.keys():
+            if block := block_of(model.family, name):
+                found[f"{block[0]}{structure.blocks[block[1]].source}.{block[2]}"] = name
+    return found
+
+
+def _missing_biases(model: OpenedModel) -> list[str]:
+    """Names of all biases that a configuration key adds, in the base's numbering."""
+    structure = model.structure
+    base = OpenedModel(model.directory)
+    assert structure is not None
+    keys = {key for name in structure.added_biases if (key := _bias_key(model, name))}
+    return [
+        linear.parameter.removesuffix("weight") + "bias"
+        for block in base.plan.blocks
+        for linear in block.linears
+        if not linear.bias and any(linear.name in PARTS[key] for key in keys)
+    ]
+
+
+def _is_of_a_linear(model: OpenedModel, name: str) -> bool:
+    block = block_of(model.family, name)
+    return block is not None and block[2].rpartition(".")[0] in model.family.linears.values()
+
+
+def _bias_key(model: OpenedModel, name: str) -> str | None:
+    """Configuration key that gives a matrix a bias; empty where the family has it anyway, None where it cannot have one."""
+    return "" if model.family.name in WITH_BIASES else BIAS_KEYS.get((model.family.name, name))
+
+
+def _is_identity_when_zero(model: OpenedModel) -> bool:
+    """Whether a block whose linears are zero gives back what it gets: whether norms stand before the linears alone."""
+    return model.family.kind == "decoder" and model.config.get("do_layer_norm_before", True) is True

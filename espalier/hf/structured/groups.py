@@ -1,0 +1,214 @@
+"""The units of a model that can be cut, as the kernels see them: side by side, with their costs and who competes with whom."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.messages.blobs.cuts import KINDS
+from espalier.models.plan import ModelPlan
+from espalier.models.structure import Structure, unit_costs, units_of
+from espalier.settings.structured import CutSettings
+from pruning_kernels.groups.groups import searched, share_of, within_each
+
+
+@dataclass(frozen=True)
+class ModelUnits:
+    """Groups and channels of some blocks: for each block its groups, then its channels."""
+
+    blocks: tuple[int, ...]
+    numbers: tuple[tuple[int, int], ...]
+    """How many groups and channels each of the blocks has."""
+    costs: Tensor
+    """(units,), int64: parameters of each."""
+    pools: Tensor
+    """(units,), int64: twice the block's place among the blocks, plus 1 for channels."""
+
+    @staticmethod
+    def of(plan: ModelPlan, blocks: Sequence[int] | None = None) -> "ModelUnits":
+        """All units of a model, or those of some of its blocks."""
+        chosen = tuple(range(len(plan.blocks)) if blocks is None else blocks)
+        numbers = []
+        costs = list[int]()
+        pools = list[int]()
+        for place, index in enumerate(chosen):
+            units = units_of(plan, plan.blocks[index])
+            numbers.append((units.groups, units.channels))
+            for kind, (number, cost) in enumerate(
+                zip(numbers[-1], unit_costs(plan, plan.blocks[index]), strict=True)
+            ):
+                costs += [cost] * number
+                pools += [2 * place + kind] * number
+        return ModelUnits(chosen, tuple(numbers), torch.tensor(costs), torch.tensor(pools))
+
+    def competing(self, selection: str) -> Tensor:
+        """(units,), int64: which units compete, by the setting ``selection``."""
+        return {"block": self.pools // 2, "kind": self.pools}.get(
+            selection, torch.zeros_like(self.pools)
+        )
+
+    def lowest(
+        self,
+        scores: Sequence[Mapping[str, Tensor]],
+        job: CutSettings,
+        share: float,
+        gone: Sequence[Mapping[str, NDArray]] | None = None,
+    ) -> list[dict[str, NDArray]]:
+        """Which units are cut: for each of the blocks, bool arrays by kind.
+
+        Parameters
+        ----------
+        scores : for each of the blocks, (units,) by kind
+        share : of what the units cost together, see ``share_of_units``; at least so much goes, and less than a unit more
+        gone : what went before, as this returned it; it stays gone, whatever its scores are, and counts, so that a growing
+            share makes cuts that grow (FedSpine section 4.2)
+
+        Raises
+        ------
+        Mistake
+            A score is no number, as where the model has a weight that is none.
+        """
+        flat = torch.cat([own[kind].to(torch.float64).cpu() for own in scores for kind in KINDS])
+        if torch.isnan(flat).any():
+            raise Mistake(
+                "what units are worth is no number for some of them; look for weights of the model"
+                " that are none"
+            )
+        competing = self.competing(job.selection)
+        before = (
+            torch.cat([torch.from_numpy(own[kind]) for own in gone for kind in KINDS])
+            if gone is not None
+            else None
+        )
+        if job.selection == "search":
+            cut = searched(
+                flat, self.costs, self.pools, self.pools % 2, share_of(int(self.costs.sum()), share)
+            )
+        else:
+            cut = within_each(
+                flat, self.costs, self.pools, competing, self._totals(competing), share, before
+            )
+        pieces = iter(cut.split([number for own in self.numbers for number in own]))
+        cuts = [
+            {kind: next(pieces).numpy().astype(np.bool_) for kind in KINDS} for _ in self.blocks
+        ]
+        for place, (own, found) in enumerate(zip(cuts, scores, strict=True)):
+            values = found["channels"].to(torch.float64).cpu().numpy().copy()
+            if gone is not None:
+                values[gone[place]["channels"]] = -np.inf
+            _keep_a_multiple(own["channels"], values, job.channel_multiple)
+        return cuts
+
+    def structure(
+        self, plan: ModelPlan, cuts: Sequence[Mapping[str, NDArray]], biases: Sequence[str] = ()
+    ) -> Structure:
+        """What stays of the model; ``cuts`` as ``lowest`` gives them."""
+        kept = {
+            index: {kind: np.flatnonzero(~units).tolist() for kind, units in cut.items()}
+            for index, cut in zip(self.blocks, cuts, strict=True)
+        }
+        made = Structure.whole(plan).keeping(kept)
+        return Structure(made.base, made.blocks, tuple(biases))
+
+    def share_of_units(self, plan: ModelPlan, job: CutSettings) -> float:
+        """The share that the settings ask for, as a share of what these units cost.
+
+        Raises
+        ------
+        Mistake
+            Units have to stay (one group and one multiple of channels in each block) that cost more than may stay.
+        """
+        everything = int(self.costs.sum())
+        whole = ModelUnits.of(plan) if len(self.blocks) < len(plan.blocks) else self
+        of = plan.num_parameters if job.share_of == "model" else int(whole.costs.sum())
+        share = job.share * of / everything
+        if short := self._short(share, job):
+            total, staying = short
+            raise Mistake(
+                f"share = {job.share:g} (share-of = '{job.share_of}'): {share:.1%} of what can be"
+                f" cut would have to go, and of {total} parameters {staying} must stay, one group"
+                f" and {_channels(job)} of each block; {self._remedy(share, job)}"
+            )
+        return share
+
+    def _short(self, share: float, job: CutSettings) -> tuple[int, int] | None:
+        """Parameters of units that compete and of those that stay, where too many do; None where so large a share can go."""
+        sets = zip(self._totals(self.competing(job.selection)), self._staying(job), strict=True)
+        return next(
+            (
+                (total, staying)
+                for total, staying in sets
+                if share_of(total, share) > total - staying
+            ),
+            None,
+        )
+
+    def _staying(self, job: CutSettings) -> list[int]:
+        """Of all units that compete with each other the parameters of those that have to stay."""
+        competing = self.competing(job.selection)
+        first = torch.ones_like(self.pools, dtype=torch.bool)
+        first[1:] = self.pools[1:] != self.pools[:-1]
+        least = torch.where(
+            self.pools % 2 == 1,
+            torch.bincount(self.pools)[self.pools].clamp(max=job.channel_multiple),
+            1,
+        )
+        stay = torch.zeros(int(competing.max()) + 1, dtype=torch.int64)
+        return stay.scatter_add_(0, competing[first], (self.costs * least)[first]).tolist()
+
+    def _remedy(self, share: float, job: CutSettings) -> str:
+        """What lets a share go: a lower one, more units that compete, or a smaller multiple of channels; or all of these."""
+        if self._can_go_at_all(job):
+            return "lower it"
+        wider = {"kind": ("kind", "block", "global"), "block": ("block", "global")}.get(
+            job.selection, (job.selection,)
+        )
+        multiples = dict.fromkeys((job.channel_multiple, 1))
+        for of_less in (False, True):
+            for multiple, selection in product(multiples, wider):
+                changed = job.model_copy(
+                    update={"selection": selection, "channel_multiple": multiple}
+                )
+                if self._can_go_at_all(changed) if of_less else self._short(share, changed) is None:
+                    select = [f"set selection to {selection}"] if selection != job.selection else []
+                    lower = ["lower channel-multiple"] if multiple != job.channel_multiple else []
+                    return " and ".join(
+                        [*select, *lower, *(["lower the share"] if of_less else [])]
+                    )
+        return "nothing can go of some of them, whatever the share"
+
+    def _can_go_at_all(self, job: CutSettings) -> bool:
+        """Whether there is a share, however small, that can go of all units that compete with each other."""
+        totals = self._totals(self.competing(job.selection))
+        return all(
+            staying < total for total, staying in zip(totals, self._staying(job), strict=True)
+        )
+
+    def _totals(self, competing: Tensor) -> list[int]:
+        sums = torch.zeros(int(competing.max()) + 1, dtype=torch.int64)
+        return sums.scatter_add_(0, competing, self.costs).tolist()
+
+
+def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> None:
+    """Cut the lowest of what stays, so that a multiple of channels does; where too few stay, the highest come back."""
+    stay = len(cut) - int(cut.sum())
+    wanted = max(stay // multiple * multiple, min(multiple, len(cut)))
+    order = np.argsort(scores, kind="stable")
+    if wanted < stay:
+        cut[order[~cut[order]][: stay - wanted]] = True
+    elif wanted > stay:
+        cut[order[cut[order]][stay - wanted :]] = False
+
+
+def _channels(job: CutSettings) -> str:
+    """The fewest that stay in a block, in words."""
+    return (
+        f"{job.channel_multiple} channels (channel-multiple)"
+        if job.channel_multiple > 1
+        else "one channel"
+    )

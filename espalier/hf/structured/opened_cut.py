@@ -1,0 +1,42 @@
+"""A smaller model from what was decided about it: the base, the cut units, and the biases or scales that make up for them."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.cuts import READERS, biases_of, scales_of, structure_of
+from espalier.models.structure import structured_plan, unit_size
+
+
+def open_cut(
+    model: OpenedModel, blob_of: Callable[[int], bytes], biases: Sequence[str]
+) -> OpenedModel:
+    """Open what a base keeps; scales of its units go into the columns of the matrices that read them.
+
+    Parameters
+    ----------
+    model : the base
+    blob_of : block index -> its blob (``espalier.messages.blobs.cuts``)
+    biases : canonical names of the matrices that get a bias; it is rounded to the dtype of their weights
+    """
+    structure = structure_of(model.plan, blob_of, biases)
+    given: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
+    for block, kept in zip(
+        structured_plan(model.plan, structure).blocks, structure.blocks, strict=True
+    ):
+        blob = blob_of(kept.source)
+        values = biases_of(blob, biases)
+        for kind, own in scales_of(blob).items():
+            size = unit_size(model.plan, READERS[kind], kind)
+            columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)
+            if not (columns == 1).all():
+                scales[block.linear(READERS[kind]).parameter] = columns
+        for linear in block.linears:
+            if linear.name in values:
+                bias = torch.from_numpy(values[linear.name].copy()).to(TORCH_DTYPES[linear.dtype])
+                given[linear.parameter.removesuffix("weight") + "bias"] = bias
+    return OpenedModel(model.directory, structure, given, scales)

@@ -1,0 +1,1 @@
+"""Tokenizers, and downloaded models whose tokenizer runs in a separate process."""

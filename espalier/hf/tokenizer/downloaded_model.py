@@ -1,0 +1,323 @@
+"""A model that a server brought: its tokenizer runs in a process of its own, with limits on time and memory.
+
+What comes back of it are numbers: token ids, masks, offsets and a few facts, as many as the texts' lengths allow. Results are
+those of the tokenizer itself. Where the process dies, or says what it cannot do, the work fails with a sentence, and the next
+question starts another process.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property, lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from espalier.environment.bounded_json import read_json
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel, _stamps
+from espalier.hf.tokenizer import process as tokenizer_process
+from espalier.hf.tokenizer.process import ARRAYS, LENGTHS
+from espalier.progress.imports import importing
+
+MOST_HEAD = 1 << 20
+HEAD_PER_TEXT = 16
+"""Characters of an answer's head, and how many more for each text."""
+TOKENS_PER_CHARACTER = 64
+MORE_TOKENS = 4096
+"""Most tokens of a text: a character has at most four bytes, each a token, and may become 16 in a normalizer; and more."""
+MOST_DECODED = 4096
+"""Characters of a text that tokens are decoded to."""
+DYING_SECONDS = 60.0
+"""Seconds to wait for the exit code of a process that has closed its output."""
+
+
+class DownloadedModel(OpenedModel):
+    """A model directory that a server brought."""
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, which runs elsewhere; in one process all that open the same files have the same."""
+        return _tokenizer_in_process(self.directory, _stamps(self.directory))
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the last token of the tokenizer, and one more."""
+        return int(self.tokenizer.facts["num_tokens"])
+
+
+def open_downloaded(directory: Path) -> DownloadedModel:
+    """Open a model that a server brought; in one process all who ask while its files stay as they are have the same.
+
+    Raises
+    ------
+    Mistake
+        See ``OpenedModel``.
+    """
+    return _opened(directory, _stamps(directory))
+
+
+@lru_cache(maxsize=2)
+def _opened(directory: Path, stamps: object) -> DownloadedModel:
+    return DownloadedModel(directory)
+
+
+@lru_cache(maxsize=2)
+def _tokenizer_in_process(directory: Path, stamps: object) -> "ProcessTokenizer":
+    return ProcessTokenizer(directory)
+
+
+class ProcessTokenizer:
+    """A tokenizer in another process, with those methods of Hugging Face's tokenizers that clients use."""
+
+    def __init__(self, directory: Path) -> None:
+        self._process = TokenizerProcess(directory)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Properties of the tokenizer, such as the number of tokens."""
+        found = self._process.ask({"what": "facts"}, 0)[0]
+        whole = (
+            "num_tokens",
+            "length",
+            *(name for name in ("eos_token_id", "pad_token_id") if found.get(name) is not None),
+        )
+        special = found.get("all_special_ids")
+        if not (
+            isinstance(special, list)
+            and all(type(number) is int for number in (*map(found.get, whole), *special))
+        ):
+            raise self._process.fault("says of itself what no tokenizer does")
+        return found
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Token that ends a text."""
+        return self.facts["eos_token_id"]
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Token for padding."""
+        return self.facts["pad_token_id"]
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Tokens that stand for no text."""
+        return list(self.facts["all_special_ids"])
+
+    def __len__(self) -> int:
+        return int(self.facts["length"])
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Token ids of a text."""
+        found: list[int] = self(text, **options)["input_ids"]
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of some tokens."""
+        text = self._process.ask({"what": "decode", "ids": list(ids)}, 0)[0].get("text")
+        if not isinstance(text, str) or len(text) > MOST_DECODED:
+            raise self._process.fault("made more of a token than any tokenizer does")
+        return text
+
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        pairs: str | Sequence[str] | None = None,
+        return_tensors: str = "",
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Encode a text or several, each with the one beside it if there are ``pairs``, as Hugging Face's tokenizers do.
+
+        Returns lists, or with ``return_tensors = "pt"`` tensors, by name: ``input_ids``, ``attention_mask`` and, if asked for,
+        ``offset_mapping``.
+        """
+        many = not isinstance(texts, str)
+        columns = [
+            [column] if isinstance(column, str) else list(column)
+            for column in (texts, pairs)
+            if column is not None
+        ]
+        request = {"what": "encode", "many": many, "texts": columns, "options": options}
+        longest = max((sum(map(len, row)) for row in zip(*columns, strict=True)), default=0)
+        padded = (
+            max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0)
+            if options.get("padding")
+            else 0
+        )
+        most = sum(
+            max(TOKENS_PER_CHARACTER * sum(map(len, row)), padded) + MORE_TOKENS
+            for row in zip(*columns, strict=True)
+        )
+        head, data = self._process.ask(request, most)
+        found = self._cut(head, data, len(columns[0]))
+        rows = found if many else {name: of_texts[0] for name, of_texts in found.items()}
+        return _tensors(rows) if return_tensors == "pt" else rows
+
+    def _cut(self, head: dict[str, Any], data: bytes, texts: int) -> dict[str, Any]:
+        """Cut the numbers of an answer into arrays and texts."""
+        numbers = np.frombuffer(data, np.int32)
+        names = head.get("names")
+        lengths = head.get("lengths")
+        if not (
+            isinstance(names, list)
+            and isinstance(lengths, list)
+            and all(name in ARRAYS for name in names)
+            and len(lengths) == texts
+        ):
+            raise self._process.fault("answered something else than was asked")
+        if not all(type(length) is int and length >= 0 for length in lengths):
+            raise self._process.fault("answered with lengths that are none")
+        widths = [2 if name == "offset_mapping" else 1 for name in names]
+        if (
+            len(numbers) != sum(widths) * sum(lengths)
+            or len(set(names)) < len(names)
+            or "input_ids" not in names
+        ):
+            raise self._process.fault("answered with another number of tokens than it said")
+        found = dict[str, Any]()
+        place = 0
+        for name, width in zip(names, widths, strict=True):
+            found[name] = []
+            for length in lengths:
+                row = numbers[place : place + width * length].tolist()
+                place += width * length
+                found[name].append(
+                    row if width == 1 else list(zip(row[::2], row[1::2], strict=True))
+                )
+        return found
+
+
+class TokenizerProcess:
+    """The process; it is started with the first question, and again after it ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def ask(self, request: dict[str, Any], most_tokens: int) -> tuple[dict[str, Any], bytes]:
+        """Return the head and the numbers of its answer, at most three for each of ``most_tokens``, and another for offsets.
+
+        Raises
+        ------
+        Mistake
+            It ended, could not do what was asked, or answered with more.
+        """
+        line = json.dumps(request).encode() + b"\n"
+        texts = sum(map(len, request.get("texts", ())))
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+                lengths = process.stdout.read(LENGTHS.size)
+                if len(lengths) < LENGTHS.size:
+                    raise BrokenPipeError
+                of_head, of_data = LENGTHS.unpack(lengths)
+                if (
+                    of_head > MOST_HEAD + HEAD_PER_TEXT * texts
+                    or of_data > 4 * 4 * most_tokens
+                    or of_data % 4
+                ):
+                    raise self.fault("made more tokens than any tokenizer makes of such a text")
+                head = read_json(process.stdout.read(of_head))
+                data = process.stdout.read(of_data)
+                if len(data) < of_data:
+                    raise BrokenPipeError
+            except (BrokenPipeError, ValueError) as error:
+                if isinstance(error, Mistake):
+                    raise
+                raise self.fault(_why(self._stop(DYING_SECONDS))) from None
+        if not isinstance(head, dict) or "error" in head:
+            raise self.fault(
+                "cannot be used"
+                f" ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})"
+            )
+        if "mistake" in head:
+            self._stop()
+            told = str(head["mistake"]).replace(f"{self._directory}/", "")
+            raise Mistake(f"the model that the run's server brought: {told}")
+        return head, data
+
+    def fault(self, what: str) -> Mistake:
+        """End the process, and return the error that says what the tokenizer did."""
+        self._stop()
+        return Mistake(
+            f"the tokenizer that the run's server brought {what}; the run needs another model"
+        )
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            # In a run of Flower's, the app lies in a folder.
+            path = os.pathsep.join(entry for entry in sys.path if entry)
+            self._process = subprocess.Popen(
+                command(self._directory),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "HF_HUB_OFFLINE": "1",
+                    "TOKENIZERS_PARALLELISM": "false",
+                },
+            )
+            self._end = weakref.finalize(self, _end, self._process)
+        return self._process
+
+    def _stop(self, seconds: float = 0.0) -> int:
+        """End the process, which is given some time to end by itself, and return how it ended."""
+        process = self._process
+        self._process = None
+        if process is not None and seconds:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        if self._end is not None:
+            self._end()
+        return 0 if process is None else process.returncode
+
+
+def command(directory: Path) -> list[str]:
+    """Return what starts the process."""
+    return [sys.executable, "-P", "-m", tokenizer_process.__name__, str(directory)]
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process that is not asked any more."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.kill()
+    process.wait()
+    with suppress(OSError):
+        process.stdin.close()
+    process.stdout.close()
+
+
+def _why(returncode: int) -> str:
+    if returncode == -signal.SIGXCPU:
+        return (
+            f"took more processor time than a site gives it ({tokenizer_process.REQUEST_SECONDS} s"
+            " and more for long texts)"
+        )
+    most = f"{tokenizer_process.MEMORY >> 30} GiB"
+    return (
+        f"ended its process ({returncode}); it may have needed more memory than the {most} that"
+        " it has"
+    )
+
+
+def _tensors(rows: dict[str, Any]) -> dict[str, Any]:
+    with importing():
+        import torch
+    return {name: torch.tensor(of_texts, dtype=torch.int64) for name, of_texts in rows.items()}

@@ -1,0 +1,214 @@
+"""A model directory's tokenizer, and why it cannot be loaded.
+
+transformers tells little of files that are missing or damaged, and where it finds none it may build a tokenizer without a
+vocabulary, which encodes every text as nothing.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espalier.environment.bounded_json import UnboundedJsonError, read_json
+from espalier.errors import INTERRUPTS, Mistake
+from espalier.progress.imports import importing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SETTINGS_FILE = "tokenizer_config.json"
+JSON_FILES = (
+    "tokenizer.json",
+    SETTINGS_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "tekken.json",
+)
+PAIR = ("vocab.json", "merges.txt")
+"""Files that need each other where there is no tokenizer.json."""
+VOCABULARIES = (
+    "tokenizer.json",
+    "*.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tekken.json",
+    "*.tiktoken",
+)
+"""Names of files that hold a vocabulary."""
+LARGE_FILE_POINTER = b"version https://git-lfs"
+MOST_OF_A_REASON = 200
+"""Characters of an error of a library that are shown."""
+
+
+@lru_cache(maxsize=4)
+def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a directory whose files have such ``stamps``.
+
+    Raises
+    ------
+    Mistake
+        It cannot be loaded; the reason names the file.
+    """
+    try:
+        with importing():
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # a panic of the library tokenizers is no Exception
+        raise _refused(directory, _reason(directory, error)) from error
+    own = {name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)}
+    if (
+        own
+        and not any(_holding_vocabularies(directory))
+        and not any((directory / name).exists() for name in own)
+    ):
+        raise _refused(directory, _nothing_there())
+    return tokenizer
+
+
+def _refused(directory: Path, reason: str) -> Mistake:
+    return Mistake(f"{directory}: the tokenizer cannot be loaded: {reason}")
+
+
+def _reason(directory: Path, error: BaseException) -> str:
+    """Say what is wrong with the files, or else what the library says."""
+    damaged = next(_damages(directory), "")
+    if damaged:
+        return f"{damaged}; copy the file again from where the model came from"
+    found = {path.name for path in _holding_vocabularies(directory)}
+    if own_code := _own_code(directory, error):
+        return (
+            f"{SETTINGS_FILE} names code of the tokenizer's own ({own_code}), which is not run;"
+            " take a model whose tokenizer transformers has a class for, or save this one as a"
+            " tokenizer.json, and leave auto_map out"
+        )
+    if not found:
+        return _nothing_there()
+    if "tokenizer.json" not in found and len(lacking := set(PAIR) - found) == 1:
+        (there,) = set(PAIR) - lacking
+        return f"{there} is there without {lacking.pop()}; copy both from where the model came from"
+    return _told_by_library(directory, found, error)
+
+
+def _nothing_there() -> str:
+    return (
+        f"there is none of the files that hold a vocabulary ({', '.join(VOCABULARIES)}); copy the"
+        " tokenizer's files from where the model came from, or write them there with the"
+        " tokenizer's save_pretrained"
+    )
+
+
+def _told_by_library(directory: Path, found: set[str], error: BaseException) -> str:
+    told = _first_line(error)
+    if "tokenizer.json" in found:
+        if broken := _broken(directory / "tokenizer.json"):
+            return (
+                "tokenizer.json is damaged, or of a newer version of the library tokenizers than"
+                f" {version('tokenizers')} ({broken}); copy it again, or install the version that"
+                " wrote it"
+            )
+        return (
+            f"a value in {SETTINGS_FILE} does not fit tokenizer.json ({told}); copy both from where"
+            " the model came from"
+        )
+    vocabulary = ", ".join(sorted(found))
+    sentencepiece = any(name.endswith(".model") for name in found)
+    if isinstance(error, ImportError) or (sentencepiece and find_spec("sentencepiece") is None):
+        return (
+            f"{vocabulary} takes the library sentencepiece or tiktoken to be read, which is not"
+            f" installed ({told}); install it, or write a tokenizer.json on a machine that has it,"
+            " with the tokenizer's save_pretrained"
+        )
+    return (
+        f"{vocabulary} cannot be read ({told}); copy the tokenizer's files again from where the"
+        " model came from"
+    )
+
+
+def _broken(path: Path) -> str:
+    """Return why the library tokenizers by itself cannot read a file; nothing if it can."""
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(path))
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
+        return _first_line(error)
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    told = (str(error).strip().splitlines() or [""])[0][:MOST_OF_A_REASON]
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+
+
+def _holding_vocabularies(directory: Path) -> Iterator[Path]:
+    return (path for pattern in VOCABULARIES for path in directory.glob(pattern) if path.is_file())
+
+
+def _own_code(directory: Path, error: BaseException) -> str:
+    """Return the class of a tokenizer that comes with its code, if that is why transformers refused; else nothing."""
+    try:
+        named: Any = read_json((directory / SETTINGS_FILE).read_bytes()).get("auto_map") or {}
+    except (OSError, ValueError, AttributeError):
+        return ""
+    if "trust_remote_code" not in str(error):
+        return ""
+    classes = named.get("AutoTokenizer") if isinstance(named, dict) else named
+    classes = classes if isinstance(classes, list) else [classes]
+    return ", ".join(str(name)[:MOST_OF_A_REASON] for name in classes if name) or "auto_map"
+
+
+def _damages(directory: Path) -> Iterator[str]:
+    """Yield a sentence on each file of the tokenizer that is not what its name says."""
+    names = {
+        *JSON_FILES,
+        *PAIR,
+        *(path.name for pattern in VOCABULARIES for path in directory.glob(pattern)),
+    }
+    for path in sorted(directory / name for name in names):
+        if path.is_symlink() and not path.exists():
+            yield f"{path.name} is a link to a file that is not there"
+        elif path.exists() and (damage := _damage(path)):
+            yield f"{path.name} {damage}"
+
+
+def _damage(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if not data.strip():
+        return "is empty"
+    if data.startswith(LARGE_FILE_POINTER):
+        return "is a pointer of Git LFS in place of the file itself (git lfs pull fetches it)"
+    return _json_damage(data) if path.suffix == ".json" else ""
+
+
+def _json_damage(data: bytes) -> str:
+    try:
+        document = read_json(data.decode())
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8 (byte {error.start})"
+    except json.JSONDecodeError as error:
+        ends = (
+            "ends too early, or "
+            if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+            else ""
+        )
+        return f"{ends}is not JSON (line {error.lineno}, column {error.colno}: {error.msg})"
+    except UnboundedJsonError as error:
+        return f"is not JSON that can be read ({error})"
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON that can be read ({type(error).__name__})"
+    return "" if isinstance(document, dict) else "holds no JSON object"

@@ -1,0 +1,286 @@
+"""Allow-list for tokenizers that a server sends: parts and patterns of known tokenizers.
+
+Covers: ``tokenizer.json``, as it lies there and as transformers has built it. Parts have known types, regular expressions are
+made of alternatives of published tokenizers', texts grow by no more than a small factor, and nothing is drawn at random.
+Does not cover: what a library does with a vocabulary that was made to harm; therefore it runs in a process with limits.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.bounded_json import read_json
+from espalier.errors import Mistake
+
+NORMALIZERS = frozenset(
+    ("Sequence", "BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend",
+     "Replace", "Strip", "StripAccents")
+)  # fmt: skip
+PRE_TOKENIZERS = frozenset(
+    ("Sequence", "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
+     "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
+)  # fmt: skip
+POST_PROCESSORS = frozenset(
+    ("Sequence", "BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing")
+)
+DECODERS = frozenset(
+    (
+        "Sequence",
+        "BPEDecoder",
+        "ByteFallback",
+        "ByteLevel",
+        "CTC",
+        "Fuse",
+        "Metaspace",
+        "Replace",
+        "Strip",
+        "WordPiece",
+    )
+)
+MODELS = frozenset(("BPE", "Unigram", "WordLevel", "WordPiece"))
+KINDS = {
+    "normalizer": NORMALIZERS,
+    "pre_tokenizer": PRE_TOKENIZERS,
+    "post_processor": POST_PROCESSORS,
+    "decoder": DECODERS,
+    "model": MODELS,
+}
+"""Types that each section of the file may have."""
+
+KNOWN_PATTERNS = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+    # LLaMA 3.
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    ),
+    # Qwen2.
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    ),
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",  # Qwen3.5
+    # GPT-4.
+    (
+        r"'(?:[sdmt]|ll|ve|re)|'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|"
+        r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    ),
+    # GPT-4o, Mistral, LLaMA 4.
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",  # CLIP
+    r"\p{N}{1,3}|[0-9]{1,3}|[0-9]|\d|\p{N}+",  # digits
+    r"[一-龥぀-ゟ゠-ヿ]+",  # DeepSeek-V3
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
+    # Of SentencePiece, as transformers writes them.
+    r" {2,}|\s{2,}|[\n\r\t]|\n|\s+|\A +| +\z|\A▁|^▁+$| +▁|[\r\n]",
+    r" ?[^(\s|.,!?…。，、।۔،)]+|\s?\p{L}+|\s?\p{N}+",  # BLOOM
+)
+"""Regular expressions of published tokenizers; any alternatives of theirs may be joined."""
+LITERAL = re.compile(r"(?:\\[^A-Za-z0-9]|[^\\.^$*+?{}\[\]()|])+")
+"""An alternative that stands for itself, as ``re.escape`` writes it."""
+
+MOST_PARTS = 64
+"""Maximum number of parts of a sequence or template, and of tokens for one part."""
+MOST_GROWTH = 16
+"""Maximum number of characters that a normalizer may make of one."""
+MOST_WORD = 256
+"""Characters of what a normalizer looks for, or puts in its place."""
+MOST_ADDED = 1 << 16
+MOST_ADDED_CHARACTERS = 4096
+MOST_CHARSMAP = 1 << 21
+"""Characters of SentencePiece's table of normal forms."""
+MOST_PADDING = 1 << 20
+MOST_WORDPIECE = 1000
+"""Characters of a word that WordPiece looks at; its time grows with their square."""
+
+
+def alternatives(pattern: str) -> Iterator[str]:
+    """Yield the alternatives of a regular expression, split at each ``|`` that is in no group and no class."""
+    start = depth = 0
+    in_class = escaped = False
+    for place, letter in enumerate(pattern):
+        if escaped:
+            escaped = False
+        elif letter == "\\":
+            escaped = True
+        elif in_class:
+            in_class = (
+                letter != "]" or pattern[place - 1] == "[" or pattern[place - 2 : place] == "[^"
+            )
+        elif letter == "[":
+            in_class = True
+        elif letter in "()":
+            depth += 1 if letter == "(" else -1
+        elif letter == "|" and depth == 0:
+            yield pattern[start:place]
+            start = place + 1
+    yield pattern[start:]
+
+
+_KNOWN = frozenset(
+    alternative for pattern in KNOWN_PATTERNS for alternative in alternatives(pattern)
+)
+
+
+def is_known_pattern(pattern: str) -> bool:
+    """Return whether a regular expression is made of alternatives of known tokenizers, or of plain words."""
+    return all(part in _KNOWN or LITERAL.fullmatch(part) for part in alternatives(pattern))
+
+
+def require_known_parts(document: Any, where: str) -> None:
+    """Refuse a ``tokenizer.json`` with other parts.
+
+    Raises
+    ------
+    Mistake
+        It names the section and what is wrong with it.
+    """
+    try:
+        for section, types in KINDS.items():
+            for part in _parts(document.get(section), section):
+                if part["type"] not in types:
+                    raise _Fault(
+                        section,
+                        f"type {str(part['type'])[:64]!r} is none of {', '.join(sorted(types))}",
+                    )
+                _require_plain(section, part)
+        _require_growth(document)
+        _require_added(document)
+    except _Fault as fault:
+        raise Mistake(
+            f"{where}: {fault}; sites take tokenizers of known parts only from a server, use a"
+            " model with one of them"
+        ) from None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Mistake(
+            f"{where}: is not a file of the tokenizers library; use a model with such a file"
+        ) from None
+
+
+def require_known_tokenizer(directory: Path) -> None:
+    """Refuse a model directory whose ``tokenizer.json`` has other parts, if it has such a file; raises as the above does."""
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        return
+    try:
+        document = read_json(path.read_bytes())
+    except ValueError as error:
+        raise Mistake(
+            f"{path}: is no JSON that can be read: {error}; copy the model again"
+        ) from None
+    require_known_parts(document, str(path))
+
+
+class _Fault(Exception):
+    """A section with something that is not allowed."""
+
+    def __init__(self, section: str, what: str) -> None:
+        super().__init__(f"{section}: {what}")
+
+
+def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
+    """Yield a part, and those that it is made of."""
+    if part is None:
+        return
+    if section == "model" and "type" not in part:  # older files; the library finds it out by trying
+        part = {
+            **part,
+            "type": (
+                "BPE"
+                if "merges" in part
+                else "Unigram"
+                if isinstance(part["vocab"], list)
+                else "WordLevel"
+            ),
+        }
+    yield part
+    if part["type"] == "Sequence":
+        within: list[Any] = next(
+            (
+                part[key]
+                for key in ("normalizers", "pretokenizers", "processors", "decoders")
+                if key in part
+            ),
+            [],
+        )
+        if len(within) > MOST_PARTS:
+            raise _Fault(
+                section, f"a sequence has {len(within)} parts, at most {MOST_PARTS} are allowed"
+            )
+        for inner in within:
+            yield from _parts(inner, section)
+
+
+def _require_plain(section: str, part: Mapping[str, Any]) -> None:
+    """Refuse patterns that are not known, and numbers that make a part slow or large."""
+    for name in ("pattern", "delimiter"):
+        _require_pattern(section, part.get(name, ""))
+    for name in ("content", "prepend", "replacement"):
+        if len(str(part.get(name) or "")) > MOST_WORD:
+            raise _Fault(section, f"{name} has more than {MOST_WORD} characters")
+    if len(part.get("precompiled_charsmap") or "") > MOST_CHARSMAP:
+        raise _Fault(section, f"precompiled_charsmap has more than {MOST_CHARSMAP} characters")
+    if part.get("dropout"):
+        raise _Fault(section, f"dropout = {part['dropout']}: tokens would be drawn at random")
+    if section == "model" and int(part.get("max_input_chars_per_word") or 0) > MOST_WORDPIECE:
+        raise _Fault(section, f"max_input_chars_per_word is more than {MOST_WORDPIECE}")
+    templates = (
+        [part.get(name) or [] for name in ("single", "pair")]
+        if part["type"] == "TemplateProcessing"
+        else []
+    )
+    tokens = (
+        [token["ids"] for token in (part.get("special_tokens") or {}).values()] if templates else []
+    )
+    if max(map(len, (*templates, *tokens)), default=0) > MOST_PARTS or len(tokens) > MOST_PARTS:
+        raise _Fault(section, f"a template has more than {MOST_PARTS} parts or tokens")
+
+
+def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
+    if isinstance(pattern, str):
+        word = pattern
+        expression = ""
+    else:
+        word = pattern.get("String", "")
+        expression = pattern.get("Regex", "")
+    if len(word) > MOST_WORD:
+        raise _Fault(section, f"a pattern has more than {MOST_WORD} characters")
+    if expression and not is_known_pattern(expression):
+        raise _Fault(section, "a regular expression is none of a published tokenizer")
+
+
+def _require_growth(document: Mapping[str, Any]) -> None:
+    """Refuse normalizers that together could make a long text of a short one."""
+    growth = 1.0
+    for part in _parts(document.get("normalizer"), "normalizer"):
+        if part["type"] == "Replace":
+            pattern = part["pattern"]
+            found = len(pattern["String"]) if "String" in pattern else 1
+            growth *= max(1.0, len(part["content"]) / max(1, found))
+    if growth > MOST_GROWTH:
+        raise _Fault(
+            "normalizer", f"makes {growth:.3g} characters of one, at most {MOST_GROWTH} are allowed"
+        )
+
+
+def _require_added(document: Mapping[str, Any]) -> None:
+    """Refuse more or longer added tokens than vocabularies have, and padding to lengths that no model has."""
+    added = document.get("added_tokens") or []
+    if len(added) > MOST_ADDED or any(
+        len(token["content"]) > MOST_ADDED_CHARACTERS for token in added
+    ):
+        raise _Fault(
+            "added_tokens",
+            f"more than {MOST_ADDED}, or one of more than {MOST_ADDED_CHARACTERS} characters",
+        )
+    padding = document.get("padding") or {}
+    fixed = padding.get("strategy")
+    lengths = [fixed["Fixed"]] if isinstance(fixed, Mapping) else []
+    if any(length > MOST_PADDING for length in (*lengths, padding.get("pad_to_multiple_of") or 0)):
+        raise _Fault("padding", f"to more than {MOST_PADDING} tokens")

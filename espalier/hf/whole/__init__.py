@@ -1,0 +1,1 @@
+"""Whole models in memory for training."""

@@ -1,0 +1,182 @@
+"""LoRA adapters in a whole model: peft puts them in; they are read and set under canonical names, as they travel."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.hf.families import Family
+from espalier.hf.nf4.matrices import hush
+from espalier.hf.stream.edits import Edits, WeightEdit
+from espalier.messages.payload import block_key
+from espalier.models.adapters import Adapter, AdapterPlan, Tensors
+from espalier.progress.imports import importing
+from pruning_kernels.lora.factors import Factors
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+NAME = "default"
+"""peft's name of an adapter that was given none."""
+
+
+def module_path(family: Family, index: int, linear: str) -> str:
+    """Path of a block's matrix in the Hugging Face model."""
+    return f"{family.blocks}.{index}.{family.linears[linear]}"
+
+
+def lora_config(
+    family: Family, adapters: AdapterPlan, num_blocks: int, dropout: float
+) -> "LoraConfig":
+    """peft's description of the adapters.
+
+    It names matrices where all blocks are adapted alike, and otherwise their whole paths: also where a name is the end of
+    another one's path, as BERT's ``output.dense`` is of ``attention.output.dense``, which peft would then adapt too.
+    """
+    hush()
+    with importing():
+        from peft import LoraConfig
+
+    blocks = {
+        index: [adapter.linear.name for adapter in adapters.blocks[index]]
+        for index in sorted(adapters.blocks)
+    }
+    first = next(iter(blocks.values()))
+    alike = len(blocks) == num_blocks and all(names == first for names in blocks.values())
+    chosen = [family.linears[name] for name in first]
+    others = [path for name, path in family.linears.items() if name not in first]
+    unmistakable = not any(other.endswith(f".{path}") for path in chosen for other in others)
+    paths = {
+        module_path(family, index, adapter.linear.name): adapter for index, adapter in adapters
+    }
+    usual = next(iter(paths.values()))
+    return LoraConfig(
+        task_type="CAUSAL_LM" if family.kind == "decoder" else "SEQ_CLS",
+        r=usual.rank,
+        lora_alpha=_alpha(usual),
+        target_modules=chosen if alike and unmistakable else list(paths),
+        rank_pattern={re.escape(path): a.rank for path, a in paths.items() if a.rank != usual.rank},
+        alpha_pattern={
+            re.escape(path): _alpha(a) for path, a in paths.items() if _alpha(a) != _alpha(usual)
+        },
+        lora_dropout=dropout,
+        modules_to_save=(
+            sorted(set(map(_saved_whole, family.head_linears.values()))) if adapters.head else None
+        ),
+        bias="none",
+    )
+
+
+def _saved_whole(path: str) -> str:
+    """The module of a head that peft keeps whole: it takes ``classifier`` with all that is in it, whatever it is told."""
+    return path.split(".")[0] if path.startswith("classifier") else path
+
+
+def _alpha(adapter: Adapter) -> float:
+    """What peft divides by the rank; a whole number as such, since other readers of peft's files expect one."""
+    alpha = adapter.scaling * adapter.rank
+    return int(alpha) if alpha.is_integer() else alpha
+
+
+def put_in(
+    whole: nn.Module, family: Family, adapters: AdapterPlan, num_blocks: int, dropout: float
+) -> dict[str, dict[str, nn.Parameter]]:
+    """Put adapters into a whole model, and return their parameters: float32, trainable, by blob key and canonical name.
+
+    Their values are peft's, at random; ``set_values`` gives them those that are meant. No global generator is moved by it. A
+    classification head that was trainable before still is.
+    """
+    hush()
+    with importing():
+        from peft import inject_adapter_in_model
+
+    config = lora_config(family, adapters, num_blocks, dropout)
+    config.modules_to_save = None  # the head is trained where it is
+    trainable = [parameter for parameter in whole.parameters() if parameter.requires_grad]
+    with torch.random.fork_rng([]):
+        inject_adapter_in_model(config, whole, adapter_name=NAME)
+    for parameter in trainable:  # peft freezes all that is not its own
+        parameter.requires_grad_(True)
+    parameters: dict[str, dict[str, nn.Parameter]] = {}
+    for index, adapter in adapters:
+        module: Any = whole.get_submodule(module_path(family, index, adapter.linear.name))
+        block = parameters.setdefault(block_key(index), {})
+        for name, factor in (
+            (adapter.name_a, module.lora_A[NAME]),
+            (adapter.name_b, module.lora_B[NAME]),
+        ):
+            factor.to(torch.float32)
+            block[name] = factor.weight
+    return parameters
+
+
+@torch.no_grad()
+def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Tensors) -> None:
+    """Give parameters the values of tensors of the same blob keys, names and shapes.
+
+    Raises
+    ------
+    ValueError
+        A tensor is shaped otherwise; ``copy_`` would repeat the one row of an adapter of rank 1.
+    """
+    for key, block in parameters.items():
+        for name, parameter in block.items():
+            if (found := tensors[key][name]).shape != parameter.shape:
+                raise ValueError(
+                    f"{key} {name} is {list(found.shape)}, its parameter {list(parameter.shape)}"
+                )
+            parameter.copy_(found)
+
+
+def values(parameters: Mapping[str, Mapping[str, nn.Parameter]]) -> dict[str, dict[str, Tensor]]:
+    """Copies of the parameters' values on the CPU."""
+    return {
+        key: {name: parameter.detach().to("cpu", copy=True) for name, parameter in block.items()}
+        for key, block in parameters.items()
+    }
+
+
+def factors_of(
+    adapters: AdapterPlan, index: int, tensors: Mapping[str, Tensor]
+) -> dict[str, Factors]:
+    """The adapters of one block from its tensors, by canonical linear name."""
+    return {
+        adapter.linear.name: Factors(
+            tensors[adapter.name_b], tensors[adapter.name_a], adapter.scaling
+        )
+        for adapter in adapters.blocks.get(index, ())
+    }
+
+
+def merged(
+    block_factors: Callable[[int], Mapping[str, Factors]], keep_zeros: bool = False
+) -> Edits:
+    """Add the adapters' updates to the dense weights: ``W + scaling * B A``, in float32, rounded to the weight's own dtype.
+
+    With ``keep_zeros`` weights that are zero stay zero.
+    """
+
+    def edits(index: int) -> dict[str, WeightEdit]:
+        return {
+            name: _Merging(factors, keep_zeros) for name, factors in block_factors(index).items()
+        }
+
+    return edits
+
+
+class _Merging:
+    def __init__(self, factors: Factors, keep_zeros: bool) -> None:
+        self._factors = factors
+        self._keep_zeros = keep_zeros
+
+    @torch.no_grad()
+    def __call__(self, weight: Tensor) -> Tensor:
+        b, a = (
+            factor.to(weight.device, torch.float32) for factor in (self._factors.b, self._factors.a)
+        )
+        updated = torch.addmm(weight.to(torch.float32), b, a, alpha=self._factors.scaling).to(
+            weight.dtype
+        )
+        return updated.masked_fill_(weight == 0, 0) if self._keep_zeros else updated

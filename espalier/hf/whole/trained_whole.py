@@ -1,0 +1,104 @@
+"""Tensors of a whole model that are trained whole: a classification head, norms, biases, by blob key and canonical name.
+
+They are float32 whatever the base is held in, as a step is too small for bfloat16. The model goes on to compute in its own
+dtype: it is given the float32 tensor rounded to that, and its gradient goes to the float32 one.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from espalier.errors import Mistake
+from espalier.hf.files.tensor_pieces import converted
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.payload import block_of_key
+
+Names = Mapping[str, Iterable[str]]
+"""Canonical names by blob key."""
+
+
+def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tensor]]:
+    """What the model's files hold, which is where training begins: float32, on the CPU, by blob key and canonical name.
+
+    Raises
+    ------
+    Mistake
+        The model's files hold no such tensor, or it cannot be read.
+    """
+    cpu = torch.device("cpu")
+    return {
+        key: {
+            name: converted(model.checkpoint, _stored(model, key, name), torch.float32, cpu)
+            for name in names[key]
+        }
+        for key in names
+    }
+
+
+def trained_whole(
+    model: OpenedModel, whole: nn.Module, names: Names
+) -> dict[str, dict[str, nn.Parameter]]:
+    """Let tensors of a whole model be trained: its parameters, float32, with the values that it has, by blob key and name.
+
+    It comes before adapters are put in. A head is trained as it stands: it is float32 already.
+
+    Raises
+    ------
+    Mistake
+        The model has no such tensor, or holds it in NF4.
+    """
+    return {
+        key: {name: _trainable(model, whole, key, name) for name in names[key]} for key in names
+    }
+
+
+def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.Parameter:
+    path = _path(model, key, name)
+    try:
+        found = whole.get_parameter(path)
+    except AttributeError:
+        raise Mistake(
+            f"{model.directory}: the model has no {name} of {key}; train another tensor whole"
+        ) from None
+    if not found.dtype.is_floating_point:
+        raise Mistake(
+            f"training.base = 'nf4': {key} {name} is held in 4 bits and cannot be trained whole;"
+            " choose another base"
+        )
+    if found.dtype == torch.float32:
+        found.requires_grad_(True)
+        return found
+    owner, _, kind = path.rpartition(".")
+    module = whole.get_submodule(owner)
+    exact = nn.Parameter(
+        converted(model.checkpoint, _stored(model, key, name), torch.float32, found.device)
+    )
+    setattr(module, kind, exact)
+    # unsafe: to another dtype.
+    parametrize.register_parametrization(module, kind, _Rounded(found.dtype), unsafe=True)
+    return exact
+
+
+class _Rounded(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def forward(self, exact: Tensor) -> Tensor:
+        return exact.to(self._dtype)
+
+
+def _path(model: OpenedModel, key: str, name: str) -> str:
+    path = model.family.parameter_path(name, block_of_key(key))
+    if path is None:
+        raise Mistake(f"{key} {name}: models of the family {model.family.name} have no such tensor")
+    return path
+
+
+def _stored(model: OpenedModel, key: str, name: str) -> str:
+    stored = model.stored_name(_path(model, key, name))
+    if stored is None:
+        raise Mistake(f"{model.directory}: holds no {name} of {key}; train another tensor whole")
+    return stored

@@ -1,0 +1,1 @@
+"""Identity of programs, runs and sites."""

@@ -1,0 +1,168 @@
+"""Key pairs of sites in files: the private key at the site, the public keys at the server.
+
+The file ``server/sites/hospital-a.key.pub`` states that the holder of the matching private key is
+``hospital-a``. The formats are those of Flower's SuperNode authentication: OpenSSH, on a NIST
+curve.
+Covers: a private key that other users of the machine can read is refused, as ssh does. A directory
+is refused if two sites have the same key or if a file is no public key.
+Does not cover: copies of a private key in other hands, or who may write to the directory.
+"""
+
+import os
+import stat
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from espalier.environment.home_folder import at_home
+from espalier.errors import Mistake
+from espalier.settings.node import is_site_name
+
+PRIVATE = ".key"
+PUBLIC = ".key.pub"
+"""Suffixes of a site's key files, after the site's name."""
+CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+MOST_BYTES = 16_384
+"""Maximum number of bytes that are read of a key file."""
+MAKE_ONE = "make one with espalier keys DIRECTORY --site NAME"
+
+PublicKeys = Mapping[str, ec.EllipticCurvePublicKey]
+"""Public keys by site name."""
+
+
+def private_key(path: str) -> ec.EllipticCurvePrivateKey:
+    """Read a site's private key.
+
+    Raises
+    ------
+    Mistake
+        The file cannot be read, other users can read it, or it is no key that a SuperNode accepts.
+        Nothing of its content is quoted.
+    """
+    try:
+        with open(at_home(path), "rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(MOST_BYTES)
+    except OSError as error:
+        raise Mistake(
+            f"site-key = {path!r}: cannot be read ({error.strerror}); name the site's private key"
+        ) from None
+    # A file of another user, for instance root in a container, is not for this user to change.
+    if status.st_uid == os.getuid() and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise Mistake(f"site-key = {path!r}: others of this machine can read it; chmod 600 it")
+    try:
+        key = load_ssh_private_key(data, None)
+    except TypeError:
+        raise Mistake(
+            f"site-key = {path!r}: asks for a passphrase, which a node cannot give; name a key"
+            " without one"
+        ) from None
+    except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
+        raise Mistake(
+            f"site-key = {path!r}: is no private key in OpenSSH's format; {MAKE_ONE}"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
+        raise Mistake(
+            f"site-key = {path!r}: is no ECDSA key on a curve that a SuperNode takes; {MAKE_ONE}"
+        )
+    return key
+
+
+def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
+    """Read the public keys of all sites, one file ``NAME.key.pub`` each.
+
+    Raises
+    ------
+    Mistake
+        The message has one line per invalid file; or the directory holds no key or cannot be read.
+    """
+    try:
+        files = sorted(
+            file
+            for file in at_home(folder).iterdir()
+            if not file.name.startswith(".") or _site(file)
+        )
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise Mistake(
+            f"site-keys = {folder!r}: cannot be read ({why}); name a directory on the server with"
+            f" the NAME{PUBLIC} of each site"
+        ) from None
+    found: dict[str, ec.EllipticCurvePublicKey] = {}
+    lines = []
+    holders = dict[bytes, str]()
+    for file in files:
+        try:
+            name = _site(file)
+            key = public_key(file)
+        except Mistake as mistake:
+            lines.append(str(mistake))
+            continue
+        other = holders.setdefault(_bytes_of(key), name)
+        if other != name:
+            lines.append(f"{file.name}: is the key of {other} too; each site has a key of its own")
+        found[name] = key
+    if not files:
+        lines.append(f"holds no key; put the NAME{PUBLIC} of each site there")
+    if lines:
+        raise Mistake(f"site-keys = {folder!r}:\n" + "\n".join(f"  {line}" for line in lines))
+    return found
+
+
+def public_key(file: Path) -> ec.EllipticCurvePublicKey:
+    """Read a public key from a file that is named after its site.
+
+    Raises
+    ------
+    Mistake
+        The file is not named like a site's key, or holds something else.
+    """
+    if not _site(file):
+        raise Mistake(
+            f"{file.name}: is not named NAME{PUBLIC} after a site; rename it, or take it away"
+        )
+    try:
+        with open(file, "rb") as opened:
+            key = load_ssh_public_key(opened.read(MOST_BYTES))
+    except OSError as error:
+        raise Mistake(f"{file.name}: cannot be read ({error.strerror})") from None
+    except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
+        raise Mistake(
+            f"{file.name}: is no public key in OpenSSH's format; ask the site for its {file.name}"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
+        raise Mistake(
+            f"{file.name}: is no ECDSA key on a curve that a SuperLink takes; have the site"
+            f" {MAKE_ONE}"
+        )
+    return key
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Return the fingerprint of a public key in the format of ``ssh-keygen -l``."""
+    _, blob, *_ = _bytes_of(key).split()
+    return f"SHA256:{b64encode(sha256(b64decode(blob)).digest()).decode().rstrip('=')}"
+
+
+def _site(file: Path) -> str:
+    """Return the site after which a file is named; empty if it is named otherwise."""
+    name = file.name.removesuffix(PUBLIC)
+    return (
+        name
+        if file.name.endswith(PUBLIC) and name not in ("", ".", "..") and is_site_name(name)
+        else ""
+    )
+
+
+def _bytes_of(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

@@ -1,0 +1,176 @@
+"""Adapter tensors as blobs of a message, in float32, bfloat16 or NF4.
+
+NF4 takes 4 bits per number and 1/16 byte for scales. ``float32`` is lossless. The error of the
+other wire dtypes is proportional to the values that are rounded. To keep it small, these dtypes
+carry differences from adapters that both sides have (``rounding = "differences"``): a client sends
+differences from the adapters that began the round, and the server sends differences from the first
+adapters of the run. With error feedback the sender adds the rounding error of one message to the
+values of the next (see ``pruning_kernels.lora.error_feedback``). An NF4 tensor is stored as two:
+``<name>.codes`` and ``<name>.absmax``.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.messages.payload import TensorSpec
+from espalier.settings.federation import Payload
+from pruning_kernels.lora import nf4
+from pruning_kernels.lora.error_feedback import BFLOAT16, NF4, encode_with_feedback
+from pruning_kernels.lora.nf4 import Nf4
+from pruning_kernels.selection.scores import NotFiniteError
+
+Shape = tuple[int, ...]
+PLAIN = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat16)}
+
+
+def payload_specs(shapes: Mapping[str, Shape], payload: Payload) -> dict[str, TensorSpec]:
+    """Return the specs of the tensors in a blob that holds adapters of these shapes.
+
+    Parameters
+    ----------
+    shapes
+        Shapes of the adapter tensors by canonical name.
+    payload
+        Wire dtype.
+    """
+    if payload != "nf4":
+        return {name: TensorSpec(PLAIN[payload][0], shape) for name, shape in shapes.items()}
+    specs = {}
+    for name, shape in shapes.items():
+        size = torch.Size(shape).numel()
+        # Two codes per byte, and one float32 scale per block; both counts are rounded up.
+        specs[f"{name}.codes"] = TensorSpec("U8", (-(-size // 2),))
+        specs[f"{name}.absmax"] = TensorSpec("F32", (-(-size // nf4.BLOCK),))
+    return specs
+
+
+def pack_adapters(
+    tensors: Mapping[str, Tensor], payload: Payload, residuals: Mapping[str, Tensor] | None = None
+) -> tuple[bytes, dict[str, Tensor]]:
+    """Serialize the adapter tensors of one blob.
+
+    Parameters
+    ----------
+    tensors
+        Values or differences, float32, by canonical name.
+    payload
+        Wire dtype.
+    residuals
+        Rounding errors of earlier messages, float32, by canonical name. A missing one counts as
+        zero, and so do all if this is None. If the rank of a tensor has changed, rows and columns
+        that no longer exist are dropped, and new ones start at zero.
+
+    Returns
+    -------
+    blob : bytes
+        Safetensors blob.
+    lost : dict of str to Tensor
+        Rounding error of each tensor, float32, by canonical name. Empty for ``float32``, which is
+        lossless.
+
+    Raises
+    ------
+    Mistake
+        If a number is not finite, or has no finite code.
+    """
+    packed = {}
+    lost = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().to("cpu", torch.float32).contiguous()
+        before = _fitted((residuals or {}).get(name), value)
+        try:
+            if payload == "float32":
+                packed[name] = _finite(value)
+            elif payload == "bfloat16":
+                packed[name], lost[name] = encode_with_feedback(value, before, BFLOAT16)
+            else:
+                code, lost[name] = encode_with_feedback(value, before, NF4)
+                packed |= {f"{name}.codes": code.packed, f"{name}.absmax": code.absmax}
+        except NotFiniteError:
+            raise Mistake(
+                f"{name}: training led to numbers that are not finite; lower training.learning-rate"
+            ) from None
+    return save({name: packed[name] for name in sorted(packed)}), lost
+
+
+def unpack_adapters(
+    shapes: Mapping[str, Shape], blob: bytes, payload: Payload
+) -> dict[str, Tensor]:
+    """Read a blob whose tensors match ``payload_specs``: float32, by canonical name.
+
+    Raises
+    ------
+    Mistake
+        If a number is not finite, NF4 codes are damaged, or a tensor has another shape.
+    """
+    found = load(blob)
+    return {
+        name: read_adapter(found.__getitem__, name, shape, payload)
+        for name, shape in shapes.items()
+    }
+
+
+def read_adapter(
+    read: Callable[[str], Tensor], name: str, shape: Shape, payload: Payload
+) -> Tensor:
+    """Read one adapter tensor from its blob and return it in float32.
+
+    Parameters
+    ----------
+    read
+        Function that returns a stored tensor by its name in the blob.
+    name
+        Canonical name of the adapter tensor.
+    shape
+        Shape of the adapter tensor.
+    payload
+        Wire dtype.
+
+    Raises
+    ------
+    Mistake
+        If a number is not finite, NF4 codes are damaged, or the tensor has another shape.
+    """
+    try:
+        if payload == "nf4":
+            return nf4.decode(Nf4(read(f"{name}.codes"), read(f"{name}.absmax")), shape)
+        found = read(name)
+        if tuple(found.shape) != tuple(shape):
+            raise ValueError(f"is {list(found.shape)}, must be {list(shape)}")
+        return _finite(found.to(torch.float32))
+    except NotFiniteError:
+        raise Mistake(f"{name}: a number is not finite") from None
+    except ValueError as error:
+        raise Mistake(f"{name}: {error}") from None
+
+
+def differences(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``tensors - start`` for the tensors of one blob, in float32, by canonical name."""
+    return {
+        name: tensor.detach().to("cpu", torch.float32) - start[name]
+        for name, tensor in tensors.items()
+    }
+
+
+def sums(start: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``start`` plus the received differences, in float32, by canonical name."""
+    return {name: start[name] + difference for name, difference in found.items()}
+
+
+def _fitted(residual: Tensor | None, value: Tensor) -> Tensor:
+    """Return the residual cropped or padded with zeros to the shape of ``value``."""
+    fitted = torch.zeros_like(value)
+    if residual is not None:
+        common = tuple(slice(min(sizes)) for sizes in zip(residual.shape, value.shape, strict=True))
+        fitted[common] = residual[common]
+    return fitted
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    if not bool(torch.isfinite(tensor).all()):
+        raise NotFiniteError
+    return tensor

@@ -1,0 +1,202 @@
+"""Structured cuts as blobs: a bit per prunable group of a block, and biases or scales.
+
+Biases and scales compensate for the groups that are cut.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import Mistake
+from espalier.messages.contract import Contract
+from espalier.messages.message import Letter, NoScalars
+from espalier.messages.parts import Delivery, parts_of, require_result_wanted
+from espalier.messages.payload import TensorSpec, block_key, pack_tensors, unpack_tensors, views
+from espalier.models.plan import ModelPlan, PlanOf
+from espalier.models.structure import Structure, Units, units_of
+from espalier.settings.run import RunSettings
+from pruning_kernels.votes.bitmask import has_clean_padding, num_words, pack, unpack
+
+KINDS = ("groups", "channels")
+"""Kinds of prunable groups, in the order of ``unit_costs``."""
+READERS = {"groups": "attn.o", "channels": "mlp.down"}
+"""Matrix that reads the output of each kind; each of its columns belongs to one prunable group."""
+MOST_SCALE = 10.0
+"""Maximum absolute value of a scale (Kwon et al. 2022, section 4.3).
+
+A fit with larger values is not meaningful.
+"""
+
+
+def cut_name(kind: str) -> str:
+    """Return the tensor name of the bits of a kind of prunable group: 1 = cut."""
+    return f"{kind}.cut"
+
+
+def bias_name(linear: str) -> str:
+    """Return the tensor name of the complete bias of a matrix."""
+    return f"{linear}.bias"
+
+
+def scale_name(kind: str) -> str:
+    """Return the tensor name of the scales of a kind of prunable group; 0 for cut ones."""
+    return f"{kind}.scale"
+
+
+def cut_specs(
+    plan: ModelPlan, biases: Sequence[str], scaled: Sequence[str] = ()
+) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of the blobs that describe a smaller model, one per block.
+
+    Parameters
+    ----------
+    plan
+        Plan of the model.
+    biases
+        Canonical names of matrices that get a bias, float32.
+    scaled
+        Kinds whose prunable groups get a scale, float32.
+    """
+    specs = {}
+    for block in plan.blocks:
+        units = units_of(plan, block)
+        rows = {linear.name: linear.shape[0] for linear in block.linears}
+        specs[block_key(block.index)] = {
+            **{
+                cut_name(kind): TensorSpec("U64", (num_words(getattr(units, kind)),))
+                for kind in KINDS
+            },
+            **{bias_name(name): TensorSpec("F32", (rows[name],)) for name in biases},
+            **{scale_name(kind): TensorSpec("F32", (getattr(units, kind),)) for kind in scaled},
+        }
+    return specs
+
+
+def pack_cut(
+    cut: Mapping[str, NDArray[np.bool_]],
+    biases: Mapping[str, NDArray[np.float32]],
+    scales: Mapping[str, NDArray[np.float32]] | None = None,
+) -> bytes:
+    """Serialize the cut of one block.
+
+    Parameters
+    ----------
+    cut
+        Bool array (units,) by kind: True for prunable groups that are cut.
+    biases
+        Biases by canonical name of their matrix.
+    scales
+        Scales by kind.
+    """
+    bits = {cut_name(kind): pack(units) for kind, units in cut.items()}
+    beside = {bias_name(name): bias for name, bias in biases.items()}
+    return pack_tensors(
+        {**bits, **beside, **{scale_name(kind): own for kind, own in (scales or {}).items()}}
+    )
+
+
+def unpack_cut(blob: bytes, units: Units) -> dict[str, NDArray[np.bool_]]:
+    """Read the cut of a block with these numbers of groups: bool arrays (units,) by kind."""
+    words = unpack_tensors(blob)
+    return {kind: unpack(words[cut_name(kind)], (1, getattr(units, kind)))[0] for kind in KINDS}
+
+
+def structure_of(
+    plan: ModelPlan, blob_of: Callable[[int], bytes], biases: Sequence[str]
+) -> Structure:
+    """Return the structure that the blobs of all blocks describe.
+
+    Parameters
+    ----------
+    plan
+        Plan of the model.
+    blob_of
+        Function that returns the blob of a block by its number.
+    biases
+        Canonical names of matrices that get a bias.
+    """
+    whole = Structure.whole(plan)
+    kept = dict[int, dict[str, list[int]]]()
+    for index, units in enumerate(whole.base):
+        bits = unpack_cut(blob_of(index), units)
+        kept[index] = {kind: np.flatnonzero(~cut).tolist() for kind, cut in bits.items()}
+    made = whole.keeping(kept)
+    return Structure(made.base, made.blocks, tuple(biases))
+
+
+def biases_of(blob: bytes, biases: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """Return the biases of a block by canonical name."""
+    tensors = unpack_tensors(blob)
+    return {name: tensors[bias_name(name)] for name in biases}
+
+
+def scales_of(blob: bytes) -> dict[str, NDArray[np.float32]]:
+    """Return the scales of a block by kind; kinds without scales are left out."""
+    tensors = unpack_tensors(blob)
+    return {kind: tensors[scale_name(kind)] for kind in KINDS if scale_name(kind) in tensors}
+
+
+class SomeOfEachKindStays:
+    """Check of a block's cut: one group of each kind stays, and biases and scales are in range."""
+
+    def __init__(self, plan: ModelPlan) -> None:
+        self._units = {block_key(block.index): units_of(plan, block) for block in plan.blocks}
+
+    def __call__(self, key: str, blob: bytes) -> None:
+        """Check the blob of one block.
+
+        Raises
+        ------
+        Mistake
+            If all groups of a kind are cut, bits are set after the last group, a bias is not
+            finite, or a scale exceeds ``MOST_SCALE``.
+        """
+        tensors = views(blob)
+        for kind in KINDS:
+            words = tensors[cut_name(kind)]
+            number = getattr(self._units[key], kind)
+            if not has_clean_padding(words, number):
+                raise Mistake(f"{key} {kind}: bits are set beyond the last unit")
+            if unpack(words, (1, number)).all():
+                raise Mistake(f"{key} {kind}: all are cut, one must stay")
+        if not all(
+            np.isfinite(tensor).all() for name, tensor in tensors.items() if name.endswith(".bias")
+        ):
+            raise Mistake(f"{key}: a bias is no finite number")
+        if not all(
+            # NaN fails this comparison too.
+            (np.abs(tensor) <= MOST_SCALE).all()
+            for name, tensor in tensors.items()
+            if name.endswith(".scale")
+        ):
+            raise Mistake(f"{key}: a scale is no number, or beyond {MOST_SCALE:g}")
+
+
+def delivery_of_cuts(
+    request: Letter,
+    plan_of: PlanOf,
+    run: RunSettings,
+    biases: Sequence[str],
+    scaled: Sequence[str] = (),
+) -> Contract:
+    """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation.
+
+    Raises
+    ------
+    Mistake
+        If this run pushes no result, or if there is no such part.
+    """
+    require_result_wanted(run)
+    plan = plan_of()
+    specs = cut_specs(plan, biases, scaled)
+    delivery = Delivery(
+        order=NoScalars,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=(
+            "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
+        ),
+        check_values=SomeOfEachKindStays(plan),
+    )
+    return delivery.contract(request, run.method)

@@ -1,0 +1,183 @@
+"""Model that the server pushes to clients without one: its files in pieces, each sent at most once.
+
+The server offers a folder by the hashes of its files and pieces. The client answers which pieces it
+lacks, so a node that has them already receives nothing. The hash of the folder identifies its whole
+content.
+
+Covers: only file names of a Hugging Face model's configuration, tokenizer and safetensors are
+accepted. The folder therefore contains no code, and no file is written outside it.
+Does not cover: a model that was made to do harm. A site's owner limits its size
+(``most-model-bytes``).
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.message import Scalars
+from espalier.messages.parts import Sha256
+from espalier.messages.payload import TensorSpec
+
+FILES = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"|tokenizer\.model|sentencepiece\.bpe\.model|vocab\.txt|merges\.txt|chat_template\.jinja"
+    r"|model(-[0-9]{5}-of-[0-9]{5})?\.safetensors|model\.safetensors\.index\.json"
+)
+"""Permitted names of a model's files."""
+MOST_FILES = 1000
+"""Maximum number of files."""
+MOST_BYTES_BESIDE_WEIGHTS = 1 << 27
+"""Maximum size in bytes of a file without weights; the largest tokenizers have a third of it."""
+PIECE = "piece"
+"""Key of the blob of a piece."""
+BYTES = "bytes"
+"""Name of the tensor in the blob of a piece."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Content of a folder: its files, joined and cut into pieces.
+
+    All pieces except the last have ``piece_bytes``.
+    """
+
+    names: tuple[str, ...]
+    """Names of the files, ascending."""
+    sizes: tuple[int, ...]
+    """Size of each file in bytes."""
+    file_sha256: tuple[str, ...]
+    """Hexadecimal SHA-256 of each file."""
+    piece_bytes: int
+    """Size of a piece in bytes."""
+    piece_sha256: tuple[str, ...]
+    """Hexadecimal SHA-256 of each piece."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash over the names, sizes and hashes of the files.
+
+        It does not depend on how the folder is cut into pieces.
+        """
+        return sha256(json.dumps([self.names, self.sizes, self.file_sha256]).encode()).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Total size of all files in bytes."""
+        return sum(self.sizes)
+
+    def piece_size(self, index: int) -> int:
+        """Return the size of one piece in bytes."""
+        return min(self.piece_bytes, self.num_bytes - index * self.piece_bytes)
+
+    def require_sound(self) -> None:
+        """Check that the values are consistent and that every file has a permitted name.
+
+        Raises
+        ------
+        Mistake
+            If a check fails, or if a file without weights is too large.
+        """
+        if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MOST_FILES:
+            raise Mistake(
+                f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and"
+                f" {len(self.file_sha256)} hashes"
+            )
+        if list(self.names) != sorted(set(self.names)) or not all(
+            FILES.fullmatch(name) for name in self.names
+        ):
+            raise Mistake(
+                "Offer: a file has a name that no file of a model has, or files are not in order"
+            )
+        if any(
+            size > MOST_BYTES_BESIDE_WEIGHTS
+            for name, size in zip(self.names, self.sizes, strict=True)
+            if not name.endswith(".safetensors")
+        ):
+            raise Mistake(
+                f"Offer: a file without weights has more than {MOST_BYTES_BESIDE_WEIGHTS} bytes"
+            )
+        if len(self.piece_sha256) != -(-self.num_bytes // self.piece_bytes):
+            raise Mistake(f"Offer: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes")
+
+
+class Offer(Scalars):
+    """Fields of the offer of a model."""
+
+    what: Literal["model"] = "model"
+    names: list[Annotated[str, Field(max_length=64)]] = Field(min_length=1)
+    sizes: list[Annotated[int, Field(ge=0)]]
+    file_sha256: list[Sha256]
+    piece_bytes: int = Field(ge=1)
+    piece_sha256: list[Sha256]
+
+    @staticmethod
+    def of(manifest: Manifest) -> "Offer":
+        """Return the offer of a folder."""
+        return Offer(
+            names=list(manifest.names),
+            sizes=list(manifest.sizes),
+            file_sha256=list(manifest.file_sha256),
+            piece_bytes=manifest.piece_bytes,
+            piece_sha256=list(manifest.piece_sha256),
+        )
+
+    def manifest(self) -> Manifest:
+        """Return the description of the offered folder.
+
+        Raises
+        ------
+        Mistake
+            See ``Manifest.require_sound``.
+        """
+        found = Manifest(
+            tuple(self.names),
+            tuple(self.sizes),
+            tuple(self.file_sha256),
+            self.piece_bytes,
+            tuple(self.piece_sha256),
+        )
+        found.require_sound()
+        return found
+
+
+class Lacking(Scalars):
+    """Fields of the answer to an offer."""
+
+    pieces: list[Annotated[int, Field(ge=0)]]
+    """Numbers of the pieces that the client lacks, ascending."""
+
+
+class Piece(Scalars):
+    """Fields of a message with one piece."""
+
+    what: Literal["piece"] = "piece"
+    model_sha256: Sha256
+    """Hash of the folder."""
+    index: int = Field(ge=0)
+    """Number of the piece."""
+    size: int = Field(ge=1)
+    """Size of the piece in bytes."""
+
+
+def piece_specs(piece: Piece) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of the blob with a piece."""
+    return {PIECE: {BYTES: TensorSpec("U8", (piece.size,))}}
+
+
+def require_pieces(lacking: Sequence[int], offered: int) -> None:
+    """Check the answer to an offer.
+
+    Raises
+    ------
+    Mistake
+        If the numbers of pieces are not ascending or not below ``offered``.
+    """
+    if list(lacking) != sorted(set(lacking)) or (lacking and lacking[-1] >= offered):
+        raise Mistake(f"Lacking: pieces must be ascending and below {offered}")

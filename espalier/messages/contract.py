@@ -1,0 +1,169 @@
+"""Contracts: the permitted content of a message.
+
+A message is checked before it leaves a node and again on arrival.
+
+Covers: names, dtypes, shapes and number of tensors, number of bytes, names and ranges of fields,
+conditions of a method on values (``check_values``), and hashes of blobs if the message or its
+request names them (``blob_sha256``). A message that matches its contract has no room for text,
+token ids or hidden states, except what the listed tensors and fields can encode.
+Does not cover: a client that encodes other data in the permitted bits, or what the permitted
+tensors themselves reveal. The ``observer`` sentence of each contract describes the latter.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from espalier.amounts import count
+from espalier.errors import Mistake
+from espalier.messages.message import UNREAD, Failure, Header, Letter, Scalars, validate
+from espalier.messages.payload import TensorSpec, tensor_specs
+
+BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
+"""Tensor specs by blob key and tensor name."""
+
+CheckValues = Callable[[str, bytes], None]
+"""Function of a blob's key and bytes that raises ``Mistake`` if values are out of range."""
+
+HEADER_ROOM = 64 * 1024
+"""Bytes that the safetensors header of a blob may take in addition to its data."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One direction of a contract."""
+
+    scalars: type[Scalars]
+    """Description of the fields."""
+    blobs: BlockSpecs | Callable[[Scalars], BlockSpecs] = field(default_factory=dict)
+    """Specs of the blobs and tensors of the message, all of which are required.
+
+    It is a function if they depend on the fields.
+    """
+    check_values: CheckValues | None = None
+    """Check of the values of each blob."""
+    check_scalars: Callable[[Scalars], None] | None = None
+    """Check that raises ``Mistake`` if fields contradict each other or the request."""
+    blob_sha256: Callable[[Scalars], Mapping[str, str]] | None = None
+    """Function of the fields that returns the hexadecimal SHA-256 of each blob, by key.
+
+    It may name further blobs.
+    """
+
+    def specs(self, scalars: Scalars) -> BlockSpecs:
+        """Return the specs of the blobs for these validated fields."""
+        return self.blobs(scalars) if callable(self.blobs) else self.blobs
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Permitted content of a request of one kind and of its reply."""
+
+    kind: str
+    method: str
+    down: Side
+    """Request, from server to client."""
+    up: Side
+    """Reply, from client to server."""
+    observer: str
+    """Description of what a person who reads the client's reply learns."""
+    num_parts: int = 1
+    """Number of parts in which the reply is sent."""
+
+
+def check(letter: Letter, side: Side) -> Scalars:
+    """Check a message against one side of its contract and return its fields.
+
+    Raises
+    ------
+    Mistake
+        If the content differs from the contract. The error names the difference and quotes no
+        value.
+    """
+    scalars = validate(side.scalars, letter.scalars)
+    expected = side.specs(scalars)
+    surplus = set(letter.blobs) - set(expected)
+    missing = set(expected) - set(letter.blobs)
+    if surplus or missing:
+        raise Mistake(
+            f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(expected)}"
+        )
+    # Check the total size before any blob is parsed.
+    size = sum(len(blob) for blob in letter.blobs.values())
+    limit = byte_limit(expected)
+    if size > limit:
+        raise Mistake(f"blobs: {size} bytes, at most {limit} are allowed")
+    for key, blob in letter.blobs.items():
+        _check_blob(key, blob, expected[key])
+        if side.check_values is not None:
+            side.check_values(key, blob)
+    if side.check_scalars is not None:
+        side.check_scalars(scalars)
+    if side.blob_sha256 is not None:
+        _check_hashes(letter.blobs, side.blob_sha256(scalars))
+    return scalars
+
+
+def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
+    """Check a reply against its request and contract and return its fields.
+
+    A reply repeats the header of its request and matches ``contract.up``. A failed reply has only a
+    reason. It has the header of the request too, unless the client could not read the request.
+
+    Raises
+    ------
+    Mistake
+        If the reply belongs to another round, client, attempt or part, or if its content differs
+        from the contract.
+    """
+    failed = reply.header.status == "failed"
+    # A client that could not read the request cannot repeat its header.
+    if failed and reply.header.model_copy(update={"status": "ok"}) == UNREAD:
+        return check(reply, FAILED)
+    # A request does not know the number of parts of its reply; a failed reply is not split.
+    parts = {} if failed else {"num_parts": contract.num_parts}
+    expected = request.header.model_copy(update={"status": reply.header.status, **parts})
+    if reply.header != expected:
+        wrong = [
+            name
+            for name in Header.model_fields
+            if getattr(reply.header, name) != getattr(expected, name)
+        ]
+        raise Mistake(f"header: {', '.join(wrong)} not as the request demands")
+    return check(reply, FAILED if failed else contract.up)
+
+
+def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> None:
+    """Compare the hashes of blobs with the named ones.
+
+    Without the comparison each hash would be 32 bytes in which a reply could send any data.
+    """
+    for key, blob in blobs.items():
+        if sha256(blob).hexdigest() != expected[key]:
+            raise Mistake(f"{key}: the bytes do not have the SHA-256 that was named for them")
+
+
+def byte_limit(specs: BlockSpecs) -> int:
+    """Return the maximum total size in bytes of blobs with these tensors."""
+    return sum(
+        sum(spec.num_bytes for spec in tensors.values()) + HEADER_ROOM for tensors in specs.values()
+    )
+
+
+def _check_blob(key: str, blob: bytes, expected: Mapping[str, TensorSpec]) -> None:
+    found = tensor_specs(blob)
+    if set(found) != set(expected):
+        raise Mistake(
+            f"{key}: holds {count(len(found), 'tensor')}, and not the {len(expected)} that the"
+            " contract names"
+        )
+    for name, spec in expected.items():
+        if found[name] != spec:
+            raise Mistake(
+                f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be"
+                f" {spec.dtype} {list(spec.shape)}"
+            )
+
+
+FAILED = Side(Failure)
+"""Contract side of a failed reply: a reason and no blobs."""

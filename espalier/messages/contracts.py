@@ -1,0 +1,63 @@
+"""Lookup of the contract of a message by its header, the model plan and the settings of the run."""
+
+from types import ModuleType
+
+from espalier.errors import Mistake
+from espalier.messages import enrolment, evaluation, local_baseline, refusal
+from espalier.messages.contract import Contract
+from espalier.messages.message import Letter, validate
+from espalier.messages.round_check import last_rounds, require_round
+from espalier.models.plan import PlanOf
+from espalier.settings.methods import METHODS, part
+from espalier.settings.run import RunSettings
+
+
+def of_method(method: str) -> ModuleType:
+    """Import and return the module with the contracts of a method.
+
+    The import is deferred because the contracts of tuning methods need torch, and others do not.
+    """
+    found: ModuleType = part(METHODS[method].contracts)
+    return found
+
+
+def contract_for(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
+    """Return the contract of a request and its reply.
+
+    Parameters
+    ----------
+    request
+        The request.
+    plan_of
+        Function that returns the plan of the clients' model. It is called only if the contract
+        depends on the plan, so that a site without the model can take part.
+    settings
+        Settings of the run.
+
+    Raises
+    ------
+    Mistake
+        If the request names another method, or a round or part that does not exist.
+    """
+    header = request.header
+    if header.method != settings.method:
+        raise Mistake(f"message: is of method {header.method!r}, the run's is {settings.method!r}")
+    if header.kind == "enrol":
+        require_round(header, range(0), settings)
+        return enrolment.contract(settings.method, signed=bool(settings.site_keys))
+    if header.kind == "refused":
+        require_round(header, range(0), settings)
+        return refusal.contract(settings.method)
+    require_round(header, last_rounds(plan_of, settings), settings)
+    if header.kind == "alone":
+        return local_baseline.contract(request, settings)
+    if header.kind == "evaluate":
+        texts = validate(evaluation.Texts, request.scalars)
+        made = evaluation.contract(settings.method, texts, settings.evaluation.own_text)
+        evaluation.require_of_run(texts, settings)
+        return made
+    if header.kind == "deliver":
+        delivery: Contract = of_method(settings.method).delivery(request, plan_of, settings)
+        return delivery
+    contract: Contract = of_method(settings.method).contract(request, plan_of, settings)
+    return contract

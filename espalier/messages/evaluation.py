@@ -1,0 +1,249 @@
+"""Contract of ``evaluate``: windows of the evaluation texts go down, mean losses come up.
+
+Covers: no text, window or item is scored beyond those of the run's settings. A real site also
+refuses texts with few predictions and few test items (``require_many``), since a mean over few
+shows how the model continues single sentences.
+Does not cover: the content of the texts. A server may repeat one sentence, or put another one into
+each window; it learns one number per text.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.identity.printable import printable
+from espalier.messages.contract import Contract, Side
+from espalier.messages.message import MOST_SECONDS, Scalars
+from espalier.messages.payload import TensorSpec
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
+
+OWN_TEXT_MODELS = ("dense", "local_only", "federated")
+"""Models that a client evaluates on its held-out text, in the order of ``Losses.own_losses``."""
+
+
+class Texts(Scalars):
+    """Fields of the request: evaluation texts, their windows, and public test items."""
+
+    names: list[str]
+    """Names of the evaluation texts."""
+    num_windows: list[Annotated[int, Field(ge=1)]]
+    """Number of windows of each text."""
+    window_tokens: int = Field(ge=2)
+    """Number of tokens in a window."""
+    own_text: bool
+    """True if the client also evaluates on its own held-out text."""
+    test_metrics: list[str] = Field(default_factory=list)
+    """Scores on public test items; empty without such items."""
+    test_items: int = Field(0, ge=0)
+    """Number of test items."""
+    test_requests: int = Field(0, ge=0)
+    """Number of requests of all test items."""
+    test_tokens: int = Field(0, ge=0)
+    """Number of tokens of all requests."""
+
+
+class Losses(Scalars):
+    """Fields of the reply: mean losses per token in nats, and scores."""
+
+    losses: list[float]
+    """Loss of the client's local result on each evaluation text."""
+    own_losses: list[float]
+    """Losses of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if not requested."""
+    test_scores: list[float] = Field(default_factory=list)
+    """Scores of the client's local result, one per requested metric."""
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
+    """Duration of the evaluation in seconds."""
+
+
+METRICS = frozenset({"acc", "acc_norm", "loss"})
+"""Scores that a client reports on public test items."""
+
+LEAST_PREDICTIONS = 1000
+"""Minimum number of predictions over which a real site averages its loss on an evaluation text."""
+LEAST_ITEMS = 100
+"""Minimum number of public test items over which a real site averages its scores."""
+
+WINDOWS_BLOB = "public-windows"
+TEST_BLOB = "public-test"
+
+
+MOST_LOSS = 700.0
+"""Maximum mean loss in nats; the perplexity of a larger one overflows."""
+
+LOSS_DIGITS = 3
+"""Decimals of losses and scores; this rounding changes a perplexity of 40 by at most 0.02."""
+
+OWN_LOSS_LIMIT = 20.0
+"""Maximum contribution of one prediction or item to a loss on the client's own text, in nats.
+
+The limit holds for every model. Without it, a server could push a model with huge values and read
+single items off the mean. A probability of 1 in 485 million has this loss.
+"""
+
+
+def require_of_run(texts: Texts, run: RunSettings) -> None:
+    """Check that the request names no more texts, windows and items than the settings allow.
+
+    Raises
+    ------
+    Mistake
+        If it does; the error names the setting.
+    """
+    chosen = run.evaluation
+    on_text = run.task.name == TEXT
+    if texts.names and not (run.clients_evaluate and on_text):
+        raise Mistake(
+            "Texts: texts are not allowed with evaluation.local-only or evaluation.baselines ="
+            " false, or a task"
+        )
+    if set(texts.names) - chosen.named_texts().keys():
+        raise Mistake("Texts: evaluation.texts names no such text")
+    if texts.names and texts.window_tokens != chosen.window_tokens:
+        told = f"evaluation.window-tokens = {chosen.window_tokens}"
+        raise Mistake(f"Texts: windows of {texts.window_tokens} tokens, {told}")
+    if chosen.max_windows and (most := max(texts.num_windows, default=0)) > chosen.max_windows:
+        raise Mistake(
+            f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}"
+        )
+    # 0 as ``task.max-test-items`` means no limit.
+    most_items = (
+        run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
+    )
+    if texts.test_items > most_items:
+        raise Mistake(f"Texts: {texts.test_items} test items, {most_items} are allowed")
+    if set(texts.test_metrics) - METRICS or len(set(texts.test_metrics)) < len(texts.test_metrics):
+        raise Mistake(
+            f"Texts: test_metrics are not some of {', '.join(sorted(METRICS))}, each once"
+        )
+    if bool(texts.test_metrics) != bool(texts.test_items):
+        raise Mistake("Texts: test_metrics without test_items, or the other way round")
+
+
+def require_many(texts: Texts) -> None:
+    """Check that every mean is over enough predictions or items.
+
+    A mean over few of them shows how a model continues single sentences.
+
+    Raises
+    ------
+    Mistake
+        If a text or the test items are too few; the error has the numbers and the remedy.
+    """
+    for name, number in zip(texts.names, texts.num_windows, strict=True):
+        if (predictions := number * (texts.window_tokens - 1)) < LEAST_PREDICTIONS:
+            raise Mistake(
+                f"evaluation.texts: '{printable(name)}' gives {predictions} predictions, sites"
+                f" evaluate what they make alone on {LEAST_PREDICTIONS} or more; take a longer"
+                " text, raise evaluation.max-windows or evaluation.window-tokens, or set"
+                " evaluation.local-only to false"
+            )
+    if 0 < texts.test_items < LEAST_ITEMS:
+        raise Mistake(
+            f"task.test-path: there are {texts.test_items} test items, sites score what they make"
+            f" alone on {LEAST_ITEMS} or more; give more items, raise task.max-test-items, or set"
+            " evaluation.local-only to false"
+        )
+
+
+def test_specs(texts: Texts) -> dict[str, TensorSpec]:
+    """Return the specs of the flat tensors with the public test items."""
+    per_request = ("lengths", "answer-tokens", "characters")
+    sizes = {
+        "tokens": texts.test_tokens,
+        "num-options": texts.test_items,
+        "answers": texts.test_items,
+    }
+    sizes |= dict.fromkeys(per_request, texts.test_requests)
+    return {name: TensorSpec("I32", (size,)) for name, size in sizes.items()}
+
+
+def _is_score(metric: str, value: float) -> bool:
+    """Return True if a metric can have the value: a loss is at least 0, another score is 0 to 1."""
+    return value >= 0 and (metric == "loss" or value <= 1)
+
+
+def contract(method: str, texts: Texts, own_text: bool) -> Contract:
+    """Return the contract of an evaluation by a client.
+
+    Parameters
+    ----------
+    method
+        Method of the run.
+    texts
+        Fields of the request.
+    own_text
+        Setting ``evaluation.own-text`` of the run.
+
+    Raises
+    ------
+    Mistake
+        If the fields contradict each other or ``own_text``.
+    """
+    if texts.own_text != own_text:
+        raise Mistake("Texts: own_text is not what evaluation.own-text says")
+    if not len(set(texts.names)) == len(texts.names) == len(texts.num_windows):
+        raise Mistake(
+            f"Texts: {len(set(texts.names))} different names, {len(texts.num_windows)} numbers of"
+            " windows"
+        )
+    windows = {
+        name: TensorSpec("I32", (count, texts.window_tokens))
+        for name, count in zip(texts.names, texts.num_windows, strict=True)
+    }
+    blobs = {WINDOWS_BLOB: windows} if windows else {}
+    if texts.test_items:
+        blobs[TEST_BLOB] = test_specs(texts)
+    own = len(OWN_TEXT_MODELS) if texts.own_text else 0
+
+    def a_loss_per_text(report: Scalars) -> None:
+        if isinstance(report, Losses) and (len(report.losses), len(report.own_losses)) != (
+            len(texts.names),
+            own,
+        ):
+            found = (
+                f"{len(report.losses)} losses for {len(texts.names)} texts,"
+                f" {len(report.own_losses)} own for {own}"
+            )
+            raise Mistake(f"Losses: {found}")
+        for name in ("losses", "own_losses", "test_scores") if isinstance(report, Losses) else ():
+            if any(value != round(value, LOSS_DIGITS) for value in getattr(report, name)):
+                raise Mistake(f"Losses: {name} have more than {LOSS_DIGITS} decimals")
+        if isinstance(report, Losses) and any(
+            not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses
+        ):
+            raise Mistake(f"Losses: own_losses are not between 0 and {OWN_LOSS_LIMIT}")
+        if isinstance(report, Losses) and len(report.test_scores) != len(texts.test_metrics):
+            raise Mistake(
+                f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics"
+            )
+        if isinstance(report, Losses) and any(not 0 <= loss <= MOST_LOSS for loss in report.losses):
+            raise Mistake(f"Losses: losses are not between 0 and {MOST_LOSS}")
+        if isinstance(report, Losses) and not all(
+            map(_is_score, texts.test_metrics, report.test_scores)
+        ):
+            raise Mistake(
+                "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"
+            )
+
+    return Contract(
+        kind="evaluate",
+        method=method,
+        down=Side(Texts, blobs),
+        up=Side(Losses, check_scalars=a_loss_per_text),
+        observer=(
+            "how well the client's own local result predicts public text, one number per text, and"
+            " does on public test items, one number per metric, rounded to three decimals and told"
+            " once in a run (a server that makes up the texts learns which of them the result"
+            " predicts better; `least-tokens` says on how much data that rests at least); with"
+            " `evaluation.own-text`, where the site allows it, how well the dense, its own and the"
+            " federated model predict its own held-out text or items: one number each, a mean over"
+            " at least 1000 predicted tokens of text, 1000 classified items, or 1000 tokens of at"
+            " least 100 answers, in which no prediction counts over 20 nats, rounded to three"
+            " decimals (a server that chooses the model learns counts of tokens or classes, and one"
+            " that takes the difference of two such means, one of which has an item more, learns"
+            " that item's; so a site allows this only to a server that it trusts with them); and"
+            " how long it took"
+        ),
+    )

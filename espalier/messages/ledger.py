@@ -1,0 +1,201 @@
+"""Byte ledger: raw and sent bytes of every message, by run, round, client, kind and block."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr.app import RecordDict
+
+from espalier.environment.bounded_json import read_json
+from espalier.errors import Mistake
+from espalier.messages.message import Header, Letter, num_bytes
+from espalier.messages.payload import DTYPE_BYTES, block_key, tensor_specs
+from espalier.models.plan import ModelPlan
+
+
+@dataclass
+class Traffic:
+    """Bytes in each direction."""
+
+    up: int = 0
+    down: int = 0
+
+
+class Ledger:
+    """Writer of the byte ledger: one entry per message and one per blob, and totals per client.
+
+    The ledger also records the simulated duration of rounds. Raw bytes are those of the tensors,
+    without the header of a blob and any coding. Wire bytes are those that are sent. Dense bytes are
+    those of the block's matrices in the model's files.
+
+    Parameters
+    ----------
+    append
+        Function that writes one entry.
+    """
+
+    def __init__(self, append: Callable[[dict[str, Any]], None]) -> None:
+        self._append = append
+        self.dense_bytes: Mapping[str, int] = {}
+        """Bytes of each block's dense matrices by blob key; see ``dense_bytes_of``."""
+        self.by_client: dict[int, Traffic] = {}
+        """Totals per client.
+
+        Enrolment belongs to no client yet, so only the entries include it.
+        """
+        self._timed: set[tuple[int, int]] = set()
+        """Rounds and clients that have an entry for their duration."""
+
+    def record(
+        self, direction: Literal["up", "down"], client: int, letter: Letter, content: RecordDict
+    ) -> None:
+        """Record a message that matches its contract.
+
+        Parameters
+        ----------
+        direction
+            "up" for a reply, "down" for a request.
+        client
+            Number of the client; negative before the client has one.
+        letter
+            Content of the message.
+        content
+            The message as it was sent.
+        """
+        size, common = self._counted(direction, client, letter.header, content)
+        blobs = sum(len(blob) for blob in letter.blobs.values())
+        # The first entry has the bytes of header and fields; one entry per blob follows.
+        self._append(
+            {**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs}
+        )
+        for key, blob in sorted(letter.blobs.items()):
+            dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
+            self._append(
+                {
+                    **common,
+                    "block": key,
+                    "raw_bytes": _raw_bytes(blob),
+                    "wire_bytes": len(blob),
+                    **dense,
+                }
+            )
+
+    def record_refused(self, client: int, asked: Header, content: RecordDict) -> None:
+        """Record a refused reply by its size; its content is neither read nor written down.
+
+        Parameters
+        ----------
+        client
+            Number of the client.
+        asked
+            Header of the request.
+        content
+            The reply as it was sent.
+        """
+        size, common = self._counted("up", client, asked, content)
+        self._append(
+            {**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True}
+        )
+
+    def record_round(
+        self, lineage: str, server_round: int, client: int, virtual_seconds: float
+    ) -> None:
+        """Record the duration of a client's round on its simulated device; no bytes are counted.
+
+        A second call for the same round and client has no effect.
+        """
+        if (server_round, client) in self._timed:
+            return
+        self._timed.add((server_round, client))
+        place = {
+            "lineage": lineage,
+            "round": server_round,
+            "client": client,
+            "direction": None,
+            "kind": "round",
+        }
+        none = {"block": None, "raw_bytes": 0, "wire_bytes": 0}
+        self._append({**place, "attempt": 1, "part": 0, **none, "virtual_seconds": virtual_seconds})
+
+    def _counted(
+        self, direction: Literal["up", "down"], client: int, header: Header, content: RecordDict
+    ) -> tuple[int, dict[str, Any]]:
+        """Add the bytes of a message to the totals.
+
+        Return these bytes and the values that all entries of the message share.
+        """
+        size = num_bytes(content)
+        if client >= 0:
+            traffic = self.by_client.setdefault(client, Traffic())
+            setattr(traffic, direction, getattr(traffic, direction) + size)
+        return size, {
+            "lineage": header.lineage,
+            "round": header.server_round,
+            "client": client,
+            "direction": direction,
+            "kind": header.kind,
+            "attempt": header.attempt,
+            "part": header.part,
+        }
+
+    def total(self) -> Traffic:
+        """Return the totals over all clients."""
+        up = sum(traffic.up for traffic in self.by_client.values())
+        return Traffic(up, sum(traffic.down for traffic in self.by_client.values()))
+
+    def state(self) -> list[list[int]]:
+        """Return the totals for a checkpoint: [client, up, down] for each client."""
+        return [
+            [client, traffic.up, traffic.down] for client, traffic in sorted(self.by_client.items())
+        ]
+
+    def restore(self, state: list[list[int]], timed: Iterable[tuple[int, int]] = ()) -> None:
+        """Restore the totals of a checkpoint.
+
+        Messages that were sent after the checkpoint and are sent again count once.
+
+        Parameters
+        ----------
+        state
+            Value that ``state`` returned.
+        timed
+            Rounds and clients whose duration is recorded already; see ``timed_in``.
+        """
+        self.by_client = {client: Traffic(up, down) for client, up, down in state}
+        self._timed = set(timed)
+
+
+def timed_in(path: Path) -> Iterator[tuple[int, int]]:
+    """Yield round and client of each duration in a ledger file; an incomplete line is skipped.
+
+    There may be hundreds of thousands of other entries. They are not parsed; the text that
+    ``JsonLines`` writes for the kind identifies the right ones.
+    """
+    if not path.exists():
+        return
+    with path.open(errors="replace") as lines:
+        for line in lines:
+            # A text search is much faster than parsing every line.
+            if '"kind": "round"' in line:
+                with suppress(ValueError, KeyError, TypeError):
+                    entry = read_json(line)
+                    yield int(entry["round"]), int(entry["client"])
+
+
+def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:
+    """Return the bytes of each block's matrices in the model's files, by blob key."""
+    return {
+        block_key(block.index): sum(
+            linear.num_weights * DTYPE_BYTES[linear.dtype] for linear in block.linears
+        )
+        for block in plan.blocks
+    }
+
+
+def _raw_bytes(blob: bytes) -> int | None:
+    try:
+        return sum(spec.num_bytes for spec in tensor_specs(blob).values())
+    except Mistake:
+        return None

@@ -1,0 +1,77 @@
+"""Contract of ``alone``: a client computes a result that its rounds did not produce.
+
+The result stays at the client, which evaluates it later. It is the local baseline in methods whose
+rounds leave none: clients that tune (or train the layer of LLM-Streamline) train on their own data
+for as many steps as all rounds have, and clients of iterative FedPrLLM prune the model without the
+decisions of others. In SFT-P and FedSpine the client writes its personal model; an SFT-P client
+that took part in no round fits its embedding first. This work can take as long as the rounds did,
+so it has a message of its own and is no part of the evaluation.
+"""
+
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.contract import Contract, Side
+from espalier.messages.message import MOST_SECONDS, Letter, Scalars, validate
+from espalier.settings.run import RunSettings
+
+OBSERVER = (
+    "that the client has made what it makes by itself, which stays there, and how long it took"
+)
+
+
+class Alone(Scalars):
+    """Fields of the request."""
+
+    rank_limit: int = Field(0, ge=0)
+    """Largest adapter rank of a client that no round has asked; 0: the rank of the settings."""
+    fits: bool = False
+    """True if the client took part in no round and fits its embedding (SFT-P)."""
+
+
+class AloneReport(Scalars):
+    """Fields of the reply."""
+
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
+    """Duration of the work in seconds."""
+
+
+def contract(request: Letter, settings: RunSettings) -> Contract:
+    """Return the contract of an ``alone`` message, which belongs to the last round of a run.
+
+    Raises
+    ------
+    Mistake
+        If clients of this method compute nothing on their own, have nothing to fit, or if no
+        adapter has such a rank.
+    """
+    if not settings.job.makes_alone:
+        raise Mistake(
+            f"message: clients of {settings.method} make nothing alone after their rounds"
+        )
+    largest = settings.lora.largest_rank if settings.tunes else 0
+    order = validate(Alone, request.scalars)
+    if order.fits and not settings.job.fits_alone(settings.federation):
+        raise Mistake(f"message: clients of {settings.method} have nothing to fit")
+    if order.rank_limit > largest:
+        raise Mistake(f"message: rank_limit is above {largest}, the largest rank of an adapter")
+    return Contract(
+        kind="alone",
+        method=settings.method,
+        down=Side(Alone),
+        up=Side(AloneReport),
+        observer=f"{OBSERVER}{_sent_with(settings)}",
+    )
+
+
+def _sent_with(settings: RunSettings) -> str:
+    """Return the settings that are needed for such a message; empty if the defaults are enough."""
+    given = settings.job.MAKES_ALONE_WITH.items()
+    chosen = ", ".join(f"`{key}` = {_words(value)}" for key, value in given)
+    return f"; it is sent with {chosen} alone" if chosen else ""
+
+
+def _words(value: str | int | tuple[str, ...]) -> str:
+    if isinstance(value, int):
+        return f"`{value}` or more"
+    return " or ".join(f"`{one}`" for one in (value if isinstance(value, tuple) else (value,)))

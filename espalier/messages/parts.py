@@ -1,0 +1,224 @@
+"""Transfer in parts of data that may be too large for a message.
+
+Both directions and all methods use it. The reply to a ``train`` has the first part, and each
+``fetch`` requests a later one by hash. The contracts check the number of parts, the blobs of each
+part, and that every blob has the hash that the report named. ``deliver`` pushes a result part by
+part.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.contract import BlockSpecs, CheckValues, Contract, Side
+from espalier.messages.message import MOST_SECONDS, Letter, NoScalars, Scalars
+from espalier.models.plan import cut_into_parts
+from espalier.settings.run import RunSettings
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""Hexadecimal SHA-256."""
+
+
+MOST_WINDOWS = 1_000_000
+"""Maximum number of calibration samples that a client may report.
+
+It does not depend on the run's settings, because a site may use more or fewer samples.
+"""
+
+
+class PartRequest(Scalars):
+    """Fields of a request for blobs of an earlier reply."""
+
+    blob_sha256: list[Sha256] = Field(min_length=1)
+    """Hashes of the blobs, in the order of their keys."""
+
+
+class Report(Scalars):
+    """Fields of the first part of a reply, for all methods."""
+
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
+    """Duration of the work in seconds."""
+    blob_sha256: list[Sha256]
+    """Hash of every blob of the reply, in order, by which later parts are requested."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Description of the reply to a ``train``, from which the contracts of all its parts follow."""
+
+    order: type[Scalars]
+    """Fields of ``train``."""
+    part_order: type[PartRequest]
+    """Fields of ``fetch``."""
+    report: type[Report]
+    """Fields of the reply to ``train``; later parts have none."""
+    specs: BlockSpecs
+    """Tensor specs of all blobs, in the order of the hashes in the report."""
+    parts: Sequence[Sequence[str]]
+    """Blob keys of each part."""
+    observer: str
+    """Description of what a person who reads the first part learns."""
+    more: str
+    """Description of what a person who reads a later part learns."""
+    brought: BlockSpecs = field(default_factory=dict)
+    """Specs of the blobs of a ``train`` request."""
+    fetched_with: BlockSpecs = field(default_factory=dict)
+    """Specs of the blobs of a ``fetch`` request, which determine the shapes of the parts."""
+    check_brought: CheckValues | None = None
+    """Check of the values of a request's blobs."""
+    check_values: CheckValues | None = None
+    """Check of the values of a reply's blobs."""
+    check_order: Callable[[Scalars], None] | None = None
+    """Check of the fields of a ``train`` or ``fetch`` request."""
+    check_report: Callable[[Scalars], None] | None = None
+    """Check of the fields of a reply."""
+
+    def contract(self, request: Letter, method: str) -> Contract:
+        """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
+
+        Raises
+        ------
+        Mistake
+            If there is no such part.
+        """
+        header = request.header
+        fetched = request.header.kind == "fetch"
+        if header.part >= len(self.parts) or (header.part > 0) != fetched:
+            raise Mistake(
+                f"message: part {header.part} of a {header.kind} does not exist, a reply has"
+                f" {len(self.parts)}"
+            )
+        part = self.parts[header.part]
+
+        def check_down(asked: Scalars) -> None:
+            if isinstance(asked, PartRequest) and len(asked.blob_sha256) != len(part):
+                raise Mistake(
+                    f"{type(asked).__name__}: {len(asked.blob_sha256)} hashes for {len(part)} blobs"
+                )
+            if self.check_order is not None:
+                self.check_order(asked)
+
+        def check_up(told: Scalars) -> None:
+            if isinstance(told, Report) and len(told.blob_sha256) != len(self.specs):
+                raise Mistake(
+                    f"{type(told).__name__}: {len(told.blob_sha256)} hashes for {len(self.specs)}"
+                    " blobs"
+                )
+            if self.check_report is not None:
+                self.check_report(told)
+
+        brought = self.fetched_with if fetched else self.brought
+        return Contract(
+            kind=header.kind,
+            method=method,
+            num_parts=len(self.parts),
+            down=Side(
+                self.part_order if fetched else self.order, brought, self.check_brought, check_down
+            ),
+            up=Side(
+                NoScalars if fetched else self.report,
+                {key: self.specs[key] for key in part},
+                self.check_values,
+                check_up,
+                hashes_of_part(request, self.specs, part),
+            ),
+            observer=self.more if fetched else self.observer,
+        )
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Description of data that the server pushes by ``deliver``, before a round or after the last.
+
+    Each part has a contract of its own.
+    """
+
+    order: type[Scalars]
+    """Fields of every part."""
+    specs: BlockSpecs
+    """Tensor specs of all blobs."""
+    parts: Sequence[Sequence[str]]
+    """Blob keys of each part."""
+    observer: str
+    """Description of what a person who reads the client's answer learns."""
+    check_values: CheckValues | None = None
+    """Check of the values of each blob."""
+    check_order: Callable[[Scalars], None] | None = None
+    """Check of the fields of each part."""
+    first: int = 0
+    """Number of the first part; lower numbers belong to other messages."""
+    beside: BlockSpecs = field(default_factory=dict)
+    """Specs of blobs that every part includes."""
+
+    def contract(self, request: Letter, method: str) -> Contract:
+        """Return the contract of one part.
+
+        Raises
+        ------
+        Mistake
+            If there is no such part.
+        """
+        part = request.header.part - self.first
+        if not 0 <= part < len(self.parts):
+            raise Mistake(
+                f"message: part {request.header.part} of a deliver does not exist, there are"
+                f" {len(self.parts)}"
+            )
+        blobs = {key: self.specs[key] for key in self.parts[part]} | dict(self.beside)
+        down = Side(self.order, blobs, self.check_values, self.check_order)
+        return Contract("deliver", method, down, Side(NoScalars), self.observer)
+
+
+def require_result_wanted(run: RunSettings) -> None:
+    """Check that the clients of the run evaluate its result.
+
+    Raises
+    ------
+    Mistake
+        If ``evaluation.own-text`` is off.
+    """
+    if not run.evaluation.own_text:
+        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
+
+
+def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
+    """Split blobs into parts of at most ``part_bytes``, in order, and return the keys of each part.
+
+    A larger blob is a part of its own.
+    """
+    keys = list(specs)
+    sizes = [sum(spec.num_bytes for spec in specs[key].values()) for key in keys]
+    return [[keys[place] for place in part] for part in cut_into_parts(sizes, part_bytes)]
+
+
+def hashes_of_part(
+    request: Letter, reply: Iterable[str], part: Iterable[str]
+) -> Callable[[Scalars], Mapping[str, str]]:
+    """Return a function of the fields of a reply that gives the SHA-256 of its blobs, by key.
+
+    A report also names the hashes of later parts, which are compared when these are fetched.
+
+    Parameters
+    ----------
+    request
+        A ``train``, whose report names the hashes of the whole reply, or a ``fetch``, which names
+        those of its part.
+    reply
+        Keys of all blobs of the reply, in the order of the report.
+    part
+        Keys of the blobs of the part.
+    """
+    fetched = request.header.kind == "fetch"
+    # A ``fetch`` names the hashes of its part, a report those of the whole reply.
+    keys = sorted(part) if fetched else list(reply)
+
+    def named(scalars: Scalars) -> dict[str, str]:
+        hashes = (request.scalars if fetched else scalars.model_dump()).get("blob_sha256", [])
+        if len(hashes) != len(keys):
+            raise Mistake(f"{request.header.kind}: {len(hashes)} hashes for {len(keys)} blobs")
+        return dict(zip(keys, hashes, strict=True))
+
+    return named

@@ -1,0 +1,206 @@
+"""Estimate of a client's replies in a run, derived from the contracts before anything is sent.
+
+A contract is a function of the request. If requests depend on choices of the server (a rank,
+layers, a pruning ratio), the request with the largest reply counts: ``largest_orders(plan, run,
+server_round)`` in the contracts of a method returns its fields by kind, and ``sizes_vary(run)`` is
+True if smaller replies are possible. In a method without ``largest_orders`` requests have no
+fields.
+
+Covers: names, dtypes, shapes and bytes of tensors, names of fields.
+Does not cover: headers of blobs and messages, some kilobytes per message; messages that are sent
+again after a loss.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from espalier.identity.lineage import NO_LINEAGE
+from espalier.messages.contract import BlockSpecs, Contract
+from espalier.messages.contracts import contract_for, of_method
+from espalier.messages.evaluation import Texts
+from espalier.messages.message import SCHEMA_VERSION, Header, Kind, Letter, NoScalars
+from espalier.messages.parts import parts_of
+from espalier.messages.round_check import last_rounds
+from espalier.models.plan import ModelPlan
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
+
+Orders = Callable[[ModelPlan | None, RunSettings, int], Mapping[Kind, Mapping[str, Any]]]
+"""Function that returns the fields of a round's requests with the largest replies, by kind."""
+WHOLE = 1 << 62
+"""Part size in bytes that holds any reply."""
+
+
+class _NoModelError(Exception):
+    """Error of a contract that depends on a model which has not been pushed yet."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Reply of a client to one kind of message in one round."""
+
+    kind: Kind
+    server_round: int
+    """Number of the round; 0 before the first."""
+    specs: BlockSpecs | None
+    """Specs of all blobs, including those of later parts.
+
+    None if they depend on a model that the server has yet to push.
+    """
+    messages: int
+    """Number of messages in which the reply is sent."""
+    scalars: tuple[str, ...]
+    """Names of the fields."""
+    observer: str
+    """Description of what a person who reads the reply learns."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Total size of the tensors in bytes."""
+        return sum(
+            spec.num_bytes for tensors in (self.specs or {}).values() for spec in tensors.values()
+        )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Estimate of all replies of a client in a run."""
+
+    answers: tuple[Answer, ...]
+    """Replies in the planned rounds."""
+    rounds: int
+    """Number of rounds that the settings plan."""
+    more_rounds: int
+    """Maximum number of additional rounds, which are run as long as work is left."""
+    varies: bool
+    """True if replies may be smaller or fewer.
+
+    The server may choose smaller sizes, or may not ask every client in every round.
+    """
+
+    @property
+    def num_bytes(self) -> int:
+        """Total size in bytes of the tensors of all planned rounds."""
+        return sum(answer.num_bytes for answer in self.answers)
+
+    @property
+    def is_known(self) -> bool:
+        """True if all sizes are known before the server pushes a model."""
+        return all(answer.specs is not None for answer in self.answers)
+
+    def alike(self) -> list[list[Answer]]:
+        """Group replies of one kind that have the same fields and observer, by kind and round.
+
+        Replies in a group differ at most in size.
+        """
+        by_kind = sorted(
+            self.answers, key=lambda answer: (KINDS.index(answer.kind), answer.server_round)
+        )
+        return [
+            list(group)
+            for _, group in groupby(
+                by_kind, lambda answer: (answer.kind, answer.scalars, answer.observer)
+            )
+        ]
+
+
+KINDS: tuple[Kind, ...] = ("enrol", "deliver", "train", "alone", "evaluate")
+"""Kinds in the order in which a client receives them; a ``fetch`` is included in its ``train``."""
+
+
+def outlook(plan: ModelPlan | None, run: RunSettings) -> Outlook:
+    """Return the estimate of a client's replies.
+
+    Parameters
+    ----------
+    plan
+        Plan of the client's model; None if the server has yet to push it.
+    run
+        Settings of the run.
+    """
+
+    def plan_of() -> ModelPlan:
+        if plan is None:
+            raise _NoModelError
+        return plan
+
+    ends = last_rounds(plan_of, run)
+    answers = tuple(_answers(run, plan, plan_of, ends[0]))
+    sampled = "sampled-clients" in run.job.FEDERATION and run.federation.sampled_clients < 1
+    varies: Callable[[RunSettings], bool] = getattr(
+        of_method(run.method), "sizes_vary", lambda _: False
+    )
+    return Outlook(answers, ends[0], len(ends) - 1, sampled or varies(run))
+
+
+def _answers(
+    run: RunSettings, plan: ModelPlan | None, plan_of: Callable[[], ModelPlan], rounds: int
+) -> Iterator[Answer]:
+    yield _answer(run, plan_of, "enrol", 0, {})
+    orders: Orders = getattr(of_method(run.method), "largest_orders", lambda *_: {"train": {}})
+    for server_round in range(1, rounds + 1):
+        for kind, scalars in orders(plan, run, server_round).items():
+            yield _answer(run, plan_of, kind, server_round, scalars)
+    evaluated = run.clients_evaluate or run.evaluation.own_text
+    # Clients are asked only if the result is evaluated, stored, or needs fitting.
+    if run.job.makes_alone and (
+        evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)
+    ):
+        yield _answer(run, plan_of, "alone", rounds, {})
+    if evaluated:
+        yield _answer(run, plan_of, "evaluate", rounds, _texts(run).model_dump())
+
+
+def _texts(run: RunSettings) -> Texts:
+    names = (
+        list(run.evaluation.named_texts()) if run.clients_evaluate and run.task.name == TEXT else []
+    )
+    chosen = run.evaluation
+    return Texts(
+        names=names,
+        num_windows=[1] * len(names),
+        window_tokens=chosen.window_tokens,
+        own_text=chosen.own_text,
+    )
+
+
+def _answer(
+    run: RunSettings,
+    plan_of: Callable[[], ModelPlan],
+    kind: Kind,
+    server_round: int,
+    scalars: Mapping[str, Any],
+) -> Answer:
+    """Return the reply to a request without blobs.
+
+    The contract is that of an undivided reply; the number of parts is computed from its specs.
+    """
+    header = Header(
+        schema_version=SCHEMA_VERSION, kind=kind, method=run.method, lineage=NO_LINEAGE, server_round=server_round, client=0,
+        attempt=1, part=0, num_parts=1,
+    )  # fmt: skip
+    # An undivided reply shows all blobs in one contract.
+    whole = run.model_copy(update={"part_bytes": WHOLE})
+    try:
+        contract: Contract = contract_for(Letter(header, dict(scalars)), plan_of, whole)
+    except _NoModelError:
+        return Answer(
+            kind,
+            server_round,
+            None,
+            1,
+            (),
+            f"{kind}: the server brings the model; see docs/privacy.md",
+        )
+    specs = contract.up.specs(NoScalars())
+    messages = max(1, len(parts_of(specs, run.part_bytes))) if kind == "train" else 1
+    return Answer(
+        kind,
+        server_round,
+        specs,
+        messages,
+        tuple(contract.up.scalars.model_fields),
+        contract.observer,
+    )

@@ -1,0 +1,1 @@
+"""Methods: settings, contracts and registration."""

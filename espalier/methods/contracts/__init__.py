@@ -1,0 +1,1 @@
+"""Message contracts of each method."""

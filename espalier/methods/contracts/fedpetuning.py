@@ -1,0 +1,360 @@
+"""Contracts of all tuning methods: clients send adapter tensors and a few counts, nothing else.
+
+Before the first round only the request is sent, since every client makes the first adapters from
+the run's seed. Later the global adapters are sent: ``deliver`` pushes all parts but the last, and
+``train`` brings the last.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
+from espalier.messages.contract import BlockSpecs, CheckValues, Contract
+from espalier.messages.message import Kind, Letter, Scalars, validate
+from espalier.messages.parts import (
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
+from espalier.messages.payload import TensorSpec
+from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.models.plan import ModelPlan, PlanOf
+from espalier.settings.run import RunSettings
+
+MOST_SAMPLES = 1_000_000_000
+"""Maximum number of training sequences that a client may report; they are its weight in a mean."""
+
+
+class Order(Scalars):
+    """Fields of a request to train."""
+
+    rank_limit: int = Field(ge=1)
+    """Maximum rank of the adapters that the client trains."""
+
+
+class PartOrder(PartRequest):
+    """Fields of a request for blobs of an earlier reply."""
+
+    rank_limit: int = Field(ge=1)
+    """Maximum rank of the adapters that the client trains."""
+    rank: int = Field(ge=1)
+    """Rank that the client reported; in its blobs, rows and columns beyond it are zero."""
+
+
+class TuningReport(Report):
+    """Fields of a reply with adapters."""
+
+    samples: int = Field(ge=0, le=MOST_SAMPLES)
+    """Number of training sequences if it is the client's weight in the mean; else 0.
+
+    All sequences of the client count, even if the round did not use all of them.
+    """
+    skipped_steps: int = Field(ge=0)
+    """Number of steps that were skipped because their loss or gradient was not finite."""
+    rank: int = Field(ge=1)
+    """Largest rank of the client's adapters after the round.
+
+    It is the ``rank_limit`` of the request, or a lower rank with self-pruning. Rows and columns
+    beyond it are zero.
+    """
+
+
+def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
+    """Return the tensors that the run trains, or those of a client with this rank limit."""
+    lora = run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks))
+    adapters = adapter_plan(plan, lora, run.task.num_classes)
+    return adapters if rank_limit is None else adapters.limited(rank_limit)
+
+
+Trained = Callable[[ModelPlan, RunSettings, int], AdapterPlan]
+"""Function that returns the tensors that a method trains, given a rank limit."""
+trained_adapters: Trained = trained
+
+
+@dataclass(frozen=True)
+class Along:
+    """Blobs that some methods add to every request."""
+
+    specs: BlockSpecs = field(default_factory=dict)
+    """Specs of these blobs."""
+    check: CheckValues = lambda key, blob: None
+    """Check of the values of these blobs."""
+
+
+def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
+    """Return the specs of the blobs with all adapters, in order."""
+    return {
+        key: payload_specs(shapes, run.federation.payload)
+        for key, shapes in adapters.shapes().items()
+    }
+
+
+def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
+    """Return the blob keys of each part; both directions have the same parts."""
+    return parts_of(blob_specs(adapters, run), run.part_bytes)
+
+
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
+    return training_contract(request, plan_of, run, Order)
+
+
+def training_contract(
+    request: Letter,
+    plan_of: PlanOf,
+    run: RunSettings,
+    kind_of_order: type[Order],
+    trained: Trained | None = None,
+    kind_of_report: type[TuningReport] = TuningReport,
+    beside: Along | None = None,
+) -> Contract:
+    """Return the contract of ``contract`` for a method with other fields, tensors or blobs.
+
+    Parameters
+    ----------
+    request
+        The request.
+    plan_of
+        Function that returns the plan of the clients' model.
+    run
+        Settings of the run.
+    kind_of_order
+        Fields of ``train``.
+    trained
+        Function that returns the trained tensors; None for the adapters of the settings.
+    kind_of_report
+        Fields of the reply.
+    beside
+        Blobs that every request includes.
+
+    Raises
+    ------
+    Mistake
+        If the rank limit exceeds the largest rank of the settings, or if there is no such part.
+    """
+    header = request.header
+    fetched = request.header.kind == "fetch"
+    order: Order | PartOrder = (
+        validate(PartOrder, request.scalars)
+        if fetched
+        else validate(kind_of_order, request.scalars)
+    )
+    _require_rank(order.rank_limit, run)
+    adapters = (trained or trained_adapters)(plan_of(), run, order.rank_limit)
+    cut = parts(adapters, run)
+    specs = blob_specs(adapters, run)
+    # Two instances, since the ranks of the request must not count for the reply.
+    arrived = Values(adapters, run)
+    values = Values(adapters, run)
+    along = beside or Along()
+
+    def fits(report: Scalars) -> None:
+        if isinstance(report, TuningReport):
+            _require_report(report, order.rank_limit, run)
+        # A later part has no report; the rank is then that of the request for the part.
+        told = report if isinstance(report, TuningReport) else order
+        if not isinstance(told, Order):
+            values.require_rank(told.rank)
+
+    reply = Reply(
+        order=kind_of_order,
+        part_order=PartOrder,
+        report=kind_of_report,
+        specs=specs,
+        parts=cut,
+        observer=OBSERVER,
+        more="further adapter tensors, as in train",
+        brought=(
+            {key: specs[key] for key in cut[-1]} | dict(along.specs)
+            if header.server_round > 1
+            else {}
+        ),
+        fetched_with=along.specs,
+        check_brought=_either(along, arrived.check),
+        check_values=values.check,
+        check_report=fits,
+    )
+    return reply.contract(request, run.method)
+
+
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
+    """Return the fields of the requests with the largest replies of a round, by kind.
+
+    A client then trains all ranks.
+    """
+    return {"train": {"rank_limit": run.of(AdapterAveraging).largest_limit(run.lora)}}
+
+
+def sizes_vary(run: RunSettings) -> bool:
+    """Return True if clients may have different ranks."""
+    return run.of(AdapterAveraging).limits_differ
+
+
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``deliver`` message, which pushes a part of the global adapters."""
+    if request.header.server_round > run.federation.rounds:
+        require_result_wanted(run)
+    return delivery_of(request, plan_of, run, trained)
+
+
+def delivery_of(
+    request: Letter,
+    plan_of: PlanOf,
+    run: RunSettings,
+    trained: Trained,
+    beside: Along | None = None,
+    first: int = 0,
+) -> Contract:
+    """Return the contract of ``delivery`` for a method with other tensors or blobs.
+
+    It is also the contract of a pushed result.
+
+    Parameters
+    ----------
+    request
+        The request.
+    plan_of
+        Function that returns the plan of the clients' model.
+    run
+        Settings of the run.
+    trained
+        Function that returns the trained tensors.
+    beside
+        Blobs that every request includes.
+    first
+        Number of the first part.
+
+    Raises
+    ------
+    Mistake
+        If the rank limit exceeds the largest rank of the settings, or if there is no such part.
+    """
+    along = beside or Along()
+    order = validate(Order, request.scalars)
+    _require_rank(order.rank_limit, run)
+    adapters = trained(plan_of(), run, order.rank_limit)
+    delivery = Delivery(
+        order=Order,
+        specs=blob_specs(adapters, run),
+        parts=parts(adapters, run),
+        observer="that a part of the global adapters arrived, nothing else",
+        check_values=_either(along, Values(adapters, run).check),
+        first=first,
+        beside=along.specs,
+    )
+    return delivery.contract(request, run.method)
+
+
+def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
+    """Return a check that applies ``beside.check`` to its blobs and ``otherwise`` to all others."""
+    return lambda key, blob: (
+        beside.check(key, blob) if key in beside.specs else otherwise(key, blob)
+    )
+
+
+def _require_rank(rank_limit: int, run: RunSettings) -> None:
+    """Check that the rank limit does not exceed the largest rank of the settings."""
+    if rank_limit > run.lora.largest_rank:
+        raise Mistake(
+            f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]"
+        )
+
+
+def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> None:
+    if report.rank > rank_limit:
+        raise Mistake(f"TuningReport: rank is above {rank_limit}, the order's rank_limit")
+    if report.rank < rank_limit and not run.of(AdapterAveraging).lowers_ranks:
+        raise Mistake(
+            f"TuningReport: rank is below {rank_limit}, the order's rank_limit, and no client gives"
+            " up ranks here"
+        )
+    if (report.samples > 0) != (run.federation.client_weights == "samples"):
+        raise Mistake(
+            "TuningReport: samples are told with federation.client-weights = 'samples' alone"
+        )
+    if report.skipped_steps >= run.training.steps:
+        raise Mistake(
+            f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round"
+        )
+
+
+class Values:
+    """Check of the values of a message's blobs, one by one, and then of their largest rank."""
+
+    def __init__(self, adapters: AdapterPlan, run: RunSettings) -> None:
+        self._shapes = adapters.shapes()
+        self._payload = run.federation.payload
+        self._rank_in_use = 0
+
+    def check(self, key: str, blob: bytes) -> None:
+        """Check that the numbers of a blob can be read and are finite, and note the rank in use.
+
+        Raises
+        ------
+        Mistake
+            If they are not.
+        """
+        try:
+            tensors = unpack_adapters(self._shapes[key], blob, self._payload)
+        except Mistake as mistake:
+            raise Mistake(f"{key} {mistake}") from None
+        self._rank_in_use = max(self._rank_in_use, rank_in_use(tensors))
+
+    def require_rank(self, rank: int) -> None:
+        """Check that rows and columns beyond ``rank`` are zero in all blobs checked before.
+
+        Raises
+        ------
+        Mistake
+            If they are not.
+        """
+        if self._rank_in_use > rank:
+            raise Mistake(f"blobs: not zero beyond rank {rank}, which the client reports")
+
+
+def rank_in_use(tensors: Mapping[str, Tensor]) -> int:
+    """Return the number of rows of A, or columns of B, up to the last one that is not zero.
+
+    Parameters
+    ----------
+    tensors
+        Adapter tensors by canonical name; the largest number of all tensors counts.
+    """
+    largest = 0
+    for name, tensor in tensors.items():
+        if name.endswith((".lora_a", ".lora_b")):
+            used = (tensor != 0).any(dim=1 if name.endswith(".lora_a") else 0).nonzero()
+            largest = max(largest, int(used.max()) + 1 if len(used) else 0)
+    return largest
+
+
+OBSERVER = (
+    "adapters trained on this client's data, whose difference from those that it was sent is the"
+    " sum of its optimiser's steps: what one round tells, with one step little less than the"
+    " gradient of its sequences, from which training text can be recovered in part; more tokens"
+    " (the site's `least-tokens`) and steps make it harder, not impossible; whoever knows one of"
+    " its sequences can recognise that it was trained on, whatever `least-tokens` says; the server"
+    " chooses the adapters to begin with, so it chooses at what it looks; with `client-weights` ="
+    " `samples` alone, how many training sequences it has; how many steps failed; which rank it"
+    " goes on with; and how long it took"
+)
+"""Observer sentence of the contract of ``train``."""
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {
+    "train": {"rank_limit": 8},
+    "fetch": {"rank_limit": 8, "rank": 8},
+    "deliver": {"rank_limit": 8},
+    "alone": {"rank_limit": 4},
+}
+"""Example fields for a model of two blocks by kind; the contract of the kind depends on them."""

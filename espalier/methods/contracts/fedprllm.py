@@ -1,0 +1,248 @@
+"""Contracts of FedPrLLM: clients send one packed prune mask per matrix and nothing else."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.blobs.masks import mask_name, require_exact_sparsity
+from espalier.messages.contract import BlockSpecs, Contract
+from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.messages.parts import (
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
+from espalier.messages.payload import TensorSpec, block_key, views
+from espalier.messages.round_check import last_rounds
+from espalier.methods.settings.fedprllm import FedPrLLMSettings
+from espalier.models.plan import BlockPlan, ModelPlan, PlanOf, cut_into_parts
+from espalier.settings.run import RunSettings
+from pruning_kernels.votes.bitmask import num_words
+
+
+def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
+    """Return the specs of one block's blob: a flat packed mask per matrix."""
+    return {
+        mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),))
+        for linear in block.linears
+    }
+
+
+def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int) -> range:
+    """Return the numbers of the blocks that a round decides.
+
+    One-shot pruning decides all blocks in its only round, iterative pruning one block per round
+    (section 3.2.3).
+
+    Raises
+    ------
+    Mistake
+        If pruning is iterative and the round does not exist.
+    """
+    if settings.strategy == "one-shot":
+        return range(len(plan.blocks))
+    if not 1 <= server_round <= len(plan.blocks):
+        raise Mistake(
+            f"message: round {server_round} does not exist, iterative pruning has one per block:"
+            f" {len(plan.blocks)}"
+        )
+    return range(server_round - 1, server_round)
+
+
+def mask_blobs(
+    plan: ModelPlan, settings: FedPrLLMSettings, server_round: int
+) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of the blobs of a round's reply, in block order."""
+    return {
+        block_key(index): mask_specs(plan.blocks[index])
+        for index in blocks_of_round(plan, settings, server_round)
+    }
+
+
+class Decision(Scalars):
+    """Fields of a message with decided masks and votes.
+
+    With these a client applies the federated result to its own base model.
+    """
+
+    num_voters: list[Annotated[int, Field(ge=1)]]
+    """Number of clients that voted on each block of the part, in block order."""
+    decided: int = Field(ge=1)
+    """Number of decided blocks that all parts bring together."""
+
+
+def votes_key(index: int) -> str:
+    """Return the key of the blob with the votes per weight of a block; weight scaling needs it."""
+    return f"votes-{index:04d}"
+
+
+def votes_dtype(num_clients: int) -> np.dtype:
+    """Return the smallest unsigned dtype that holds the votes of ``num_clients`` clients."""
+    return np.min_scalar_type(num_clients)
+
+
+def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of a decided block's blobs: masks and, with weight scaling, votes."""
+    blobs = {block_key(block.index): mask_specs(block)}
+    if settings.of(FedPrLLMSettings).weight_scaling:
+        dtype = f"U{8 * votes_dtype(settings.num_clients).itemsize}"
+        blobs[votes_key(block.index)] = {
+            linear.name: TensorSpec(dtype, linear.shape) for linear in block.linears
+        }
+    return blobs
+
+
+def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[range]:
+    """Return the block numbers of each part in which the first ``decided`` blocks are pushed."""
+    blocks = plan.blocks[:decided]
+    specs = [
+        [spec for blob in decided_specs(block, settings).values() for spec in blob.values()]
+        for block in blocks
+    ]
+    return cut_into_parts(
+        [sum(spec.num_bytes for spec in block) for block in specs], settings.part_bytes
+    )
+
+
+def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
+    """Return the contract of a ``deliver`` message, which pushes a part of the federated result.
+
+    In iterative pruning it may also push all decisions before a round, to a client that lost its
+    hidden states.
+
+    Raises
+    ------
+    Mistake
+        If the blocks are neither the result nor the decisions before the round, or if the run
+        pushes no result.
+    """
+    header = request.header
+    decided = validate(Decision, request.scalars).decided
+    plan = plan_of()
+    whole = decided == len(plan.blocks)
+    job = settings.of(FedPrLLMSettings)
+    if whole:
+        require_result_wanted(settings)
+    # All blocks are decided only at the end of the last round.
+    if whole and header.server_round != last_rounds(plan_of, settings)[0]:
+        raise Mistake(
+            f"message: the result is delivered in round {header.server_round}, before it is decided"
+        )
+    if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
+        raise Mistake(
+            f"message: {decided} decided blocks are delivered, which is neither all nor those"
+            " before the round"
+        )
+    blobs = [decided_specs(block, settings) for block in plan.blocks[:decided]]
+    parts = decided_parts(plan, settings, decided)
+
+    def a_number_per_block(decision: Scalars) -> None:
+        number = len(parts[header.part])
+        if isinstance(decision, Decision) and len(decision.num_voters) != number:
+            raise Mistake(
+                f"Decision: {len(decision.num_voters)} numbers of voters for {number} blocks"
+            )
+
+    delivery = Delivery(
+        order=Decision,
+        specs={key: specs for block in blobs for key, specs in block.items()},
+        parts=[[key for index in part for key in blobs[index]] for part in parts],
+        observer=(
+            "that the federated result arrived, nothing else; it is sent with"
+            " `evaluation.own-text`, and in iterative pruning to a client that lost its hidden"
+            " states"
+        ),
+        check_order=a_number_per_block,
+    )
+    return delivery.contract(request, settings.method)
+
+
+@dataclass(frozen=True)
+class ExactSparsity:
+    """Check that every comparison group of a mask has exactly the sparsity of the settings."""
+
+    plan: ModelPlan
+    settings: FedPrLLMSettings
+
+    def __call__(self, key: str, blob: bytes) -> None:
+        """Check the masks of a block.
+
+        Raises
+        ------
+        Mistake
+            If a mask prunes too many or too few weights, or has bits set after the last weight.
+        """
+        block = next(block for block in self.plan.blocks if block_key(block.index) == key)
+        masks = views(blob)
+        for linear in block.linears:
+            words = masks[mask_name(linear.name)]
+            require_exact_sparsity(
+                key, linear, words, self.settings.sparsity, self.settings.local_group
+            )
+
+
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
+
+    In iterative pruning ``train`` brings the decided masks of the block before, so that the client
+    continues with the server's decision (step 7). With ``continue-behind = "scaled"`` it also
+    brings the votes and the number of voters.
+    """
+    settings = run.of(FedPrLLMSettings)
+    server_round = request.header.server_round
+    plan = plan_of()
+    specs = mask_blobs(plan, settings, server_round)
+    decided: BlockSpecs = {}
+    told: type[Scalars] = NoScalars
+    if settings.strategy == "iterative" and server_round > 1:
+        before = plan.blocks[server_round - 2]
+        decided = {block_key(before.index): mask_specs(before)}
+        if settings.continue_behind == "scaled":
+            decided = decided_specs(before, run)
+            told = Decision
+
+    def a_number_of_voters(decision: Scalars) -> None:
+        if isinstance(decision, Decision) and len(decision.num_voters) != 1:
+            raise Mistake(f"Decision: {len(decision.num_voters)} numbers of voters for 1 block")
+
+    reply = Reply(
+        order=told,
+        part_order=PartRequest,
+        report=Report,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=OBSERVER,
+        more="the masks of further blocks, as in train",
+        brought=decided,
+        check_values=ExactSparsity(plan, settings),
+        check_order=a_number_of_voters,
+    )
+    return reply.contract(request, run.method)
+
+
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
+    """Return the fields of the requests of a round by kind.
+
+    In iterative pruning with weight scaling, votes are included from the second round on.
+    """
+    job = run.of(FedPrLLMSettings)
+    scaled = job.strategy == "iterative" and job.continue_behind == "scaled" and server_round > 1
+    return {"train": {"num_voters": [1], "decided": server_round - 1} if scaled else {}}
+
+
+OBSERVER = (
+    "for every weight one bit: whether this client would prune it, given its text (who knows a few"
+    " of its windows can recognise the mask by them, whatever `least-tokens` says); and how long it"
+    " took"
+)
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {"deliver": {"num_voters": [1], "decided": 2}}
+"""Example fields by kind for a model of two blocks; the contract of the kind depends on them."""

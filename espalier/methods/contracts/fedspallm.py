@@ -1,0 +1,225 @@
+"""Contracts of FedSpaLLM: clients send masks and kept weights of their sampled layers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.blobs.kept_weights import kept_specs, require_kept
+from espalier.messages.blobs.masks import require_exact_sparsity
+from espalier.messages.contract import Contract, Side
+from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.messages.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
+from espalier.messages.payload import TensorSpec, block_key
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
+from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
+from espalier.settings.run import RunSettings
+from pruning_kernels.selection.comparison_groups import pruned_in_matrix
+
+BlockIndex = Annotated[int, Field(ge=0)]
+Version = Annotated[int, Field(ge=0)]
+"""Round in which a layer of the global model was last pruned; 0 if it is dense."""
+
+
+class Sample(Scalars):
+    """Fields of a request to prune sampled layers (equation 8)."""
+
+    blocks: list[BlockIndex] = Field(min_length=1)
+    """Numbers of the sampled layers, ascending."""
+    versions: list[Version]
+    """Version of every layer of the global model, which the client must have."""
+
+
+class SamplePart(PartRequest):
+    """Fields of a request for blobs of an earlier reply."""
+
+    blocks: list[BlockIndex] = Field(min_length=1)
+    """Numbers of all sampled layers."""
+
+
+class PruneReport(Report):
+    """Fields of a reply with pruned layers."""
+
+    calibration_windows: int = Field(ge=0, le=MOST_WINDOWS)
+    """Number of calibration samples if it is the client's weight in the mean; else 0."""
+    damping: float = Field(ge=0)
+    """Largest damping that a matrix needed in SparseGPT; 0 if there is no damping."""
+
+
+class Update(Scalars):
+    """Fields of a message with layers of the global model that are stale at a client."""
+
+    blocks: list[BlockIndex] = Field(min_length=1)
+    """Numbers of the layers, ascending."""
+    versions: list[Version]
+    """Version of each layer."""
+    num_kept: list[Annotated[int, Field(ge=0)]]
+    """Number of weights that each matrix keeps, block by block."""
+
+
+def sparsity_of(run: RunSettings, server_round: int) -> float:
+    """Return the sparsity of each matrix after a round."""
+    return run.of(FedSpaLLMSettings).sparsity_of(server_round, run.federation.rounds)
+
+
+def num_kept(block: BlockPlan, run: RunSettings, server_round: int) -> dict[str, int]:
+    """Return the number of weights that each matrix keeps in a round, by canonical name."""
+    sparsity = sparsity_of(run, server_round)
+    group = run.of(FedSpaLLMSettings).local_group
+    return {
+        linear.name: linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group)
+        for linear in block.linears
+    }
+
+
+def sample_specs(
+    plan: ModelPlan, run: RunSettings, server_round: int, blocks: Sequence[int]
+) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of the blobs of a reply with these sampled layers, in layer order."""
+    kept = {index: num_kept(plan.blocks[index], run, server_round) for index in blocks}
+    return {block_key(index): kept_specs(plan.blocks[index], kept[index]) for index in blocks}
+
+
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
+
+    Raises
+    ------
+    Mistake
+        If layers are not ascending or do not exist, or if there is no such part.
+    """
+    header = request.header
+    settings = run.of(FedSpaLLMSettings)
+    fetched = request.header.kind == "fetch"
+    asked = validate(SamplePart, request.scalars) if fetched else validate(Sample, request.scalars)
+    plan = plan_of()
+    _require_blocks(plan, asked.blocks)
+    specs = sample_specs(plan, run, header.server_round, asked.blocks)
+    sparsity = sparsity_of(run, header.server_round)
+
+    def versions_of_all(sample: Scalars) -> None:
+        if isinstance(sample, Sample) and len(sample.versions) != len(plan.blocks):
+            raise Mistake(f"Sample: {len(sample.versions)} versions for {len(plan.blocks)} layers")
+
+    def numbers_fit(report: Scalars) -> None:
+        weighed = run.federation.client_weights == "samples"
+        if isinstance(report, PruneReport) and (report.calibration_windows > 0) != weighed:
+            raise Mistake(
+                "PruneReport: calibration_windows are told with federation.client-weights ="
+                " 'samples' alone"
+            )
+
+    def pruned_exactly(key: str, blob: bytes) -> None:
+        block = next(block for block in plan.blocks if block_key(block.index) == key)
+        for name, words in require_kept(block, key, blob).items():
+            linear = next(linear for linear in block.linears if linear.name == name)
+            require_exact_sparsity(key, linear, words, sparsity, settings.local_group)
+
+    reply = Reply(
+        order=Sample,
+        part_order=SamplePart,
+        report=PruneReport,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=OBSERVER,
+        more="masks and kept weights of further sampled layers, as in train",
+        check_values=pruned_exactly,
+        check_order=versions_of_all,
+        check_report=numbers_fit,
+    )
+    return reply.contract(request, run.method)
+
+
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
+    """Return the fields of the requests with the largest replies of a round, by kind.
+
+    The most capable client has the most layers, and the largest ones are assumed.
+    """
+    assert plan is not None
+    number = max(1, round(len(plan.blocks) * run.of(FedSpaLLMSettings).sampled_layers))
+    # Assume the largest layers, since the server may sample any.
+    by_size = sorted(plan.blocks, key=lambda block: block.num_weights, reverse=True)
+    blocks = sorted(block.index for block in by_size[:number])
+    return {"train": {"blocks": blocks, "versions": [0] * len(plan.blocks)}}
+
+
+def sizes_vary(run: RunSettings) -> bool:
+    """Return True: the capability of a client determines how many layers it prunes."""
+    return True
+
+
+def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, TensorSpec]]:
+    """Return the specs of the blobs of an update."""
+    kept = iter(update.num_kept)
+    blobs = dict[str, Mapping[str, TensorSpec]]()
+    for index in update.blocks:
+        block = plan.blocks[index]
+        blobs[block_key(index)] = kept_specs(
+            block, {linear.name: next(kept) for linear in block.linears}
+        )
+    return blobs
+
+
+def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
+    """Return the contract of a ``deliver`` message, which pushes stale layers of the global model.
+
+    Raises
+    ------
+    Mistake
+        If layers are not ascending or do not exist, or if versions or counts do not fit them.
+    """
+    update = validate(Update, request.scalars)
+    plan = plan_of()
+    _require_blocks(plan, update.blocks)
+    matrices = [linear for index in update.blocks for linear in plan.blocks[index].linears]
+    if len(update.versions) != len(update.blocks) or len(update.num_kept) != len(matrices):
+        raise Mistake(
+            f"Update: {len(update.versions)} versions and {len(update.num_kept)} counts do not fit"
+            " the layers"
+        )
+    if any(
+        kept > linear.num_weights for kept, linear in zip(update.num_kept, matrices, strict=True)
+    ):
+        raise Mistake("Update: a matrix keeps more weights than it has")
+
+    def masks_fit(key: str, blob: bytes) -> None:
+        require_kept(
+            next(block for block in plan.blocks if block_key(block.index) == key), key, blob
+        )
+
+    return Contract(
+        kind="deliver",
+        method=settings.method,
+        down=Side(Update, update_specs(plan, update), masks_fit),
+        up=Side(NoScalars),
+        observer="that layers of the global model arrived, nothing else",
+    )
+
+
+def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
+    if blocks != sorted(set(blocks)) or blocks[-1] >= len(plan.blocks):
+        raise Mistake(f"message: layers must be ascending and below {len(plan.blocks)}")
+
+
+OBSERVER = (
+    "of the layers that were sampled for it: which weights this client would prune, and the kept"
+    " weights, whose changes (with SparseGPT) depend on the second moments of its activations (of"
+    " activations that the server chooses in part, by the layers that it delivered before; who"
+    " knows a few of its windows may recognise them); with `client-weights` = `samples` alone, how"
+    " many windows it has; the largest damping; and how long it took"
+)
+"""Observer sentence of the contract of ``train``."""
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {
+    "train": {"blocks": [0, 1], "versions": [0, 0]},
+    "fetch": {"blocks": [0, 1]},
+    "deliver": {
+        "blocks": [0, 1],
+        "versions": [1, 1],
+        "num_kept": [2048, 2048, 2048, 2048, 8192, 8192, 8192] * 2,
+    },
+}
+"""Example fields by kind for the model of ``espalier/methods/examples.py`` at 50% sparsity."""

@@ -1,0 +1,130 @@
+"""Contracts of FLAP: clients send the mean and spread of the inputs of two matrices per block."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.blobs.cuts import delivery_of_cuts
+from espalier.messages.contract import Contract
+from espalier.messages.message import Kind, Letter, NoScalars, Scalars
+from espalier.messages.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
+from espalier.messages.payload import TensorSpec, block_key, views
+from espalier.methods.settings.flap import FlapSettings
+from espalier.models.plan import ModelPlan, PlanOf
+from espalier.models.structure import ADDED_BIASES
+from espalier.settings.run import RunSettings
+
+MOST_INPUT = 1e6
+"""Maximum absolute value of an input.
+
+No real model exceeds it, so moments beyond it are not honest.
+"""
+
+
+class MomentsReport(Report):
+    """Fields of a reply with moments."""
+
+    tokens: int = Field(ge=1)
+    """Number of tokens of the statistics."""
+
+
+def mean_name(linear: str) -> str:
+    """Return the tensor name of the mean input of a matrix."""
+    return f"{linear}.mean"
+
+
+def squares_name(linear: str) -> str:
+    """Return the tensor name of the sum of squared deviations from the mean input."""
+    return f"{linear}.squares"
+
+
+def moment_specs(plan: ModelPlan) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of the blobs of a reply, one per block.
+
+    Each has two numbers per input channel of the attention output and of the down projection.
+    """
+    specs = {}
+    for block in plan.blocks:
+        columns = {
+            linear.name: linear.shape[1] for linear in block.linears if linear.name in ADDED_BIASES
+        }
+        names = (
+            (name(linear), width)
+            for linear, width in columns.items()
+            for name in (mean_name, squares_name)
+        )
+        specs[block_key(block.index)] = {name: TensorSpec("F32", (width,)) for name, width in names}
+    return specs
+
+
+def possible(key: str, blob: bytes, tokens: int) -> None:
+    """Check that moments can come from inputs of at most ``tokens`` tokens.
+
+    Raises
+    ------
+    Mistake
+        If a number is not finite or out of range.
+    """
+    for name, values in views(blob).items():
+        lowest, most = (
+            # A sum of squared deviations is not negative; a mean has the range of the inputs.
+            (0.0, tokens * MOST_INPUT**2)
+            if name.endswith(".squares")
+            else (-MOST_INPUT, MOST_INPUT)
+        )
+        if not (np.isfinite(values).all() and values.min() >= lowest and values.max() <= most):
+            raise Mistake(
+                f"{key} {name}: a number is not finite, or none that inputs of a model have"
+            )
+
+
+def most_tokens(run: RunSettings) -> int:
+    """Return the maximum number of calibration tokens of a client."""
+    return MOST_WINDOWS * run.data.window_tokens
+
+
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
+    specs = moment_specs(plan_of())
+    most = most_tokens(run)
+
+    def no_more_than_asked(report: Scalars) -> None:
+        if isinstance(report, MomentsReport) and report.tokens > most:
+            raise Mistake(f"MomentsReport: {report.tokens} tokens, no client has more than {most}")
+
+    reply = Reply(
+        order=NoScalars,
+        part_order=PartRequest,
+        report=MomentsReport,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=OBSERVER,
+        more="the moments of further blocks, as in train",
+        check_values=partial(possible, tokens=most),
+        check_report=no_more_than_asked,
+    )
+    return reply.contract(request, run.method)
+
+
+def biases(run: RunSettings) -> tuple[str, ...]:
+    """Return the names of the matrices that get a bias."""
+    return ADDED_BIASES if run.of(FlapSettings).bias_compensation else ()
+
+
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``deliver`` that pushes a part of the cut for evaluation."""
+    return delivery_of_cuts(request, plan_of, run, biases(run))
+
+
+OBSERVER = (
+    "for every input channel of the attention's output and of down, in every block, its mean over"
+    " this client's windows and how much it varies, and over how many tokens (who knows a few of"
+    " the windows can recognise them; over few tokens the means come close to what single tokens"
+    " made: the site's `least-tokens` says how many they are at least); and how long it took"
+)
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {}
+"""Example fields by kind; empty because no contract depends on them."""

@@ -1,0 +1,267 @@
+"""Contracts of LLM-Streamline: cosine similarities of hidden states, then one trained layer.
+
+In the first round clients send similarities. In later rounds the layer is exchanged: ``deliver``
+pushes all its parts but the last, and the last comes with ``train``; the client replies with the
+trained layer. The first of these rounds starts from a block of the base model, which every client
+has.
+"""
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
+from espalier.messages.contract import Contract
+from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.messages.parts import (
+    MOST_WINDOWS,
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
+from espalier.messages.payload import TensorSpec, views
+from espalier.methods.settings.llm_streamline import LlmStreamlineSettings
+from espalier.models.plan import BlockPlan, ModelPlan, PlanOf
+from espalier.settings.run import RunSettings
+
+SIMILARITY_KEY = "similarity"
+"""Key of the blob of the first round."""
+COSINES = "cosines"
+"""Name of the tensor in the blob of the first round."""
+ROUNDING = 1e-3
+"""Maximum rounding error of a cosine; a computed one may exceed 1 by this amount."""
+
+
+class SimilarityReport(Report):
+    """Fields of a reply with similarities."""
+
+    tokens: int = Field(ge=1)
+    """Number of tokens over which the cosines are averaged."""
+
+
+class Replace(Scalars):
+    """Fields of a request to train the layer."""
+
+    start: int = Field(ge=0)
+    """Number of the first block that the layer replaces."""
+
+
+class ReplacePart(PartRequest):
+    """Fields of a request for blobs of an earlier reply."""
+
+    start: int = Field(ge=0)
+    """Number of the first block that the layer replaces."""
+
+
+class LayerReport(Report):
+    """Fields of a reply with the trained layer."""
+
+    samples: int = Field(ge=0, le=MOST_WINDOWS)
+    """Number of calibration samples if it is the client's weight in the mean; else 0."""
+    skipped_steps: int = Field(ge=0)
+    """Number of steps that were skipped because their loss or gradient was not finite."""
+
+
+def num_starts(plan: ModelPlan, run: RunSettings) -> int:
+    """Return the number of block ranges that may be replaced."""
+    return len(plan.blocks) - run.of(LlmStreamlineSettings).span(len(plan.blocks)) + 1
+
+
+def layer_shapes(block: BlockPlan) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a block's matrices, biases and norms by canonical name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for linear in block.linears:
+        shapes[f"{linear.name}.weight"] = linear.shape
+        if linear.bias:
+            shapes[f"{linear.name}.bias"] = linear.shape[:1]
+    return shapes | {name: shape for name, shape in block.others if name.startswith("norm.")}
+
+
+def layer_specs(plan: ModelPlan, run: RunSettings, start: int) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of the blobs of a layer, one per tensor.
+
+    A blob with all tensors of a block might be too large for a message.
+    """
+    shapes = layer_shapes(plan.blocks[start])
+    return {
+        name: payload_specs({name: shape}, run.federation.payload) for name, shape in shapes.items()
+    }
+
+
+def layer_parts(plan: ModelPlan, run: RunSettings, start: int) -> list[list[str]]:
+    """Return the blob keys of each part of a layer; both directions have the same parts."""
+    return parts_of(layer_specs(plan, run, start), run.part_bytes)
+
+
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part.
+
+    Raises
+    ------
+    Mistake
+        If the start or the part does not exist.
+    """
+    plan = plan_of()
+    if request.header.server_round == 1:
+        return _similarities(plan, run).contract(request, run.method)
+    order: Replace | ReplacePart = validate(
+        ReplacePart if request.header.kind == "fetch" else Replace, request.scalars
+    )  # type: ignore[assignment]
+    _require_start(order.start, plan, run)
+    specs = layer_specs(plan, run, order.start)
+    parts = layer_parts(plan, run, order.start)
+    values = _Values(plan, run, order)
+    return Reply(
+        order=Replace,
+        part_order=ReplacePart,
+        report=LayerReport,
+        specs=specs,
+        parts=parts,
+        observer=OBSERVER_OF_LAYER,
+        more="further tensors of the layer, as in train",
+        brought={key: specs[key] for key in parts[-1]} if request.header.server_round > 2 else {},
+        check_brought=values.check,
+        check_values=values.check,
+        check_report=lambda report: _require_report(report, run),
+    ).contract(request, run.method)
+
+
+def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
+    specs = {SIMILARITY_KEY: {COSINES: TensorSpec("F32", (num_starts(plan, run),))}}
+    most = MOST_WINDOWS * run.data.window_tokens
+
+    def no_more_than_asked(report: Scalars) -> None:
+        if isinstance(report, SimilarityReport) and report.tokens > most:
+            raise Mistake(
+                f"SimilarityReport: {report.tokens} tokens, no client has more than {most}"
+            )
+
+    return Reply(
+        order=NoScalars,
+        part_order=PartRequest,
+        report=SimilarityReport,
+        specs=specs,
+        parts=[[SIMILARITY_KEY]],
+        observer=OBSERVER,
+        more="",
+        check_values=_are_cosines,
+        check_report=no_more_than_asked,
+    )
+
+
+def _are_cosines(key: str, blob: bytes) -> None:
+    found = views(blob)[COSINES]
+    if not (np.isfinite(found).all() and np.abs(found).max() <= 1 + ROUNDING):
+        raise Mistake(f"{key}: a number is no mean of cosines")
+
+
+class _Values:
+    """Check of the tensors of a layer in their wire dtype."""
+
+    def __init__(self, plan: ModelPlan, run: RunSettings, order: Replace | ReplacePart) -> None:
+        self._shapes = layer_shapes(plan.blocks[order.start])
+        self._payload = run.federation.payload
+
+    def check(self, key: str, blob: bytes) -> None:
+        """Check that the numbers of a blob can be read and are finite."""
+        unpack_adapters({key: self._shapes[key]}, blob, self._payload)
+
+
+def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
+    if start >= (starts := num_starts(plan, run)):
+        raise Mistake(
+            f"message: start is above {starts - 1}, where the last stretch of blocks begins"
+        )
+
+
+def _require_report(report: Scalars, run: RunSettings) -> None:
+    if not isinstance(report, LayerReport):
+        return
+    if (report.samples > 0) != (run.federation.client_weights == "samples"):
+        raise Mistake(
+            "LayerReport: samples are told with federation.client-weights = 'samples' alone"
+        )
+    if report.skipped_steps >= (steps := run.of(LlmStreamlineSettings).steps):
+        raise Mistake(f"LayerReport: skipped_steps must be below the {steps} steps of a round")
+
+
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
+    """Return the fields of the requests with the largest replies of a round, by kind.
+
+    The layer is a copy of the largest block that may begin a replaced range.
+    """
+    assert plan is not None
+    starts = range(num_starts(plan, run))
+    largest = max(
+        starts,
+        key=lambda start: sum(
+            spec.num_bytes
+            for blob in layer_specs(plan, run, start).values()
+            for spec in blob.values()
+        ),
+    )
+    return {"train": {} if server_round == 1 else {"start": largest}}
+
+
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``deliver``, which pushes a part of the layer.
+
+    If no layer is trained, it pushes only the number of the first block that is removed.
+
+    Raises
+    ------
+    Mistake
+        If the start or the part does not exist, or if nothing is pushed in this round.
+    """
+    order = validate(Replace, request.scalars)
+    plan = plan_of()
+    _require_start(order.start, plan, run)
+    job = run.of(LlmStreamlineSettings)
+    last = run.of(LlmStreamlineSettings).num_rounds(run.federation)
+    trained = job.replacement == "layer"
+    if request.header.server_round == 2 < last:
+        raise Mistake(
+            "message: a deliver of round 2 does not exist, it begins with a block of the base model"
+        )
+    if request.header.server_round > last:
+        require_result_wanted(run)
+    delivery = Delivery(
+        order=Replace,
+        specs=layer_specs(plan, run, order.start) if trained else {},
+        parts=layer_parts(plan, run, order.start) if trained else [[]],
+        observer="that a part of the layer arrived, nothing else",
+        check_values=_Values(plan, run, order).check,
+    )
+    return delivery.contract(request, run.method)
+
+
+OBSERVER = (
+    "for every stretch of blocks that may go one number: the cosine between what goes into it and"
+    " what comes out, as a mean over this client's windows; over how many tokens; and how long it"
+    " took"
+)
+OBSERVER_OF_LAYER = (
+    "one layer, trained on hidden states of this client's windows, whose difference from the layer"
+    " that it was sent is the sum of its optimiser's steps: with one step little less than a"
+    " gradient, from which text may be recovered in part; more tokens (the site's `least-tokens`)"
+    " and steps make it harder, not impossible; the server chooses the layer to begin with, so it"
+    " chooses at what it looks; with `client-weights` = `samples`, how many windows it has; how"
+    " many steps failed; and how long it took"
+)
+
+EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {
+    ("train", 2): {"start": 0},
+    "fetch": {"start": 0},
+    "deliver": {"start": 0},
+}
+"""Example fields for a model of two blocks, by kind, or by kind and round.
+
+The contract of the kind depends on them.
+"""

@@ -1,0 +1,168 @@
+"""Contracts of SliceGPT: second moments of each client's signals at every norm, and the bases.
+
+The server computes the bases from the moments of all clients.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.contract import Contract
+from espalier.messages.message import Kind, Letter, NoScalars, Scalars
+from espalier.messages.parts import (
+    MOST_WINDOWS,
+    Delivery,
+    PartRequest,
+    Reply,
+    Report,
+    parts_of,
+    require_result_wanted,
+)
+from espalier.messages.payload import TensorSpec, block_key, views
+from espalier.methods.settings.slicegpt import SliceGptSettings
+from espalier.models.plan import ModelPlan, PlanOf
+from espalier.models.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
+from espalier.settings.run import RunSettings
+
+MOMENTS = "moments"
+"""Name of the tensor in a blob of moments."""
+BASIS = "basis"
+"""Name of the tensor in a blob of a basis."""
+
+
+class MomentsReport(Report):
+    """Fields of a reply with moments."""
+
+    samples: int = Field(ge=0, le=MOST_WINDOWS)
+    """Number of calibration samples if it is the client's weight in the mean; else 0."""
+
+
+def dense_width(plan: ModelPlan) -> int:
+    """Return the number of residual dimensions of a decoder."""
+    return plan.blocks[0].linear("attn.q").shape[1]
+
+
+def places(plan: ModelPlan) -> list[str]:
+    """Return the blob keys of the measured signals, in order.
+
+    Signals are measured at both norms of each block and before the head.
+    """
+    return [
+        f"{block_key(block.index)}-{part}" for block in plan.blocks for part in ("attn", "mlp")
+    ] + ["head"]
+
+
+def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of the blobs of a reply, one per place; none if clients send no moments.
+
+    Each has the upper triangle of a symmetric matrix.
+    """
+    if run.of(SliceGptSettings).covariances == "public":
+        return {}
+    width = dense_width(plan)
+    return {place: {MOMENTS: TensorSpec("F32", (triangle_size(width),))} for place in places(plan)}
+
+
+def moment_parts(plan: ModelPlan, run: RunSettings) -> list[list[str]]:
+    """Return the blob keys of each part of a reply."""
+    return parts_of(moment_specs(plan, run), run.part_bytes)
+
+
+def basis_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
+    """Return the specs of the blobs that describe a sliced model, one per place.
+
+    A basis has the shape (width, kept width).
+    """
+    width = dense_width(plan)
+    # Columns of a basis are the directions that the sliced model keeps.
+    kept = run.of(SliceGptSettings).width(width)
+    return {place: {BASIS: TensorSpec("F32", (width, kept))} for place in places(plan)}
+
+
+def possible(key: str, blob: bytes, width: int) -> None:
+    """Check that second moments can come from signals after an RMS norm.
+
+    The squares of a signal sum to at most the width, and so does the diagonal of their mean. An
+    entry for two dimensions cannot exceed the geometric mean of their diagonal entries.
+
+    Raises
+    ------
+    Mistake
+        If the check fails, or if a number is not finite.
+    """
+    triangle = views(blob)[MOMENTS]
+    if are_inner_products(triangle, width, ROUNDING**3) and diagonal_of(
+        triangle, width
+    ).sum() <= width * (1 + ROUNDING):
+        return
+    raise Mistake(
+        f"{key}: a number is not finite, or the numbers are no second moments of signals behind a"
+        " norm"
+    )
+
+
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
+    plan = plan_of()
+    specs = moment_specs(plan, run)
+    reply = Reply(
+        order=NoScalars,
+        part_order=PartRequest,
+        report=MomentsReport,
+        specs=specs,
+        parts=moment_parts(plan, run),
+        observer=OBSERVER if specs else OBSERVER_OF_NOTHING,
+        more="the second moments at further norms, as in train",
+        check_values=partial(possible, width=dense_width(plan)),
+        check_report=partial(
+            _require_report, tells=bool(specs) and run.federation.client_weights == "samples"
+        ),
+    )
+    return reply.contract(request, run.method)
+
+
+def _require_report(report: Scalars, tells: bool) -> None:
+    if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
+        raise Mistake(
+            "MomentsReport: samples are told where moments are, with federation.client-weights ="
+            " 'samples' alone"
+        )
+
+
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``deliver`` that pushes a part of the bases for evaluation."""
+    require_result_wanted(run)
+    specs = basis_specs(plan_of(), run)
+    delivered = Delivery(
+        order=NoScalars,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=(
+            "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
+        ),
+        check_values=_are_directions,
+    )
+    return delivered.contract(request, run.method)
+
+
+def _are_directions(key: str, blob: bytes) -> None:
+    basis = views(blob)[BASIS]
+    if not (np.isfinite(basis).all() and np.square(basis).sum(axis=0).max() <= 1 + ROUNDING):
+        raise Mistake(f"{key}: a number is not finite, or a direction is longer than 1")
+
+
+OBSERVER = (
+    "for every norm of the model, how each two lanes of the residual stream go together, as a mean"
+    " over all tokens of this client's windows: in what space its hidden states lie, and with fewer"
+    " tokens than lanes how many they are (the site's `least-tokens` says how many at least);"
+    " before the first block it is a sum over the tokens' own embeddings, from which can be worked"
+    " out how often each token occurs; who knows a few of the windows can recognise them; with"
+    " `client-weights` = `samples`, how many windows it has; and how long it took"
+)
+OBSERVER_OF_NOTHING = "that the client takes part, nothing of its text"
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {}
+"""Example fields by kind; empty because no contract depends on them."""

@@ -1,0 +1,173 @@
+"""Example requests of every method, kind and form, for a small model.
+
+The privacy table shows their contracts, and the fuzzers send variants of them. The forms of a
+method's requests follow from its row in the table of methods, its settings, and ``EXAMPLES`` of its
+contracts. ``EXAMPLES`` has fields by kind, or by kind and round if they differ between rounds, and
+a list if there are several forms. Requests that are equal for all methods need no example: the
+hashes of a ``fetch``, an ``enrol``, the texts of an ``evaluate``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from espalier.identity.lineage import NO_LINEAGE
+from espalier.messages.contracts import contract_for, of_method
+from espalier.messages.evaluation import Texts
+from espalier.messages.message import SCHEMA_VERSION, Header, Kind, Letter
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.settings.methods import METHODS, settings_of
+from espalier.settings.run import RunSettings, parse
+from espalier.settings.task import TEXT
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SHAPES = {
+    "attn.q": (64, 64), "attn.k": (64, 64), "attn.v": (64, 64), "attn.o": (64, 64),
+    "mlp.gate": (256, 64), "mlp.up": (256, 64), "mlp.down": (64, 256),
+}  # fmt: skip
+LINEARS = tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())
+BLOCKS = tuple(BlockPlan(index, LINEARS) for index in range(3))
+PLAN = ModelPlan(BLOCKS[:2], 0)
+"""Plan of a decoder with two blocks."""
+BROUGHT = ModelPlan(BLOCKS, 0)
+"""Plan of the pushed model if clients have no base model.
+
+The emulator has one block and the adapter two.
+"""
+SETTINGS = {
+    "evaluation.own-text": True, "lora.targets": "attn.q", "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
+    "fedsoda.adapter-layers": 2, "site-keys": "sites", "llm-pruner.element": "squared", "llm-pruner.rearrange": "all",
+    "llm-pruner.rescale": "all",
+}  # fmt: skip
+"""Settings with which every method has all kinds of messages for such a model."""
+PART_BYTES = 1024
+"""Part size in bytes at which each part holds one blob.
+
+A reply with several blobs then needs a ``fetch``.
+"""
+HASH = "0" * 64
+
+
+def plan_of(method: str) -> ModelPlan:
+    """Return the plan of the model that a method's requests refer to."""
+    return PLAN if settings_of(method).NEEDS_BASE_MODEL else BROUGHT
+
+
+def settings_for(method: str, kind: Kind) -> dict[str, Any]:
+    """Return the settings of a run that has messages of this kind."""
+    return {"method": method, **SETTINGS, **(_with_alone(method) if kind == "alone" else {})}
+
+
+def _with_alone(method: str) -> dict[str, str | int]:
+    """Return the settings with which a method has ``alone`` messages."""
+    given = settings_of(method).MAKES_ALONE_WITH.items()
+    return {
+        f"{method}.{key}": value[0] if isinstance(value, tuple) else value for key, value in given
+    }
+
+
+def is_sent(method: str, kind: Kind) -> bool:
+    """Return True if runs of the method have messages of this kind.
+
+    A method has a ``fetch`` if a reply has more than one blob.
+    """
+    if kind == "fetch":
+        return bool(rounds(method, kind))
+    return kind != "alone" or parse(settings_for(method, kind)).job.makes_alone
+
+
+def _comes_in_parts(method: str, server_round: int) -> bool:
+    """Return True if the reply to the ``train`` of a round has more than one blob."""
+    run = parse({**settings_for(method, "train"), "part-bytes": PART_BYTES})
+    train = request(run, "train", server_round, asked(run, "train", server_round)[0])
+    return contract_for(train, lambda: plan_of(method), run).num_parts > 1
+
+
+def rounds(method: str, kind: Kind) -> list[int]:
+    """Return the rounds whose messages of this kind differ in form.
+
+    Rounds that only an example names come last.
+    """
+    run = parse(settings_for(method, kind))
+    job = settings_of(method)
+    differ = list(job.ROUNDS_THAT_DIFFER)
+    if kind == "fetch":
+        return [place for place in differ if _comes_in_parts(method, place)]
+    last = run.job.last_rounds(run.federation, lambda: len(PLAN.blocks), run.num_clients)[0]
+    result = max(last + 1, job.FIRST_DELIVERY) if len(differ) > 1 else job.FIRST_DELIVERY
+    single: dict[Kind, int] = {
+        "enrol": 0,
+        "refused": 0,
+        "alone": last,
+        "evaluate": last,
+        "deliver": result,
+    }
+    usual = [single[kind]] if kind in single else differ
+    # Keys with a round are tuples; the others hold for every round.
+    examples = (key for key in of_method(method).EXAMPLES if not isinstance(key, str))
+    return usual + sorted(
+        place for of_kind, place in examples if of_kind == kind and place not in usual
+    )
+
+
+def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any]]:
+    """Return the fields of the requests of a kind in a round, one dictionary per form."""
+    if kind == "enrol":
+        return [{"nonce": HASH} if run.site_keys else {}]
+    if kind == "refused":
+        return [{"reason": "has another base model"}]
+    if kind == "evaluate":
+        names = list(run.evaluation.named_texts()) if run.task.name == TEXT else []
+        own_text = run.evaluation.own_text
+        window_tokens = run.evaluation.window_tokens
+        texts = Texts(
+            names=names,
+            num_windows=[2] * len(names),
+            window_tokens=window_tokens,
+            own_text=own_text,
+        )
+        return [texts.model_dump()]
+    examples = of_method(run.method).EXAMPLES
+    found = examples.get((kind, server_round), examples.get(kind, {}))
+    hashes = {"blob_sha256": [HASH]} if kind == "fetch" else {}
+    return [{**scalars, **hashes} for scalars in ([found] if isinstance(found, Mapping) else found)]
+
+
+def request(
+    run: RunSettings,
+    kind: Kind,
+    server_round: int,
+    scalars: Mapping[str, Any],
+    part: int | None = None,
+) -> Letter:
+    """Return a request without blobs.
+
+    Parameters
+    ----------
+    run
+        Settings of the run.
+    kind
+        Kind of message.
+    server_round
+        Round of the request.
+    scalars
+        Fields of the request.
+    part
+        Part of the reply. If None, it is 1 for a ``fetch`` and 0 for other kinds.
+    """
+    header = Header(
+        schema_version=SCHEMA_VERSION,
+        kind=kind,
+        method=run.method,
+        lineage=NO_LINEAGE,
+        server_round=server_round,
+        client=0,
+        attempt=1,
+        part=part if part is not None else int(kind == "fetch"),
+        num_parts=1,
+    )
+    return Letter(header, dict(scalars))
+
+
+def methods_of(kind: Kind) -> list[str]:
+    """Return the methods whose runs have messages of this kind."""
+    return [method for method in METHODS if is_sent(method, kind)]

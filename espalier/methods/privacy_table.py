@@ -1,0 +1,161 @@
+"""Markdown table of the data that leaves a client, generated from the contracts.
+
+Run ``python -m espalier.methods.privacy_table`` to print it.
+"""
+
+from dataclasses import replace
+from typing import Any, get_args
+
+from espalier.messages.blobs.group_bits import CUT
+from espalier.messages.contract import FAILED, Contract, Side
+from espalier.messages.contracts import contract_for
+from espalier.messages.message import Kind, NoScalars
+from espalier.methods.examples import (
+    KINDS,
+    PART_BYTES,
+    PLAN,
+    SHAPES,
+    asked,
+    methods_of,
+    plan_of,
+    request,
+    rounds,
+    settings_for,
+)
+from espalier.models.mask_generator import PREFIX
+from espalier.models.plan import ModelPlan
+from espalier.settings.federation import Payload
+from espalier.settings.methods import METHODS, settings_of
+from espalier.settings.run import parse
+
+CLASSIFIER = (
+    replace(PLAN, head_features=2),
+    {
+        "task.name": "sst2",
+        "data.source": "jsonl",
+        "data.path": "example",
+    },
+)
+"""Plan and settings of an encoder with the same blocks; its classification head is sent too."""
+BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 5_000, "bfloat16": 2_500, "nf4": 1_100}
+"""Part size in bytes that holds the adapters of one block, or of the last block and the head."""
+HEAD = "an encoder's classification head"
+MASKS = "a generator of masks"
+UNITS = "a bit per group and channel"
+FAILURE = (
+    "why the client could not do its part; it may name a setting with its value, a limit or a path"
+    " of the site, never what was found or counted in its data"
+)
+
+
+def privacy_table() -> str:
+    """Return the table: content of each kind of reply, and what a person who reads it learns.
+
+    Methods with the same content share a row.
+    """
+    methods_by_row: dict[tuple[str, str, str], list[str]] = {}
+    for kind in KINDS:
+        for method in methods_of(kind):
+            for server_round, shown in _rounds(method, kind):
+                contracts = [
+                    _contract(method, kind, server_round, *variant) for variant in _variants(method)
+                ]
+                row = (
+                    shown,
+                    _fields([contract.up for contract in contracts]),
+                    contracts[0].observer,
+                )
+                methods_by_row.setdefault(row, []).append(method)
+    lines = [
+        "| message | methods | leaves the client | what an observer learns |",
+        "|---|---|---|---|",
+    ]
+    for (shown, fields, observer), methods in methods_by_row.items():
+        lines.append(f"| {shown} | {_named(methods)} | {fields or 'nothing'} | {observer} |")
+    lines.append(f"| any, failed | all | {_fields([FAILED])} | {FAILURE} |")
+    return "\n".join(lines)
+
+
+def _named(methods: list[str]) -> str:
+    return "all" if len(methods) == len(METHODS) else ", ".join(f"`{method}`" for method in methods)
+
+
+def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
+    """Return the plans and settings that change the tensors of a method's messages."""
+    plan = plan_of(method)
+    if "payload" not in settings_of(method).FEDERATION:
+        return [(plan, {})]
+    payloads = [{"federation.payload": payload} for payload in get_args(Payload)]
+    if not (METHODS[method].tunes and settings_of(method).NEEDS_BASE_MODEL):
+        return [(plan, payload) for payload in payloads]
+    encoder, classes = CLASSIFIER
+    return [
+        *((plan, payload) for payload in payloads),
+        *((encoder, {**classes, **payload}) for payload in payloads),
+    ]
+
+
+def _rounds(method: str, kind: Kind) -> list[tuple[int, str]]:
+    """Return the rounds whose messages of a kind have a row, with the text of the first column."""
+    places = rounds(method, kind)
+    if kind not in ("train", "fetch") or len(places) == 1:
+        return [(places[0], kind)]
+    names = [f"{kind} of round {first}" for first in places]
+    return list(zip(places, [*names[:-1], f"{names[-1]} and later"], strict=True))
+
+
+def _contract(
+    method: str, kind: Kind, server_round: int, plan: ModelPlan, settings: dict[str, Any]
+) -> Contract:
+    """Return the contract of the first form of a request."""
+    size = BLOCK_AND_HEAD[settings["federation.payload"]] if plan.head_features else PART_BYTES
+    # Only a reply in several parts has a ``fetch``.
+    cut = {"part-bytes": size} if kind == "fetch" else {}
+    run = parse({**settings_for(method, kind), **settings, **cut})
+    letter = request(run, kind, server_round, asked(run, kind, server_round)[0])
+    return contract_for(letter, lambda: plan, run)
+
+
+def _fields(sides: list[Side]) -> str:
+    """Return the text on tensors, grouped by dtype, and on fields."""
+    dtypes: dict[str, set[str]] = {}
+    for name, spec in (
+        pair
+        for side in sides
+        for specs in side.specs(NoScalars()).values()
+        for pair in specs.items()
+    ):
+        dtypes.setdefault(_shown(name), set()).add(spec.dtype)
+    together: dict[tuple[bool, str], list[str]] = {}
+    for name in sorted(dtypes):
+        together.setdefault(
+            (name in (HEAD, MASKS, UNITS), " or ".join(sorted(dtypes[name]))), []
+        ).append(name)
+    tensors = [
+        f"{', '.join(names)}{'' if of_head else ' per matrix'} ({dtype})"
+        for (of_head, dtype), names in sorted(together.items())
+    ]
+    return "; ".join([*tensors, *(f"`{name}`" for name in sides[0].scalars.model_fields)])
+
+
+def _shown(name: str) -> str:
+    """Return the name of a tensor without its matrix, or the description of its kind."""
+    if name == CUT:
+        return UNITS
+    return (
+        HEAD
+        if name.startswith("head.")
+        else MASKS
+        if name.startswith(PREFIX)
+        else _of_a_matrix(name)
+    )
+
+
+def _of_a_matrix(name: str) -> str:
+    """Return the name of a tensor without its matrix."""
+    matrix = next((matrix for matrix in SHAPES if name.startswith(f"{matrix}.")), None)
+    return name.removeprefix(f"{matrix}.") if matrix else name
+
+
+if __name__ == "__main__":
+    print(privacy_table())

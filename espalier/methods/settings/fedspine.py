@@ -1,0 +1,309 @@
+"""Settings of FedSpine: every device alternately prunes and tunes its model.
+
+A bandit of its own chooses each device's pruning ratio and LoRA rank.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from espalier.amounts import count
+from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.settings.federation import FederationSettings
+from espalier.settings.lora import LoraSettings
+from espalier.settings.personal import PersonalModelSettings
+from espalier.settings.structured import CutSettings
+from espalier.settings.table import ReadWith
+from espalier.settings.timed import TimedSettings
+
+AUTO = "auto"
+MEASURED = "measured"
+CHOSEN = ("bandit", "random")
+"""Allocations that choose the pruning ratio and rank for each device."""
+
+
+class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, TimedSettings):
+    """Table ``[fedspine]`` (Yao et al. 2025)."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
+    )  # fmt: skip
+    ROUNDS = 10
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")
+    READ_WITH: ClassVar[ReadWith] = {
+        "arm-space": {"allocation": CHOSEN},
+        "adaptive-pruning": {"allocation": CHOSEN},
+        "adaptive-rank": {"allocation": CHOSEN},
+        "rank-min": {"allocation": CHOSEN, "adaptive-rank": (True,)},
+        "discount": {"allocation": ("bandit",)},
+        "granularity": {"allocation": ("bandit",)},
+        "exploration": {"allocation": ("bandit",)},
+        "kappa": {"reward": ("scaled",)},
+    }
+
+    share: float = Field(
+        0.3,
+        ge=0,
+        lt=1,
+        description=(
+            "Target pruning ratio of every device (p*): the minimum fraction of its parameters"
+            " that is removed. With `selection` of `kind` or `block` it is exceeded by less than"
+            " one prunable group of each kind in each block, or in each block. A prunable group is"
+            " a key-value group of attention (a head, if each has its own keys and values) or a"
+            " feed-forward channel. 0: nothing is removed, and only ranks are chosen (the paper"
+            " without A_P)."
+        ),
+    )
+    selection: Literal["global", "block", "kind"] = Field(
+        "kind",
+        description=(
+            "Prunable groups that compete: attention groups and channels of each block separately"
+            " (the paper's layers), those of a block, or those of the whole model. Importances of"
+            " different kinds are hardly comparable."
+        ),
+    )
+    prune_rounds: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Number of rounds of pruning in which a device that always takes the middle step"
+            " reaches `share`; the first is round 2, or `prune-from`. 0: half of the rounds."
+        ),
+    )
+    prune_from: int = Field(
+        2,
+        ge=2,
+        description=(
+            "First round of pruning if ratios follow the schedule; 2 if they are chosen. With"
+            " `prune-rounds=1` everything is removed at once: in round 2 (pruned, then tuned), or"
+            " in the last round (tuned, then pruned)."
+        ),
+    )
+    allocation: Literal["bandit", "fixed", "random"] = Field(
+        "bandit",
+        description=(
+            "Choice of a device's pruning ratio and rank in a round: by a bandit of its own, by a"
+            " schedule that is the same for all devices, or at random."
+        ),
+    )
+    arm_space: Literal["relative", "absolute"] = Field(
+        "relative",
+        description=(
+            "Meaning of a chosen ratio: how much further to prune, or, as in the paper, the"
+            " pruning ratio itself."
+        ),
+    )
+    adaptive_pruning: bool = Field(
+        True, description="Choose the pruning ratio; `false`: use the fixed schedule."
+    )
+    adaptive_rank: bool = Field(
+        True, description="Choose the rank; `false`: use `rank` (the paper without A_T)."
+    )
+    rank: int = Field(
+        0,
+        ge=0,
+        description="Rank in round 1, and in all rounds if ranks are not chosen; 0: `lora.rank`.",
+    )
+    rank_min: int = Field(
+        2, ge=1, description="Minimum rank that is chosen; the maximum is `lora.rank`."
+    )
+    discount: float = Field(
+        0.98,
+        gt=0,
+        le=1,
+        description=(
+            "Discount factor (lambda): a reward of k rounds ago counts with its k-th power."
+        ),
+    )
+    granularity: float = Field(
+        0.4,
+        gt=0,
+        le=2,
+        description=(
+            "Diameter up to which a cell of the bandit's square is not divided further (delta)."
+        ),
+    )
+    exploration: float = Field(
+        0.01,
+        ge=0,
+        le=1e6,
+        description=(
+            "Exploration factor in the bandit's bound, 2 in the paper; larger values try uncertain"
+            " arms more often."
+        ),
+    )
+    reward: Literal["scaled", "literal"] = Field(
+        "scaled",
+        description=(
+            "Reward of a device: the paper's four terms, each from 0 to 1, or its equation as it"
+            " stands, which has no bound."
+        ),
+    )
+    kappa: float = Field(
+        0.1,
+        gt=0,
+        le=1e6,
+        description=(
+            "Relative deviation from the mean time at which a device gets half of the reward."
+        ),
+    )
+    score: Literal["exact", "group", "mask"] = Field(
+        "exact",
+        description=(
+            "Importance of a prunable group: the sum of the squared first-order terms of its"
+            " weights by LoRA's gradients, as in the paper; the square of their sum (`group`); or"
+            " the squared gradient of a mask on the group's output (`mask`), as in APT."
+        ),
+    )
+    normalise: bool = Field(
+        True,
+        description=(
+            "Divide each matrix's importances by their norm before those of a group are added, as"
+            " in LoRAPrune."
+        ),
+    )
+    eta: float = Field(
+        0.9,
+        ge=0.5,
+        le=0.95,
+        description="Weight of the previous steps in the moving average of importances.",
+    )
+    aggregation: Literal["coverage", "zero-fill"] = Field(
+        "coverage",
+        description=(
+            "Devices in the average of a row of an update: those that kept the row, or all, with"
+            " zeros from those that pruned it."
+        ),
+    )
+    fleet: str = Field(
+        "auto",
+        min_length=1,
+        description=(
+            "Virtual devices that determine the times in rewards: `full`, `low`, `medium` or"
+            " `high` of `conf/devices`, or a file. `measured`: the seconds that clients measure,"
+            " which differ from run to run. `auto`: `full` in a simulation, and measured times in a"
+            " deployment."
+        ),
+    )
+
+    @property
+    def makes_alone(self) -> bool:
+        """True if devices write their models after the rounds, in a message of its own."""
+        return self.keep_models
+
+    @property
+    def averages_updates(self) -> bool:
+        """True: updates with different rows and ranks can only be averaged as products B A."""
+        return True
+
+    def svd_of(self, method: str) -> str:
+        """Return the setting, in words, that implies an SVD: here the method itself."""
+        return f"method = '{method}'"
+
+    def fleet_name(self, *, simulation: bool) -> str:
+        """Return the name of the run's fleet; empty if times are measured."""
+        chosen = ("full" if simulation else MEASURED) if self.fleet == AUTO else self.fleet
+        return "" if chosen == MEASURED else chosen
+
+    @property
+    def chooses(self) -> bool:
+        """True if ratios or ranks are chosen for each device."""
+        return self.allocation in CHOSEN and (
+            (self.adaptive_pruning and self.share > 0) or self.adaptive_rank
+        )
+
+    @property
+    def chooses_ratios(self) -> bool:
+        """True if the pruning ratio of each device is chosen; otherwise all follow the schedule."""
+        return self.chooses and self.adaptive_pruning and self.share > 0
+
+    def rounds_of_pruning(self, rounds: int) -> int:
+        """Return the number of rounds in which the schedule prunes (T), by default half of all."""
+        return self.prune_rounds or max(1, rounds // 2)
+
+    @property
+    def limits_differ(self) -> bool:
+        """True: ranks are chosen in every round, and groups that were cut have no adapter."""
+        return True
+
+    def usual_rank(self, lora: LoraSettings) -> int:
+        """Return the rank for devices whose rank is not chosen."""
+        return self.rank or lora.largest_rank
+
+    def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
+        """Return the rank of a device's adapters in round 1."""
+        return self.usual_rank(lora)
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return one error line per conflict between these tables."""
+        lines = super().contradictions(method, federation, lora, num_clients)
+        largest = lora.largest_rank
+        if lora.merge:
+            lines.append(
+                f"lora.merge = true: clients of {method} end with models of different shapes, which"
+                " stay there; set it to false"
+            )
+        if federation.rounds < 2:
+            lines.append(
+                f"federation.rounds = {federation.rounds}: {method} prunes from round 2 on; set it"
+                " to 2 or more"
+            )
+        if self.rank > largest:
+            lines.append(
+                f"{method}.rank = {self.rank}: the adapters' largest rank is {largest} (lora.rank);"
+                " lower it"
+            )
+        if self.allocation in CHOSEN and not self.chooses:
+            lines.append(
+                f"{method}.allocation = '{self.allocation}': neither ratio nor rank is chosen; set"
+                f" {method}.allocation to fixed, or adaptive-rank or (with a share above 0)"
+                " adaptive-pruning to true"
+            )
+        if self.allocation == "bandit" and self.share == 0 and self.reward == "literal":
+            lines.append(
+                f"{method}.share = 0: {method}.reward = 'literal' is a multiple of what was pruned,"
+                " so that all rewards would be 0; set the reward to scaled"
+            )
+        if self.chooses_ratios and self.prune_from > 2:
+            lines.append(
+                f"{method}.prune-from = {self.prune_from}: where ratios are chosen pruning begins"
+                f" in round 2; set it to 2, or {method}.allocation to fixed, or"
+                f" {method}.adaptive-pruning to false"
+            )
+        if self.share > 0 and not self.chooses_ratios:
+            lines += self._schedule_too_long(method, federation.rounds)
+        elif self.share > 0 and self.arm_space == "relative":
+            lines += self._steps_too_small(method, federation.rounds)
+        if self.allocation in CHOSEN and self.adaptive_rank and self.rank_min > largest:
+            lines.append(
+                f"{method}.rank-min = {self.rank_min}: the adapters' largest rank is {largest}"
+                " (lora.rank); lower it"
+            )
+        return lines
+
+    def _steps_too_small(self, method: str, rounds: int) -> list[str]:
+        """Return an error line if even the largest arms cannot reach the pruning ratio.
+
+        The largest arm is twice the mean step, and round 1 only tunes.
+        """
+        steps = self.rounds_of_pruning(rounds)
+        most = 2 * (rounds - 1)
+        if rounds < 2 or steps <= most:
+            return []
+        return [
+            f"{method}.prune-rounds = {steps}: in {count(rounds, 'round')} (federation.rounds) not"
+            f" even the largest arms come to the share; lower it to {most} or less"
+        ]
+
+    def _schedule_too_long(self, method: str, rounds: int) -> list[str]:
+        steps = self.rounds_of_pruning(rounds)
+        if rounds < 2 or self.prune_from + steps - 1 <= rounds:
+            return []
+        begun = f"{method}.prune-from = {self.prune_from}, " if self.prune_from > 2 else ""
+        return [
+            f"{begun}{method}.prune-rounds = {self.prune_rounds or f'0, which is {steps}'}: pruning"
+            f" would end in round {self.prune_from + steps - 1} of {rounds} (federation.rounds),"
+            f" and no device comes to the share; lower {'one of them' if begun else 'it'}"
+        ]

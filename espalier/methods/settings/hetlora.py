@@ -1,0 +1,125 @@
+"""Settings of HetLoRA: federated averaging of LoRA adapters with a rank for each client."""
+
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.settings.federation import FederationSettings
+from espalier.settings.lora import LoraSettings
+from espalier.settings.table import ReadWith
+from espalier.settings.timed import TimedSettings
+from espalier.settings.training import MOST_PULL
+
+
+class HetLoRASettings(AdapterAveraging, TimedSettings):
+    """Table ``[hetlora]``.
+
+    Source: Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation
+    Models".
+    """
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "max-capability-ratio")
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
+    READ_WITH: ClassVar[ReadWith] = {
+        **AdapterAveraging.READ_WITH,
+        "federation.max-capability-ratio": {"ranks": ("",)},
+        "gamma": {"self-pruning": (True,)},
+        "regularisation": {"self-pruning": (True,)},
+    }
+
+    ranks: str = Field(
+        "",
+        description=(
+            "LoRA rank of each client, for instance `2,4,8`; the last one repeats, and the largest"
+            " is `lora.rank`. Empty: in proportion to the nodes' capability."
+        ),
+    )
+    aggregation: Literal["zero-pad", "svd"] = Field(
+        "zero-pad",
+        description=(
+            "`zero-pad`: means of A and B padded with zeros, as in the paper; `svd`: best"
+            " approximation of the mean of the updates B A, of which each client gets the best one"
+            " of its rank."
+        ),
+    )
+    self_pruning: bool = Field(
+        True, description="A client lowers its rank if training has made its last ranks weaker."
+    )
+    gamma: float = Field(
+        0.85, gt=0, le=1, description="Self-pruning: fraction of a client's ranks that is kept."
+    )
+    regularisation: float = Field(
+        0.005,
+        ge=0,
+        le=MOST_PULL,
+        description=(
+            "Self-pruning: weight in the training loss of the penalty on the ranks that may be"
+            " pruned."
+        ),
+    )
+
+    @field_validator("ranks")
+    @classmethod
+    def _are_ranks(cls, value: str) -> str:
+        if value.strip() and not all(
+            re.fullmatch(r"[1-9][0-9]{0,5}", part.strip()) for part in value.split(",")
+        ):
+            raise ValueError("is no comma-separated list of ranks from 1 on, for instance 2,4,8")
+        return value.strip()
+
+    @property
+    def averages_updates(self) -> bool:
+        """True if the updates B A are averaged, and not A and B separately."""
+        return self.aggregation == "svd"
+
+    def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
+        """Return the rank with which a client begins.
+
+        Without ``ranks`` it depends on the client's capability, which only the server knows; the
+        result is then the largest rank.
+        """
+        given = self._given()
+        return given[min(client, len(given) - 1)] if given else lora.largest_rank
+
+    @property
+    def limits_differ(self) -> bool:
+        """True: the ranks of clients differ."""
+        return True
+
+    @property
+    def lowers_ranks(self) -> bool:
+        """True if a client may continue with a lower rank than the server asked for."""
+        return self.self_pruning
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return one error line per conflict between these tables.
+
+        In addition to those of all averaging methods: if no client has the largest rank, its last
+        components would stay untrained.
+        """
+        lines = super().contradictions(method, federation, lora, num_clients)
+        given = self._given()
+        largest = lora.largest_rank
+        taken = given[:num_clients]
+        if not taken or max(taken) == largest:
+            return lines
+        where = "lora.rank" if lora.rank_is_used and largest == lora.rank else "lora.rank-pattern"
+        which = "the largest"
+        if taken != given:
+            which = (
+                f"num-clients = {num_clients} takes the first {num_clients}, the largest of which"
+            )
+        return [
+            *lines,
+            (
+                f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of {where} is"
+                f" {largest}; make them equal"
+            ),
+        ]
+
+    def _given(self) -> list[int]:
+        return [int(part) for part in self.ranks.split(",")] if self.ranks else []

@@ -1,0 +1,258 @@
+"""Settings of SFT-P: each client prunes its own model with masks from a shared generator.
+
+The generator computes the masks from an embedding that belongs to the client.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from espalier.amounts import count
+from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.settings.federation import FederationSettings
+from espalier.settings.lora import LoraSettings
+from espalier.settings.personal import PersonalModelSettings
+from espalier.settings.table import ReadWith
+from espalier.settings.task import TEXT
+from espalier.settings.training import MOST_LEARNING_RATE
+
+if TYPE_CHECKING:
+    from espalier.settings.run import RunSettings
+
+LEAST_SHARE = 0.0
+MOST_SHARE = 0.95
+
+
+class SftPSettings(AdapterAveraging, PersonalModelSettings):
+    """Table ``[sft-p]``: client-conditioned structural masks, trained together with LoRA."""
+
+    ROUNDS = 10
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
+    READ_WITH: ClassVar[ReadWith] = {"validation-windows": {"task.name": (TEXT,)}}
+    CHECKS_SITE = True
+
+    share: float = Field(
+        0.2,
+        gt=LEAST_SHARE,
+        le=MOST_SHARE,
+        description=(
+            "Pruning ratio of every client whose own configuration (`pruned-share`) names none. A"
+            " real site uses only these two values."
+        ),
+    )
+    shares: str = Field(
+        "",
+        description=(
+            "Pruning ratios of simulated clients by number, for instance `0.2,0.2,0.5,0.5`; the"
+            " last one repeats. Empty: `share`."
+        ),
+    )
+    share_of: Literal["blocks", "model"] = Field(
+        "blocks",
+        description=(
+            "Parameters to which the pruning ratio refers: the blocks' matrices, or all"
+            " parameters, of which embeddings and norms stay (the paper's)."
+        ),
+    )
+    conditioned: bool = Field(
+        True,
+        description=(
+            "Give each client an embedding of its own, which never leaves it; `false`: one"
+            " constant for all clients (NOC)."
+        ),
+    )
+    adapters: bool = Field(
+        True,
+        description="Train LoRA together with the masks (A); `false`: train only the masks (NOA).",
+    )
+    heads: Literal["per-gate", "shared"] = Field(
+        "per-gate",
+        description=(
+            "Heads of the generator: one for each gate, that is each block and kind of residual"
+            " dimensions, or one for each kind."
+        ),
+    )
+    embedding: int = Field(32, ge=1, le=4096, description="Size of a client's embedding (d_e).")
+    code: int = Field(
+        32,
+        ge=1,
+        le=4096,
+        description="Size of the learned code of each block and kind of residual dimensions.",
+    )
+    width: int = Field(32, ge=1, le=4096, description="Width of the generator's hidden layer.")
+    estimator: Literal["reinmax", "gumbel"] = Field(
+        "reinmax",
+        description=(
+            "Gradient estimator of the gates: ReinMax, or a straight-through sigmoid with the"
+            " difference of two Gumbel noises."
+        ),
+    )
+    tau: float = Field(
+        1.0,
+        gt=0,
+        description=(
+            "Temperature of the estimator. The paper's 0.4 suits `gumbel`; with `reinmax` it"
+            " reverses gradients."
+        ),
+    )
+    norm: Literal["all", "read"] = Field(
+        "all",
+        description=(
+            "Residual dimensions that a norm sees: all, as in DISP-LLM's code, or only those that"
+            " are read after it (equation 3)."
+        ),
+    )
+    bias: float = Field(
+        3.0,
+        ge=-100,
+        le=100,
+        description=(
+            "Constant that is added to all logits (c); it keeps nearly all residual dimensions at"
+            " first."
+        ),
+    )
+    strength: float = Field(
+        16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda)."
+    )
+    learning_rate: float = Field(
+        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of generator and embedding."
+    )
+    weight_decay: float = Field(
+        0.05,
+        ge=0,
+        description=(
+            "Weight decay of generator and embedding; its product with their learning rate and the"
+            " steps of a round is at most 1."
+        ),
+    )
+    schedule: Literal["constant", "training"] = Field(
+        "constant",
+        description=(
+            "Schedule of the learning rate of generator and embedding: constant, as in the paper,"
+            " or `training.schedule`, which applies to LoRA."
+        ),
+    )
+    masks: Literal["budget", "sign"] = Field(
+        "budget",
+        description=(
+            "Residual dimensions of a client's final model: those with the highest logits within"
+            " its budget, or those whose logit is not negative."
+        ),
+    )
+
+    late_clients: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Number of clients, those with the highest numbers, that join after the rounds."
+            " Generator and LoRA then stay as they are, and such a client fits only its own"
+            " embedding."
+        ),
+    )
+    late_steps: int = Field(
+        200,
+        ge=1,
+        le=100_000,
+        description=(
+            "Number of steps in which a client that took part in no round fits its embedding: a"
+            " late client, or one that `sampled-clients` never drew."
+        ),
+    )
+    validation_windows: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Number of samples of its own held-out text on which a client evaluates its smaller"
+            " model after every round in which it trains. The results stay at the client; a"
+            " simulation plots them. 0: none."
+        ),
+    )
+
+    @field_validator("shares")
+    @classmethod
+    def _are_shares(cls, value: str) -> str:
+        for part in value.split(",") if value.strip() else ():
+            try:
+                share = float(part)
+                if not part.isascii():
+                    raise ValueError
+            except ValueError:
+                raise ValueError(
+                    f"{part.strip()!r} is no number; write shares with commas between them, for"
+                    " instance 0.2,0.5"
+                ) from None
+            if not LEAST_SHARE < share <= MOST_SHARE:
+                raise ValueError(
+                    f"{part} is no share above {LEAST_SHARE:g} and up to {MOST_SHARE:g}"
+                )
+        return value.strip()
+
+    @property
+    def makes_alone(self) -> bool:
+        """True if clients do work of their own after the rounds.
+
+        They write their models, and late clients first fit their embeddings.
+        """
+        return self.late_clients > 0 or self.keep_models
+
+    def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
+        """Return what one round of training demands of a site.
+
+        In addition to the demands of all averaging methods: the steps of clients that took part in
+        no round, and calibration samples of held-out text for validation.
+        """
+        asked = dict(super().asked_of_sites(run))
+        passes = self.late_steps * run.training.accumulation
+        if self.fits_alone(run.federation) and passes > asked["most_steps"][1]:
+            own = f"{run.method}.late-steps x training.accumulation"
+            asked["most_steps"] = (own, passes)
+            asked["most_sequences"] = (
+                f"{own} x training.batch-size",
+                passes * run.training.batch_size,
+            )
+        if self.validation_windows:
+            asked["most_windows"] = (f"{run.method}.validation-windows", self.validation_windows)
+        return asked
+
+    def fits_alone(self, federation: FederationSettings) -> bool:
+        """Return whether late clients, and clients that no round drew, fit their embeddings.
+
+        They do so only if clients do work of their own after the rounds (``makes_alone``).
+        """
+        return (
+            self.conditioned
+            and self.makes_alone
+            and (self.late_clients > 0 or federation.sampled_clients < 1)
+        )
+
+    def is_late(self, client: int, enrolled: int) -> bool:
+        """Return whether a client takes part in no round; at least one enrolled client does."""
+        return client >= max(1, enrolled - self.late_clients)
+
+    def share_of_client(self, client: int) -> float:
+        """Return the pruning ratio of a simulated client; the last of ``shares`` repeats."""
+        given = [float(part) for part in self.shares.split(",")] if self.shares else [self.share]
+        return given[min(client, len(given) - 1)]
+
+    def contradictions(
+        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
+    ) -> list[str]:
+        """Return one error line per conflict between these tables."""
+        lines = super().contradictions(method, federation, lora, num_clients)
+        if lora.merge:
+            lines.append(
+                f"lora.merge = true: clients of {method} end with models of different shapes, which"
+                " stay there; set it to false"
+            )
+        if self.late_clients >= num_clients:
+            lines.append(
+                f"{method}.late-clients = {self.late_clients}: of {count(num_clients, 'client')}"
+                " none is left for the rounds; lower it"
+            )
+        if self.late_clients and not self.conditioned:
+            lines.append(
+                f"{method}.late-clients = {self.late_clients}: without conditioning a late client"
+                " has nothing to fit; set it to 0, or conditioned to true"
+            )
+        return lines

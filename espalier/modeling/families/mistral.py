@@ -1,7 +1,0 @@
-"""Mistral 7B and models of its shape; sliding-window attention is the model's own affair."""
-
-from dataclasses import replace
-
-from espalier.modeling.families.llama import LLAMA
-
-MISTRAL = replace(LLAMA, name="mistral", model_types=("mistral",))

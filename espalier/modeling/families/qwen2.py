@@ -1,7 +1,0 @@
-"""Qwen2 and Qwen2.5: LLaMA's names; the biases of query, key and value stay dense."""
-
-from dataclasses import replace
-
-from espalier.modeling.families.llama import LLAMA
-
-QWEN2 = replace(LLAMA, name="qwen2", model_types=("qwen2",))

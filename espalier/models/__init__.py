@@ -1,0 +1,1 @@
+"""Facts about models that need no torch: plans, structures and prunable groups."""

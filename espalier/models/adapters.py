@@ -1,0 +1,218 @@
+"""Names and shapes of the adapters that a run trains, and of the tensors that it trains whole.
+
+They are a function of the model plan and the ``[lora]`` settings.
+
+The LoRA adapter of a matrix of shape (out, in) is ``A`` of shape (rank, in) and ``B`` of shape
+(out, rank); the update is ``scaling * B A``. In messages their names are canonical, such as
+``attn.q.lora_a`` and ``attn.q.lora_b``, for every model family, and each block has one blob.
+Tensors that are trained whole have canonical names too: ``norm.mlp.weight`` or ``attn.q.bias`` in
+the blob of their block, and ``norm.final.weight`` or ``head.out.bias`` in a blob that belongs to no
+block.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from espalier.errors import Mistake
+from espalier.messages.payload import block_key
+from espalier.models.plan import LinearPlan, ModelPlan
+from espalier.settings.lora import SCALINGS, LoraSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEAD_KEY = "head"
+"""Key of the blob with an encoder's classification head, which is trained whole."""
+
+Tensors = Mapping[str, Mapping[str, "Tensor"]]
+"""Trained tensors by blob key and canonical name."""
+Shapes = dict[str, dict[str, tuple[int, ...]]]
+"""Shapes of trained tensors by blob key and canonical name."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA adapter of one matrix."""
+
+    linear: LinearPlan
+    """Matrix that the adapter updates."""
+    rank: int
+    scaling: float
+    """Factor of the update, alpha / rank."""
+
+    @property
+    def name_a(self) -> str:
+        """Canonical name of A, (rank, in)."""
+        return f"{self.linear.name}.lora_a"
+
+    @property
+    def name_b(self) -> str:
+        """Canonical name of B, (out, rank)."""
+        return f"{self.linear.name}.lora_b"
+
+    def limited(self, rank: int) -> "Adapter":
+        """Return this adapter with a rank of at most ``rank`` and the same scaling."""
+        return replace(self, rank=min(self.rank, rank))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of A and B by canonical name."""
+        out_features, in_features = self.linear.shape
+        return {self.name_a: (self.rank, in_features), self.name_b: (out_features, self.rank)}
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    """All tensors that a run trains."""
+
+    blocks: Mapping[int, tuple[Adapter, ...]]
+    """Adapters by block number."""
+    whole: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Shapes of tensors that are trained whole, by blob key and canonical name.
+
+    Methods that average adapters accept only a classification head here. A method that trains other
+    tensors averages and writes them itself.
+    """
+
+    keep_zeros: bool = False
+    """True if zero weights of the base model stay zero, which masks the updates."""
+
+    @property
+    def head(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the classification head's tensors by canonical name; empty without a head."""
+        return self.whole.get(HEAD_KEY, {})
+
+    def __iter__(self) -> Iterator[tuple[int, Adapter]]:
+        """Yield every adapter with its block number, in block order."""
+        for index in sorted(self.blocks):
+            for adapter in self.blocks[index]:
+                yield index, adapter
+
+    def shapes(self) -> Shapes:
+        """Return the shapes of all trained tensors."""
+        found: Shapes = {}
+        for index, adapter in self:
+            found.setdefault(block_key(index), {}).update(adapter.shapes())
+        for key, tensors in self.whole.items():
+            found.setdefault(key, {}).update(tensors)
+        return found
+
+    def limited(self, rank: int) -> "AdapterPlan":
+        """Return this plan with ranks of at most ``rank``; all else stays the same."""
+        blocks = {
+            index: tuple(a.limited(rank) for a in adapters)
+            for index, adapters in self.blocks.items()
+        }
+        return replace(self, blocks=blocks)
+
+    def joined(self, other: "AdapterPlan | None") -> "AdapterPlan":
+        """Return this plan with the adapters of the blocks of ``other`` added."""
+        return self if other is None else replace(self, blocks={**self.blocks, **other.blocks})
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained parameters."""
+        per_adapter = sum(adapter.rank * sum(adapter.linear.shape) for _, adapter in self)
+        return per_adapter + sum(
+            math.prod(shape) for tensors in self.whole.values() for shape in tensors.values()
+        )
+
+
+def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor"]:
+    """Return copies of the tensors of a blob, reduced to a lower rank.
+
+    The rows of A and the columns of B from ``rank`` on are set to zero; the shapes stay the same.
+    """
+    cut = {name: tensor.clone() for name, tensor in tensors.items()}
+    for name, tensor in cut.items():
+        if name.endswith(".lora_a"):
+            tensor[rank:] = 0
+        elif name.endswith(".lora_b"):
+            tensor[:, rank:] = 0
+    return cut
+
+
+def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> AdapterPlan:
+    """Return the adapters that the settings describe, and the classification head of an encoder.
+
+    Parameters
+    ----------
+    plan
+        Plan of the model.
+    lora
+        Table ``[lora]`` of the settings.
+    num_classes
+        Number of classes of the task; used only for an encoder.
+
+    Raises
+    ------
+    Mistake
+        If the model has no such matrix or block, a pattern names a matrix without an adapter, a
+        rank exceeds the smaller side of its matrix, or alpha / rank of an adapter is outside
+        ``SCALINGS``.
+    """
+    names = [linear.name for linear in plan.blocks[0].linears]
+    chosen = lora.target_names(names)
+    if unknown := sorted(set(chosen) - set(names)):
+        raise Mistake(
+            f"lora.targets: the model has no {', '.join(unknown)}; its blocks have"
+            f" {', '.join(names)}"
+        )
+    layers = lora.layer_numbers(len(plan.blocks))
+    if layers[-1] >= len(plan.blocks):
+        raise Mistake(
+            f"lora.layers = {lora.layers!r}: the model has the blocks 0 to {len(plan.blocks) - 1}"
+        )
+    # A pattern names a matrix in all blocks (``attn.q``) or in one (``3.attn.q``).
+    adapted = {*chosen, *(f"{index}.{name}" for index in layers for name in chosen)}
+    for key, named in lora.named_in_patterns().items():
+        if unused := [name for name in named if name not in adapted]:
+            raise Mistake(
+                f"lora.{key}: no adapter is on {', '.join(unused)}; add it to lora.targets and"
+                " lora.layers, or remove it"
+            )
+    blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
+    if lora.keep_zeros and plan.head_features:
+        raise Mistake(
+            "lora.keep-zeros = true: an encoder is not pruned here, so it has no zeros to keep; set"
+            " it to false"
+        )
+    return replace(head_plan(plan, num_classes), blocks=blocks, keep_zeros=lora.keep_zeros)
+
+
+def head_plan(plan: ModelPlan, num_classes: int) -> AdapterPlan:
+    """Return a plan with only the classification head of an encoder; it is empty for a decoder."""
+    return AdapterPlan(
+        {}, {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {}
+    )
+
+
+def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a classification head: a dense layer and an output layer."""
+    dense = {"head.dense.weight": (features, features), "head.dense.bias": (features,)}
+    return dense | {"head.out.weight": (num_classes, features), "head.out.bias": (num_classes,)}
+
+
+def _adapters(
+    plan: ModelPlan, lora: LoraSettings, index: int, chosen: list[str]
+) -> Iterator[Adapter]:
+    for linear in plan.blocks[index].linears:
+        if linear.name in chosen:
+            rank = lora.rank_of(index, linear.name)
+            if rank > min(linear.shape):
+                shape = f"{linear.shape[0]} x {linear.shape[1]}"
+                key = "rank" if rank == lora.rank else "rank-pattern"
+                raise Mistake(
+                    f"lora.{key}: {rank} is larger than a side of {linear.name} in block {index}"
+                    f" ({shape}); lower it"
+                )
+            scaling = lora.scaling_of(index, linear.name)
+            if not SCALINGS[0] <= scaling <= SCALINGS[1]:
+                key = "alpha-pattern" if lora.has_own_alpha(index, linear.name) else "alpha"
+                told = f"alpha / rank of {linear.name} in block {index} is {scaling:g}"
+                raise Mistake(
+                    f"lora.{key}: {told}; choose them so that it is {SCALINGS[0]:g} to"
+                    f" {SCALINGS[1]:g}"
+                )
+            yield Adapter(linear, rank, scaling)

@@ -1,0 +1,83 @@
+"""Names and shapes of the shared mask generator's tensors (SFT-P, section 3.2).
+
+A gate belongs to one block and one kind of residual dimensions. For each gate the generator
+computes ``h = GELU(norm(trunk([embedding; code])))`` and ``logits = head h``. Codes, trunk and norm
+are in one blob. Heads are in the blobs of their blocks, or with ``heads = "shared"`` one per kind
+is in the blob of the trunk.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from espalier.messages.payload import block_key
+from espalier.models.plan import ModelPlan
+from espalier.models.structure import LANES, units_of
+
+GENERATOR_KEY = "generator"
+"""Key of the blob with the tensors that belong to no block."""
+PREFIX = "mask."
+"""Prefix of the canonical names of the generator's tensors."""
+CODES = f"{PREFIX}codes"
+TRUNK = f"{PREFIX}trunk.weight"
+TRUNK_BIAS = f"{PREFIX}trunk.bias"
+NORM = f"{PREFIX}norm.weight"
+NORM_BIAS = f"{PREFIX}norm.bias"
+
+Heads = Literal["per-gate", "shared"]
+
+
+def head_name(kind: str) -> str:
+    """Return the canonical name of the head for a kind of residual dimensions."""
+    return f"{PREFIX}{kind}.head"
+
+
+@dataclass(frozen=True)
+class GeneratorShape:
+    """Sizes of a generator."""
+
+    embedding: int
+    """Size of a client's own embedding (d_e)."""
+    code: int
+    """Size of a gate's learned code (d_l)."""
+    width: int
+    """Output size of the trunk."""
+    heads: Heads
+    """One head per gate, or one per kind that all blocks share."""
+
+    def shapes(self, plan: ModelPlan) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Return the shapes of all tensors by blob key and canonical name.
+
+        A head has the shape (residual dimensions, width).
+        """
+        found: dict[str, dict[str, tuple[int, ...]]] = {
+            block_key(block.index): {} for block in plan.blocks
+        }
+        common = found[GENERATOR_KEY] = {
+            CODES: (len(plan.blocks) * len(LANES), self.code),
+            TRUNK: (self.width, self.embedding + self.code),
+            TRUNK_BIAS: (self.width,),
+            NORM: (self.width,),
+            NORM_BIAS: (self.width,),
+        }
+        for block in plan.blocks:
+            for kind in LANES:
+                of = found[block_key(block.index)] if self.heads == "per-gate" else common
+                of[head_name(kind)] = (getattr(units_of(plan, block), kind), self.width)
+        return {key: tensors for key, tensors in found.items() if tensors}
+
+    def head_key(self, block: int) -> str:
+        """Return the key of the blob with a block's heads."""
+        return block_key(block) if self.heads == "per-gate" else GENERATOR_KEY
+
+
+def num_parameters(shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> int:
+    """Return the number of parameters of a generator with these shapes."""
+    total = 0
+    for tensors in shapes.values():
+        for shape in tensors.values():
+            size = 1
+            for side in shape:
+                size *= side
+            total += size
+    return total

@@ -1,0 +1,443 @@
+"""Structure of a smaller model: the parts of a base model that it keeps.
+
+A structure is a value with a JSON form and a hash. A block consists of units of several kinds: its
+attention groups, that is, key-value groups (rows of query, key and value, columns of the attention
+output; one head in multi-head attention); its FFN channels (rows of gate and up, a column of down);
+and the residual dimensions that attention and FFN read and write (SFT-P, section 3.1). A structure
+lists the kept units by their number in the base, and the kept blocks by their number in the base.
+Every plan, contract and byte count of a smaller model is a function of the base's plan and a
+structure.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+
+from espalier.errors import Mistake
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
+
+VERSION = 1
+"""Version of the JSON form."""
+
+Numbers = tuple[int, ...]
+"""Ascending numbers of units."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """Number of units of each kind in a block."""
+
+    groups: int
+    """Number of attention groups (key-value groups)."""
+    channels: int
+    """Number of FFN channels."""
+    attn_reads: int
+    """Number of residual dimensions that query, key and value read."""
+    attn_writes: int
+    """Number of residual dimensions to which the attention output is added."""
+    mlp_reads: int
+    """Number of residual dimensions that gate and up read."""
+    mlp_writes: int
+    """Number of residual dimensions to which the output of down is added."""
+
+
+KINDS = tuple(field.name for field in fields(Units))
+"""Kinds of units."""
+LANES = ("attn_reads", "attn_writes", "mlp_reads", "mlp_writes")
+"""Kinds of residual dimensions."""
+
+ROWS = {
+    "attn.q": "groups", "attn.k": "groups", "attn.v": "groups", "attn.o": "attn_writes",
+    "mlp.gate": "channels", "mlp.up": "channels", "mlp.down": "mlp_writes",
+}  # fmt: skip
+"""Kind of unit to which the rows and bias values of a matrix belong."""
+COLUMNS = {
+    "attn.q": "attn_reads", "attn.k": "attn_reads", "attn.v": "attn_reads", "attn.o": "groups",
+    "mlp.gate": "mlp_reads", "mlp.up": "mlp_reads", "mlp.down": "channels",
+}  # fmt: skip
+"""Kind of unit to which the columns of a matrix belong."""
+ADDED_BIASES = ("attn.o", "mlp.down")
+"""Matrices that may get a bias that the base lacks.
+
+It adds the mean output of the cut groups (FLAP, section 3.3).
+"""
+
+
+@dataclass(frozen=True)
+class BlockStructure:
+    """Kept block: its number in the base, and the kept units of each kind, ascending."""
+
+    source: int
+    """Number of the block in the base."""
+    groups: Numbers
+    channels: Numbers
+    attn_reads: Numbers
+    attn_writes: Numbers
+    mlp_reads: Numbers
+    mlp_writes: Numbers
+
+    def kept(self, kind: str) -> Numbers:
+        """Return the numbers of the kept units of a kind."""
+        found: Numbers = getattr(self, kind)
+        return found
+
+    @property
+    def units(self) -> Units:
+        """Number of kept units of each kind."""
+        return Units(**{kind: len(self.kept(kind)) for kind in KINDS})
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Parts of a base model that a smaller model keeps; valid by construction.
+
+    Raises
+    ------
+    Mistake
+        If no block is kept, a block or unit does not exist or is out of order, a block keeps no
+        unit of a kind, or ``added_biases`` names another matrix.
+    """
+
+    base: tuple[Units, ...]
+    """Number of units of each block of the base."""
+    blocks: tuple[BlockStructure, ...]
+    """Kept blocks, in order."""
+    added_biases: tuple[str, ...] = ()
+    """Canonical names, among ``ADDED_BIASES``, of matrices that have a bias in all blocks.
+
+    They have one even if those of the base have none.
+    """
+    norm_of_read: bool = False
+    """True if a norm sees only the residual dimensions that are read after it, not all of them."""
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise Mistake("structure: no block stays; keep one at least")
+        _require_ascending("blocks", [block.source for block in self.blocks], len(self.base))
+        for block in self.blocks:
+            for kind in KINDS:
+                where = f"{kind} of block {block.source}"
+                _require_ascending(where, block.kept(kind), getattr(self.base[block.source], kind))
+        if unknown := sorted(set(self.added_biases) - set(ADDED_BIASES)):
+            raise Mistake(
+                f"structure: added_biases names {', '.join(unknown)}; there may be"
+                f" {' and '.join(ADDED_BIASES)}"
+            )
+
+    # ----- construction -----
+
+    @staticmethod
+    def whole(plan: ModelPlan) -> "Structure":
+        """Return the structure that keeps the whole model."""
+        base = tuple(units_of(plan, block) for block in plan.blocks)
+        return Structure(
+            base, tuple(_whole_block(index, units) for index, units in enumerate(base))
+        )
+
+    def with_blocks(self, sources: Sequence[int]) -> "Structure":
+        """Return the structure that keeps only these blocks.
+
+        Parameters
+        ----------
+        sources
+            Numbers of the blocks in the base, ascending. All must be kept by this structure.
+
+        Raises
+        ------
+        Mistake
+            If this structure does not keep one of the blocks.
+        """
+        known = {block.source: block for block in self.blocks}
+        if missing := [source for source in sources if source not in known]:
+            raise Mistake(f"structure: block {missing[0]} is not among those that stay")
+        return replace(self, blocks=tuple(known[source] for source in sources))
+
+    def keeping(self, kept: Mapping[int, Mapping[str, Sequence[int]]]) -> "Structure":
+        """Return the structure with other kept units in some blocks.
+
+        Parameters
+        ----------
+        kept
+            Numbers of kept units by number of the block in the base and kind. Other blocks and
+            kinds stay the same.
+        """
+
+        def numbers(block: BlockStructure, kind: str) -> Numbers:
+            return tuple(map(int, kept.get(block.source, {}).get(kind, block.kept(kind))))
+
+        blocks = (
+            BlockStructure(block.source, **{kind: numbers(block, kind) for kind in KINDS})
+            for block in self.blocks
+        )
+        return replace(self, blocks=tuple(blocks))
+
+    def of(self, inner: "Structure") -> "Structure":
+        """Compose with ``inner``: apply ``inner`` first, then this structure.
+
+        The base of this structure must be the model that ``inner`` makes. The base of the result is
+        the base of ``inner``.
+
+        Raises
+        ------
+        Mistake
+            If the base of this structure is another model, or if both cut residual dimensions with
+            different ``norm_of_read``.
+        """
+        if self.base != tuple(block.units for block in inner.blocks):
+            raise Mistake(
+                "structure: it is of another model than the one that it is to be put upon"
+            )
+        blocks = []
+        for block in self.blocks:
+            below = inner.blocks[block.source]
+            kept = {
+                kind: tuple(below.kept(kind)[number] for number in block.kept(kind))
+                for kind in KINDS
+            }
+            blocks.append(BlockStructure(below.source, **kept))
+        added = tuple(
+            name for name in ADDED_BIASES if name in {*self.added_biases, *inner.added_biases}
+        )
+        if self.norm_of_read != inner.norm_of_read and self.cuts_lanes and inner.cuts_lanes:
+            raise Mistake(
+                "structure: the two models that are put together have other norms (norm_of_read);"
+                " prune them alike"
+            )
+        return Structure(inner.base, tuple(blocks), added, self.norm_of_read or inner.norm_of_read)
+
+    # ----- properties -----
+
+    @property
+    def is_whole(self) -> bool:
+        """True if nothing is cut and nothing is added."""
+        return self.cuts_no_unit and len(self.blocks) == len(self.base) and not self.added_biases
+
+    @property
+    def cuts_no_unit(self) -> bool:
+        """True if the kept blocks are complete."""
+        return all(block.units == self.base[block.source] for block in self.blocks)
+
+    @property
+    def cuts_lanes(self) -> bool:
+        """True if a block reads or writes fewer residual dimensions than in the base."""
+        return any(
+            len(block.kept(kind)) < getattr(self.base[block.source], kind)
+            for block in self.blocks
+            for kind in LANES
+        )
+
+    # ----- JSON -----
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, in which numbers are written as ranges: ``"0-3,7"``."""
+        return {
+            "version": VERSION,
+            "base": [{kind: getattr(units, kind) for kind in KINDS} for units in self.base],
+            "blocks": [
+                {"source": block.source, **{kind: as_ranges(block.kept(kind)) for kind in KINDS}}
+                for block in self.blocks
+            ],
+            "added_biases": list(self.added_biases),
+            **({"norm_of_read": True} if self.norm_of_read else {}),
+        }
+
+    @staticmethod
+    def from_json(document: Any, where: str) -> "Structure":
+        """Read the JSON form of ``to_json``.
+
+        Parameters
+        ----------
+        document
+            JSON value.
+        where
+            Origin of the document, for errors.
+
+        Raises
+        ------
+        Mistake
+            If the document has another form or version, or is not a valid structure.
+        """
+        try:
+            if document["version"] != VERSION:
+                raise Mistake(f"version = {document['version']!r}, this release reads {VERSION}")
+            base = tuple(
+                Units(**{kind: _count(units[kind]) for kind in KINDS}) for units in document["base"]
+            )
+            blocks = tuple(
+                BlockStructure(
+                    _count(block["source"]), **{kind: from_ranges(block[kind]) for kind in KINDS}
+                )
+                for block in document["blocks"]
+            )
+            return Structure(
+                base,
+                blocks,
+                tuple(document["added_biases"]),
+                bool(document.get("norm_of_read", False)),
+            )
+        except Mistake as mistake:
+            raise Mistake(f"{where}: {str(mistake).removeprefix('structure: ')}") from None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise Mistake(f"{where}: is not the structure of a model; write it anew") from None
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the JSON form."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _whole_block(index: int, units: Units) -> BlockStructure:
+    return BlockStructure(index, **{kind: tuple(range(getattr(units, kind))) for kind in KINDS})
+
+
+def units_of(plan: ModelPlan, block: BlockPlan) -> Units:
+    """Return the number of units of each kind in a block."""
+    shapes = {linear.name: linear.shape for linear in block.linears}
+    return Units(
+        shapes["attn.k"][0] // plan.head_dim,
+        shapes["mlp.up"][0],
+        shapes["attn.q"][1],
+        shapes["attn.o"][0],
+        shapes["mlp.up"][1],
+        shapes["mlp.down"][0],
+    )
+
+
+def unit_size(plan: ModelPlan, linear: str, kind: str) -> int:
+    """Return the number of rows or columns of a matrix that belong to one unit of a kind."""
+    if kind != "groups":
+        return 1
+    # An attention group has one key-value head and ``heads_per_group`` query heads.
+    return plan.head_dim * (plan.heads_per_group if linear in ("attn.q", "attn.o") else 1)
+
+
+def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
+    """Return the plan of the smaller model, with consecutive block numbers.
+
+    Raises
+    ------
+    Mistake
+        If the structure belongs to another model.
+    """
+    if structure.base != (found := tuple(units_of(plan, block) for block in plan.blocks)):
+        many = (
+            f"{len(structure.base)} blocks"
+            if len(structure.base) != len(found)
+            else "blocks of other units"
+        )
+        raise Mistake(
+            f"structure: it is of a model with {many}, not of this one; name the base that it was"
+            " made of"
+        )
+    blocks = tuple(
+        _cut_block(plan, index, block, structure) for index, block in enumerate(structure.blocks)
+    )
+    # Embeddings, final norm and head stay as they are.
+    beside = plan.num_parameters - sum(block.num_parameters for block in plan.blocks)
+    return replace(
+        plan, blocks=blocks, num_parameters=beside + sum(block.num_parameters for block in blocks)
+    )
+
+
+def _cut_block(
+    plan: ModelPlan, index: int, block: BlockStructure, structure: Structure
+) -> BlockPlan:
+    whole = plan.blocks[block.source]
+    linears = tuple(_cut_linear(plan, linear, index, block, structure) for linear in whole.linears)
+    return BlockPlan(index, linears, whole.others)
+
+
+def _cut_linear(
+    plan: ModelPlan, linear: LinearPlan, index: int, block: BlockStructure, structure: Structure
+) -> LinearPlan:
+    rows, columns = (
+        len(block.kept(of[linear.name])) * unit_size(plan, linear.name, of[linear.name])
+        for of in (ROWS, COLUMNS)
+    )
+    # The blocks of the smaller model are numbered without gaps.
+    parameter = linear.parameter.replace(f".{block.source}.", f".{index}.", 1)
+    bias = linear.bias or linear.name in structure.added_biases
+    return replace(linear, shape=(rows, columns), parameter=parameter, bias=bias)
+
+
+def unit_costs(plan: ModelPlan, block: BlockPlan) -> tuple[int, int]:
+    """Return the number of parameters of one attention group and of one FFN channel of a block.
+
+    Bias values of the removed rows are included.
+    """
+    costs = {"groups": 0, "channels": 0}
+    for linear in block.linears:
+        rows = ROWS[linear.name]
+        columns = COLUMNS[linear.name]
+        if rows in costs:
+            costs[rows] += unit_size(plan, linear.name, rows) * (linear.shape[1] + linear.bias)
+        if columns in costs:
+            costs[columns] += unit_size(plan, linear.name, columns) * linear.shape[0]
+    return costs["groups"], costs["channels"]
+
+
+def as_ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text, for instance ``0-3,7``."""
+    parts = []
+    start = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+            first = numbers[start]
+            last = numbers[at - 1]
+            parts.append(str(first) if first == last else f"{first}-{last}")
+            start = at
+    return ",".join(parts)
+
+
+MOST_NUMBERS = 1 << 24
+"""Maximum length of a range; no model has as many units of a kind in a block."""
+
+
+def from_ranges(text: str) -> Numbers:
+    """Read numbers from the text of ``as_ranges``.
+
+    Raises
+    ------
+    ValueError
+        If the text has another form.
+    """
+    return tuple(_from_ranges(text))
+
+
+def _from_ranges(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if (
+            not part.isascii()
+            or not first.isdecimal()
+            or (dash and not last.isdecimal())
+            # Reading a number takes time that grows with its digits, so limit them.
+            or max(len(first), len(last)) > 8
+        ):
+            raise ValueError(text)
+        start = int(first)
+        stop = int(last or first) + 1
+        if stop - start > MOST_NUMBERS:
+            raise ValueError(text)
+        yield from range(start, stop)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _require_ascending(what: str, numbers: Sequence[int], available: int) -> None:
+    if not numbers:
+        raise Mistake(f"structure: {what}: none is kept; keep one at least")
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        raise Mistake(f"structure: {what}: numbers are not ascending, or one is there twice")
+    if numbers[0] < 0 or numbers[-1] >= available:
+        raise Mistake(
+            f"structure: {what}: {max(numbers[-1], -numbers[0])} does not exist, there are"
+            f" {available}"
+        )

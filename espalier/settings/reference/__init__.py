@@ -1,0 +1,1 @@
+"""Reference of all settings, generated from their schema."""

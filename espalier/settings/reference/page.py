@@ -1,0 +1,84 @@
+"""Generator of docs/settings.md and of the default settings in pyproject.toml.
+
+    python -m espalier.settings.reference.page
+
+Both list every setting with its default, allowed values and meaning. They are written to the
+checkout that contains this package.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from espalier.settings.methods import METHODS
+from espalier.settings.node import NodeSettings
+from espalier.settings.reference.app_config import read_by, with_app_config
+from espalier.settings.reference.schema import Key, as_text, keys_of, tables_of_a_run
+
+PAGE = "docs/settings.md"
+INTRODUCTION = """# Settings
+
+Written by `python -m espalier.settings.reference.page` from `espalier/settings`, the source of all settings.
+
+A run uses the defaults, then a preset of `conf/`, then `key=value` pairs:
+
+```
+espalier run fedspallm fedspallm.sparsity=0.6 num-clients=4
+```
+
+`espalier run` takes at most one preset, by name or path, and any number of pairs.
+`flwr run . --run-config` takes a file or pairs.
+All errors are reported together, before a model is loaded: wrong keys, types and values, and keys
+given by hand that the run does not read.
+Relative paths start at the current directory of the command; with plain `flwr run` that is the
+directory in which Flower's local SuperLink was first started.
+"""
+NODE = """## node-config
+
+Settings of a site, including the site policy:
+`flower-supernode --node-config 'site="hospital-a" data-path="/data/notes.txt"'`.
+All keys but `site` are optional. [Deployment](deployment.md#4-a-site) explains the setup of a site,
+and [privacy](privacy.md#what-a-sites-owner-says) the decisions of its owner.
+"""
+
+
+def settings_page() -> str:
+    """Return the page as Markdown: a section per table, a row per key."""
+    sections = [INTRODUCTION]
+    for name, table in tables_of_a_run().items():
+        sections.append("\n".join([*_head(name), *_rows(keys_of(table, name)), ""]))
+    sections.append("\n".join([NODE, *_rows(keys_of(NodeSettings)), ""]))
+    return "\n".join(sections)
+
+
+def _head(name: str) -> Iterator[str]:
+    if not name:
+        yield from ("## run", "", "Top-level keys, read by every method.", "")
+        return
+    about = f" See also [the page of the method](methods/{name}.md)." if name in METHODS else ""
+    yield from (f"## {name}", "", f"Table `[{name}]`, {read_by(name)}.{about}", "")
+
+
+def _rows(keys: Sequence[Key]) -> Iterator[str]:
+    yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")
+    for key in keys:
+        allowed = key.allowed or "text"
+        yield (
+            f"| `{key.dotted}` | {_default(key)} | {allowed} |"
+            f" {key.description.replace('|', chr(92) + '|')} |"
+        )
+
+
+def _default(key: Key) -> str:
+    return "" if key.default == "" else f"`{as_text(key.default)}`"
+
+
+def main() -> None:
+    """Write docs/settings.md and the block of defaults in pyproject.toml."""
+    root = Path(__file__).parents[3]
+    (root / PAGE).write_text(settings_page())
+    pyproject = root / "pyproject.toml"
+    pyproject.write_text(with_app_config(pyproject.read_text()))
+
+
+if __name__ == "__main__":
+    main()

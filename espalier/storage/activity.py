@@ -1,0 +1,123 @@
+"""Activity and progress of the clients of a run on this machine.
+
+Every run has a file ``<state-dir>/at-work/<lineage>.log``. Simulated clients share the machine and
+its worker processes. A process that works for a client holds a shared lock on the file and appends
+progress lines to it. The server tests the lock and shows the lines.
+
+Covers: the lock ends with its process, however the process ends; each line is written by one system
+call; only the owner's account can read the file.
+Does not cover: clients on other machines; a process that hangs, which still counts as working.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from espalier.errors import Mistake
+from espalier.storage.client_state import OWNER_ONLY_FILE, is_ours, mark_as_ours, private_folder
+
+FOLDER = "at-work"
+
+
+class AtWork:
+    """Activity of one run on this machine.
+
+    Parameters
+    ----------
+    root
+        The node's ``state-dir``.
+    lineage
+        Name of the run.
+    """
+
+    def __init__(self, root: Path, lineage: str) -> None:
+        self._root = root
+        self.path = root / FOLDER / f"{lineage}.log"
+        self._read = self.path.stat().st_size if self.path.exists() else 0
+        """Number of bytes already read.
+
+        Lines from before an interruption of the run are old, so they are skipped.
+        """
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count this process as working until the end of the block.
+
+        Any number of processes may work at the same time.
+
+        Raises
+        ------
+        Mistake
+            If the file cannot be created, or the directory holds files of another program.
+        """
+        folder = private_folder(self._root, FOLDER)
+        if not is_ours(folder):
+            # Raises Mistake if another program keeps files in this directory.
+            mark_as_ours(folder)
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
+        except OSError as error:
+            raise Mistake(
+                f"cannot write {self.path}: {error.strerror}; name another state-dir"
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(handle)
+
+    def anybody(self) -> bool:
+        """Return True if a process is working for the run now."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            # An exclusive lock fails as long as any worker holds a shared one.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def say(self, line: str) -> None:
+        """Append a progress line for the server; on an error, such as a full disk, drop it."""
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OWNER_ONLY_FILE)
+        except OSError:
+            return
+        try:
+            os.write(handle, f"{line}\n".encode())
+        except OSError:
+            return
+        finally:
+            os.close(handle)
+
+    def new_lines(self) -> list[str]:
+        """Return the complete lines that were written since the last call."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._read)
+                said, end, _ = file.read().rpartition(b"\n")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        self._read += len(said) + len(end)
+        return said.decode(errors="replace").splitlines()
+
+    def remove(self) -> None:
+        """Delete the file if its directory was created by Espalier."""
+        if is_ours(self.path.parent):
+            self.path.unlink(missing_ok=True)
+
+
+def collect_old_work(root: Path, older_than: float) -> None:
+    """Delete the files of runs that were last used before ``older_than``.
+
+    ``older_than`` is in seconds since the epoch.
+    """
+    for file in (root / FOLDER).glob("*.log") if is_ours(root / FOLDER) else ():
+        if file.stat().st_mtime < older_than:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""JSON documents with a version and the SHA-256 of their content.
+
+Covers: bytes that changed on the disk, a truncated file, a value that was edited by hand.
+Does not cover: a person who writes a new checksum on purpose.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.bounded_json import read_json
+from espalier.errors import Mistake
+
+SEAL = "sha256"
+"""Key of the checksum."""
+
+
+class Damaged(Mistake):
+    """Error for a document whose content no longer has its checksum."""
+
+
+def sealed(document: dict[str, Any]) -> bytes:
+    """Return the bytes of a document with its checksum, with keys in sorted order."""
+    # The checksum covers the values as they will be read, for instance tuples as lists.
+    as_read = json.loads(json.dumps(document, allow_nan=False))
+    return (
+        json.dumps({**as_read, SEAL: _digest(as_read)}, indent=2, sort_keys=True) + "\n"
+    ).encode()
+
+
+def read_sealed(path: Path, version: int) -> dict[str, Any]:
+    """Read a document, verify it and return it without its checksum.
+
+    Raises
+    ------
+    Damaged
+        If the file is not a JSON document, or if its content does not have its checksum.
+    Mistake
+        If the file cannot be read, or if another release wrote it in another version.
+    """
+    try:
+        document = read_json(path.read_bytes().decode())
+    except OSError as error:
+        raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise Damaged(f"{path}: is damaged: it is no JSON document") from None
+    if not isinstance(document, dict) or not document:
+        raise Damaged(f"{path}: is damaged: it holds no document")
+    found = document.get("version", 1)
+    # Documents of version 1 have no checksum.
+    if SEAL not in document and isinstance(found, int) and found < version:
+        raise _other_version(path, found, version)
+    if document.pop(SEAL, None) != _digest(document):
+        raise Damaged(
+            f"{path}: is damaged: it does not have its checksum, so that something in it was"
+            " changed"
+        )
+    if found != version:
+        raise _other_version(path, found, version)
+    return document
+
+
+def _other_version(path: Path, found: int, version: int) -> Mistake:
+    return Mistake(
+        f"{path}: version {found}, this program reads {version}; resume with the release that"
+        " wrote it"
+    )
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()

@@ -1,0 +1,262 @@
+"""Replies of a site that wait for a person's approval: ``<state-dir>/<run>/<site>/held``.
+
+A waiting reply is a sealed document of the data that would leave: its entry in the egress log, its
+fields with their values, and the hashes of all its blobs. The blobs are stored next to the document
+as safetensors files. A decision is a sealed document of its own. After a decision the blobs are
+deleted, and the documents stay as long as the client state of the run.
+
+Covers: a change to the bytes of a document, a decision or a blob is found before a decision is
+made; a decision applies to one reply, which is identified by the hash of its content.
+Does not cover: a person with the right to write there, who can also decide.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from espalier.errors import Mistake
+from espalier.storage.atomic import write_bytes
+from espalier.storage.blobs import BlobStore
+from espalier.storage.client_state import HELD, OWNER_ONLY_FILE, is_ours, private_folder
+from espalier.storage.hash_chain import digest
+from espalier.storage.sealed_json import read_sealed, sealed
+
+VERSION = 1
+"""Version of the documents."""
+ID_LENGTH = 12
+"""Hexadecimal digits of a reply's short id."""
+IDENTITY = ("lineage", "site", "method", "round", "client", "kind", "part")
+"""Keys of the log entry that identify a reply; attempts of one message are the same reply."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Reply that waits for approval."""
+
+    entry: Mapping[str, Any]
+    """Entry of the reply in the egress log, with run, site and time."""
+    scalars: Mapping[str, Any]
+    """Fields of the reply with their values."""
+    later: Sequence[Mapping[str, Any]]
+    """Blobs of later parts, which are approved together with the reply.
+
+    The format is that of the egress log. The blobs of the first part are in ``entry``.
+    """
+
+    @property
+    def digest(self) -> str:
+        """Hash of the whole content of the reply."""
+        which = {key: self.entry[key] for key in IDENTITY}
+        blobs = {blob["name"]: blob["sha256"] for blob in self.entry["blobs"]}
+        return digest([which, dict(self.scalars), blobs, [blob["sha256"] for blob in self.later]])
+
+    @property
+    def id(self) -> str:
+        """Short id by which a person refers to the reply."""
+        return self.digest[:ID_LENGTH]
+
+    @property
+    def blobs(self) -> list[Mapping[str, Any]]:
+        """All blobs, including those of later parts."""
+        return [*self.entry["blobs"], *self.later]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the reply and its later parts in bytes."""
+        return int(self.entry["bytes"]) + sum(blob["bytes"] for blob in self.later)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Decision of a person on a reply."""
+
+    released: bool
+    """True if the reply may leave the site."""
+    time: str
+    by: str
+    """Name of the person who decided."""
+    reason: str = ""
+
+
+class HeldReplies:
+    """Replies of one site in one run that wait for approval or were decided."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __iter__(self) -> Iterator[Held]:
+        """Yield all replies, decided or not, oldest first.
+
+        Raises
+        ------
+        Mistake
+            If a document is damaged.
+        """
+        yield from in_order([self._read(path) for path in self._documents()])
+
+    def undecided(self) -> tuple[list[Held], list[Mistake]]:
+        """Return the waiting replies, oldest first, and the errors of unreadable ones."""
+        found = list[Held]()
+        damaged = list[Mistake]()
+        for path in self._documents():
+            try:
+                held = self._read(path)
+                if self.decision(held) is None:
+                    found.append(held)
+            except Mistake as mistake:
+                damaged.append(mistake)
+        return in_order(found), damaged
+
+    def _documents(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("*.json") if len(path.stem) == ID_LENGTH)
+
+    def has(self, held: Held) -> bool:
+        """Return True if the reply is stored here; it may wait or be decided."""
+        return self._document(held).exists()
+
+    def add(self, held: Held, blobs: Mapping[str, bytes], kept: BlobStore) -> None:
+        """Store a reply with copies of its blobs.
+
+        The copies keep the originals safe from a person who opens and overwrites one.
+
+        Parameters
+        ----------
+        held
+            The reply.
+        blobs
+            Blobs of the first part by hash.
+        kept
+            Store of the blobs of later parts.
+        """
+        store = BlobStore(private_folder(self.folder, held.id), OWNER_ONLY_FILE)
+        for blob in held.blobs:
+            key = blob["sha256"]
+            if not store.is_whole(key):
+                store.put(blobs[key] if key in blobs else kept.get(key))
+        # The document comes after the blobs, so that it never names a missing one.
+        document = {
+            "version": VERSION,
+            "entry": held.entry,
+            "scalars": held.scalars,
+            "later": held.later,
+            "digest": held.digest,
+        }
+        write_bytes(self._document(held), sealed(document), OWNER_ONLY_FILE)
+
+    def decision(self, held: Held) -> Decision | None:
+        """Return the decision on exactly this reply; None if there is none yet.
+
+        Raises
+        ------
+        Mistake
+            If the decision is damaged or belongs to another reply.
+        """
+        path = self._decided(held)
+        if not path.exists():
+            return None
+        found = read_sealed(path, VERSION)
+        if found["digest"] != held.digest:
+            raise Mistake(f"{path}: is a decision on another reply; remove it, and decide again")
+        return Decision(**{key: found[key] for key in ("released", "time", "by", "reason")})
+
+    @contextmanager
+    def deciding(self, held: Held) -> Iterator[None]:
+        """Lock the decisions of this directory for the duration of the block.
+
+        Raises
+        ------
+        Mistake
+            If there is a decision on this reply already; a decision is final.
+        """
+        with open(
+            self.folder / "deciding.lock", "ab", opener=partial(os.open, mode=OWNER_ONLY_FILE)
+        ) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (decision := self.decision(held)) is not None:
+                word = "released" if decision.released else "refused"
+                raise Mistake(
+                    f"release: {held.id}: was {word} by {decision.by} at {decision.time}, which is"
+                    " final"
+                )
+            yield
+
+    def require_as_shown(self, held: Held) -> None:
+        """Check that every blob is still the one that the document names.
+
+        Raises
+        ------
+        Mistake
+            If a blob has changed or is missing.
+        """
+        store = BlobStore(self.folder / held.id)
+        for blob in held.blobs:
+            if not store.is_whole(blob["sha256"]):
+                raise Mistake(
+                    f"{store.path(blob['sha256'])}: is not what is held: its bytes changed, or it"
+                    f" is gone; remove {self._document(held)}, and the reply is held anew when the"
+                    " server asks again"
+                )
+
+    def decide(self, held: Held, decision: Decision) -> None:
+        """Write a decision and delete the blobs; call it within ``deciding``."""
+        # The decision comes first: an interruption then loses no blob that is still undecided.
+        write_bytes(
+            self._decided(held),
+            sealed({"version": VERSION, "digest": held.digest, **decision.__dict__}),
+            OWNER_ONLY_FILE,
+        )
+        shutil.rmtree(self.folder / held.id, ignore_errors=True)
+
+    def blobs_decided(self, server_round: int) -> dict[str, bool]:
+        """Return the decisions on the blobs of a round, by hash: True if released, else False.
+
+        If a blob belongs to several replies, one refusal is enough to refuse it.
+        """
+        found: dict[str, bool] = {}
+        for held, decision in self._decided_ones():
+            if held.entry["round"] == server_round:
+                for blob in held.blobs:
+                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
+        return found
+
+    def _decided_ones(self) -> Iterator[tuple[Held, Decision]]:
+        """Yield the readable decisions; a reply with a damaged document needs a new decision."""
+        for path in self._documents():
+            with suppress(Mistake):
+                held = self._read(path)
+                if (decision := self.decision(held)) is not None:
+                    yield held, decision
+
+    def _document(self, held: Held) -> Path:
+        return self.folder / f"{held.id}.json"
+
+    def _decided(self, held: Held) -> Path:
+        return self.folder / f"{held.id}-decided.json"
+
+    def _read(self, path: Path) -> Held:
+        found = read_sealed(path, VERSION)
+        held = Held(found["entry"], found["scalars"], found["later"])
+        if found["digest"] != held.digest or path != self._document(held):
+            raise Mistake(
+                f"{path}: does not describe the reply that it is named for; remove it, and the"
+                " reply is held anew"
+            )
+        return held
+
+
+def in_order(found: Sequence[Held]) -> list[Held]:
+    """Sort replies by time, oldest first."""
+    return sorted(found, key=lambda held: (held.entry["time"], held.entry["round"], held.id))
+
+
+def held_at(root: Path) -> list[HeldReplies]:
+    """Return the stored replies of all sites and runs below a state directory."""
+    return [
+        HeldReplies(folder) for folder in sorted(root.glob(f"*/*/{HELD}")) if is_ours(folder.parent)
+    ]

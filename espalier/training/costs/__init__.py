@@ -1,0 +1,1 @@
+"""Costs of training: parameters, bytes and memory."""

@@ -1,0 +1,77 @@
+"""Initial values of a run's trained parameters.
+
+Every party computes the same values from the run's seed and the model, so they are never sent.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.model import first_head
+from espalier.hf.whole.trained_whole import stored_values
+from espalier.messages.payload import block_key
+from espalier.models.adapters import HEAD_KEY, AdapterPlan
+from espalier.seeds import derive_seed
+
+HEAD_SEED = "head"
+"""Purpose from which the seed of a new classification head is derived."""
+
+
+def initial_adapters(adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Tensor]]:
+    """Return the initial values of all adapters: float32, by blob key and canonical name.
+
+    B is zero, so that the model is unchanged. A is uniform in ``+-1/sqrt(in)``, as in peft (Kaiming
+    with ``a = sqrt(5)``). The rows of A are drawn one after the other from NumPy's PCG64, so an
+    adapter begins with the rows that one of smaller rank has.
+    """
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for index, adapter in adapters:
+        shapes = adapter.shapes()
+        generator = np.random.default_rng(
+            derive_seed(seed, f"adapter/{adapter.linear.name}", block=index)
+        )
+        bound = 1 / math.sqrt(adapter.linear.shape[1])
+        a = generator.uniform(-bound, bound, shapes[adapter.name_a]).astype(np.float32)
+        block = tensors.setdefault(block_key(index), {})
+        block[adapter.name_a], block[adapter.name_b] = (
+            torch.from_numpy(a),
+            torch.zeros(shapes[adapter.name_b]),
+        )
+    return tensors
+
+
+def initial_head(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[str, Tensor]:
+    """Return the initial values of an encoder's classification head: float32, by canonical name.
+
+    A decoder has no head; its result is empty.
+    """
+    if not adapters.head:
+        return {}
+    skeleton = model.new_skeleton(adapters.head["head.out.bias"][0])
+    return first_head(model, skeleton, derive_seed(seed, HEAD_SEED), torch.device("cpu"))
+
+
+def initial_values(
+    model: OpenedModel, adapters: AdapterPlan, seed: int
+) -> dict[str, dict[str, Tensor]]:
+    """Return the initial values of all parameters that a run trains, by blob key.
+
+    They are the adapters, a new classification head, and the tensors that are trained whole with
+    their values in the model's files.
+
+    Raises
+    ------
+    Mistake
+        See ``stored_values``.
+    """
+    tensors = initial_adapters(adapters, seed)
+    head = initial_head(model, adapters, seed)
+    others = stored_values(
+        model, {key: names for key, names in adapters.whole.items() if key != HEAD_KEY}
+    )
+    for key, values in (others | {HEAD_KEY: head} if head else others).items():
+        tensors.setdefault(key, {}).update(values)
+    return {key: tensors[key] for key in adapters.shapes()}

@@ -1,0 +1,1 @@
+"""Joint training of masks and adapters (SFT-P)."""

@@ -1,0 +1,1 @@
+"""Prunable groups: scores, budgets, gates and mask tuning."""

@@ -1,0 +1,170 @@
+"""Fluctuation of a matrix's inputs, and importance of its channels.
+
+Source: FLAP, An et al. 2024, section 3.2.
+
+Moments of several parties' inputs are pooled exactly (Chan, Golub and LeVeque 1979). Parties that
+keep their texts private get the result of one party that has all texts, except for rounding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pruning_kernels.lora.clipping import LEAST_CLIENTS, clip_factors, within_ratio
+
+Metric = Literal["wifv", "ifv", "wifn"]
+"""Metric of a channel.
+
+- ``wifv``: weighted input feature variance
+- ``ifv``: input feature variance
+- ``wifn``: weighted input feature norm
+"""
+
+COLUMNS_AT_ONCE = 512
+"""Number of channels that are in memory in float64 at a time."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of a matrix's inputs over tokens."""
+
+    count: int
+    """Number of tokens."""
+    mean: Tensor
+    """(channels,), float64."""
+    squares: Tensor
+    """(channels,), float64: sum over tokens of the squared distance from the mean."""
+
+    @property
+    def variance(self) -> Tensor:
+        """Unbiased estimate of the variance, (channels,), float64; zero for one token."""
+        return self.squares / max(1, self.count - 1)
+
+    def counted(self, count: int, factor: float) -> "Moments":
+        """Return the moments of ``count`` tokens with inputs that are ``factor`` times as large."""
+        return Moments(count, self.mean * factor, self.squares * (factor**2 * count / self.count))
+
+    @property
+    def square_sum(self) -> Tensor:
+        """Sum over tokens of the squared input, (channels,), float64."""
+        return self.squares + self.count * self.mean.square()
+
+
+def moments_of(inputs: Tensor) -> Moments:
+    """Return the moments of inputs, (tokens, channels), any floating dtype, on the CPU."""
+    means = []
+    squares = []
+    for columns in inputs.split(COLUMNS_AT_ONCE, dim=1):
+        tokens = columns.to(torch.float64)
+        means.append(tokens.mean(dim=0))
+        squares.append(tokens.sub_(means[-1]).square_().sum(dim=0))
+    return Moments(len(inputs), torch.cat(means).cpu(), torch.cat(squares).cpu())
+
+
+def pooled(parts: Sequence[Moments]) -> Moments:
+    """Return the moments of all parties' inputs together."""
+    count = sum(part.count for part in parts)
+    mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(dim=0)
+    squares = torch.stack(
+        [part.squares + part.count * (part.mean - mean).square() for part in parts]
+    ).sum(dim=0)
+    return Moments(count, mean, squares)
+
+
+def limited_by_median(
+    parts: Sequence[Moments], most_ratio: float
+) -> tuple[list[Moments], list[float]]:
+    """Limit each party's moments relative to those of the median party.
+
+    The variance of every channel is limited to the range from 1 / ``most_ratio`` to ``most_ratio``
+    times the median party's. The vector of means is measured in standard deviations of the median
+    party. Its distance from the median means is limited to ``most_ratio`` times the median party's
+    distance.
+
+    Returns
+    -------
+    parts : moments of each party; unchanged for fewer than three parties and within the limits
+    excesses : factor by which each party's worst number exceeds its limit; 1 if none does
+    """
+    if len(parts) < LEAST_CLIENTS:
+        return list(parts), [1.0] * len(parts)
+    variances = torch.stack([part.squares / part.count for part in parts])
+    limited = within_ratio(variances, most_ratio)
+    means = torch.stack([part.mean for part in parts])
+    centre = means.median(dim=0).values
+    spread = variances.median(dim=0).values.sqrt()
+    # A channel that is constant in the median party would otherwise give infinite distances.
+    spread = spread.clamp(min=float(spread.mean()) * 1e-6)
+    distances = (
+        ((means - centre) / spread.where(spread > 0, torch.ones(()).double()))
+        .square()
+        .mean(dim=1)
+        .sqrt()
+        .tolist()
+    )
+    factors = clip_factors(dict(enumerate(distances)), most_ratio)
+    found = []
+    excesses = []
+    for place, part in enumerate(parts):
+        beyond = variances[place] != limited[place]
+        changed = Moments(
+            part.count,
+            part.mean if factors[place] == 1 else centre + factors[place] * (part.mean - centre),
+            torch.where(beyond, limited[place] * part.count, part.squares),
+        )
+        found.append(changed)
+        excesses.append(
+            max(
+                1 / max(factors[place], 1e-15),
+                _largest_factor(variances[place][beyond], limited[place][beyond]),
+            )
+        )
+    return found, excesses
+
+
+def _largest_factor(found: Tensor, limited: Tensor) -> float:
+    """Return the largest factor between numbers and their limited values; 1 if none was limited."""
+    if not found.numel():
+        return 1.0
+    high = torch.maximum(found, limited)
+    low = torch.minimum(found, limited)
+    return float((high / low.clamp(min=1e-300)).max())
+
+
+def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:
+    """Return the importance of each input channel of a matrix.
+
+    ``wifv`` is the variance of the channel times the squared norm of its column (equation 5).
+    ``ifv`` is only the variance. ``wifn`` is the mean over rows of the column's magnitudes, times
+    the root mean square of the channel.
+
+    Parameters
+    ----------
+    weight : (out_features, channels)
+
+    Returns
+    -------
+    Tensor
+        (channels,), float64, on the CPU
+    """
+    if metric == "ifv":
+        return moments.variance
+    values = weight.to(torch.float32)
+    if metric == "wifv":
+        return moments.variance * values.square().sum(dim=0, dtype=torch.float64).cpu()
+    return (
+        values.abs().mean(dim=0, dtype=torch.float64).cpu()
+        * (moments.square_sum / moments.count).sqrt()
+    )
+
+
+def standardised(scores: Tensor) -> Tensor:
+    """Return the scores with mean 0 and standard deviation 1 (section 3.3).
+
+    If all are equal, they are zeros.
+    """
+    deviation = scores.std()
+    return (scores - scores.mean()) / deviation if deviation > 0 else torch.zeros_like(scores)

@@ -1,0 +1,1 @@
+"""LoRA updates as factors: means, ranks, importance, clipping and NF4."""

@@ -1,0 +1,1 @@
+"""Scores of weights, and selection of the weights to prune."""

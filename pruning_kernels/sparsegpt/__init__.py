@@ -1,0 +1,1 @@
+"""SparseGPT: pruning with reconstruction."""

@@ -1,0 +1,1 @@
+"""Packed masks, vote counts and means of kept weights."""

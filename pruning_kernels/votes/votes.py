@@ -1,0 +1,257 @@
+"""Votes of the clients, and selection of the most voted weights (FedPrLLM steps 3 and 4).
+
+There are three implementations with the same bits: plain NumPy; for large matrices the compiled
+kernels of ``carry_save``, ``most_voted`` and ``most_voted_columns``; and on a CUDA device
+``device_votes``.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
+from pruning_kernels.selection.comparison_groups import (
+    ComparisonGroup,
+    group_size,
+    pruned_per_group,
+)
+from pruning_kernels.votes.bitmask import Words, num_words, pack, planes_for, unpack
+
+Sizes = NDArray[np.unsignedinteger]
+"""Tie-breakers among equally voted weights: uint16 or uint32, the smaller goes first.
+
+The upper bit is ignored, so that the bits of a float count as its magnitude.
+"""
+
+
+def magnitudes(weight: Tensor) -> Sizes:
+    """Return the weights' bits as sizes, same shape; 16- and 32-bit floats are not copied."""
+    if weight.element_size() not in (2, 4):
+        weight = weight.to(torch.float32)
+    integers = (
+        weight.contiguous().view(torch.int16 if weight.element_size() == 2 else torch.int32).numpy()
+    )
+    return integers.view(np.uint16 if integers.itemsize == 2 else np.uint32)
+
+
+CPU = torch.device("cpu")
+MOST_PLANES = 16
+"""Maximum number of planes for which the kernels' vote counts fit their type."""
+
+
+class VoteCounter:
+    """Votes for one matrix, as bit planes.
+
+    Plane ``p`` has bit ``i`` set if the number of votes for weight ``i`` has bit ``p`` set. Masks
+    are added as whole words, without unpacking. The planes need ``log2(voters) + 1`` bits per
+    weight, for any number of voters. Inputs and results are NumPy arrays, and the planes can be on
+    any device.
+    """
+
+    def __init__(self, shape: tuple[int, int], num_voters: int, device: torch.device = CPU) -> None:
+        self.shape = shape
+        self.num_voters = num_voters
+        self._num_words = num_words(shape[0] * shape[1])
+        self._votes = votes_on(device, shape, num_voters)
+
+    def count(self, masks: NDArray[np.uint64], first: int = 0) -> None:
+        """Count the votes of all voters in a range of words.
+
+        Parameters
+        ----------
+        masks : (num_voters, words), packed prune masks, starting at word ``first``; counting is
+            fastest in a ``bitmask.stack_of_masks``
+
+        Raises
+        ------
+        ValueError
+            There are more words, or another number of voters.
+        """
+        voters, words = masks.shape
+        if voters != self.num_voters or first + words > self._num_words:
+            raise ValueError(
+                f"expected {self.num_voters} masks of {self._num_words} words, got {masks.shape} at"
+                f" {first}"
+            )
+        self._votes.count(masks, first)
+
+    def counts(self) -> NDArray[np.int32]:
+        """Return the votes per weight, shaped like the matrix (FedPrLLM's summed masks)."""
+        return self._votes.counts()
+
+    def unanimous(self) -> Words:
+        """Return the packed mask of the weights that every voter would prune."""
+        return self._votes.unanimous()
+
+    def most_voted(
+        self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
+    ) -> Words:
+        """Return the packed mask of the most voted weights of each comparison group.
+
+        See ``select_most_voted``.
+        """
+        return self._votes.most_voted(sparsity, group, sizes)
+
+
+class Votes(Protocol):
+    """Interface of a ``VoteCounter``'s planes on a device, with the same methods."""
+
+    def count(self, masks: NDArray[np.uint64], first: int) -> None: ...
+
+    def counts(self) -> NDArray[np.int32]: ...
+
+    def unanimous(self) -> Words: ...
+
+    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None) -> Words: ...
+
+
+def votes_on(device: torch.device, shape: tuple[int, int], num_voters: int) -> Votes:
+    """Return bit planes without votes on a device."""
+    if device.type == "cpu":
+        return HostVotes(shape, num_voters)
+    from pruning_kernels.votes.device_votes import DeviceVotes
+
+    return DeviceVotes(shape, num_voters, device)
+
+
+class HostVotes:
+    """Bit planes in CPU memory, (number of planes, words) uint64."""
+
+    def __init__(self, shape: tuple[int, int], num_voters: int) -> None:
+        self.shape = shape
+        self.num_voters = num_voters
+        self.num_weights = shape[0] * shape[1]
+        self._room = planes_for(max(1, num_voters.bit_length()), num_words(self.num_weights))
+        self.planes = self._room[:, : num_words(self.num_weights)]
+
+    def count(self, masks: NDArray[np.uint64], first: int) -> None:
+        """Count the votes of all voters in a range of words."""
+        planes = self.planes[:, first : first + masks.shape[1]]
+        if self._large:
+            from pruning_kernels.votes.carry_save import count_votes
+
+            use_threads_of_torch()
+            count_votes(
+                masks if masks.strides[1] == masks.itemsize else np.ascontiguousarray(masks), planes
+            )
+        else:
+            planes[:] = 0
+            for mask in masks:
+                carry = mask
+                for plane in planes:
+                    plane[:], carry = plane ^ carry, plane & carry
+
+    def counts(self) -> NDArray[np.int32]:
+        """Return the votes per weight, shaped like the matrix."""
+        counts = np.zeros(self.shape, dtype=np.int32)
+        for bit, plane in enumerate(self.planes):
+            counts += unpack(plane, self.shape).astype(np.int32) << bit
+        return counts
+
+    def unanimous(self) -> Words:
+        """Return the packed mask of the weights that every voter would prune."""
+        all_of_them = np.full(self.planes.shape[1], np.uint64(0xFFFFFFFFFFFFFFFF))
+        for bit, plane in enumerate(self.planes):
+            all_of_them &= plane if self.num_voters >> bit & 1 else ~plane
+        if self.num_weights % 64:
+            all_of_them[-1] &= np.uint64((1 << self.num_weights % 64) - 1)
+        return all_of_them
+
+    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None) -> Words:
+        """Return the packed mask of the most voted weights of each comparison group.
+
+        See ``select_most_voted``.
+        """
+        if not self._large or len(self.planes) > MOST_PLANES:
+            return pack(select_most_voted(self.counts(), sparsity, group, sizes))
+        from pruning_kernels.votes import most_voted
+        from pruning_kernels.votes.most_voted_columns import most_voted_in_columns
+
+        use_threads_of_torch()
+        quota = pruned_per_group(self.shape, sparsity, group)
+        flat = np.empty(0, np.uint16) if sizes is None else sizes.reshape(-1)
+        if group == "layer":
+            words = most_voted.most_voted_in_layer(self._room, self.num_weights, quota, flat)
+        elif group == "row":
+            words = most_voted.most_voted_in_rows(self._room, self.shape, quota, flat)
+        elif group == "column":
+            words = most_voted_in_columns(self._room, self.shape, quota, flat)
+        else:
+            words = most_voted.most_voted_in_pattern(
+                self._room, self.shape, group_size(self.shape, group), quota, flat
+            )
+        return words[: self.planes.shape[1]]
+
+    @property
+    def _large(self) -> bool:
+        return self.num_weights >= WORTH_COMPILING
+
+
+def select_most_voted(
+    counts: NDArray[np.int32], sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
+) -> NDArray[np.bool_]:
+    """Prune the weights with most votes in each comparison group.
+
+    This is the top-k of the summed masks in FedPrLLM section 3.2.
+
+    Parameters
+    ----------
+    counts : (rows, columns), votes per weight, not negative
+    sparsity : fraction of each group to prune, in [0, 1)
+    group : see ``comparison_groups.ComparisonGroup``
+    sizes : (rows, columns) or None
+        Of weights with equally many votes the one with the smaller size is pruned first, then the
+        one with the lower index. With None only the index decides. The reference code uses a random
+        permutation, which random sizes reproduce with a seed.
+
+    Returns
+    -------
+    NDArray[np.bool_]
+        Prune mask, same shape; each group loses exactly ``comparison_groups.pruned_per_group``
+        weights.
+    """
+    rows, columns = counts.shape
+    quota = pruned_per_group((rows, columns), sparsity, group)
+    lines = (-1, group_size((rows, columns), group))
+    key = None if sizes is None else sizes & sizes.dtype.type(np.iinfo(sizes.dtype).max >> 1)
+    if group == "column":
+        key = None if key is None else key.T.reshape(lines)
+        return np.ascontiguousarray(
+            _select_in_lines(counts.T.reshape(lines), quota, key).reshape(columns, rows).T
+        )
+    key = None if key is None else key.reshape(lines)
+    return _select_in_lines(counts.reshape(lines), quota, key).reshape(rows, columns)
+
+
+def _select_in_lines(counts: NDArray[np.int32], quota: int, key: Sizes | None) -> NDArray[np.bool_]:
+    """Prune ``quota`` weights in each line.
+
+    They are all weights above the line's vote threshold, and the first of those on it.
+    """
+    lines, _ = counts.shape
+    levels = int(counts.max(initial=0)) + 1
+    line_index = np.arange(lines)[:, None]
+    histogram = np.bincount(
+        (line_index * levels + counts).reshape(-1), minlength=lines * levels
+    ).reshape(lines, levels)
+    # (lines, levels): number of weights with at least so many votes.
+    at_least = histogram[:, ::-1].cumsum(axis=1)[:, ::-1]
+    # The highest level that still fills the quota.
+    threshold = (at_least >= quota).sum(axis=1) - 1
+    prune_mask = counts > threshold[:, None]
+    missing = quota - prune_mask.sum(axis=1)
+
+    # Row-major: by line, then by index.
+    tie_line, tie_column = np.nonzero(counts == threshold[:, None])
+    if key is not None:
+        order = np.lexsort((tie_column, key[tie_line, tie_column], tie_line))
+        tie_line = tie_line[order]
+        tie_column = tie_column[order]
+    first_of_line = np.searchsorted(tie_line, np.arange(lines))
+    place = np.arange(tie_line.size) - first_of_line[tie_line]
+    chosen = place < missing[tie_line]
+    prune_mask[tie_line[chosen], tie_column[chosen]] = True
+    return prune_mask

@@ -1,0 +1,1 @@
+"""Results of a run: each kind is written, checked, evaluated and compared."""

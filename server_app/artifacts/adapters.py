@@ -1,0 +1,160 @@
+"""Adapters for plain peft (``adapter/``) and, on request, the merged model (``model/``)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from espalier.data.tasks.catalogue import task_named
+from espalier.hf.export.adapter import (
+    check_adapter,
+    check_encoder_adapter,
+    edited_encoder,
+    export_adapter,
+    unrounded,
+)
+from espalier.hf.export.encoder import check_encoder, export_encoder
+from espalier.hf.export.model import check_export, export_edited
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.stream.edits import Edits
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.payload import block_key
+from espalier.models.adapters import HEAD_KEY, Tensors
+from espalier.storage.atomic import finite_values
+from espalier.training.adapted_model import AdaptedModel
+from pruning_kernels.lora.factors import Factors
+from server_app.artifacts.outcome import A_FEW, Outcome, perplexities
+from server_app.artifacts.task_scores import measure_items, scores_of
+from server_app.report.model_card import adapter_card, merged_card
+from strategies.fedpetuning.adapters import Adapters
+from strategies.fleet.timed_rounds import seconds_of_all
+
+
+class AdapterOutcome(Outcome[Adapters]):
+    """Adapters, their losses on texts, and their scores on the task's items."""
+
+    MEASURED_BETWEEN_ROUNDS = True
+
+    def look(self, result: Adapters, clients: Sequence[int]) -> dict[str, Any]:
+        """Return the perplexities or scores of the global adapters.
+
+        ``seconds`` is the time of all rounds so far, if the clock of a simulated fleet provides it.
+        """
+        times = {"seconds": seconds_of_all(result.rounds)} if result.rounds else {}
+        tensors = {key: result.tensors(key) for key in result.blobs}
+        if self.tests.encoded is None:
+            return {"perplexity": perplexities(self.losses_of(_merging(result, tensors))), **times}
+        adapted = AdaptedModel.load(
+            self.run.model, self.run.computing, self.run.settings, result.adapters
+        )
+        adapted.set(tensors)
+        return {"scores": finite_values(scores_of(self.run, adapted, self.tests)), **times}
+
+    def note_times(self, result: Adapters) -> None:
+        """Record the times of the simulated fleet's clock, if there is one."""
+        self.summary.take_times(result.rounds)
+
+    def write(self, result: Adapters) -> None:
+        """Write the adapters, with the classification head of an encoder."""
+        self.summary.report = result.report()
+        # Plain adapters would fill the zeros of a pruned base, so only the merged model is written.
+        if result.adapters.keep_zeros:
+            self._write_merged(result)
+            return
+        card = adapter_card(self.run.settings, self.run.model, result.report())
+        export_adapter(
+            self.run.model, result.adapters, result.tensors, self.run.folder.path / "adapter", card
+        )
+        if self.tests.num_classes:
+            self._check_encoder(result)
+        else:
+            self._check_decoder(result)
+
+    def _check_decoder(self, result: Adapters) -> None:
+        run = self.run
+        target = self.run.folder.path / "adapter"
+        stream = BlockStream(run.model, run.computing)
+        windows = next(iter(self.tests.texts.values()))[:A_FEW]
+        check_adapter(stream, result.edits, target, windows, run.settings.export_check)
+        run.progress.note(
+            "exported", "exported     adapter/ loads in plain peft to the same logits"
+        )
+        self.summary.where = f"the adapter is in {target}"
+        if run.settings.lora.merge:
+            self._write_merged(result)
+
+    def _write_merged(self, result: Adapters) -> None:
+        """Write the base model with merged adapters.
+
+        For a pruned base whose zeros are kept, this is the only output.
+        """
+        run = self.run
+        target = self.run.folder.path / "model"
+        stream = BlockStream(run.model, run.computing)
+        windows = next(iter(self.tests.texts.values()))[:A_FEW]
+        export_edited(
+            run.model, result.edits, target, merged_card(run.settings, run.model, result.report())
+        )
+        check_export(stream, result.edits, target, windows, run.settings.export_check)
+        run.progress.note(
+            "exported", "exported     model/, with the adapter merged, reloads to the same logits"
+        )
+        before = self.summary.where
+        self.summary.where = (
+            f"{before}, the merged model in {target}"
+            if before
+            else f"the merged model is in {target}"
+        )
+
+    def _check_encoder(self, result: Adapters) -> None:
+        run = self.run
+        target = self.run.folder.path / "adapter"
+        tests = self.tests
+        head = result.tensors(HEAD_KEY)
+        how = run.settings.export_check
+        meant = edited_encoder(
+            run.model, unrounded(result.edits), head, tests.num_classes, run.computing.device
+        )
+        check_encoder_adapter(run.model, run.computing, meant, target, tests.num_classes, how)
+        run.progress.note(
+            "exported",
+            "exported     adapter/, with the head, loads in plain peft to the same logits",
+        )
+        self.summary.where = f"the adapter, with its classification head, is in {target}"
+        if run.settings.lora.merge:
+            merged_model = run.folder.path / "model"
+            card = merged_card(run.settings, run.model, result.report())
+            classes = task_named(run.settings.task.name).classes
+            export_encoder(run.model, result.edits, head, classes, merged_model, card)
+            check_encoder(
+                run.model, result.edits, head, tests.num_classes, merged_model, target, how
+            )
+            run.progress.note(
+                "exported", "exported     model/, with adapter and head, reloads to the same logits"
+            )
+            self.summary.where += f", the merged model in {merged_model}"
+
+    def measure(self, result: Adapters) -> None:
+        """Compute losses on the texts, and scores on the task's items."""
+        columns: dict[str, Tensors] = {
+            "dense": {},
+            "federated": {key: result.tensors(key) for key in result.blobs},
+        }
+        pooled: Tensors | None = self.pooled(lambda baseline: baseline(self.run))
+        if pooled is not None:
+            columns["centralized"] = pooled
+        if self.tests.texts:
+            self.measure_texts(
+                {column: _merging(result, tensors) for column, tensors in columns.items()}
+            )
+        if self.tests.encoded is not None:
+            measure_items(
+                self.run, result.adapters, columns, self.tests, self.summary, self.note_not_finite
+            )
+
+
+def _merging(result: Adapters, tensors: Tensors) -> Edits:
+    def factors(index: int) -> dict[str, Factors]:
+        # Blocks without adapters have no entry.
+        key = block_key(index)
+        return factors_of(result.adapters, index, tensors[key]) if key in tensors else {}
+
+    return merged(factors, result.adapters.keep_zeros)

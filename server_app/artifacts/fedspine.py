@@ -1,0 +1,142 @@
+"""FedSpine's result: the global adapters for peft, and the structure that each device keeps.
+
+Each device makes its own smaller model from both.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from espalier.amounts import count
+from espalier.evaluation.perplexity import mean_losses
+from espalier.hf.export.adapter import export_adapter
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.payload import block_key
+from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.storage.atomic import finite_values, write_json
+from espalier.training.adapted_model import AdaptedModel
+from server_app.artifacts.outcome import perplexities
+from server_app.artifacts.personal_models import PersonalOutcome, where_models_are
+from server_app.artifacts.task_scores import scores_of
+from server_app.report.model_card import adapter_card
+from strategies.fedspine.result import RefinedResult
+
+
+class RefinedOutcome(PersonalOutcome[RefinedResult]):
+    """Adapters and structures from which the devices made their smaller models.
+
+    The models stay at the devices.
+    """
+
+    MEASURED_BETWEEN_ROUNDS = True
+
+    def look(self, result: RefinedResult, clients: Sequence[int]) -> dict[str, Any]:
+        """Return metrics of the devices' smaller models, by name and device.
+
+        The server can build these models because it knows all cuts. ``seconds`` is the time of all
+        rounds so far.
+        """
+        of_cuts: dict[bytes, dict[str, float | None]] = {}
+        # Devices with the same cut have the same model, so it is evaluated once.
+        for client in clients:
+            if (bits := result.bits(client)) not in of_cuts:
+                of_cuts[bits] = self._figures_of(result, client)
+        own = {client: of_cuts[result.bits(client)] for client in clients}
+        figures = {
+            name: {str(client): found[name] for client, found in own.items()}
+            for name in next(iter(own.values()))
+        }
+        return {
+            "scores" if self.tests.encoded else "perplexity": figures,
+            "seconds": result.seconds,
+        }
+
+    def _figures_of(self, result: RefinedResult, client: int) -> dict[str, float | None]:
+        """Return the metrics of one device's model."""
+        run = self.run
+        structure = result.structure_of(client)
+        model = OpenedModel(run.model.directory, structure)
+        adapters = result.plan_for(client, run.settings.lora.largest_rank)
+        tensors = {
+            key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()
+        }
+        if self.tests.encoded is None:
+            edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+            return perplexities(
+                mean_losses(BlockStream(model, run.computing), self.tests.texts, edits)
+            )
+        adapted = AdaptedModel.load(model, run.computing, run.settings, adapters)
+        adapted.set(tensors)
+        scores: dict[str, float | None] = finite_values(scores_of(run, adapted, self.tests))
+        return scores
+
+    def note_times(self, result: RefinedResult) -> None:
+        """Record the times of the simulated fleet's clock, or those that the devices measured."""
+        pretended = (
+            self.run.settings.of(FedSpineSettings).fleet_name(simulation=self.run.simulation) != ""
+        )
+        self.summary.take_times(result.rounds, "virtual_seconds" if pretended else "seconds")
+
+    def write(self, result: RefinedResult) -> None:
+        """Write the files of the result.
+
+        They are ``adapter/`` for the whole model, ``structures/`` with one file per device, and
+        ``refinements.json``.
+        """
+        run = self.run
+        report = result.report()
+        self.summary.report = report
+        job = run.settings.of(FedSpineSettings)
+        target = run.folder.path / "adapter"
+        export_adapter(
+            run.model,
+            result.adapters,
+            result.tensors,
+            target,
+            adapter_card(run.settings, run.model, report),
+        )
+        ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
+        for client in sorted(self.summary.roster.seats):
+            document: dict[str, Any] = {
+                "client": client,
+                "pruned": result.units.share(result.cut_of(client)),
+                "lora_rank": ranks.get(client),
+                "structure": result.structure_of(client).to_json(),
+            }
+            folder = run.folder.path / "structures"
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"client-{client:04d}.json", document)
+        write_json(
+            run.folder.path / "refinements.json",
+            {"rounds": [note.to_json() for note in result.rounds]},
+        )
+        self._note_who_has_cut_less(result)
+        models = where_models_are(run, kept=job.keep_models)
+        self.summary.where = (
+            f"the adapter is in {target}, what each client keeps of the model in structures/;"
+            f" {models}"
+        )
+
+    def _note_who_has_cut_less(self, result: RefinedResult) -> None:
+        """Add a note on devices that missed the pruning ratio, which a bandit does not enforce."""
+        job = self.run.settings.of(FedSpineSettings)
+        clients = [seat.client for seat in self.summary.roster.active()]
+        wanted = result.units.wanted(job)
+        behind = [
+            client
+            for client in clients
+            if not result.units.reaches(result.cut_of(client), wanted, job)
+        ]
+        if behind:
+            where = {
+                "global": "",
+                "block": " in every block",
+                "kind": " of each kind in every block",
+            }[job.selection]
+            steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
+            others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
+            self.summary.notes.append(
+                f"{len(behind)} of {count(len(clients), 'client')} did not come to fedspine.share ="
+                f" {job.share:g}{where}; raise federation.rounds{others}."
+            )

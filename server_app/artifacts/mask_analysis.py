@@ -1,0 +1,181 @@
+"""Analysis of masks after a simulation of SFT-P: similarity, densities, and budgets.
+
+All values come from the client state of simulated clients. No message contains them, so a
+deployment has no such analysis.
+"""
+
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from espalier.hf.structured.lane_gates import Gate, LaneGates
+from espalier.models.structure import LANES
+from espalier.training.sft_p.mask_history import LOOKED_AT, masks_of, steps_to_budget
+
+Masks = Mapping[Gate, Tensor]
+
+
+def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: LaneGates) -> dict[str, Any]:
+    """Return the analysis of the clients' stored masks, as JSON values.
+
+    ``agreement`` is the fraction of residual dimensions, heads and channels on which two clients
+    agree. ``chance`` is its expected value for independent random masks of the same density: ``a b
+    + (1 - a)(1 - b)`` for each gate.
+    """
+    masks = {
+        client: found for client, own in sorted(kept.items()) if (found := masks_of(own, gates))
+    }
+    return {
+        "agreement": [
+            {"clients": [one, other], "agreement": agreement, "chance": chance}
+            for one, other in combinations(masks, 2)
+            for agreement, chance in [agreement_and_chance(masks[one], masks[other])]
+        ],
+        "density": {str(client): _densities(own) for client, own in masks.items()},
+        "spent": {
+            str(client): [entry["spent"] for entry in own["rounds"]]
+            for client, own in sorted(kept.items())
+        },
+        "perplexity": {
+            str(client): {str(entry["round"]): entry["perplexity"] for entry in own["rounds"]}
+            for client, own in sorted(kept.items())
+        },
+        "late": {
+            str(client): {
+                "steps": len(own["fitted"]),
+                "steps_to_budget": steps_to_budget(own["fitted"]),
+                "spent": sum(own["fitted"][-LOOKED_AT:]) / len(own["fitted"][-LOOKED_AT:]),
+            }
+            for client, own in sorted(kept.items())
+            if own["fitted"]
+        },
+    }
+
+
+def agreement_and_chance(one: Masks, other: Masks) -> tuple[float, float]:
+    """Return the fraction on which two clients agree, and its value at chance.
+
+    ``mask_figures`` defines both.
+    """
+    lanes = sum(len(mask) for mask in one.values())
+    alike = sum(int((mask == other[gate]).sum()) for gate, mask in one.items())
+    chance = 0.0
+    for gate, mask in one.items():
+        a = float(mask.double().mean())
+        b = float(other[gate].double().mean())
+        chance += len(mask) * (a * b + (1 - a) * (1 - b))
+    return alike / lanes, chance / lanes
+
+
+def _densities(masks: Masks) -> dict[str, list[float]]:
+    return {
+        kind: [float(mask.double().mean()) for (_, of), mask in sorted(masks.items()) if of == kind]
+        for kind in LANES
+    }
+
+
+# ----- plots -----
+
+
+def draw(figures: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write ``masks-<name>.png`` for each analysis that has data.
+
+    This needs matplotlib.
+    """
+    drawn = []
+    for name, paint, has_any in (
+        ("agreement", _agreement, bool(figures["agreement"])),
+        ("density", _density, bool(figures["density"])),
+        ("budget", _budget, any(figures["spent"].values())),
+        (
+            "perplexity",
+            _perplexity,
+            any(value for own in figures["perplexity"].values() for value in own.values()),
+        ),
+    ):
+        if has_any:
+            drawn.append(folder / f"masks-{name}.png")
+            _figure(paint, figures, drawn[-1])
+    return drawn
+
+
+def _figure(paint: Any, figures: Mapping[str, Any], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    paint(figure, figures)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _agreement(figure: Any, figures: Mapping[str, Any]) -> None:
+    clients = sorted({client for pair in figures["agreement"] for client in pair["clients"]})
+    above = [[0.0] * len(clients) for _ in clients]
+    axes = figure.subplots()
+    for pair in figures["agreement"]:
+        row, column = (clients.index(client) for client in pair["clients"])
+        above[row][column] = above[column][row] = pair["agreement"] - pair["chance"]
+    limit = max(0.01, *(abs(value) for row in above for value in row))
+    image = axes.imshow(above, cmap="RdBu", vmin=-limit, vmax=limit)
+    for pair in figures["agreement"]:
+        row, column = (clients.index(client) for client in pair["clients"])
+        text = f"{pair['agreement']:.2f}\n(chance {pair['chance']:.2f})"
+        colour = "white" if abs(above[row][column]) > limit / 2 else "black"
+        for x, y in ((row, column), (column, row)):
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
+    names = [f"client {client}" for client in clients]
+    axes.set_xticks(range(len(clients)), names)
+    axes.set_yticks(range(len(clients)), names)
+    axes.set_title("share of lanes on which two clients' masks agree")
+    figure.colorbar(image, label="above chance")
+
+
+def _density(figure: Any, figures: Mapping[str, Any]) -> None:
+    for axes, kind in zip(figure.subplots(2, 2, sharex=True, sharey=True).flat, LANES, strict=True):
+        for client, densities in figures["density"].items():
+            axes.plot(densities[kind], marker="o", markersize=3, label=f"client {client}")
+        axes.set_title(kind.replace("_", " "), fontsize=9)
+        axes.set_ylim(0, 1.02)
+        axes.set_xticks(range(len(densities[kind])))
+        axes.grid(alpha=0.3)
+    figure.supxlabel("block")
+    figure.supylabel("share of lanes that are on")
+    axes.legend(fontsize=7)
+
+
+def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
+    axes = figure.subplots()
+    axes.axhspan(0.98, 1.02, color="green", alpha=0.15, label="within 2%")
+    for client, rounds in (
+        (client, rounds) for client, rounds in figures["spent"].items() if rounds
+    ):
+        axes.plot(
+            [value for spent in rounds for value in spent], linewidth=0.9, label=f"client {client}"
+        )
+    axes.set_xlabel("step of training")
+    axes.set_ylabel("T(g) as drawn, over the client's target")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def _perplexity(figure: Any, figures: Mapping[str, Any]) -> None:
+    axes = figure.subplots()
+    for client, own in figures["perplexity"].items():
+        if not (
+            found := [(int(number), value) for number, value in own.items() if value is not None]
+        ):
+            continue
+        axes.plot(
+            [number for number, _ in found],
+            [value for _, value in found],
+            marker="o",
+            label=f"client {client}",
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel("perplexity of the client's smaller model on its held-out text")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)

@@ -1,0 +1,195 @@
+"""Base class for the end of a run: its result is written, checked, evaluated and compared."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from math import isfinite, isnan
+from typing import Any, Generic, TypeVar
+
+from espalier.errors import Mistake
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import FLOAT16_REMEDY, BlockStream
+from espalier.hf.stream.edits import Edits, dense
+from espalier.settings.methods import METHODS, part
+from server_app.public_tests import PublicTests
+from server_app.report.number_format import figure
+from server_app.report.summary import Summary
+from strategies.base.run import Run
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+A_FEW = 2
+"""Number of sequences for the comparison of the written model with the result."""
+
+OneModel = Edits | OpenedModel
+"""Edits of the base model's weights, or another model."""
+Model = OneModel | Mapping[int, OneModel]
+"""Model for all clients, or one model per client (a personal result)."""
+
+
+class Outcome(ABC, Generic[R]):
+    """End of one run.
+
+    Parameters
+    ----------
+    run : settings, base model, device and run folder
+    tests : evaluation texts and items for the comparison of models
+    summary : receives the numbers
+    """
+
+    def __init__(self, run: Run, tests: PublicTests, summary: Summary) -> None:
+        self.run = run
+        self.tests = tests
+        self.summary = summary
+        self.faults: list[str] = []
+        """Sentences about values of result or base that are not finite; the run then fails."""
+
+    MEASURED_BETWEEN_ROUNDS = False
+    """True if ``look`` can evaluate intermediate results between rounds."""
+
+    def look(self, result: R, clients: Sequence[int]) -> dict[str, Any]:
+        """Return metrics of an intermediate result between rounds, as JSON values.
+
+        They are ``perplexity`` by text, or ``scores`` on the items by metric.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def write(self, result: R) -> None:
+        """Write the result to the run directory, and check it by loading it.
+
+        Raises
+        ------
+        ExportError
+            The loaded result differs.
+        Mistake
+            The file system refused.
+        """
+
+    @abstractmethod
+    def measure(self, result: R) -> None:
+        """Compare the result with the dense model and the centralized baseline.
+
+        The baseline exists only in a simulation.
+        """
+
+    def note_times(self, result: R) -> None:
+        """Record the times of rounds if the method has them, also for a failed run."""
+        return
+
+    def take_clients_figures(self) -> None:
+        """Assign the clients' evaluation to the right model if it is not their local baseline."""
+        return
+
+    def pooled(self, make: Callable[[Any], T]) -> T | None:
+        """Return the centralized baseline; ``make`` calls the function that the method's row names.
+
+        The result is None if there is no baseline, if it is disabled, or if a client's data cannot
+        be read, which must not make the run fail.
+        """
+        run = self.run
+        baseline = METHODS[self.run.settings.method].baseline
+        if not (baseline and run.settings.makes_centralized(simulation=run.simulation)):
+            return None
+        try:
+            return make(part(baseline))
+        except Mistake as mistake:
+            run.progress.note(
+                "no_baseline", f"no centralized baseline: {mistake}", reason=str(mistake)
+            )
+            return None
+
+    def measure_texts(self, models: Mapping[str, Model]) -> None:
+        """Compute losses of models on the evaluation texts, by column.
+
+        A personal result has one loss per client.
+        """
+        run = self.run
+        run.progress.begin("evaluating", len(models))
+        for column, model in models.items():
+            if isinstance(model, Mapping):
+                self._measure_personal(column, model)
+                continue
+            losses = self.losses_of(model)
+            self.note_not_finite(column, losses)
+            for name, loss in losses.items():
+                self.summary.losses[name][column] = loss
+            text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
+            run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
+
+    def note_not_finite(self, column: str, figures: Mapping[str, float]) -> None:
+        """Record values of a model that are NaN or infinite.
+
+        Only values of a baseline do not make the run fail.
+        """
+        for name, value in figures.items():
+            if isfinite(value):
+                continue
+            what = (
+                f"the evaluation of the {column} model on {name} gives"
+                f" {'NaN' if isnan(value) else 'infinity'}"
+            )
+            if column == "centralized":
+                self.summary.notes.append(f"{what}; that figure is left out.")
+            else:
+                self.faults.append(what)
+
+    def require_finite(self) -> None:
+        """Raise Mistake if a value of the result is not finite. It is called after the evaluation.
+
+        Raises
+        ------
+        Mistake
+            The message names the models, the texts, and settings to change.
+        """
+        if not self.faults:
+            return
+        settings = self.run.settings
+        remedies = []
+        if settings.dtype == "float16":
+            remedies.append(f"float16 overflows beyond 65504: {FLOAT16_REMEDY}")
+        if settings.tunes:
+            remedies.append(
+                "training may have diverged: lower training.learning-rate ="
+                f" {settings.training.learning_rate}"
+            )
+        raise Mistake(
+            "; ".join([*self.faults, *(remedies or ["the result is no model that works"])])
+        )
+
+    def losses_of(self, model: OneModel) -> dict[str, float]:
+        """Return a model's mean loss on each evaluation text."""
+        if isinstance(model, OpenedModel):
+            return mean_losses(BlockStream(model, self.run.computing), self.tests.texts, dense)
+        return mean_losses(self._dense, self.tests.texts, model)
+
+    @cached_property
+    def _dense(self) -> BlockStream:
+        return BlockStream(self.run.model, self.run.computing)
+
+    def _measure_personal(self, column: str, models: Mapping[int, OneModel]) -> None:
+        for client, model in sorted(models.items()):
+            losses = self.losses_of(model)
+            self.note_not_finite(f"{column} (client {client})", losses)
+            for name, loss in losses.items():
+                self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = (
+                    perplexity(loss)
+                )
+            text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
+            self.run.progress.step(
+                "evaluated",
+                f"{column} of client {client}: {text}",
+                column=column,
+                client=client,
+                losses=losses,
+            )
+
+
+def perplexities(losses: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the perplexities for mean losses; None for one that is not finite."""
+    return {
+        name: value if isfinite(value := perplexity(loss)) else None
+        for name, loss in losses.items()
+    }

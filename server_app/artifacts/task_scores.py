@@ -1,0 +1,101 @@
+"""Scores of models on a task's public items, next to the scores of a model at chance level."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from espalier.data.tasks.catalogue import task_named
+from espalier.data.tasks.task import Generation
+from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
+from espalier.evaluation.exact_match import exact_match, generate, shortened
+from espalier.evaluation.scores import score
+from espalier.hf.opening.opened import OpenedModel
+from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.settings.run import RunSettings
+from espalier.training.adapted_model import AdaptedModel
+from server_app.public_tests import PublicTests
+from server_app.report.number_format import figure
+from server_app.report.summary import Summary
+from strategies.base.run import Run
+
+
+def measure_items(
+    run: Run,
+    adapters: AdapterPlan,
+    columns: Mapping[str, Tensors],
+    tests: PublicTests,
+    summary: Summary,
+    look: Callable[[str, Mapping[str, float]], None],
+) -> None:
+    """Score all columns with one base model in memory; a column without tensors is the base itself.
+
+    The base is loaded in the format of training (``training.base``). ``look`` is called with the
+    scores of each column.
+    """
+    assert tests.encoded is not None
+    settings = run.settings
+    summary.tests = {"number": len(tests.encoded), "cut": num_cut(settings, run.model, tests)}
+    adapted = AdaptedModel.load(run.model, run.computing, settings, adapters)
+    base = adapted.values()
+    run.progress.begin("testing", len(columns))
+    for column, tensors in columns.items():
+        adapted.set(tensors or base)
+        scores = scores_of(run, adapted, tests)
+        look(column, scores)
+        for metric, value in scores.items():
+            summary.scores.setdefault(metric, {})[column] = value
+        text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())
+        run.progress.step("tested", f"{column}: {text}", column=column, scores=scores)
+    summary.chances = {metric: _chance(run, tests, metric) for metric in summary.scores}
+
+
+def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, float]:
+    """Return a model's scores on the items, by metric."""
+    assert tests.encoded is not None
+    size = run.settings.training.batch_size
+    device = run.computing.device
+    found = score(adapted.whole, tests.encoded, tests.num_classes > 0, size, device)
+    scores = {metric: found[metric] for metric in tests.metrics}
+    if (how := _writing(run.settings, tests)) is not None:
+        prompts = [item.prompt for item in tests.items]
+        limit = run.model.num_positions or sys.maxsize
+        written = generate(adapted.whole, run.model.tokenizer, prompts, how, limit, size, device)
+        scores |= exact_match(written, tests.items, how)
+    return scores
+
+
+def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:
+    """Return the settings of generated answers; None if the task has none."""
+    how = task_named(settings.task.name).generation
+    return (
+        replace(how, max_new_tokens=settings.task.answer_tokens)
+        if how and not tests.num_classes
+        else None
+    )
+
+
+def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> int:
+    """Return the number of items that are too long and lose tokens.
+
+    An item counts if its text with the answer is too long, or its prompt for a generated answer.
+    """
+    assert tests.encoded is not None
+    lost = set(tests.encoded.cut)
+    if (how := _writing(settings, tests)) is not None:
+        lost |= shortened(
+            model.tokenizer,
+            [item.prompt for item in tests.items],
+            how,
+            model.num_positions or sys.maxsize,
+        )
+    return len(lost)
+
+
+def _chance(run: Run, tests: PublicTests, metric: str) -> float:
+    """Return the score at chance level on the items."""
+    if metric == "loss":
+        return uniform_loss(tests.num_classes or len(run.model.tokenizer))
+    if not metric.startswith("acc"):
+        return 0.0
+    task = task_named(run.settings.task.name)
+    return majority_share(tests.items) if task.classes else chance_of_options(tests.items)

@@ -1,0 +1,1 @@
+"""Estimate of the bytes, memory, disk space and time of a run."""

@@ -1,0 +1,71 @@
+"""Estimate of a run's resources, printed by ``espalier plan``; it needs no weights."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.home_folder import at_home
+from espalier.environment.hub_names import DEMO
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import set_up
+from espalier.hf.machine.speed import measured_capability
+from espalier.hf.opening.described import described
+from espalier.hf.opening.limits import sequence_lengths
+from espalier.hf.opening.opened import TOKENIZER_FILES, OpenedModel, open_model
+from espalier.settings.methods import METHODS, part
+from espalier.settings.run import RunSettings, parse
+from server_app.estimate.estimate import Plan
+from server_app.estimate.time import STATED_MEGABITS, STATED_TERAFLOPS, Speeds
+
+
+def planned(settings: RunSettings, model: OpenedModel) -> Plan:
+    """Return the estimate of a run with this model.
+
+    Raises
+    ------
+    Mistake
+        The method cannot work on the model, or its sequences are longer than the model accepts.
+    """
+    positions = model.num_positions
+    for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items():
+        if positions is not None and tokens > positions:
+            raise Mistake(
+                f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in"
+                f" its config.json); set it to {positions} or less"
+            )
+    # Some methods also read text to check the model, which needs a tokenizer.
+    if any((model.directory / name).exists() for name in TOKENIZER_FILES):
+        part(METHODS[settings.method].strategy).require_fit(settings, model, {})
+    return Plan(settings, model)
+
+
+def main(document: Mapping[str, Any]) -> int:
+    """Print the estimate of a run.
+
+    Returns
+    -------
+    int
+        0, or 2 if an input cannot be used.
+    """
+    try:
+        settings = parse(document["run"], simulation=True)
+        speeds = _speeds(settings, document)
+        if settings.model == DEMO:
+            lines = planned(settings, open_model(DEMO)).long(speeds)
+        else:
+            with described(at_home(settings.model).absolute()) as directory:
+                lines = planned(settings, open_model(str(directory))).long(speeds)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+def _speeds(settings: RunSettings, document: Mapping[str, Any]) -> Speeds:
+    megabits = document.get("megabits") or STATED_MEGABITS
+    if not document.get("measure"):
+        return Speeds(document.get("teraflops") or STATED_TERAFLOPS, megabits)
+    giga = measured_capability(set_up(settings, Path(settings.out_dir)))
+    return Speeds(giga / 1000, megabits, measured=True)

@@ -1,0 +1,168 @@
+"""Comparison of a client's memory and disk needs with its machine (``espalier check-node``).
+
+Covers: the estimate for the run's settings and the model at this node (docs/studies/plan.md). On a
+CUDA device, the memory is that of the same work on a CPU, without libraries. The host's own memory
+is not compared then.
+
+Does not cover: CUDA's context and kernels on the device; the work on a model that the server
+pushes; files of an earlier run that this one will use again, which count twice; memory and disk
+needs of other programs, and of other runs at this node.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.amounts import size as as_size
+from espalier.environment.home_folder import at_home
+from espalier.errors import Mistake
+from espalier.hf.machine.machine_memory import machine_memory
+from espalier.hf.opening.opened import open_model
+from espalier.settings.node import NodeSettings, parse_node
+from espalier.settings.run import DEFAULT_METHOD, RunSettings, parse
+from server_app.estimate.disk import OWN_MODEL
+from server_app.estimate.estimate import Plan
+from server_app.estimate.memory import Memory
+
+OWN = ("activations", "device")
+"""Settings that a node may choose itself."""
+
+
+def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines on a client's memory and disk needs at this node.
+
+    Raises
+    ------
+    Mistake
+        A setting is invalid, the model cannot be opened, or the work needs more than there is.
+    """
+    node = parse_node(node_config)
+    settings = parse(run_config)
+    if not settings.job.NEEDS_BASE_MODEL:
+        yield (
+            "memory     the model that the run's server brings decides; espalier plan says it there"
+        )
+        brought = {
+            "models that runs bring, twice while one arrives": (
+                2 * (node.most_bytes_of_models() or 0)
+            )
+        }
+        yield from on_disks(node, settings, brought)
+        return
+    settings = settings.model_copy(
+        update={name: getattr(node, name) for name in OWN if getattr(node, name)}
+    )
+    model = open_model(node.model_path or settings.model)
+    on_device = settings.device == "cuda" or (
+        settings.device == "auto" and torch.cuda.is_available()
+    )
+    plan = Plan(settings, model, simulation=False)
+    yield f"memory     {told(plan.client, on_device=on_device)}"
+    yield from on_disks(node, settings, plan.disk.client)
+
+
+def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]) -> Iterator[str]:
+    """Yield lines on the disk space that the work needs, and on the free space.
+
+    ``parts`` are bytes by kind of content.
+
+    Raises
+    ------
+    Mistake
+        The free space does not suffice.
+    """
+    private = {name: size for name, size in parts.items() if name != OWN_MODEL}
+    yield f"disk       {_on_disk('state-dir', root := node.state_root(), private)}"
+    if node.models_dir and OWN_MODEL in parts:
+        models = at_home(node.models_dir)
+        shared = (
+            sum(private.values())
+            if _there(models).stat().st_dev == _there(root).stat().st_dev
+            else 0
+        )
+        yield f"           {_on_disk('models-dir', models, {OWN_MODEL: parts[OWN_MODEL]}, shared)}"
+
+
+def _there(folder: Path) -> Path:
+    """Return the folder, or its closest parent that exists."""
+    return next(
+        place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
+    )
+
+
+def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) -> str:
+    """Return a line on one folder; ``others`` are bytes needed on the same disk for other folders.
+
+    Raises
+    ------
+    Mistake
+        The free space does not suffice.
+    """
+    needed = sum(parts.values())
+    free = max(0, shutil.disk_usage(_there(folder)).free - others)
+    what = (
+        ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
+        or "hardly anything"
+    )
+    if needed > free:
+        raise Mistake(
+            f"{key} = {str(folder)!r}: {as_size(free)} are free, and the run keeps about"
+            f" {as_size(needed)} there ({what}); free it, or name another directory"
+        )
+    return f"about {as_size(needed)} in {folder} ({what}), where {as_size(free)} are free"
+
+
+def told(memory: Memory, *, on_device: bool) -> str:
+    """Return a line on a client's memory, without libraries if it is that of a CUDA device.
+
+    Raises
+    ------
+    Mistake
+        The machine or the device has less memory.
+    """
+    libraries, (free, total) = (
+        (0, torch.cuda.mem_get_info()) if on_device else (memory.libraries, machine_memory()[::-1])
+    )
+    peak = libraries + memory.largest.num_bytes
+    where = "the device" if on_device else "this machine"
+    parts = {"libraries": libraries, **memory.largest.parts}
+    largest = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
+    line = (
+        f"about {as_size(peak)} of {where} at the peak of the work ({memory.largest.name}:"
+        f" {largest})"
+    )
+    if peak > total:
+        raise Mistake(
+            f"memory: the work takes {line}; there are {as_size(total)}. Choose a larger machine,"
+            " or a run with smaller batches or shorter windows, training.base = 'nf4', or"
+            " activations = 'disk'"
+        )
+    line += "; CUDA's own context comes on top" if on_device else ""
+    return (
+        line if peak <= free else f"{line}; that is more than the {as_size(free)} that are free now"
+    )
+
+
+def main(document: Mapping[str, Any]) -> int:
+    """Print the lines for the configurations ``node`` and ``run``, both flat.
+
+    Returns
+    -------
+    int
+        0, or 2 if the work does not fit.
+    """
+    try:
+        for line in planned(document["node"], document["run"]):
+            print(line, flush=True)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    print(
+        "\nThe node can take part in such a run (method"
+        f" {document['run'].get('method', DEFAULT_METHOD)})."
+    )
+    return 0

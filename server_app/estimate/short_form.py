@@ -1,0 +1,85 @@
+"""Short form of the estimate, printed when a run starts.
+
+Simulated clients run on this machine, so their time follows from its measured speed. Real sites
+measure their speed at enrolment. Until then, the estimate uses and names default speeds; afterwards
+the time is printed again.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from espalier.amounts import duration
+from espalier.hf.machine.computing import Computing
+from espalier.hf.machine.speed import GIGA, capability_of_this_process
+from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.methods import METHODS
+from espalier.settings.run import RunSettings
+from server_app.estimate.estimate import Plan
+from server_app.estimate.time import STATED_MEGABITS, TERA, Speeds
+from server_app.public_tests import PublicTests
+from strategies.base.roster import Seat
+
+
+def tell_plan(
+    settings: RunSettings,
+    model: OpenedModel,
+    tests: PublicTests,
+    computing: Computing,
+    *,
+    simulation: bool,
+) -> None:
+    """Print the estimate. Errors in it are only logged, so that they cannot make the run fail."""
+    row = METHODS[settings.method]
+    if not (row.messages and row.work):
+        return
+    try:
+        lines = Plan(settings, model, tests, simulation).short(
+            _speeds(computing, simulation=simulation)
+        )
+    except Exception:
+        logging.getLogger("espalier").debug("no plan", exc_info=True)
+        print(
+            "planned      nothing: the forecast failed, which is no matter of the run's", flush=True
+        )
+        return
+    print("\n".join(lines), flush=True)
+
+
+def tell_time_of_sites(
+    settings: RunSettings, model: OpenedModel, tests: PublicTests, seats: Sequence[Seat]
+) -> None:
+    """Print the time of a round at sites that measured their speed at enrolment, if any."""
+    row = METHODS[settings.method]
+    if not (row.messages and row.work):
+        return
+    try:
+        plan = Plan(settings, model, tests, simulation=False)
+        times = {
+            seat.site: plan.seconds_of_round(seat.client, _speeds_of(seat))
+            for seat in seats
+            if seat.measured
+        }
+    except Exception:
+        logging.getLogger("espalier").debug("no plan", exc_info=True)
+        return
+    if times:
+        slowest = max(times, key=times.__getitem__)
+        text = (
+            f"{duration(times[slowest], tenths=True)} at {slowest}, the slowest by the speeds that"
+            " sites measured"
+        )
+        print(
+            f"planned      time: a client's round {text}, and {STATED_MEGABITS:g} megabits per"
+            " second",
+            flush=True,
+        )
+
+
+def _speeds_of(seat: Seat) -> Speeds:
+    return Speeds(seat.capability * GIGA / TERA, measured=True)
+
+
+def _speeds(computing: Computing, *, simulation: bool) -> Speeds:
+    if not simulation:
+        return Speeds()
+    return Speeds(capability_of_this_process(computing) * GIGA / TERA, measured=True)

@@ -1,0 +1,126 @@
+"""Sizes of a model's parts in memory, from its plan and the headers of its files."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from espalier.hf.machine.computing import DTYPES
+from espalier.hf.machine.traced_memory import traced
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.block_stream import windows_per_batch
+from espalier.hf.stream.logits import tokens_at_once
+from espalier.messages.payload import DTYPE_BYTES
+from espalier.settings.run import RunSettings
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one model in one run."""
+
+    settings: RunSettings
+    model: OpenedModel
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the computation."""
+        return DTYPES[self.settings.dtype]
+
+    @property
+    def computed(self) -> int:
+        """Bytes per number in the computing dtype."""
+        return self.dtype.itemsize
+
+    @cached_property
+    def stored(self) -> int:
+        """Bytes per number in the model's files."""
+        return DTYPE_BYTES[self.model.plan.blocks[0].linears[0].dtype]
+
+    @property
+    def is_converted(self) -> bool:
+        """True if tensors exist twice while they are read, in the files' and computing dtype."""
+        return self.stored != self.computed
+
+    @cached_property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        return self.model.plan.blocks[0].linears[0].shape[1]
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self.model.num_embeddings or 0
+
+    @cached_property
+    def largest_block(self) -> int:
+        """Number of parameters of the largest block."""
+        return max(block.num_parameters for block in self.model.plan.blocks)
+
+    @cached_property
+    def largest_matrix(self) -> int:
+        """Number of weights of the largest matrix in a block."""
+        return max(
+            linear.num_weights for block in self.model.plan.blocks for linear in block.linears
+        )
+
+    @cached_property
+    def embeddings(self) -> int:
+        """Number of parameters before the blocks."""
+        prefix = tuple(self.model.family.file_names(f"{self.model.family.embeddings}."))
+        tensors = self.model.checkpoint.tensors.items()
+        return sum(math.prod(stored.shape) for name, stored in tensors if name.startswith(prefix))
+
+    @cached_property
+    def head(self) -> int:
+        """Number of parameters that are loaded for logits.
+
+        These are the parameters of the head, or of the embeddings if the two are tied.
+        """
+        prefix = f"{self.model.family.head}."
+        tensors = self.model.checkpoint.tensors.items()
+        own = sum(math.prod(stored.shape) for name, stored in tensors if name.startswith(prefix))
+        return own or self.embeddings
+
+    @property
+    def parameters(self) -> int:
+        """Number of all parameters."""
+        return self.model.plan.num_parameters
+
+    def hidden_states(self, windows: int, tokens: int) -> int:
+        """Return the bytes of hidden states between two blocks, as far as they are in memory."""
+        held = (
+            windows
+            if self.settings.activations == "memory"
+            else min(windows, windows_per_batch(tokens))
+        )
+        return held * tokens * self.width * self.computed
+
+    def loaded(self, numbers: int, largest: int) -> int:
+        """Return the bytes of tensors that are read one by one.
+
+        All are in the computing dtype, and one is also in the files' dtype.
+        """
+        return numbers * self.computed + (largest * self.stored if self.is_converted else 0)
+
+    def logits(self, windows: int, tokens: int) -> int:
+        """Return the bytes of two pieces of logits: one in use while the next is computed."""
+        at_once = min(tokens_at_once(max(1, self.vocabulary)), windows * tokens)
+        pieces = min(2, -(-windows * tokens // at_once))
+        return pieces * at_once * self.vocabulary * self.computed
+
+    def pass_through_block(self, windows: int, tokens: int) -> int:
+        """Return the bytes of one batch on its way through a block.
+
+        They are measured with tensors that have shapes but no data.
+        """
+        batch = min(windows, windows_per_batch(tokens))
+        skeleton = self.model.new_skeleton()
+        family = self.model.family
+        blocks = skeleton.get_submodule(family.blocks)
+        # One block is enough: a pass holds the tensors of one block at a time.
+        del blocks[1:]
+        decoder = skeleton.get_submodule(family.blocks.rpartition(".")[0])
+        with torch.no_grad(), traced(decoder, self.dtype) as live:
+            decoder(input_ids=torch.zeros(batch, tokens, dtype=torch.int64), use_cache=False)
+            return live.most

@@ -1,0 +1,1 @@
+"""Memory and computation of a run, for its estimate."""

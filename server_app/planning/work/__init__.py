@@ -1,1 +1,0 @@
-"""Memory and operations of each method's processes."""

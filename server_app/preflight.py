@@ -1,0 +1,100 @@
+"""Check of all inputs of a simulated run before anything is started (``espalier run``).
+
+ServerApp and clients open the same inputs and report the same errors. But by then a SuperLink and
+Ray are running, and each client finds the same error again. Built-in evaluation texts are left to
+the ServerApp, because they cannot be misconfigured.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.data.files.hub import CANNOT_BE_LOADED
+from espalier.errors import Mistake
+from espalier.hf.machine.computing import set_up
+from espalier.hf.opening.limits import require_within_limits
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.progress.beats import Pace, beats_of, heard_by
+from espalier.settings.node import simulated_node
+from espalier.settings.run import RunSettings, parse
+from espalier.storage.client_state import private_folder
+from espalier.training.client_data import read_client_data
+from server_app.model_fit import require_fit
+from server_app.public_tests import public_tests
+from server_app.run_directory import require_run_directory
+
+
+def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    """Open model, tokenizer, a resumed run, evaluation texts and the data of all clients.
+
+    A client with unusable data loses only its own contribution. It is reported, and the check
+    continues as long as the quorum is reached.
+
+    Raises
+    ------
+    Mistake
+        An input cannot be used. The errors of all clients are reported together.
+    """
+    settings = parse(config, simulation=True).with_quorum(simulation=True)
+    set_up(settings, Path(settings.out_dir))
+    model = open_model(settings.model)
+    require_within_limits(settings, model)
+    require_run_directory(settings, model)
+    private_folder(simulated_node().state_root())
+    # Simulated nodes state no capability, so all have the same.
+    equals = {f"client {client}": 1.0 for client in range(settings.num_clients)}
+    require_fit(
+        settings, model, public_tests(settings, model, built_in=False), equals, simulation=True
+    )
+    unusable = _unusable(settings, model)
+    lines = [f"{_clients(clients)}: {reason}" for reason, clients in unusable.items()]
+    left = settings.num_clients - sum(map(len, unusable.values()))
+    if left < math.ceil(round(settings.num_clients * settings.quorum, 6)):
+        raise Mistake("\n".join(lines))
+    for line in lines:
+        tell(
+            f"{line}\n  (the run goes on without; its quorum is {settings.quorum:g} of num-clients"
+            f" = {settings.num_clients})"
+        )
+
+
+def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]:
+    """Return the errors of unusable client data, with the clients that have each error."""
+    found: dict[str, list[int]] = {}
+    for client in range(settings.num_clients):
+        try:
+            with beats_of(f"client {client}"):
+                read_client_data(settings, simulated_node(), model, client)
+        except Mistake as mistake:
+            found.setdefault(str(mistake), []).append(client)
+            # The data set then cannot be loaded for any other client, and each attempt takes long.
+            if settings.data.source == "hub" and CANNOT_BE_LOADED in str(mistake):
+                return {str(mistake): list(range(settings.num_clients))}
+    return found
+
+
+def _clients(clients: list[int]) -> str:
+    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
+
+
+def _tell(line: str) -> None:
+    print(f"espalier: {line}", file=sys.stderr, flush=True)
+
+
+def main(config: Mapping[str, Any]) -> int:
+    """Open all inputs of a run with this flat configuration.
+
+    Returns
+    -------
+    int
+        0, or 2 if an input cannot be used.
+    """
+    try:
+        with heard_by(Pace(_tell)):
+            open_all(config, _tell)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,1 @@
+"""Summary, table and model card of a run."""

@@ -1,0 +1,203 @@
+"""Model card (``README.md``) of a model or adapter that a run wrote.
+
+The card lists the base model, the method and the versions of the libraries. The same settings and
+versions give the same bytes.
+
+Covers: the run's settings without paths, the base model's name and hash, the versions of the
+libraries.
+
+Does not cover: anything about a site. A site's data and its location are not published.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from espalier.amounts import count
+from espalier.hf.opening.model_files import public_name
+from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.methods import METHODS, tables_of
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
+from server_app.report.summary import versions
+
+SOURCES = {
+    "documentation": "the documentation of Python, another part for each client",
+    "code": "source code of Python's standard library, another part for each client",
+    "text": "text files of the run's own",
+    "jsonl": "JSON Lines files of the run's own",
+    "hub": "a dataset of the Hugging Face hub",
+}
+PATHS = ("path", "test-path")
+"""Settings that are left out of the card, because paths reveal details of a machine."""
+
+
+def pruned_card(settings: RunSettings, model: OpenedModel, sparsity: float) -> str:
+    """Return the card of a pruned model; ``sparsity`` is the fraction of zero weights."""
+    rows = {
+        "sparsity": (
+            f"{sparsity:.2%} of the weights of the decoder blocks' linears; all other tensors are"
+            " as they were"
+        )
+    }
+    return _card(settings, model, "pruned", rows, "transformers", ("pruning",))
+
+
+def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
+    """Return the card of a smaller model; ``report`` is that of ``CutResult`` with the form."""
+    rows = {
+        "size": (
+            f"{report['parameters']:,} parameters, {report['share_of_the_base']:.2%} of the base"
+            " model's"
+        )
+    }
+    if report["form"] == "compact":
+        rows["to load it"] = (
+            "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`, or with Espalier"
+            " installed"
+        )
+    return _card(settings, model, "pruned: a smaller model", rows, "transformers", ("pruning",))
+
+
+def edited_card(settings: RunSettings, model: OpenedModel) -> str:
+    """Return the card of a model whose weights were changed by a method that does not prune."""
+    return _card(settings, model, "changed", {}, "transformers", ())
+
+
+def merged_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
+    """Return the card of a model with merged adapters."""
+    return _card(settings, model, "tuned", _adapter_rows(report), "transformers", ("lora",))
+
+
+def adapter_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
+    """Return the card of the adapters; ``report`` is that of ``AdapterResult``."""
+    return _card(settings, model, "tuned: adapters", _adapter_rows(report), "peft", ("lora",))
+
+
+def _adapter_rows(report: Mapping[str, Any]) -> dict[str, str]:
+    ranks = ", ".join(map(str, report["ranks"]))
+    return {
+        "adapters": f"LoRA of rank {ranks}; {report['trained_parameters']:,} trained parameters"
+    }
+
+
+def _card(
+    settings: RunSettings,
+    model: OpenedModel,
+    what: str,
+    rows: Mapping[str, str],
+    library: str,
+    tags: tuple[str, ...],
+) -> str:
+    base = re.sub(r"[^\w./ -]", "_", public_name(model.directory, model.config))
+    used = versions() | ({"peft": version("peft")} if library == "peft" else {})
+    table = {
+        "base model": f"`{base}`; SHA-256 of its weights and tokenizer: `{model.sha256}`",
+        "method": METHODS[settings.method].title,
+        **rows,
+        "clients": (
+            f"{settings.num_clients} asked for; the run's `summary.json` says which took part"
+        ),
+        "data": _data(settings),
+        "versions": ", ".join(f"{name} {number}" for name, number in used.items()),
+    }
+    lines = [
+        *_front_matter(
+            base, model, library, ("espalier", "federated-learning", *tags, settings.method)
+        ),
+        "",
+        f"# {base}, {what}",
+        "",
+        f"Made by Espalier {used['espalier']} by federated learning.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in table.items()),
+        "",
+        *_how_to_load(model, library),
+        "",
+        (
+            "The licence and the limits of the base model hold for what was made from it, too. How"
+            " well it does beside the base"
+        ),
+        "model is in the run's `summary.json`.",
+        "",
+        "## Settings",
+        "",
+        "```toml",
+        tomli_w.dumps(_settings(settings)).rstrip(),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _front_matter(base: str, model: OpenedModel, library: str, tags: tuple[str, ...]) -> list[str]:
+    """Return the front matter for the Hugging Face Hub.
+
+    It contains the base model only if its name has an owner, because the Hub would take other names
+    for a different model.
+    """
+    task = "text-generation" if model.family.kind == "decoder" else "text-classification"
+    named = [f"base_model: {base}"] if "/" in base else []
+    return [
+        "---",
+        *named,
+        f"library_name: {library}",
+        f"pipeline_tag: {task}",
+        "tags:",
+        *(f"- {tag}" for tag in tags),
+        "---",
+    ]
+
+
+def _data(settings: RunSettings) -> str:
+    data = settings.data
+    tuned = settings.tunes
+    source = SOURCES[data.source]
+    if (
+        data.source == "hub"
+        and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path)
+        and not Path(data.path).exists()
+    ):
+        source = f"the dataset `{data.path}` of the Hugging Face hub"
+    if tuned and settings.task.name != TEXT:
+        amount = f"items of the task `{settings.task.name}`"
+    else:
+        amount = (
+            f"{'windows' if tuned else count(data.windows, 'window')} of {data.window_tokens}"
+            " tokens"
+        )
+    return (
+        f'{amount} for each client, from {source} (`data.source = "{data.source}"`), or from what a'
+        " site named as its own"
+    )
+
+
+def _how_to_load(model: OpenedModel, library: str) -> list[str]:
+    loader = (
+        "AutoModelForCausalLM"
+        if model.family.kind == "decoder"
+        else "AutoModelForSequenceClassification"
+    )
+    labels = ", num_labels=..." if model.family.kind == "encoder" and library == "peft" else ""
+    code = [f"from transformers import {loader}"]
+    if library == "peft":
+        code.insert(0, "from peft import PeftModel")
+        code += ["", f'base = {loader}.from_pretrained("the base model"{labels})']
+        code.append('model = PeftModel.from_pretrained(base, "this directory")')
+    else:
+        code += ["", f'model = {loader}.from_pretrained("this directory")']
+    return ["```python", *code, "```"]
+
+
+def _settings(settings: RunSettings) -> dict[str, Any]:
+    """Return the method's tables and other settings that affect the result, without paths."""
+    nested = settings.nested()
+    chosen = {key: nested[key] for key in ("method", "seed", "num-clients", "threads", "dtype")}
+    for name in ("data", *tables_of(settings.method)):
+        chosen[name] = {key: value for key, value in nested[name].items() if key not in PATHS}
+    return chosen

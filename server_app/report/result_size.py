@@ -1,0 +1,112 @@
+"""Sizes of a run's result and its base: parameters, and bytes of the weights on disk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from espalier.amounts import size
+from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.run import RunSettings
+
+MODEL = "model"
+ADAPTER = "adapter"
+CLIENTS = "clients"
+"""Name of a folder in the run directory with one subfolder for each client's own model."""
+HOW_MUCH_GOES = ("share", "slicing")
+"""Keys of the methods' tables that determine how small a model becomes."""
+TOLERANCE = 0.005
+"""Fraction by which files may differ, due to headers and names, and still count as equal."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a model, or of an adapter for one."""
+
+    parameters: float
+    num_bytes: float | None = None
+    """Bytes of its safetensors files; None if none were written."""
+    folder: str = ""
+    """Folder of the files in the run directory, or empty; the size of ``clients`` is a mean."""
+
+    @property
+    def is_adapter(self) -> bool:
+        """True if the size is that of an adapter."""
+        return self.folder == ADAPTER
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the size as JSON values."""
+        return {
+            "parameters": self.parameters,
+            "bytes": self.num_bytes,
+            "folder": self.folder or None,
+        }
+
+
+def size_of_base(model: OpenedModel) -> Size:
+    """Return the size of a model in its files."""
+    files = {stored.shard for stored in model.checkpoint.tensors.values()}
+    return Size(model.plan.num_parameters, sum(file.stat().st_size for file in files))
+
+
+def size_of_result(run_directory: Path, *, personal: bool) -> Size | None:
+    """Return the size of a run's result; None if no weights were written here.
+
+    Parameters
+    ----------
+    personal : whether each client has its own model, which a simulation collects
+    """
+    if personal:
+        own = [
+            _size_of_files(folder, CLIENTS)
+            for folder in sorted((run_directory / CLIENTS).glob("*"))
+        ]
+        return _mean(own) if own else None
+    for name in (MODEL, ADAPTER):
+        if (run_directory / name).is_dir():
+            return _size_of_files(run_directory / name, name)
+    return None
+
+
+def _size_of_files(folder: Path, name: str) -> Size:
+    """Return the size of all safetensors files in a folder; only their headers are read."""
+    parameters = num_bytes = 0
+    for file in sorted(folder.rglob("*.safetensors")):
+        num_bytes += file.stat().st_size
+        with safe_open(file, framework="numpy") as tensors:
+            parameters += sum(prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    return Size(parameters, num_bytes, name)
+
+
+def _mean(sizes: Sequence[Size]) -> Size:
+    parameters = sum(one.parameters for one in sizes) / len(sizes)
+    return Size(parameters, sum(one.num_bytes or 0 for one in sizes) / len(sizes), sizes[0].folder)
+
+
+def larger_than_base(base: Size, result: Size | None, settings: RunSettings) -> list[str]:
+    """Return a warning if a result has more parameters, or needs more disk space, than its base.
+
+    There is no warning for an adapter, which is always used together with the base.
+    """
+    if result is None or result.is_adapter:
+        return []
+    more = [
+        f"{shown(now)} {what} where the base has {shown(then)} ({now / then:.1%})"
+        for what, now, then, shown in (
+            ("parameters", result.parameters, base.parameters, "{:,.0f}".format),
+            ("on disk", result.num_bytes, base.num_bytes, size),
+        )
+        if now is not None and then and now > then * (1 + TOLERANCE)
+    ]
+    if not more:
+        return []
+    keys = [
+        f"{settings.method}.{key}"
+        for key in HOW_MUCH_GOES
+        if key in type(settings.job).model_fields
+    ]
+    remedy = f"; raise {keys[0]} for a smaller one" if keys else ""
+    return [f"the result is larger than its base: {', '.join(more)}{remedy}"]

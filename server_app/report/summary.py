@@ -1,0 +1,399 @@
+"""Summary of a run, with the same format for every method, and the file of masks."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+
+import espalier
+from espalier.evaluation.perplexity import perplexity
+from espalier.hf.files.checkpoint import ShardWriter
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.edits import PruneMasks
+from espalier.messages.evaluation import OWN_TEXT_MODELS
+from espalier.messages.ledger import Traffic
+from espalier.settings.personal import PersonalModelSettings
+from espalier.settings.run import OWN_TEXT, RunSettings
+from espalier.storage.atomic import finite_values, replacing, write_json
+from pruning_kernels.votes.bitmask import num_words, pack
+from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result
+from strategies.base.evaluation import ClientFigures
+from strategies.base.roster import Roster
+from strategies.base.run_folder import RunFolder
+from strategies.fleet.timed_rounds import RoundTime, seconds_of_all
+
+SCHEMA_VERSION = 2
+COLUMNS = ("dense", "local_only", "centralized", "federated")
+SPARSITY_DEFINITION = (
+    "weights that the method set to zero / weights of the decoder blocks' linears (embeddings,"
+    " norms, biases and head excluded)"
+)
+LIBRARIES = ("flwr", "torch", "transformers", "safetensors", "numpy")
+
+
+def save_masks(model: OpenedModel, prune_masks: PruneMasks, path: Path) -> float:
+    """Write ``masks.safetensors`` block by block, and return the fraction of pruned weights.
+
+    The fraction refers to prunable weights. The file contains one flat packed mask (U64) per pruned
+    tensor, under the tensor's own name.
+    """
+    linears = [(block.index, linear) for block in model.plan.blocks for linear in block.linears]
+    specs = {
+        linear.parameter: (
+            "U64",
+            (num_words(linear.num_weights),),
+            8 * num_words(linear.num_weights),
+        )
+        for _, linear in linears
+    }
+    layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
+    pruned = 0
+    at = -1
+    masks = {}
+    with replacing(path) as file:
+        writer = ShardWriter(file, specs, {"layout": layout})
+        for index, linear in linears:
+            if index != at:
+                at = index
+                masks = prune_masks(index)
+            mask = masks[linear.name].numpy()
+            pruned += int(np.count_nonzero(mask))
+            writer.write(linear.parameter, pack(mask).astype("<u8").tobytes())
+    return pruned / model.plan.num_weights
+
+
+@dataclass
+class Summary:
+    """Contents of ``summary.json``; fields that a run did not reach are null."""
+
+    settings: RunSettings
+    model: OpenedModel
+    threads: int
+    device: str
+    roster: Roster = field(default_factory=Roster)
+    rounds: int = 0
+    sparsity: float | None = None
+    """Sparsity of the result: fraction of prunable weights that are zero."""
+    masked: float | None = None
+    """Fraction of prunable weights that are masked."""
+    local_sparsity: float | None = None
+    """Sparsity of the local baselines, as a fraction of prunable weights."""
+    centralized_sparsity: float | None = None
+    """Sparsity of the centralized baseline, as a fraction of prunable weights."""
+    zeroed: bool = False
+    """True if weights were set to zero: the result has the size of its base, and a sparsity."""
+    sizes: dict[str, Size] = field(default_factory=dict)
+    """column -> size of the model, if known; for ``federated`` as it was written."""
+    warnings: list[str] = field(default_factory=list)
+    """Warnings about the result, one sentence each."""
+    report: dict[str, Any] = field(default_factory=dict)
+    """Values that only this method reports."""
+    losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """text -> column -> mean loss in nats; ``local_only``, a mean of perplexities, is apart."""
+    local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
+    """text -> client -> perplexity of the client's local baseline."""
+    own_text: dict[int, dict[str, float]] = field(default_factory=dict)
+    """client -> model -> perplexity on the client's own held-out text."""
+    personal: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    """column -> text -> client -> perplexity, for results with one model per client."""
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    """metric -> column -> score on the task's public items; ``local_only`` is stored apart."""
+    local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
+    """metric -> client -> score of the client's local baseline."""
+    personal_scores: dict[str, dict[int, float]] = field(default_factory=dict)
+    """metric -> client -> score of the federated result, if each client has its own model."""
+    tests: dict[str, int] = field(default_factory=dict)
+    """Number of scored public items, and of those that were truncated; empty if there are none."""
+    chances: dict[str, float] = field(default_factory=dict)
+    """metric -> score of a model at chance level."""
+    notes: list[str] = field(default_factory=list)
+    """Notes on the numbers of the table, one sentence each."""
+    seconds: float = 0.0
+    virtual_seconds: float | None = None
+    """Seconds that the rounds would take on the devices of the simulated fleet."""
+    rounds_of: dict[int, list[dict[str, float]]] = field(default_factory=dict)
+    """client -> for each of its rounds: number, seconds, and bytes without headers and fields."""
+    where: str = ""
+    """Sentence that names the location of the result."""
+
+    def take_figures(
+        self, figures: ClientFigures, texts: Sequence[str], metrics: Sequence[str]
+    ) -> None:
+        """Record the clients' evaluation of texts and items, which are in the order sent."""
+        for client, losses in sorted(figures.losses.items()):
+            for text, loss in zip(texts, losses, strict=True):
+                self.local_perplexities.setdefault(text, {})[client] = perplexity(loss)
+        for client, scores in sorted(figures.test_scores.items()):
+            for metric, value in zip(metrics, scores, strict=True):
+                self.local_scores.setdefault(metric, {})[client] = value
+        for client, losses in sorted(figures.own_losses.items()):
+            self.own_text[client] = dict(zip(OWN_TEXT_MODELS, map(perplexity, losses), strict=True))
+
+    def take_personal_figures(self) -> None:
+        """Assign the clients' evaluation to the federated result: each has its own model of it."""
+        self.personal["federated"] = dict(self.local_perplexities)
+        self.local_perplexities.clear()
+        self.personal_scores = dict(self.local_scores)
+        self.local_scores.clear()
+        self.notes.append(
+            "Federated is the mean over clients, each with a smaller model of its own."
+        )
+
+    def take_sizes(self, run_directory: Path) -> None:
+        """Record the sizes of base and result, and warn if the result is larger."""
+        base = self.sizes["dense"] = size_of_base(self.model)
+        result = size_of_result(
+            run_directory, personal=isinstance(self.settings.job, PersonalModelSettings)
+        )
+        if result is not None:
+            self.sizes["federated"] = result
+        if self.zeroed:
+            self.sizes |= {
+                column: Size(base.parameters) for column in ("local_only", "centralized")
+            }
+        self.warnings += larger_than_base(base, result, self.settings)
+
+    def take_times(self, rounds: Sequence[RoundTime], named: str = "virtual_seconds") -> None:
+        """Record the times of finished rounds.
+
+        Parameters
+        ----------
+        rounds : notes of the rounds
+        named : ``virtual_seconds`` by the clock of a simulated fleet, or ``seconds`` that clients
+            measured
+        """
+        # A failed run may have notes of a round that was not finished.
+        rounds = [note for note in rounds if note.round <= self.rounds]
+        if not rounds:
+            return
+        for client, seat in self.roster.seats.items():
+            own = [(note.round, note.devices[client]) for note in rounds if client in note.devices]
+            self.rounds_of[client] = [
+                {"round": number, named: one.seconds, "bytes": one.num_bytes} for number, one in own
+            ]
+            if named == "virtual_seconds":
+                seat.metrics[named] = sum(one.seconds for _, one in own)
+        if named == "virtual_seconds":
+            self.virtual_seconds = seconds_of_all(rounds)
+
+    def texts(self) -> list[str]:
+        """Return the names of the texts that models were evaluated on."""
+        return [*self.losses, *([OWN_TEXT] if self.own_text else [])]
+
+    def perplexity(self, text: str, column: str) -> float | None:
+        """Return one perplexity of the table; None if it does not apply.
+
+        Local baselines and own texts have the mean over clients.
+        """
+        if text == OWN_TEXT or column == "local_only" or column in self.personal:
+            return _mean(self._perplexities_of_clients(text, column))
+        loss = self.losses.get(text, {}).get(column)
+        return None if loss is None else perplexity(loss)
+
+    def score(self, metric: str, column: str) -> float | None:
+        """Return one score of the table; None if it does not apply.
+
+        Local baselines have the mean over clients.
+        """
+        if column == "local_only" or (column == "federated" and metric in self.personal_scores):
+            return _mean(self._scores_of_clients(metric, column))
+        return self.scores.get(metric, {}).get(column)
+
+    def median_perplexities(self, text: str) -> dict[str, float]:
+        """Return the median over clients by column, which a single client cannot distort.
+
+        For an even number of clients it is the lower of the two middle values.
+        """
+        found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
+        return {column: median_low(values) for column, values in found.items() if values}
+
+    def median_scores(self, metric: str) -> dict[str, float]:
+        """Return the median score over clients by column; see ``median_perplexities``."""
+        found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
+        return {column: median_low(values) for column, values in found.items() if values}
+
+    def worst_perplexities(self, text: str) -> dict[str, float]:
+        """Return the largest perplexity over clients by column."""
+        found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
+        return {column: max(values) for column, values in found.items() if values}
+
+    def worst_scores(self, metric: str) -> dict[str, float]:
+        """Return the worst score over clients by column: largest loss, or smallest other score."""
+        found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
+        worst = max if _direction(metric) == "lower" else min
+        return {column: worst(values) for column, values in found.items() if values}
+
+    def _scores_of_clients(self, metric: str, column: str) -> list[float]:
+        """Return the clients' scores for one column; empty if the column is not theirs."""
+        of_column = {"local_only": self.local_scores, "federated": self.personal_scores}.get(
+            column, {}
+        )
+        return list(of_column.get(metric, {}).values())
+
+    def _perplexities_of_clients(self, text: str, column: str) -> list[float]:
+        """Return the clients' perplexities for one column; empty if the column is not theirs."""
+        if text == OWN_TEXT:
+            return [
+                perplexities[column]
+                for perplexities in self.own_text.values()
+                if column in perplexities
+            ]
+        if column in self.personal:
+            return list(self.personal[column].get(text, {}).values())
+        return (
+            list(self.local_perplexities.get(text, {}).values()) if column == "local_only" else []
+        )
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        """Return all metrics by which models are compared, as JSON values."""
+        perplexities = [
+            {
+                "name": "perplexity",
+                "dataset": text,
+                "direction": "lower",
+                "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
+                "medians_of_clients": {
+                    column: _finite(value)
+                    for column, value in self.median_perplexities(text).items()
+                },
+                "worst_of_clients": {
+                    column: _finite(value)
+                    for column, value in self.worst_perplexities(text).items()
+                },
+            }
+            for text in self.texts()
+        ]
+        scores = [
+            {
+                "name": metric,
+                "dataset": self.settings.task.name,
+                "direction": _direction(metric),
+                "chance": self.chances.get(metric),
+                "values": {column: _finite(self.score(metric, column)) for column in COLUMNS},
+                "medians_of_clients": {
+                    column: _finite(value) for column, value in self.median_scores(metric).items()
+                },
+                "worst_of_clients": {
+                    column: _finite(value) for column, value in self.worst_scores(metric).items()
+                },
+            }
+            for metric in self.scores
+        ]
+        return perplexities + scores
+
+    def write(
+        self,
+        folder: RunFolder,
+        status: str,
+        reason: str | None,
+        traffic: Traffic,
+        *,
+        nobody_asked: bool = False,
+    ) -> None:
+        """Write ``summary.json``, with null for values that are NaN or infinite.
+
+        With ``nobody_asked`` no client was asked yet, so that finished and missing clients are left
+        out.
+        """
+        missing = [] if nobody_asked else self.roster.missing(self.settings.num_clients)
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "status": status,
+            "reason": reason,
+            "method": self.settings.method,
+            "seed": self.settings.seed,
+            "num_clients": self.settings.num_clients,
+            "clients": self._clients(folder),
+            "finished": None if nobody_asked else self.roster.finished(),
+            "missing": [{"site": who, "reason": why} for who, why in missing],
+            "refused": self.roster.refused,
+            "rounds": self.rounds,
+            "sparsity": {
+                "achieved": self.sparsity,
+                "masked": self.masked,
+                "local": self.local_sparsity,
+                "definition": SPARSITY_DEFINITION,
+            },
+            "size": {column: one.to_json() for column, one in self.sizes.items()},
+            "warnings": self.warnings,
+            "report": self.report,
+            "metrics": self._metrics(),
+            "test_items": self.tests or None,
+            "bytes_up": traffic.up,
+            "bytes_down": traffic.down,
+            "seconds": round(self.seconds, 3),
+            "virtual_seconds": self.virtual_seconds,
+            "model_sha256": self.model.sha256,
+            "versions": versions(),
+            "threads": self.threads,
+            "device": self.device,
+        }
+        write_json(folder.path / "summary.json", finite_values(document))
+
+    def _clients(self, folder: RunFolder) -> list[dict[str, Any]]:
+        clients = []
+        for client, seat in sorted(self.roster.seats.items()):
+            traffic = folder.ledger.by_client.get(client, Traffic())
+            local = {
+                f"perplexity/{text}": _finite(values.get(client))
+                for text, values in self.local_perplexities.items()
+            }
+            local |= {
+                f"perplexity/{text}/{column}": _finite(of_clients[client])
+                for column, of_texts in self.personal.items()
+                for text, of_clients in of_texts.items()
+                if client in of_clients
+            }
+            of_items = self.local_scores | self.personal_scores
+            local |= {
+                f"{metric}/{self.settings.task.name}": values.get(client)
+                for metric, values in of_items.items()
+            }
+            local |= {
+                f"perplexity/{OWN_TEXT}/{model}": _finite(value)
+                for model, value in self.own_text.get(client, {}).items()
+            }
+            clients.append(
+                {
+                    "client": client,
+                    "site": seat.site,
+                    "status": seat.status,
+                    "reason": seat.reason or None,
+                    "capped": seat.capped,
+                    "bytes_up": traffic.up,
+                    "bytes_down": traffic.down,
+                    "seconds": round(seat.seconds, 3),
+                    "metrics": {**seat.metrics, **local},
+                    **({"rounds": self.rounds_of[client]} if client in self.rounds_of else {}),
+                }
+            )
+        return clients
+
+
+def _direction(metric: str) -> str:
+    """Return whether a lower or a higher score is better."""
+    return "lower" if metric == "loss" else "higher"
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this program, Python and the libraries that affect a result's bits."""
+    return {"espalier": espalier.__version__, "python": platform.python_version(), **_libraries()}
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    return {name: version(name).split("+")[0] for name in LIBRARIES}

@@ -1,0 +1,197 @@
+"""Results table that a run prints."""
+
+from rich.console import Console
+from rich.table import Table
+
+from espalier.amounts import count, duration, size
+from espalier.messages.ledger import Traffic
+from server_app.report.number_format import figure
+from server_app.report.summary import COLUMNS, Summary
+
+SPOILT = 0.05
+"""Relative difference of mean and median over clients from which the table shows both."""
+LONGEST_REASON = 300
+"""Maximum number of characters of a reason; ``summary.json`` has the full text."""
+WIDTH = 160
+"""Maximum width of a table in characters; it is narrower if possible."""
+LABELS = {
+    "dense": "dense",
+    "local_only": "local-only (mean)",
+    "centralized": "centralized",
+    "federated": "federated",
+}
+
+
+def show(summary: Summary, traffic: Traffic) -> None:
+    """Print the table of results.
+
+    It has metrics for each text and the task's items, size, sparsity, bytes per client, and time of
+    the whole run.
+    """
+    scored = f", scores on {summary.settings.task.name}" if summary.scores else ""
+    table = Table(title=f"{summary.settings.method}: perplexity{scored}", title_justify="left")
+    table.add_column("model")
+    bytes_of, time_of = (
+        (f", {summary.rounds} rounds", ", whole run") if summary.rounds > 1 else ("", "")
+    )
+    sparsity = ["sparsity"] if summary.zeroed else []
+    after = ["parameters", "on disk", *sparsity, f"bytes per client{bytes_of}", f"time{time_of}"]
+    for name in (*summary.texts(), *summary.scores, *after):
+        table.add_column(name, justify="right")
+    rows = [
+        column
+        for column in COLUMNS
+        if column in ("dense", "federated") or _is_measured(summary, column)
+    ]
+    for column in rows:
+        table.add_row(
+            LABELS[column],
+            *_figures(summary, column),
+            *_size(summary, column),
+            *([_sparsity(summary, column)] if sparsity else []),
+            *_cost(summary, column, traffic),
+            end_section=column == rows[-2] and not summary.chances,
+        )
+        if column == "local_only" and (medians := _spoilt(summary)):
+            table.add_row("local-only (median)", *medians, *["-"] * len(after))
+    if summary.chances:
+        chances = [figure(summary.chances[metric], 3) for metric in summary.scores]
+        table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * len(after))
+    Console(width=WIDTH, color_system=None).print(table)
+    _show_notes(summary)
+
+
+def _show_notes(summary: Summary) -> None:
+    """Print warnings and notes below the table."""
+    for warning in summary.warnings:
+        print(f"warning: {warning}")
+    for note in summary.notes:
+        print(note)
+    for seat in summary.roster.seats.values():
+        for text in seat.limits_in_words():
+            print(f"{seat.site}: {text}")
+    _show_limited(summary)
+    if cut := summary.tests.get("cut", 0):
+        number = summary.tests["number"]
+        print(
+            f"cut: {cut} of {count(number, 'test item')}, longer than the model takes (written"
+            " answers need task.answer-tokens of it) or task.max-test-tokens allows"
+        )
+
+
+def _show_limited(summary: Summary) -> None:
+    """Print how many clients sent numbers that were limited.
+
+    Sites are not named, because numbers of honest clients are sometimes limited too.
+    """
+    sites: dict[str, int] = {}
+    for seat in summary.roster.seats.values():
+        for what, note in seat.capped.items():
+            if "claimed" not in note and what != "distance":
+                sites[what] = sites.get(what, 0) + 1
+    for what, number in sites.items():
+        print(
+            f"{what}: some of {count(number, 'client')} limited by the median client's (`capped` in"
+            " summary.json)"
+        )
+
+
+def _figures(summary: Summary, column: str) -> list[str]:
+    """Return a row's perplexities and scores."""
+    perplexities = [figure(summary.perplexity(text, column)) for text in summary.texts()]
+    return perplexities + [figure(summary.score(metric, column), 3) for metric in summary.scores]
+
+
+def _is_measured(summary: Summary, column: str) -> bool:
+    """Return whether a row has any value; a baseline that was not computed has none."""
+    return any(shown != "-" for shown in _figures(summary, column))
+
+
+def _size(summary: Summary, column: str) -> list[str]:
+    """Return parameters and bytes on disk.
+
+    The parameters are followed by their percentage of the base's, if they differ. The values of an
+    adapter have a plus sign.
+    """
+    found = summary.sizes.get(column)
+    base = summary.sizes.get("dense")
+    if found is None or base is None:
+        return ["-", "-"]
+    on_top = "+" if found.is_adapter else ""
+    beside = (
+        ""
+        if found.parameters == base.parameters or on_top
+        else f" ({found.parameters / base.parameters:.1%})"
+    )
+    on_disk = "-" if found.num_bytes is None else f"{on_top}{size(found.num_bytes)}"
+    return [f"{on_top}{found.parameters:,.0f}{beside}", on_disk]
+
+
+def _sparsity(summary: Summary, column: str) -> str:
+    """Return the fraction of prunable weights that are zero, as a percentage."""
+    found = {
+        "local_only": summary.local_sparsity,
+        "centralized": summary.centralized_sparsity,
+        "federated": summary.sparsity,
+    }
+    return _share(found.get(column, 0.0))
+
+
+def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
+    """Return bytes per client and the time of the run, which only the federated result has."""
+    if column != "federated":
+        return ["-", "-"]
+    clients = max(1, len(summary.roster.seats))
+    return [
+        f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down",
+        duration(summary.seconds, tenths=True),
+    ]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _spoilt(summary: Summary) -> list[str]:
+    """Return medians of the local baselines for a row; empty if all are close to the means.
+
+    A large difference shows that a single client distorts the mean.
+    """
+    texts = [
+        (summary.perplexity(text, "local_only"), summary.median_perplexities(text))
+        for text in summary.texts()
+    ]
+    scores = [
+        (summary.score(metric, "local_only"), summary.median_scores(metric))
+        for metric in summary.scores
+    ]
+    found = [(mean, medians.get("local_only")) for mean, medians in texts + scores]
+    far = any(
+        mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle)
+        for mean, middle in found
+    )
+    digits = [2] * len(texts) + [3] * len(scores)
+    return (
+        [figure(middle, number) for (_, middle), number in zip(found, digits, strict=True)]
+        if far
+        else []
+    )
+
+
+def closing_line(summary: Summary) -> str:
+    """Return a line with the number of clients in the result, and the missing ones with reasons."""
+    asked = summary.settings.num_clients
+    roster = summary.roster
+    line = f"{roster.finished()} of {count(asked, 'client')}"
+    for what, names in (
+        ("missing", roster.missing(asked)),
+        ("not evaluated", roster.not_evaluated()),
+    ):
+        if names:
+            line += f"; {what}: " + ", ".join(f"{who} ({_on_one_line(why)})" for who, why in names)
+    return line
+
+
+def _on_one_line(reason: str) -> str:
+    words = " ".join(reason.split())
+    return words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]} ..."

@@ -1,0 +1,1 @@
+"""Weights and limits of the clients in an average."""

@@ -1,0 +1,138 @@
+"""Limits on the weight of one client; ``count_claims`` handles every number that weights a client.
+
+Covers: a client that claims a billion sequences or tokens, sends scores a million times as large as
+those of the others, or claims to compute a billion times as fast.
+Does not cover: the values that a client sends under its remaining weight (``update_limits.py``);
+several clients that work together; runs of one or two clients, in which no majority exists.
+"""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from statistics import median_low
+
+from espalier.errors import Mistake
+from strategies.base.rounds import Rounds
+
+
+def up_to_median(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
+    """Limit each claim to ``most_ratio`` times the median claim.
+
+    Parameters
+    ----------
+    claimed : claim of each client, 0 or more
+    most_ratio : maximum multiple of the median, 1 or more
+
+    Returns
+    -------
+    dict
+        The claims, limited. The median is that of the positive claims; of an even number it is the
+        lower middle value, so that one of two clients cannot raise it.
+    """
+    positive = [value for value in claimed.values() if value > 0]
+    if not positive:
+        return dict(claimed)
+    most = most_ratio * median_low(positive)
+    return {client: min(value, most) for client, value in claimed.items()}
+
+
+def limited_weights(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
+    """Limit each claim to ``most_ratio`` times the median, then to that multiple of the mean.
+
+    The second limit refers to the mean of the limited claims. It gives no client more than
+    ``most_ratio / n`` of the weight of n clients, however unequal they are: at most 25% of eight
+    clients with the default ratio of 2. A ratio of 1 gives all clients the weight of the smallest.
+
+    Parameters
+    ----------
+    claimed : claim of each client, 0 or more; clients of weight 0 are not among the n
+    most_ratio : maximum multiple of median and mean, 1 or more
+
+    Returns
+    -------
+    dict
+        The limited claims; unchanged bit by bit if no claim exceeds a limit.
+    """
+    counted = up_to_median(claimed, most_ratio)
+    falling = sorted((value for value in counted.values() if value > 0), reverse=True)
+    if not falling or falling[0] <= most_ratio * (sum(falling) / len(falling)):
+        return counted
+    most = falling[-1]
+    number = len(falling)
+    # Suffix sums: each weight plus all smaller ones. Subtracting from the total would cancel
+    # digits.
+    sums = list(accumulate(reversed(falling)))[::-1]
+    for above, (value, rest) in enumerate(zip(falling, sums, strict=True)):
+        # If the first ``above`` clients count ``limit`` each, the limit solves
+        # limit = ratio * (above * limit + rest) / number.
+        if (room := number - most_ratio * above) <= 0:
+            break
+        if (limit := most_ratio * rest / room) >= value:
+            most = limit
+            break
+    return {client: min(value, most) for client, value in counted.items()}
+
+
+def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
+    """Return the capability of each client, dropped ones included, limited relative to the median.
+
+    Parameters
+    ----------
+    rounds : rounds whose roster has the capabilities that the nodes reported
+    otherwise : setting that the operator can use instead of ``capability``, for the error message
+
+    Raises
+    ------
+    Mistake
+        Some sites measured their capability and others state theirs, so the numbers cannot be
+        compared.
+    """
+    seats = [seat for _, seat in sorted(rounds.roster.seats.items())]
+    measured = [seat.site for seat in seats if seat.measured]
+    if measured and len(measured) < len(seats):
+        raise Mistake(
+            f"capability: {', '.join(measured)} measured its own, others state theirs, and the two"
+            f" cannot be compared; set it on every node or to 0 on every node, or set {otherwise}"
+        )
+    stated = {seat.client: seat.capability for seat in seats}
+    counted = up_to_median(stated, rounds.settings.federation.max_capability_ratio)
+    note_claims(rounds, "capability", stated, counted)
+    return counted
+
+
+def count_claims(
+    rounds: Rounds, what: str, claimed: Mapping[int, float], most_ratio: float
+) -> dict[int, float]:
+    """Return the counted part of each client's claim, and record the clients that were limited.
+
+    Each limited client gets a progress line and a note on its seat, for the summary.
+
+    Parameters
+    ----------
+    rounds : rounds whose roster and progress are used
+    what : kind of the claim for messages, such as ``weight``, ``tokens`` or ``scores``
+    claimed, most_ratio : as in ``limited_weights``
+    """
+    counted = limited_weights(claimed, most_ratio)
+    for client in note_claims(rounds, what, claimed, counted):
+        note = rounds.roster.seats[client].capped[what]
+        note["times"] = note.get("times", 0) + 1
+    return counted
+
+
+def note_claims(
+    rounds: Rounds, what: str, claimed: Mapping[int, float], counted: Mapping[int, float]
+) -> list[int]:
+    """Record limited claims on the seats, show new ones, and return the limited clients."""
+    limited = [client for client, value in claimed.items() if counted[client] != value]
+    for client in limited:
+        seat = rounds.roster.seats[client]
+        note = {"claimed": claimed[client], "counted": counted[client]}
+        before = seat.capped.get(what, {})
+        seat.capped[what] = {**before, **note}
+        if seat.capped[what] != before:
+            text = (
+                f"capped       {seat.site}: its {what} {note['claimed']:g} counts as"
+                f" {note['counted']:g}"
+            )
+            rounds.progress.note("capped", text, client=client, site=seat.site, what=what, **note)
+    return limited

@@ -1,0 +1,1 @@
+"""Run and rounds of every method: messages, clients, checkpoint and progress."""

@@ -1,0 +1,132 @@
+"""Checkpoint of a run: the server's state after the last finished round, replaced atomically.
+
+``checkpoint/state.json`` names blobs of ``checkpoint/blobs`` by hash. It is written after the
+blobs, so a crash leaves the previous checkpoint intact. It carries its own checksum
+(``espalier/storage/sealed_json.py``). The state of the round before stays as ``previous.json``, so that
+a person can go back to it if the last one is damaged. Round 0 is the end of enrolment: a site keeps
+its client number even if no round was finished.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from espalier.errors import Mistake
+from espalier.storage.atomic import replacing, write_bytes
+from espalier.storage.blobs import BlobStore
+from espalier.storage.sealed_json import Damaged, read_sealed, sealed
+
+VERSION = 4
+NAMED = 3
+"""Maximum number of damaged blobs that an error message lists."""
+
+
+class CheckpointFolder:
+    """Checkpoints of one run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.blobs = BlobStore(
+            root / "blobs", remedy="end the run and resume it, and it is told what remains"
+        )
+
+    @property
+    def _last(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def _previous(self) -> Path:
+        return self.root / "previous.json"
+
+    def save(
+        self,
+        server_round: int,
+        clients: dict[str, int],
+        identity: dict[str, str],
+        state: dict[str, Any],
+        blobs: Collection[str] = (),
+    ) -> None:
+        """Save the state after a round.
+
+        Parameters
+        ----------
+        server_round : finished round; 0 means that clients are enrolled and have received no
+            request
+        clients : site -> client
+        identity : hashes of settings and model, which a resumed run must have too
+        state : the strategy's state, JSON values only; large data are named by their blob hash
+        blobs : hashes of all blobs that the state names
+        """
+        document = {
+            "version": VERSION,
+            "round": server_round,
+            "clients": clients,
+            "identity": identity,
+            "state": state,
+        }
+        with replacing(self._last) as file:
+            file.write(sealed({**document, "blobs": sorted(set(blobs))}))
+            # A checkpoint of the same round has no new results, so the previous file stays.
+            if self._last.exists() and self._round_of_last() != server_round:
+                write_bytes(self._previous, self._last.read_bytes())
+
+    def _round_of_last(self) -> int | None:
+        try:
+            return int(read_sealed(self._last, VERSION)["round"])
+        except Mistake:
+            return None
+
+    def load(self, identity: dict[str, str]) -> dict[str, Any] | None:
+        """Return the last checkpoint; None if no client was enrolled yet.
+
+        Raises
+        ------
+        Mistake
+            The checkpoint or one of its blobs is damaged or missing (the message says what
+            remains), or it belongs to another version, other settings or another model.
+        """
+        if not self._last.exists():
+            if self._previous.exists():
+                raise Mistake(f"{self._last}: is missing; {self._remedy(self._last)}")
+            return None
+        try:
+            document = read_sealed(self._last, VERSION)
+        except Damaged as damaged:
+            raise Mistake(f"{damaged}; {self._remedy(self._last)}") from None
+        for name, value in identity.items():
+            if document["identity"].get(name) != value:
+                given = f"the run's {name} is not that of {self._last}"
+                raise Mistake(f"resume-from: {given}; only deadlines and out-dir may differ")
+        if damaged_blobs := self._damaged_blobs(document):
+            raise Mistake(self._told(document, damaged_blobs))
+        return document
+
+    def _damaged_blobs(self, document: dict[str, Any]) -> list[str]:
+        return [key for key in document["blobs"] if not self.blobs.is_whole(key)]
+
+    def _told(self, document: dict[str, Any], damaged: list[str]) -> str:
+        """Return the error text: which blobs are damaged, what remains, and what to do."""
+        files = [self.blobs.path(key) for key in damaged]
+        named = ", ".join(file.name for file in files[:NAMED])
+        named += f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
+        of = f"of {len(document['blobs'])} blobs of the checkpoint after round {document['round']}"
+        return (
+            f"{self.blobs.root}: damaged or missing is {named}, {of}; the others are whole;"
+            f" {self._remedy(files[0])}"
+        )
+
+    def _remedy(self, damaged: Path) -> str:
+        """Return what remains of the checkpoints, and what to do, as text."""
+        anew = f"bring {damaged} back from a copy, or begin a new run (resume-from = '')"
+        if not self._previous.exists():
+            return f"no round before it remains: {anew}"
+        try:
+            before = read_sealed(self._previous, VERSION)
+        except Mistake as error:
+            return f"nothing whole remains ({error}): {anew}"
+        if self._damaged_blobs(before):
+            return f"the checkpoint after round {before['round']} needs damaged blobs too: {anew}"
+        return (
+            f"the checkpoint after round {before['round']} is whole: move {self._previous} to"
+            f" {self._last} and resume again, and the run goes on from there to the same result"
+        )

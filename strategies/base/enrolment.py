@@ -1,0 +1,348 @@
+"""Enrolment: each site with the server's program and base model receives a seat and keeps it.
+
+Covers: the first node that enrols under a site's name holds the seat as long as it is connected and
+answers. Another node with the same name is only remembered. It receives the seat when the first
+node is gone or has let the deadlines of all attempts pass: Flower lists a dead node for a while
+longer, and a restarted site has a new node id. One missed deadline, or an error that Flower reports
+for a connected node, does not free a seat. Refused nodes do not make the others wait longer.
+With the sites' public keys (``site-keys``), a node must sign the request with its site's key. A
+node without a valid signature, or with a name that has no key, is refused before it counts for
+anything, also when a seat is reassigned.
+Does not cover, without these keys: the identity of a node. A node that claims a name before its
+owner has the seat. A node that waits receives the seat of a site that dies or is too slow for all
+its attempts.
+Does not cover, with keys: two nodes that have the private key of one site.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from flwr.app import Message
+
+from espalier.amounts import count, duration
+from espalier.errors import Mistake
+from espalier.flower.load_faults import TRIES, could_not_load
+from espalier.identity.site_keys import PUBLIC, PublicKeys
+from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
+from espalier.messages.message import Letter, NoScalars, read, validate
+from espalier.messages.refusal import Refusal
+from espalier.messages.signed_name import is_signed, new_nonce, statement
+from strategies.base.roster import Seat
+from strategies.base.rounds import POLL_SECONDS, Rounds, error_of
+
+NO_CLIENT = -1
+REFUSED_SECONDS = 15.0
+"""Maximum seconds until refused nodes have the reason; a SuperNode polls every 3 seconds."""
+TELL_SECONDS = 10.0
+"""Seconds between two lines on the number of connected sites if nothing changes."""
+
+
+SECOND = "a second node with this site name; give each node a site name of its own"
+
+
+@dataclass
+class Enroller:
+    """Enrolment of the connected nodes: asks each for its name and assigns the seats."""
+
+    rounds: Rounds
+    code_sha256: str
+    model_sha256: str
+    """Hash of the server's base model; a site with another one is refused."""
+    keys: PublicKeys | None = None
+    """Public keys of the sites; None if names are accepted without a signature."""
+    _asked: set[int] = field(default_factory=set)
+    _tries: Counter[int] = field(default_factory=Counter)
+    """Number of times that each node was asked."""
+    _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
+    _untold: dict[str, tuple[int, Letter]] = field(default_factory=dict)
+    """Refusals sent to nodes that have not confirmed them yet, by message id."""
+    _claims: dict[str, list[int]] = field(default_factory=dict)
+    """Further nodes that claim a site's name, in the order of their answers."""
+
+    def enrol(self, clients: dict[str, int] | None = None) -> None:
+        """Assign seats to sites.
+
+        Parameters
+        ----------
+        clients : site -> client of an earlier part of this run. If None, the first ``num-clients``
+            sites in order of their names become clients 0, 1, ...
+
+        Raises
+        ------
+        RunFailed
+            Fewer sites than the quorum enrolled before ``enrol-seconds`` passed without a new site
+            that can have a seat.
+        """
+        rounds = self.rounds
+        settings = self.rounds.settings
+        wanted = settings.num_clients if clients is None else len(clients)
+        end = rounds.clock.now() + settings.enrol_seconds
+        rounds.progress.begin("enrolling", wanted)
+        sites: dict[str, tuple[int, Enrolment]] = {}
+        told = -1
+        told_at = 0.0
+        while True:
+            for node_id, enrolment in self._newly_enrolled():
+                is_new = self._take(node_id, enrolment, sites)
+                if is_new and (
+                    len(sites) <= wanted if clients is None else enrolment.site in clients
+                ):
+                    end = rounds.clock.now() + settings.enrol_seconds
+            # Simulated clients queue for this machine's workers, so a busy worker extends the wait.
+            if self._waiting and rounds.somebody_works():
+                end = rounds.clock.now() + settings.enrol_seconds
+            found = len(sites if clients is None else sites.keys() & clients.keys())
+            now = rounds.clock.now()
+            if found != told or now - told_at >= TELL_SECONDS:
+                told = found
+                told_at = now
+                self._tell(found, wanted, end - now)
+            if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
+                break
+            rounds.clock.sleep(POLL_SECONDS)
+        if clients is None:
+            clients = {site: client for client, site in enumerate(sorted(sites)[:wanted])}
+        if min(len(sites), len(clients)) < settings.num_clients:
+            self._tell_who_was_left(clients, sites)
+        elif not self.rounds.shared_workers:
+            for site in sorted(sites.keys() - clients.keys()):
+                self._tell_node(
+                    sites[site][0],
+                    f"the run has its num-clients = {settings.num_clients} sites without it",
+                )
+        self._await_told()
+        self._seat(clients, sites)
+        rounds.look_for_nodes = self.look_for_nodes
+        rounds.reseat = self.reseat
+        rounds.require_quorum(len(clients.keys() & sites.keys()), "enrolled")
+
+    def _tell_who_was_left(
+        self, clients: Mapping[str, int], sites: Mapping[str, tuple[int, Enrolment]]
+    ) -> None:
+        """Record why seats stay free.
+
+        Reasons are nodes that did not answer the enrolment request, and sites that came after a
+        resumption and have no seat in this run.
+        """
+        free = len(clients) < self.rounds.settings.num_clients
+        for site in sorted(sites.keys() - clients.keys()) if free else ():
+            why = (
+                "the run was begun without it, and a resumed run keeps its clients; begin a new run"
+            )
+            self._refuse(site, why, sites[site][0])
+        for node_id, _ in self._waiting.values():
+            waited = self.rounds.settings.enrol_seconds
+            self._refuse(
+                f"node {node_id}",
+                f"connected, and had not answered {duration(waited)} later; raise enrol-seconds",
+            )
+
+    def look_for_nodes(self) -> None:
+        """Ask newly connected nodes for their names; remember those that claim a seated site."""
+        for node_id, enrolment in self._newly_enrolled():
+            if (
+                not self._refusal(enrolment)
+                and self.rounds.roster.of_site(enrolment.site) is not None
+            ):
+                self._claims.setdefault(enrolment.site, []).append(node_id)
+
+    def reseat(self, seat: Seat) -> None:
+        """Move a seat to the next connected node that claims its site's name, if there is one.
+
+        The present holder, if still connected, becomes the last in line.
+        """
+        self.look_for_nodes()
+        connected = set(self.rounds.grid.get_node_ids())
+        claims = [node_id for node_id in self._claims.get(seat.site, ()) if node_id in connected]
+        if not claims:
+            return
+        last = [seat.node_id] if seat.node_id in connected else []
+        seat.node_id, *self._claims[seat.site] = claims + last
+        # The node had been refused as the second one of its name.
+        self.rounds.roster.refused.pop(seat.site, None)
+        text = f"seated again {seat.site}: it answers from another node now"
+        self.rounds.progress.note("seated_again", text, client=seat.client, site=seat.site)
+
+    def _take(
+        self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]
+    ) -> bool:
+        """Record an enrolled site and return True if it is new.
+
+        The site is refused if its program or model differs. A second node of a name is only
+        remembered while the first is connected.
+        """
+        site = enrolment.site
+        is_new = enrolment.site not in sites
+        if reason := self._refusal(enrolment):
+            self._refuse(site, reason, node_id)
+            return False
+        if not is_new and sites[site][0] in self.rounds.grid.get_node_ids():
+            if site not in self._claims and self.rounds.roster.refuse(site, SECOND) is not None:
+                text = (
+                    f"refused      a second node named {site} was turned away; give each node a"
+                    " site name of its own"
+                )
+                self.rounds.progress.note("refused", text, who=site, reason=SECOND)
+            self._tell_node(node_id, SECOND)
+            self._claims.setdefault(site, []).append(node_id)
+            return False
+        sites[site] = (node_id, enrolment)
+        # Discard a refusal of another node of this name, or of this node's earlier answer.
+        self.rounds.roster.refused.pop(site, None)
+        return is_new
+
+    def _tell(self, found: int, wanted: int, left: float) -> None:
+        """Show how many sites are connected, and how long the server waits for more."""
+        rest = f", waiting up to {duration(max(0.0, left))} for more" if found < wanted else ""
+        sites = (
+            f"{found} of {count(wanted, 'site')}"
+            if found <= wanted
+            else f"{count(found, 'site')}, {wanted} take part,"
+        )
+        text = f"enrolling    {sites} connected{rest}"
+        self.rounds.progress.note("connected", text, sites=found, wanted=wanted)
+
+    def _seat(self, clients: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
+        for site, client in sorted(clients.items(), key=lambda item: item[1]):
+            seat = self.rounds.roster.seats[client] = Seat(client, site, 0)
+            if site in sites:
+                seat.node_id, enrolment = sites[site]
+                seat.capability = enrolment.capability
+                seat.measured = enrolment.measured
+                seat.approval = enrolment.approval
+                self.rounds.progress.step(
+                    "enrolled", f"{site} takes part as client {client}", site=site, client=client
+                )
+
+    def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
+        """Ask nodes that have not been asked, and yield the answers that have arrived."""
+        for node_id in sorted(set(self.rounds.grid.get_node_ids()) - self._asked):
+            self._asked.add(node_id)
+            self._tries[node_id] += 1
+            seat = Seat(NO_CLIENT, "", node_id)
+            asked = NoScalars() if self.keys is None else Challenge(nonce=new_nonce())
+            request = read(self.rounds.request("enrol", seat, 0, asked).content)
+            if (message_id := self.rounds.push(request, seat)) is not None:
+                self._waiting[message_id] = (node_id, request)
+        for message_id, (node_id, request) in list(self._waiting.items()):
+            if (reply := self.rounds.pull(message_id)) is not None:
+                del self._waiting[message_id]
+                if could_not_load(reply) and self._tries[node_id] < TRIES:
+                    self._asked.discard(node_id)
+                    continue
+                if (enrolment := self._read(reply, node_id, request)) is not None:
+                    yield node_id, enrolment
+
+    def _read(self, reply: Message, node_id: int, request: Letter) -> Enrolment | None:
+        told: int | None = node_id
+        try:
+            if not reply.has_content():
+                told = None
+                raise Mistake(error_of(reply))
+            letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
+            if letter.header.status == "ok":
+                return self._known(letter, node_id, request)
+            told, (site, reason) = None, refused_by(str(letter.scalars["reason"]))
+            # The answer of a failed enrolment is not signed, so its site name is only a claim.
+            if site and self.keys is not None:
+                site, reason = "", f"says that it is {site}: {reason}"
+        except Mistake as mistake:
+            site = ""
+            reason = str(mistake)
+        self._refuse(site or f"node {node_id}", reason, told)
+        return None
+
+    def _known(self, letter: Letter, node_id: int, request: Letter) -> Enrolment:
+        """Return a node's enrolment, after checking its signature if the run has site keys.
+
+        Raises
+        ------
+        Mistake
+            The site has no key in ``site-keys``, the answer is not signed, or the signature is not
+            valid.
+        """
+        if self.keys is None:
+            return validate(Enrolment, letter.scalars)
+        signed = validate(SignedEnrolment, letter.scalars)
+        said = f"says that it is {signed.site}"
+        key = self.keys.get(signed.site)
+        if key is None:
+            raise Mistake(
+                f"{said}, of which site-keys has no key; put its {signed.site}{PUBLIC} there if it"
+                " is to take part"
+            )
+        if not signed.signature:
+            raise Mistake(
+                f"{said}, and has not signed that; give the node its private key, with site-key in"
+                " --node-config"
+            )
+        text = statement(signed.told(), request.scalars["nonce"], request.header.lineage, node_id)
+        if not is_signed(key, text, signed.signature):
+            raise Mistake(f"{said}, and has not the key of {signed.site} that lies in site-keys")
+        return signed
+
+    def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:
+        """Refuse a site or node and show the reason.
+
+        The reason is sent to ``node_id``. It is None for nodes that reported the reason themselves.
+        """
+        if (shown := self.rounds.roster.refuse(who, reason)) is not None:
+            self.rounds.progress.note(
+                "refused", f"refused      {who}: {shown}", who=who, reason=shown
+            )
+            if node_id is not None:
+                self._tell_node(node_id, reason)
+
+    def _tell_node(self, node_id: int, reason: str) -> None:
+        """Send a node the reason why it takes no part, for its own log.
+
+        Simulated nodes share the run's log and get no message.
+        """
+        if self.rounds.shared_workers:
+            return
+        seat = Seat(NO_CLIENT, "", node_id)
+        request = read(self.rounds.request("refused", seat, 0, Refusal.because(reason)).content)
+        if (message_id := self.rounds.push(request, seat)) is not None:
+            self._untold[message_id] = (node_id, request)
+
+    def _await_told(self) -> None:
+        """Wait until refused nodes have confirmed the reason, up to ``REFUSED_SECONDS``.
+
+        Flower discards undelivered messages at the end of a run.
+        """
+        clock = self.rounds.clock
+        grid = self.rounds.grid
+        end = clock.now() + REFUSED_SECONDS
+        while True:
+            connected = set(grid.get_node_ids())
+            for message_id, (node_id, request) in list(self._untold.items()):
+                if (reply := self.rounds.pull(message_id)) is None and node_id in connected:
+                    continue
+                del self._untold[message_id]
+                if reply is not None and reply.has_content():
+                    with suppress(Mistake):
+                        self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
+            if not self._untold or clock.now() >= end:
+                return
+            clock.sleep(POLL_SECONDS)
+
+    def _refusal(self, enrolment: Enrolment) -> str | None:
+        """Return the reason why a site cannot take part; None if it can."""
+        if enrolment.code_sha256 != self.code_sha256:
+            return (
+                f"runs another version of the program ({enrolment.code_sha256[:12]}, the server"
+                f" {self.code_sha256[:12]}); install the same release on server and nodes, or stop"
+                " a SuperLink that another copy of the project started"
+            )
+        if (
+            self.rounds.settings.job.NEEDS_BASE_MODEL
+            and enrolment.model_sha256 != self.model_sha256
+        ):
+            return (
+                f"has another base model ({enrolment.model_sha256[:12]}, the server"
+                f" {self.model_sha256[:12]}); give the node the same model and tokenizer with"
+                " model-path"
+            )
+        return None

@@ -1,0 +1,117 @@
+"""Inbox: replies of one round on the server's disk, read block by block in client order.
+
+A client counts completely or not at all, in whatever order its parts arrive. The server's memory
+holds one part of a reply while it receives, and one blob of a block while it aggregates,
+independent of the number of clients. The order of arrival has no effect on the result.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from espalier.messages.message import Letter, read
+from espalier.messages.payload import locate
+from espalier.storage.atomic import write_bytes
+from pruning_kernels.votes.bitmask import LINE_WORDS, stack_of_masks
+
+STRETCH_BYTES = 8 * 1024 * 1024
+"""Bytes of all clients' masks that are read together."""
+LEAST_WORDS = 4096
+INBOX_DTYPES = {
+    "U64": torch.uint64,
+    "U8": torch.uint8,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+
+class Inbox:
+    """Reply blobs of one round, by client and blob key."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        shutil.rmtree(root, ignore_errors=True)
+        self._arrived: dict[int, set[int]] = {}
+        self._expected: dict[int, int] = {}
+
+    def receive(self, replies: Iterable[Message]) -> Iterator[Letter]:
+        """Store the blobs of each reply, and yield its letter without them.
+
+        The inbox keeps no reference to a reply after that, so its memory can be freed.
+        """
+        for reply in replies:
+            letter = read(reply.content)
+            client = letter.header.client
+            for key in letter.blobs:
+                write_bytes(self.root / f"{client:05d}" / key, letter.blobs[key])
+            del reply
+            self._arrived.setdefault(client, set()).add(letter.header.part)
+            self._expected[client] = letter.header.num_parts
+            letter.blobs = {}
+            yield letter
+
+    def complete_clients(self) -> list[int]:
+        """Return the clients whose parts have all arrived, in ascending order."""
+        return sorted(
+            client
+            for client, parts in self._arrived.items()
+            if len(parts) == self._expected[client]
+        )
+
+    def tensor(self, client: int, key: str, tensor: str) -> torch.Tensor:
+        """Return one tensor of one client."""
+        file = self.root / f"{client:05d}" / key
+        offset, spec = locate(file)[tensor]
+        data = bytearray(spec.num_bytes)
+        with open(file, "rb", buffering=0) as opened:
+            opened.seek(offset)
+            opened.readinto(data)
+        dtype = INBOX_DTYPES[spec.dtype]
+        return (
+            torch.frombuffer(data, dtype=dtype).view(spec.shape)
+            if data
+            else torch.empty(spec.shape, dtype=dtype)
+        )
+
+    def words(
+        self, key: str, tensor: str, clients: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+        """Read a flat U64 tensor of several clients in stretches of bounded size.
+
+        Parameters
+        ----------
+        key : key of the blob
+        tensor : name of the tensor in the blob
+        clients : clients whose tensors are read; by default all complete ones
+
+        Yields
+        ------
+        (first word, (clients, words) uint64), clients in the given order. The array is reused for
+        the next stretch.
+        """
+        files = [
+            self.root / f"{client:05d}" / key
+            for client in (self.complete_clients() if clients is None else clients)
+        ]
+        places = [locate(file)[tensor] for file in files]
+        total = places[0][1].num_bytes // 8
+        at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS
+        buffer = stack_of_masks(len(files), min(at_once, total))
+        for first in range(0, total, at_once):
+            stretch = buffer[:, : min(at_once, total - first)]
+            for row, file, (offset, _) in zip(stretch, files, places, strict=True):
+                with open(file, "rb", buffering=0) as opened:
+                    opened.seek(offset + 8 * first)
+                    opened.readinto(row)
+            yield first, stretch
+
+    def clear(self) -> None:
+        """Remove all replies."""
+        shutil.rmtree(self.root, ignore_errors=True)

@@ -1,0 +1,95 @@
+"""Progress of a run: one line per event with a bar, and the same events in ``metrics.jsonl``.
+
+Texts may quote strings from clients. Each text is shown and stored as one line of printable
+characters.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from espalier.amounts import duration
+from espalier.identity.printable import printable
+from espalier.progress.beats import Pace
+from espalier.storage.atomic import finite_values
+from strategies.base.clock import Clock
+from strategies.base.run_folder import RunFolder
+
+WIDTH = 24
+MOST_CHARACTERS = 10_000
+"""Maximum length of a line. Most are shorter; one with the names of all clients may be long."""
+SECONDS_OF_SILENCE = 60.0
+"""Seconds between two progress lines while the server waits for clients and receives nothing."""
+
+
+class Progress:
+    """Progress of a piece of work with a known number of steps."""
+
+    def __init__(
+        self, folder: RunFolder, clock: Clock, show: Callable[[str], None] = print
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._show = show
+        self._beats = Pace(self._beaten, clock.now)
+        self._waits = Pace(self._waited, clock.now, SECONDS_OF_SILENCE)
+        self._title = ""
+        self._total = 0
+        self._done = 0
+        self._started = 0.0
+
+    def begin(self, title: str, total: int) -> None:
+        """Start a piece of work of ``total`` steps."""
+        self._title, self._total, self._done, self._started = title, total, 0, self._clock.now()
+        self._beats = Pace(self._beaten, self._clock.now)
+        self._waits = Pace(self._waited, self._clock.now, SECONDS_OF_SILENCE)
+        self.event("begin", title=title, total=total)
+
+    def step(self, event: str, text: str, **details: Any) -> None:
+        """Finish one step: show the bar, ``text``, the elapsed and the expected remaining time."""
+        self._done += 1
+        elapsed = self._clock.now() - self._started
+        left = elapsed / self._done * max(0, self._total - self._done)
+        filled = WIDTH * min(self._done, self._total) // max(1, self._total)
+        bar = "█" * filled + "░" * (WIDTH - filled)
+        self._line(
+            f"{self._title:<12} {bar} {self._done}/{self._total}  {text}  [{duration(elapsed)},"
+            f" {duration(left)} left]"
+        )
+        self.event(event, done=self._done, total=self._total, text=text, **details)
+
+    def note(self, event: str, text: str, **details: Any) -> None:
+        """Show and record an event that is not a step."""
+        self._line(text)
+        self.event(event, text=text, **details)
+
+    def beat(self, text: str) -> None:
+        """Report progress of this process's own work.
+
+        A line is shown every few seconds, unless another line was shown in the meantime.
+        """
+        self._beats(text)
+
+    def waiting(self, whom: str) -> None:
+        """Report that the server only waits for clients; a line is shown once a minute."""
+        self._waits(whom)
+
+    def _beaten(self, line: str) -> None:
+        self.note("beat", f"{self._title:<12} {line}")
+
+    def _waited(self, line: str) -> None:
+        self.note("waiting", f"{self._title:<12} waiting for {line}")
+
+    def _line(self, text: str) -> None:
+        self._show(printable(text, MOST_CHARACTERS))
+        self._beats.another_line()
+        self._waits.another_line()
+
+    def event(self, event: str, **details: Any) -> None:
+        """Append an event to ``metrics.jsonl``; NaN and infinite numbers are stored as null."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        told = {
+            name: printable(value, MOST_CHARACTERS) if isinstance(value, str) else value
+            for name, value in details.items()
+        }
+        self._folder.metrics.append({"time": now, "event": event, **finite_values(told)})

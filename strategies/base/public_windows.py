@@ -1,0 +1,93 @@
+"""Calibration samples from a public text for work at the server, and a check of that text."""
+
+from filecmp import cmp
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from espalier.data.public_text import public_text
+from espalier.data.windows import evaluation_windows
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel
+from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
+
+
+class NamesPublicText(Protocol):
+    """Settings table of a method that reads a public text."""
+
+    @property
+    def public_text(self) -> str:
+        """Name of a built-in text, or path of a file."""
+
+    @property
+    def public_windows(self) -> int:
+        """Number of samples."""
+
+    @property
+    def public_window_tokens(self) -> int:
+        """Number of tokens in a sample."""
+
+
+def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> Tensor:
+    """Return samples of the public text, shape (windows, tokens), int64.
+
+    Raises
+    ------
+    Mistake
+        The file is missing, empty, not UTF-8, or too short for one sample.
+    """
+    path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
+    what = f"{settings.method}.public-text"
+    return evaluation_windows(
+        public_text(job.public_text, path, what),
+        model.encode,
+        job.public_window_tokens,
+        job.public_windows,
+        what,
+    )
+
+
+def require_public_text(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> None:
+    """Check that models are not evaluated on the public text, and that its samples fit the model.
+
+    Raises
+    ------
+    Mistake
+        The text is an evaluation text or the test file, or a sample is longer than the model's
+        context. The message names the key.
+    """
+    method = settings.method
+    chosen = job.public_text
+    texts = settings.evaluation.named_texts()
+    paths = {_file(path) for path in (*texts.values(), settings.task.test_path) if path}
+    if (
+        chosen in texts
+        if chosen in BUILT_IN_TEXTS
+        else any(_same(_file(chosen), path) for path in paths)
+    ):
+        raise Mistake(
+            f"{method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and"
+            " would be made for what they are tested on; name another text"
+        )
+    positions = model.num_positions
+    if positions is not None and job.public_window_tokens > positions:
+        raise Mistake(
+            f"{method}.public-window-tokens = {job.public_window_tokens}: the model has {positions}"
+            f" positions ({model.positions_key} in its config.json); set it to {positions} or less"
+        )
+
+
+def _file(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Return True if both paths are the same file or have the same bytes.
+
+    Files that cannot be read are reported elsewhere.
+    """
+    try:
+        return one == other or cmp(one, other, shallow=False)
+    except OSError:
+        return False

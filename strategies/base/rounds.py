@@ -1,0 +1,546 @@
+"""Rounds: send requests, receive and check replies one at a time, send again, require a quorum.
+
+Flower loses a message that is in flight when its node restarts. So every message has its own
+deadline and is sent again under a new id; client handlers are idempotent. A client loses its
+contribution, with a recorded reason, if it fails, misses too many deadlines, or sends a reply that
+its contract does not allow. The round continues as long as the quorum is met. A seat moves to
+another node only when its node is gone or has missed the deadline of the last attempt too (see
+``enrolment``).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from espalier.amounts import count, duration
+from espalier.errors import INTERRUPTS, Mistake
+from espalier.flower.load_faults import could_not_load, load_remedy
+from espalier.identity.printable import printable
+from espalier.messages.contract import check_reply
+from espalier.messages.contracts import contract_for
+from espalier.messages.lifetime import REQUESTS_AHEAD, lifetime
+from espalier.messages.message import SCHEMA_VERSION, Header, Kind, Letter, Scalars, address, read
+from espalier.models.plan import ModelPlan
+from espalier.settings.run import RunSettings
+from espalier.storage.activity import AtWork
+from strategies.base.clock import Clock
+from strategies.base.progress import Progress
+from strategies.base.roster import Roster, Seat
+from strategies.base.run_folder import RunFolder
+
+DAY = 86_400.0
+POLL_SECONDS = 0.1
+SELDOM_SECONDS = 0.5
+"""Seconds between two polls: while replies arrive, and after ``A_WHILE`` seconds without one.
+
+Each poll costs the SuperLink time.
+"""
+A_WHILE = 5.0
+LOOK_SECONDS = 5.0
+"""Seconds between two searches for new nodes while the server waits for replies."""
+ROUND_SECONDS = DAY
+ROUND_DEADLINES = 10
+"""Limit of a round of real sites if ``round-seconds`` is 0.
+
+The limit is the larger of ``ROUND_SECONDS`` and this multiple of the time of all attempts of one
+message.
+"""
+SIMULATED_TTL = 30 * DAY
+"""Lifetime of a message in a simulation, in seconds.
+
+Messages queue for the workers of one machine, however long that takes; Flower's own default is half
+a day.
+"""
+NAMED = 4
+"""Maximum number of clients that a progress line names."""
+
+TOLD_REASONS = 20
+"""Maximum number of reasons in the error for a missed quorum; ``summary.json`` has all."""
+
+Patience = Callable[[Seat], float]
+
+FollowUp = Callable[[Letter], Message | None]
+"""Return the next request to a client after its first reply or a later request, or None."""
+
+
+class RunFailed(RuntimeError):
+    """Error that ends a run; the message gives the reason. Finished rounds stay on disk."""
+
+
+@dataclass(eq=False)
+class _Pending:
+    request: Letter
+    seat: Seat
+    message_id: str | None
+    """Flower's message id; None while the message waits for the site's node to reconnect."""
+    seconds: float
+    """Seconds that one attempt may take."""
+    deadline: float
+    node_id: int
+    """Node to which the message was sent."""
+    since: float
+    """Time at which the first attempt was sent."""
+
+
+@dataclass
+class Rounds:
+    """Message exchange of a run, shared by all strategies; it has no code for single methods."""
+
+    grid: Grid
+    settings: RunSettings
+    plan: ModelPlan
+    lineage: str
+    folder: RunFolder
+    progress: Progress
+    clock: Clock = field(default_factory=Clock)
+    roster: Roster = field(default_factory=Roster)
+    shared_workers: bool = False
+    """True in a simulation, where clients queue for this machine's workers.
+
+    Their deadlines count from the last reply or work of any client.
+    """
+    work: AtWork | None = None
+    """Log of the simulated clients' work on this machine; None in a deployment."""
+    finished: int = 0
+    """Number of finished rounds."""
+    lost: dict[int, str] | None = None
+    """Clients that reported lost state in this round, with the reason.
+
+    None if the state of this round cannot be restored.
+    """
+    ends: float = math.inf
+    """Time at which the round or the evaluation ends for clients that have not answered."""
+    evaluating: bool = False
+    """True after the last round: a client that fails now keeps its contribution."""
+    look_for_nodes: Callable[[], None] = lambda: None
+    """Function that asks new nodes for their names (see ``enrolment``)."""
+    reseat: Callable[[Seat], None] = lambda _: None
+    """Function that moves a seat to another node of its site, if there is one.
+
+    It is called if the seat's node is gone or missed the last deadline. Flower lists a dead node
+    for a while, together with its replacement.
+    """
+
+    def request(
+        self,
+        kind: Kind,
+        seat: Seat,
+        server_round: int,
+        scalars: Scalars,
+        blobs: dict[str, bytes] | None = None,
+        part: int = 0,
+    ) -> Message:
+        """Return the first attempt of a request to a client."""
+        header = Header(
+            schema_version=SCHEMA_VERSION,
+            kind=kind,
+            method=self.settings.method,
+            lineage=self.lineage,
+            server_round=server_round,
+            client=seat.client,
+            attempt=1,
+            part=part,
+            num_parts=1,
+        )
+        return self._envelope(Letter(header, scalars.model_dump(), blobs or {}), seat)
+
+    def push(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> str | None:
+        """Send a letter to the present node of its client.
+
+        Parameters
+        ----------
+        letter : request to send
+        seat : seat of the client
+        seconds : time that the answer may take, if more than ``deadline-seconds``
+
+        Returns
+        -------
+        str or None
+            Flower's message id; None if Flower did not accept the message.
+        """
+        message = self._envelope(letter, seat, seconds)
+        self.folder.ledger.record("down", seat.client, letter, message.content)
+        return next(iter(self.grid.push_messages([message])), None)
+
+    def pull(self, message_id: str) -> Message | None:
+        """Return the reply to a message, or None if it has not arrived."""
+        return next(iter(self.grid.pull_messages([message_id])), None)
+
+    def _envelope(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> Message:
+        needed = lifetime(max(seconds, self.settings.deadline_seconds))
+        return address(letter, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
+
+    def begin(self, least: float = 0.0) -> None:
+        """Start the time limit of a round, or of the requests after the rounds.
+
+        The limit is ``round_seconds()``, but at least ``least`` seconds.
+        """
+        self.ends = self.clock.now() + max(self.round_seconds(), least)
+
+    def round_seconds(self) -> float:
+        """Return the time limit of a round in seconds.
+
+        It is infinite for simulated clients without ``round-seconds``, because they queue for this
+        machine.
+        """
+        settings = self.settings
+        if settings.round_seconds:
+            return settings.round_seconds
+        return (
+            math.inf
+            if self.shared_workers
+            else max(ROUND_SECONDS, ROUND_DEADLINES * self._of_a_message())
+        )
+
+    def _of_a_message(self) -> float:
+        """Return the seconds that all attempts of a message may take together."""
+        return self.settings.deadline_seconds * self.settings.attempts
+
+    def exchange(
+        self,
+        requests: Iterable[Message],
+        follow_up: FollowUp = lambda _: None,
+        patience: Patience = lambda _: 0.0,
+    ) -> Iterator[Message]:
+        """Send requests, and yield each valid reply as it arrives. Clients that fail are dropped.
+
+        Parameters
+        ----------
+        requests : one message per client, made by ``request``
+        follow_up : function that returns the next request to the same client, or None. It is called
+            with the client's first valid reply, then with each request that it returned. At most
+            ``REQUESTS_AHEAD`` requests to a client are open at a time.
+        patience : function that returns the seconds an answer of a client may take, if more than
+            ``deadline-seconds``
+
+        Yields
+        ------
+        Message
+            One part of a reply at a time. The next part is requested before this one is processed,
+            but pulled only after it.
+        """
+        pending = [self._send(read(message.content), patience) for message in requests]
+        last: dict[int, Letter] = {}
+        next_look = self.clock.now() + LOOK_SECONDS
+        last_reply = self.clock.now()
+        # Near the end of the round's time, clients still get the time of one message with its
+        # attempts.
+        ends = max(self.ends, self.clock.now() + min(self._of_a_message(), self.round_seconds()))
+        while pending:
+            if self.clock.now() >= ends:
+                self._end(pending)
+                return
+            idle = True
+            for entry in list(pending):
+                # The client was dropped while this loop ran.
+                if entry not in pending:
+                    continue
+                reply = self.pull(entry.message_id) if entry.message_id is not None else None
+                if reply is None:
+                    late = self.clock.now() >= entry.deadline and not self._work_goes_on(pending)
+                    # A message without an id was not sent; its node may have reconnected by now.
+                    if entry.message_id is None or late:
+                        self._send_again(entry, pending, _late(entry.seat), late=late)
+                    continue
+                idle = False
+                last_reply = self.clock.now()
+                if self.shared_workers:
+                    self._restart_deadlines(pending)
+                letter = self._accept(entry, reply, pending)
+                if letter is not None:
+                    pending.remove(entry)
+                    self._ask_ahead(letter, pending, last, follow_up)
+                    # The letter shares the reply's blobs. Drop it, so that only one part is in
+                    # memory.
+                    letter = None
+                    yield reply
+                del reply
+            if pending and idle:
+                if not self._work_goes_on(pending):
+                    self.progress.waiting(_waited_for(pending, self.clock.now()))
+                if self.clock.now() >= next_look:
+                    self.look_for_nodes()
+                    next_look = self.clock.now() + LOOK_SECONDS
+                self.clock.sleep(
+                    POLL_SECONDS if self.clock.now() < last_reply + A_WHILE else SELDOM_SECONDS
+                )
+
+    def somebody_works(self) -> bool:
+        """Return True if a simulated client is working, and show the clients' progress lines."""
+        if not self.shared_workers or self.work is None:
+            return False
+        for line in self.work.new_lines():
+            self.progress.note("at_work", line)
+        return self.work.anybody()
+
+    def _work_goes_on(self, pending: list[_Pending]) -> bool:
+        """Return True if a simulated client is working; then all deadlines start again.
+
+        Other clients may be waiting for the worker of that client, so none of them is late.
+        """
+        if goes_on := self.somebody_works():
+            self._restart_deadlines(pending)
+        return goes_on
+
+    def _restart_deadlines(self, pending: list[_Pending]) -> None:
+        for entry in pending:
+            entry.deadline = self.clock.now() + entry.seconds
+
+    def _ask_ahead(
+        self, letter: Letter, pending: list[_Pending], last: dict[int, Letter], follow_up: FollowUp
+    ) -> None:
+        """Send a client its next requests.
+
+        The client answers one request after the other, so each deadline counts from the request
+        before. ``last`` holds the last follow-up request of each client, because parts may arrive
+        in any order.
+        """
+        client = letter.header.client
+        own = [entry for entry in pending if entry.seat.client == client]
+        while (
+            len(own) < REQUESTS_AHEAD
+            and (following := follow_up(last.get(client, letter))) is not None
+        ):
+            last[client] = read(following.content)
+            own.append(self._send(last[client]))
+            pending.append(own[-1])
+        for place, entry in enumerate(own, start=1):
+            # A part that a later one has overtaken may be lost, so its deadline is not extended.
+            if entry.request.header.part > letter.header.part:
+                entry.deadline = self.clock.now() + place * entry.seconds
+
+    def _send(self, letter: Letter, patience: Patience = lambda _: 0.0) -> _Pending:
+        seat = self.roster.seats[letter.header.client]
+        seconds = max(patience(seat), self.settings.deadline_seconds)
+        message_id = self.push(letter, seat, seconds)
+        return _Pending(
+            letter,
+            seat,
+            message_id,
+            seconds,
+            self.clock.now() + seconds,
+            seat.node_id,
+            self.clock.now(),
+        )
+
+    def _send_again(
+        self, entry: _Pending, pending: list[_Pending], reason: str, *, late: bool
+    ) -> None:
+        """Send a request again to the site's present node; drop the client after the last attempt.
+
+        The holder of a seat has ``attempts`` attempts. If the seat moves to another node of the
+        site, that node has as many again.
+        """
+        seat = entry.seat
+        header = entry.request.header
+        attempts = self.settings.attempts
+        gone = seat.node_id not in self.grid.get_node_ids()
+        if entry.node_id == seat.node_id and (gone or (late and header.attempt >= attempts)):
+            self.reseat(seat)
+            gone = seat.node_id not in self.grid.get_node_ids()
+        if gone:
+            if not late:
+                entry.message_id = None
+                return
+            reason = "its node is not connected"
+        # The seat has moved to another node, which has not been asked yet.
+        elsewhere = entry.node_id != seat.node_id
+        if header.attempt >= (2 * attempts if elsewhere else attempts):
+            self._give_up(
+                entry,
+                pending,
+                f"{reason} ({header.attempt} of {count(max(header.attempt, attempts), 'attempt')})",
+            )
+            return
+        text = f"sending again to {seat.site}: {reason}"
+        self.progress.note(
+            "sent_again",
+            text,
+            client=seat.client,
+            kind=header.kind,
+            attempt=header.attempt + 1,
+            reason=reason,
+        )
+        again = Letter(
+            header.model_copy(update={"attempt": header.attempt + 1}),
+            entry.request.scalars,
+            entry.request.blobs,
+        )
+        following = self._send(again, lambda _: entry.seconds)
+        following.since = entry.since
+        pending[pending.index(entry)] = following
+
+    def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
+        """Check a reply; return None if the client was dropped, asked again, or has to catch up."""
+        if not reply.has_content():
+            self._send_again(entry, pending, error_of(reply), late=False)
+            return None
+        try:
+            letter = self.checked(reply, entry.request, entry.seat)
+        except Mistake as mistake:
+            self._give_up(entry, pending, f"reply refused: {mistake}")
+            return None
+        if letter.header.status == "failed" and self._is_to_catch_up(entry, letter):
+            pending[:] = [other for other in pending if other.seat is not entry.seat]
+            return None
+        if letter.header.status == "failed":
+            self._give_up(entry, pending, str(letter.scalars["reason"]))
+            return None
+        return letter
+
+    def _give_up(self, entry: _Pending, pending: list[_Pending], why: str) -> None:
+        """Drop a client, and stop waiting for its replies."""
+        pending[:] = [other for other in pending if other.seat is not entry.seat]
+        self.drop(entry.request.header.kind, entry.seat, why)
+
+    def _end(self, pending: list[_Pending]) -> None:
+        """Drop the clients that have not answered by the end of the round."""
+        while pending:
+            self._give_up(
+                pending[0],
+                pending,
+                "no whole answer when the round was over (round-seconds ="
+                f" {self.round_seconds():g})",
+            )
+
+    def drop(self, kind: Kind, seat: Seat, why: str) -> None:
+        """Drop a client: it receives no more requests.
+
+        Its contribution is lost, unless the rounds are over.
+        """
+        reason = printable(f"{kind}: {why}")
+        if self.evaluating:
+            seat.leave_out(reason)
+        else:
+            seat.drop(reason)
+        self.progress.note(
+            "dropped",
+            f"dropped      {seat.site}: {reason}",
+            client=seat.client,
+            site=seat.site,
+            reason=reason,
+        )
+
+    def checked(self, reply: Message, request: Letter, seat: Seat) -> Letter:
+        """Return the letter in a reply after checking it against its contract.
+
+        A valid reply is recorded in the ledger with its tensors, a refused one with its bytes only.
+
+        Raises
+        ------
+        Mistake
+            The reply is not what its contract allows. Any exception while reading a reply becomes
+            this error, so that it affects only its sender.
+        OSError
+            The ledger cannot be written. That is a fault of the server's disk, not of the reply.
+        """
+        try:
+            letter = read(reply.content)
+            check_reply(letter, request, contract_for(request, lambda: self.plan, self.settings))
+        except (OSError, *INTERRUPTS):
+            raise
+        except BaseException as error:
+            self.folder.ledger.record_refused(seat.client, request.header, reply.content)
+            reason = (
+                str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
+            )
+            raise Mistake(reason) from None
+        self.folder.ledger.record("up", seat.client, letter, reply.content)
+        return letter
+
+    def _is_to_catch_up(self, entry: _Pending, letter: Letter) -> bool:
+        """Return True if a client reported lost state that can be restored, once in a round."""
+        seat = entry.seat
+        header = entry.request.header
+        reason = str(letter.scalars["reason"])
+        if (
+            self.lost is None
+            or seat.client in self.lost
+            or header.kind not in ("deliver", "train", "fetch")
+        ):
+            return False
+        if not letter.scalars.get("lost"):
+            return False
+        client = seat.client
+        self.lost[client] = reason
+        self.progress.note(
+            "lost",
+            f"lost state   {seat.site}: {reason}",
+            client=client,
+            site=seat.site,
+            reason=reason,
+        )
+        return True
+
+    def require_quorum(self, number: int, what: str, of: int | None = None) -> None:
+        """Raise an error if fewer clients than the quorum did something.
+
+        Parameters
+        ----------
+        number : number of clients that did it
+        what : verb phrase for the error message
+        of : number of clients that were asked; by default ``num-clients``
+
+        Raises
+        ------
+        RunFailed
+            The quorum is missed. The message has the reason of every client that failed.
+        """
+        asked = self.settings.num_clients if of is None else of
+        # Rounding first: a product such as 3.0000000000000004 must not become 4.
+        needed = math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
+        if number >= needed:
+            return
+        reasons = [
+            f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason
+        ]
+        reasons += [f"{who}: {why}" for who, why in self.roster.refused.items()]
+        if (more := len(reasons) - TOLD_REASONS) > 0:
+            reasons = [*reasons[:TOLD_REASONS], f"and {more} more; see summary.json"]
+        lines = "".join(f"\n  {reason}" for reason in reasons)
+        raise RunFailed(
+            f"{count(number, 'client')} {what}, the quorum is {needed} of"
+            f" {'num-clients =' if of is None else 'the'} {asked}{lines}"
+        )
+
+
+def error_of(reply: Message) -> str:
+    """Return Flower's error, with the node's own text and the remedy if there are such."""
+    reason = printable(reply.error.reason or "")
+    told = f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
+    return f"{told}; the node {load_remedy()}" if could_not_load(reply) else told
+
+
+def _waited_for(pending: list[_Pending], now: float) -> str:
+    """Return the names of at most ``NAMED`` sites that have not answered.
+
+    For sites whose replies need approval, the text also says how long ago they were asked.
+    """
+    first: dict[str, _Pending] = {}
+    for entry in pending:
+        if entry.seat.site not in first or entry.since < first[entry.seat.site].since:
+            first[entry.seat.site] = entry
+    ordered = sorted(first.values(), key=lambda entry: (not entry.seat.approval, entry.seat.site))
+    names = [_with_approval(entry, now) for entry in ordered[:NAMED]]
+    return ", ".join(names) + (f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else "")
+
+
+def _with_approval(entry: _Pending, now: float) -> str:
+    if not entry.seat.approval:
+        return entry.seat.site
+    return (
+        f"{entry.seat.site} (asked {duration(now - entry.since)} ago; its replies leave when a"
+        " person there approves them)"
+    )
+
+
+def _late(seat: Seat) -> str:
+    if not seat.approval:
+        return "no reply before the deadline"
+    return (
+        "no reply before the deadline, and a person there approves its replies (espalier release);"
+        " raise deadline-seconds"
+    )

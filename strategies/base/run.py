@@ -1,0 +1,69 @@
+"""State of one run that every strategy receives."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from espalier.hf.machine.computing import Computing
+from espalier.hf.opening.opened import OpenedModel
+from espalier.identity.site_keys import PublicKeys
+from espalier.messages.ledger import dense_bytes_of
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings
+from espalier.storage.activity import AtWork
+from strategies.base.checkpoint import CheckpointFolder
+from strategies.base.clock import Clock
+from strategies.base.progress import Progress
+from strategies.base.run_folder import RunFolder
+
+
+@dataclass
+class Run:
+    """Settings, dense model and output folder of a run."""
+
+    settings: RunSettings
+    model: OpenedModel
+    folder: RunFolder
+    lineage: str
+    """Name of the run at its clients, also after a resumption: letters, digits and hyphens."""
+    clock: Clock = field(default_factory=Clock)
+    simulation: bool = False
+    computing: Computing = field(
+        default_factory=lambda: Computing(torch.device("cpu"), torch.float32, 1)
+    )
+    """Device, dtype and number of threads of the server's computations."""
+    site_keys: PublicKeys | None = None
+    """Public keys of the sites that may take part; None if site names are not bound to keys."""
+    seconds_before: float = field(init=False)
+    """Seconds that the run had taken when it was interrupted; 0 for a new run."""
+    progress: Progress = field(init=False)
+    checkpoint: CheckpointFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock.now()
+        self.seconds_before = self.folder.load_times().run
+        self.progress = Progress(self.folder, self.clock)
+        self.checkpoint = CheckpointFolder(self.folder.checkpoint)
+        self.folder.ledger.dense_bytes = dense_bytes_of(self.model.plan)
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which the server counts votes."""
+        return self.computing.device
+
+    def seconds(self) -> float:
+        """Return the seconds of the run so far, including the parts before a resumption."""
+        return self.seconds_before + self.clock.now() - self._started
+
+    def work(self) -> AtWork | None:
+        """Return the log in which simulated clients report their work; None for a deployment."""
+        return AtWork(NodeSettings().state_root(), self.lineage) if self.simulation else None
+
+    def identity(self) -> dict[str, str]:
+        """Return the hashes that a resumed run must have in common with the interrupted one."""
+        return identity(self.settings, self.model)
+
+
+def identity(settings: RunSettings, model: OpenedModel) -> dict[str, str]:
+    """Return the hashes of settings and model that identify a run in its checkpoint."""
+    return {"settings": settings.digest(), "model": model.sha256}

@@ -1,0 +1,153 @@
+"""Files of one run that a strategy writes while it runs."""
+
+import math
+import os
+import weakref
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from espalier.environment.bounded_json import read_json
+from espalier.errors import Mistake
+from espalier.messages.ledger import Ledger, timed_in
+from espalier.storage.atomic import write_json
+from espalier.storage.json_lines import JsonLines
+
+SECONDS = "seconds.json"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Time that a run has taken so far, including the parts before it was resumed."""
+
+    run: float = 0.0
+    """Seconds since the start of the server, without gaps before a resumption."""
+    clients: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds and rounds of work of each client."""
+
+
+class _Lines(JsonLines):
+    """JSON Lines file that is only appended to while the run directory exists.
+
+    Appending creates missing directories, and a new directory with one file would look like a run.
+    """
+
+    def __init__(self, folder: "RunFolder", name: str) -> None:
+        super().__init__(folder.path / name)
+        self._folder = folder
+
+    def append(self, entry: dict[str, Any]) -> None:
+        self._folder.require_there()
+        super().append(entry)
+
+
+@dataclass
+class RunFolder:
+    """Directory of a run.
+
+    It holds ``metrics.jsonl``, ``ledger.jsonl``, ``seconds.json``, ``checkpoint/`` and ``inbox/``
+    (replies of the open round).
+    """
+
+    path: Path
+    metrics: JsonLines = field(init=False)
+    ledger: Ledger = field(init=False)
+    _written: JsonLines = field(init=False)
+    _handle: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        # An open handle keeps the inode, so that no other directory can be taken for this one.
+        self._handle = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._handle)
+        self.metrics = _Lines(self, "metrics.jsonl")
+        self._written = _Lines(self, "ledger.jsonl")
+        self.ledger = Ledger(self._written.append)
+
+    def is_there(self) -> bool:
+        """Return whether the directory is still the one that was opened."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._handle))
+        except OSError:
+            return False
+
+    def require_there(self) -> None:
+        """Raise Mistake if the directory was removed or moved."""
+        if not self.is_there():
+            raise Mistake(f"{self.path}: was removed or moved while the run was at work")
+
+    @property
+    def checkpoint(self) -> Path:
+        """Directory of the checkpoint."""
+        return self.path / "checkpoint"
+
+    def require_not_begun(self) -> None:
+        """Check that the directory is not that of a run whose checkpoint was lost.
+
+        Raises
+        ------
+        Mistake
+            ``metrics.jsonl`` records a finished round, so there was a checkpoint, and it is gone.
+        """
+        if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(
+            errors="replace"
+        ):
+            raise Mistake(
+                f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} tells of"
+                " finished rounds; bring it back from a copy, or begin a new run (resume-from"
+                " = '')"
+            )
+
+    def restore_ledger(self, state: list[list[int]]) -> None:
+        """Continue the ledger from the sums of a checkpoint.
+
+        Times that the ledger file already has are not written again.
+
+        Raises
+        ------
+        Mistake
+            The ledger file cannot be read.
+        """
+        try:
+            self.ledger.restore(state, timed_in(self._written.path))
+        except OSError as error:
+            raise Mistake(f"{self._written.path}: cannot be read: {error.strerror}") from None
+
+    @property
+    def inbox(self) -> Path:
+        """Directory of the open round's replies."""
+        return self.path / "inbox"
+
+    def save_times(self, times: Times) -> None:
+        """Write the time that the run has taken so far.
+
+        The file lies next to the checkpoint, because equal runs have equal checkpoints.
+        """
+        write_json(self.path / SECONDS, {"run": times.run, "clients": times.clients})
+
+    def load_times(self) -> Times:
+        """Return the times that were written last, or zeros if there are none.
+
+        Raises
+        ------
+        Mistake
+            The file is damaged.
+        """
+        path = self.path / SECONDS
+        if not path.exists():
+            return Times()
+        try:
+            saved = read_json(path.read_text())
+            clients = {
+                client: [float(seconds), float(rounds)]
+                for client, (seconds, rounds) in saved["clients"].items()
+            }
+            times = Times(float(saved["run"]), clients)
+            if not all(0 <= number < math.inf for number in [times.run, *chain(*clients.values())]):
+                raise ValueError
+            return times
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            raise Mistake(
+                f"{path}: is damaged; remove it, nothing but how long run and clients took is in it"
+            ) from None

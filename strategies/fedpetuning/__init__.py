@@ -1,0 +1,1 @@
+"""FedPETuning: federated averaging of LoRA adapters."""

@@ -1,0 +1,224 @@
+"""Global adapters of a run, blob by blob: the averaged tensors, and their form on the wire.
+
+The data are in the checkpoint's blobs; this object has the hashes. The global tensors are float32.
+Clients begin with values that are rounded to the wire dtype, or with the rounded difference from
+the first adapters. Every client can make the first adapters, even if it missed rounds or lost its
+private state. With error feedback, the rounding error is added to the next values that are sent.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.edits import WeightEdit
+from espalier.hf.whole.adapters import factors_of, merged
+from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
+from espalier.messages.payload import block_key
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from espalier.training.initial_values import initial_values
+from strategies.fleet.timed_rounds import RoundTime, seconds_of_all
+
+STATE = ("blobs", "sent", "lost")
+"""Attributes that a checkpoint stores without conversion."""
+
+
+class Adapters(Protocol):
+    """Interface of adapters that are written, merged and measured."""
+
+    adapters: AdapterPlan
+
+    @property
+    def rounds(self) -> Sequence[RoundTime]:
+        """Time of each round by the virtual clock; empty without one."""
+
+    @property
+    def blobs(self) -> Mapping[str, str]:
+        """Hash of each blob's tensors, by blob key."""
+
+    def tensors(self, key: str) -> dict[str, Tensor]:
+        """Return the tensors of one blob: float32, by canonical name."""
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """Return the edits that merge the adapters into one block's dense weights."""
+
+    def report(self) -> dict[str, Any]:
+        """Return the method's own entries of ``summary.json``."""
+
+
+class AdapterResult:
+    """Global adapters of a run.
+
+    Parameters
+    ----------
+    settings : settings of the run
+    model : base model
+    store : store for the tensors, in a run that of the checkpoint
+    adapters : plan of the adapters; None for those that the run's clients train
+    first : initial values; None for those of the run's seed
+    """
+
+    NOTE: ClassVar[type[RoundTime]] = RoundTime
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        model: OpenedModel,
+        store: BlobStore,
+        adapters: AdapterPlan | None = None,
+        first: Tensors | None = None,
+    ) -> None:
+        self.settings = settings
+        self.model = model
+        self.store = store
+        self.adapters: AdapterPlan = trained(model.plan, settings) if adapters is None else adapters
+        begun = initial_values(model, self.adapters, settings.seed) if first is None else first
+        self._first = {key: store.put(save(dict(tensors))) for key, tensors in begun.items()}
+        self.blobs: dict[str, str] = dict(self._first)
+        """Hash of each blob's tensors in the store, by blob key."""
+        self.sent: dict[str, dict[str, str]] = {}
+        """Hash of each blob as it is sent, by rank limit and key."""
+        self.lost: dict[str, dict[str, str]] = {}
+        """Hash of each blob's accumulated rounding error, by rank limit and key.
+
+        Empty without error feedback.
+        """
+        self.rounds: list[RoundTime] = []
+        """Time of each round; empty without a virtual clock."""
+
+    def state(self) -> dict[str, Any]:
+        """Return all hashes, and the entries of the rounds."""
+        return {name: getattr(self, name) for name in STATE} | {
+            "rounds": [note.to_json() for note in self.rounds]
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        for name in STATE:
+            setattr(self, name, state[name])
+        self.rounds = [self.NOTE.from_json(note) for note in state["rounds"]]
+
+    def stored(self) -> list[str]:
+        """Return the hashes of all blobs that the state names."""
+        sending = [*self.sent.values(), *self.lost.values()]
+        return [*self.blobs.values(), *(key for keys in sending for key in keys.values())]
+
+    def tensors(self, key: str) -> dict[str, Tensor]:
+        """Return the global tensors of one blob: float32, by canonical name."""
+        return load(self.store.get(self.blobs[key]))
+
+    def replace(
+        self, folded: Iterable[tuple[str, Mapping[str, Tensor]]], rank_limits: Iterable[int]
+    ) -> None:
+        """Store new global tensors, blob by blob, and pack them for clients of these rank limits.
+
+        Packed blobs and rounding errors of other limits are discarded.
+        """
+        limits = sorted(set(rank_limits))
+        self.sent = {}
+        self.lost = {name: self.lost[name] for name in map(str, limits) if name in self.lost}
+        for key, tensors in folded:
+            first = self._first_tensors(key)
+            alive = _alive(tensors, first)
+            self.blobs[key] = self.store.put(save(alive))
+            for limit in limits:
+                self._pack(key, alive, first, limit)
+
+    def _pack(
+        self, key: str, tensors: Mapping[str, Tensor], first: Mapping[str, Tensor], limit: int
+    ) -> None:
+        """Pack one blob for clients of a rank limit.
+
+        Parameters
+        ----------
+        key : key of the blob
+        tensors : global tensors of the blob
+        first : its initial tensors, from which differences are taken
+        limit : rank limit
+        """
+        federation = self.settings.federation
+        job = self.settings.of(AdapterAveraging)
+        name = str(limit)
+        feeds_back = job.feeds_back(federation)
+        before = self.lost.get(name, {}).get(key) if feeds_back else None
+        residuals = load(self.store.get(before)) if before else None
+        cut = self._cut(key, tensors, limit)
+        if job.delivers_differences(federation):
+            cut = differences(cut, self._cut(key, first, limit))
+        blob, lost = pack_adapters(cut, federation.payload, residuals)
+        self.sent.setdefault(name, {})[key] = self.store.put(blob)
+        if feeds_back and lost:
+            self.lost.setdefault(name, {})[key] = self.store.put(save(lost))
+
+    def _cut(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
+        """Return the part of one blob's tensors for clients of a rank limit."""
+        shapes = self.adapters.limited(limit).shapes()[key]
+        return {
+            name: tensors[name][tuple(slice(size) for size in shape)]
+            for name, shape in shapes.items()
+        }
+
+    def _first_tensors(self, key: str) -> dict[str, Tensor]:
+        """Return the initial tensors of one blob.
+
+        They are read from the store each time, so that memory holds one blob only.
+        """
+        return load(self.store.get(self._first[key]))
+
+    def blob(self, key: str, limit: int) -> bytes:
+        """Return one blob as it is sent to clients of a rank limit."""
+        return self.store.get(self.sent[str(limit)][key])
+
+    def received(self, key: str, limit: int) -> dict[str, Tensor]:
+        """Return the tensors that clients have after they received ``blob``: float32, by name."""
+        federation = self.settings.federation
+        shapes = self.adapters.limited(limit).shapes()[key]
+        found = unpack_adapters(shapes, self.blob(key, limit), federation.payload)
+        differ = self.settings.of(AdapterAveraging).delivers_differences(federation)
+        return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """Return the edits that merge the global adapters into one block's dense weights."""
+        blocks = [index] if index in self.adapters.blocks else []
+        tensors = {number: self.tensors(block_key(number)) for number in blocks}
+        return merged(
+            lambda number: factors_of(self.adapters, number, tensors.get(number, {})),
+            self.adapters.keep_zeros,
+        )(index)
+
+    @property
+    def seconds(self) -> float:
+        """Total seconds of the rounds, each as long as its slowest device.
+
+        It is 0 without a virtual clock.
+        """
+        return seconds_of_all(self.rounds)
+
+    def report(self) -> dict[str, Any]:
+        """Return the method's own entries of ``summary.json``."""
+        ranks = sorted({adapter.rank for _, adapter in self.adapters})
+        waiting = [note.waiting_seconds for note in self.rounds]
+        times = {"waiting_seconds": sum(waiting) / len(waiting)} if waiting else {}
+        return {"trained_parameters": self.adapters.num_parameters, "ranks": ranks, **times}
+
+
+def _alive(tensors: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return one blob's tensors, with dead ranks revived.
+
+    A rank that is zero in both A and B has no gradient and would stay zero. Its row of A is reset
+    to that of ``first``. The update ``B A`` does not change, because the column of B is zero.
+    """
+    alive = dict(tensors)
+    for name in [name for name in alive if name.endswith(".lora_a")]:
+        a = alive[name]
+        b = alive[name.removesuffix("_a") + "_b"]
+        dead = ~(a != 0).any(dim=1) & ~(b != 0).any(dim=0)
+        alive[name] = torch.where(dead[:, None], first[name], a)
+    return alive

@@ -1,0 +1,1 @@
+"""FedPrLLM: clients vote on the weights to prune."""

@@ -1,0 +1,356 @@
+"""FedSODA: federated fine-tuning of an adapter on a sub-model.
+
+Paper: "Federated Fine-tuning of LLMs via Similarity Group Pruning and Orchestrated Distillation
+Alignment".
+Clients have no base model. The server drops blocks whose outputs are similar to those of an earlier
+block (section 4.2). Clients receive the remaining blocks in NF4: a frozen emulator, and an adapter
+(the last blocks), whose LoRA they train and the server averages (section 4.4). Before the first
+round and every few rounds, the server aligns the sub-model with the full model: it trains LoRA in
+the emulator on public text (section 4.3). At the end the adapter is plugged into the full model.
+
+FedOT and FedBiOT are the same procedure with other settings: other blocks for the adapter, other
+dropped blocks, and other alignment.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from torch import Tensor
+
+from espalier.amounts import count
+from espalier.amounts import size as as_size
+from espalier.errors import Mistake
+from espalier.hf.group_scores.similar_groups import (
+    angular_distances,
+    dropped_of_groups,
+    evenly_dropped,
+    similar_groups,
+)
+from espalier.hf.nf4.matrices import require_quantisable
+from espalier.hf.opening.opened import OpenedModel, check_labels
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer, Piece
+from espalier.messages.message import Letter, Scalars
+from espalier.messages.payload import pack_tensors
+from espalier.methods.contracts.fedpetuning import parts
+from espalier.methods.contracts.fedsoda import EmulatorPart, SubModelOrder
+from espalier.methods.settings.fedsoda import FedSodaSettings
+from espalier.seeds import derive_seed
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import sha256
+from espalier.training.adapted_model import AdaptedModel
+from espalier.training.alignment import Alignment, Teacher
+from strategies.base.public_windows import public_windows, require_public_text
+from strategies.fedpetuning.adapters import AdapterResult
+from strategies.fedpetuning.strategy import FedPETuning
+from strategies.fedsoda.sub_model import SubModelResult, require_sub_model
+
+
+class FedSoda(FedPETuning):
+    """FedPETuning of an adapter on a sub-model that the server keeps aligned.
+
+    The parameters are those of ``FedPETuning``.
+    """
+
+    result: SubModelResult
+    job: FedSodaSettings
+
+    _held: dict[int, int]
+    """Alignment round of the emulator's LoRA at each client with the sub-model; 0 means none."""
+    _lacking: dict[int, list[int]]
+    """Pieces of the sub-model that each client reported as missing."""
+    _drawn: tuple[int, list[int]]
+    """Round, and the clients that were selected for it.
+
+    A resumed run keeps this selection: clients that were dropped before the round's checkpoint are
+    not replaced.
+    """
+
+    def new_result(self) -> SubModelResult:
+        """Return the result without a sub-model, which ``before_round`` makes."""
+        run = self.run
+        self._held = {}
+        self._lacking = {}
+        self._drawn = (0, [])
+        return SubModelResult(
+            run.settings, run.model, run.checkpoint.blobs, run.folder.path / "sub-model"
+        )
+
+    @property
+    def averaged(self) -> AdapterResult:
+        """LoRA of the adapter, which clients train and the server averages."""
+        return self.result.adapter
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse an impossible run before it starts.
+
+        Impossible are an encoder, more dropped blocks than the emulator has, public text that is
+        also an evaluation text, and everything that FedPETuning refuses.
+        """
+        check_labels(model.family, None, str(model.directory / "config.json"))
+        super().require_fit(settings, model, capabilities)
+        job = settings.of(FedSodaSettings)
+        method = settings.method
+        emulator = job.emulator_of(len(model.plan.blocks))
+        needed = (
+            job.groups * (job.group_layers + 1) if job.drop == "similar" else job.dropped_layers + 1
+        )
+        if len(emulator) < needed:
+            what = f"{method}.group-layers = {job.group_layers}, groups = {job.groups}"
+            what = (
+                what if job.drop == "similar" else f"{method}.dropped-layers = {job.dropped_layers}"
+            )
+            raise Mistake(
+                f"{what}: take {needed} blocks, and the emulator has {len(emulator)}; lower them"
+            )
+        if job.emulator == "nf4":
+            require_quantisable(model.plan)
+        require_sub_model(model, job.num_dropped)
+        require_public_text(settings, job, model)
+        if cls.reads_public_text(job):
+            cls.public_windows(settings, model)
+
+    @staticmethod
+    def reads_public_text(job: FedSodaSettings) -> bool:
+        """Return True if the server compares blocks or aligns on public text."""
+        return job.aligns or (job.drop == "similar" and job.group_layers > 0)
+
+    @staticmethod
+    def public_windows(settings: RunSettings, model: OpenedModel) -> Tensor:
+        """Return samples of the public text, shape (windows, tokens), int64."""
+        return public_windows(settings, settings.of(FedSodaSettings), model)
+
+    def _public_sha256(self) -> str:
+        """Return the hash of the samples that the server reads; empty if it reads none."""
+        if not self.reads_public_text(self.job):
+            return ""
+        return sha256(self.windows.numpy().tobytes())
+
+    @cached_property
+    def windows(self) -> Tensor:
+        """Samples of the public text, shape (windows, tokens), int64."""
+        return self.public_windows(self.run.settings, self.run.model)
+
+    def summary(self) -> None:
+        """Show the method and its main settings."""
+        job = self.job
+        blocks = len(self.run.model.plan.blocks)
+        first = f"aligned before round 1 ({count(job.pre_align_steps, 'step')})"
+        aligned = first if job.pre_align_steps else "not aligned before round 1"
+        again = (
+            f", every {count(job.realign_every, 'round')} ({count(job.realign_steps, 'step')})"
+            if job.realign_every
+            else ""
+        )
+        text = (
+            f"{job.num_dropped} of {count(blocks, 'block')} go ({job.drop}), the rest in"
+            f" {job.emulator}, {aligned}{again}"
+        )
+        self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
+
+    def state(self) -> dict[str, Any]:
+        """Return the sub-model, all LoRA, the clients' versions and the hash of the public text."""
+        held = {str(client): aligned for client, aligned in sorted(self._held.items())}
+        return super().state() | {
+            "held": held,
+            "public": self._public_sha256(),
+            "drawn": list(self._drawn),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        super().restore(state)
+        self._held = {int(client): aligned for client, aligned in state["held"].items()}
+        self._drawn = (state["drawn"][0], list(state["drawn"][1]))
+        if state["public"] != self._public_sha256():
+            raise Mistake(
+                f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the"
+                " text that the run began with; put that one back, or begin a new run"
+            )
+        if self.result.dropped is not None:
+            self.rounds.plan = self.result.model.plan
+
+    # ----- server work before a round -------------------------------------------------------------
+
+    def before_round(self, server_round: int) -> bool:
+        """Make the sub-model before round 1, and align it then and every few rounds."""
+        job = self.job
+        if server_round == 1:
+            self._prune()
+        steps = (job.pre_align_steps if server_round == 1 else 0) or (
+            job.realign_steps if job.realigns_in(server_round) else 0
+        )
+        if steps and self.result.emulator is not None:
+            self._align(self.result.emulator, server_round, steps)
+        return server_round == 1 or steps > 0
+
+    def _prune(self) -> None:
+        """Select the blocks to drop: by similarity (algorithm 1), or at even distances."""
+        job = self.job
+        run = self.run
+        emulator = job.emulator_of(len(run.model.plan.blocks))
+        starts = list[int]()
+        distances = list[float]()
+        if job.drop == "uniform":
+            dropped = evenly_dropped(emulator, job.dropped_layers, job.uniform_rounding)
+        else:
+            run.progress.begin("comparing", 1)
+            stream = BlockStream(run.model, run.computing)
+            distances = angular_distances(stream, self.windows, job.group_layers, emulator)
+            starts = similar_groups(distances, job.group_layers, job.groups, emulator[0])
+            dropped = dropped_of_groups(starts, job.group_layers)
+            run.progress.step("compared", f"outputs of {count(len(emulator), 'block')}")
+        self.result.decide(dropped, starts, distances)
+        self.rounds.plan = self.result.model.plan
+        size = self.result.manifest.num_bytes
+        gone = ", ".join(map(str, dropped)) or "none"
+        text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {as_size(size)}"
+        run.progress.note("sub_model", text, dropped=dropped, bytes=size)
+
+    def _align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
+        """Align the emulator with the full model (section 4.3).
+
+        Both models contain the present adapter; the paper does not specify this.
+        """
+        job = self.job
+        run = self.run
+        result = self.result
+        training = job.align_training(run.settings.training, steps)
+        adapters = result.adapter.adapters.joined(emulator.adapters)
+        student = AdaptedModel.load(result.model, run.computing, run.settings, adapters)
+        alignment = Alignment(
+            student=student,
+            family=run.model.family,
+            windows=self.windows,
+            places=result.places(),
+            settings=training,
+            seed=derive_seed(run.settings.seed, "alignment", server_round=server_round),
+            representation=job.representation_weight,
+            divergence=job.divergence_weight,
+        )
+        run.progress.begin("aligning", 1)
+        stream = BlockStream(run.model, run.computing)
+        edits = result.plugged().edits
+        teacher = Teacher.walked(
+            stream, alignment.windows, alignment.numbers(), alignment.places.of_full(), edits
+        )
+        start, adapter = (
+            {key: of.tensors(key) for key in of.blobs} for of in (emulator, result.adapter)
+        )
+        tensors, outcome = alignment.run(teacher, start, adapter)
+        emulator.replace(tensors.items(), [run.settings.lora.largest_rank])
+        result.aligned = server_round
+        first = outcome.losses[0]
+        last = outcome.losses[-1]
+        text = (
+            f"before round {server_round}: {count(steps, 'step')}, objective {first:.4f} to"
+            f" {last:.4f}"
+        )
+        run.progress.step("aligned", text, round=server_round, losses=outcome.losses)
+
+    # ----- messages to the clients ----------------------------------------------------------------
+
+    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+        """Select the round's clients; push the sub-model, alignment and LoRA that they lack."""
+        self._draw_once(server_round)
+        held = len(self._held)
+        yield from self._files(
+            server_round, [client for client in self._limits if client not in self._held]
+        )
+        if len(self._held) > held:
+            # No client has been asked yet. With this checkpoint, a resumed run does not push the
+            # files again.
+            self._save(self.rounds.finished)
+        yield from self._sub_model(server_round, list(self._limits))
+        if server_round > 1:
+            yield from self.deliveries(self._limits, server_round, omitted=1)
+
+    def _draw_once(self, server_round: int) -> None:
+        """Select the round's clients, or restore the selection from before a resumption."""
+        if self._drawn[0] != server_round:
+            self.draw(server_round)
+            self._drawn = (server_round, sorted(self._limits))
+        seats = self.rounds.roster.seats
+        self._limits = {client: self.limit_of(seats[client]) for client in self._drawn[1]}
+
+    def catches_up(self, server_round: int) -> bool:
+        """Return True: a client may have lost its state or the sub-model."""
+        return True
+
+    def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
+        """Push sub-model, alignment and adapter LoRA to clients that lost them."""
+        for client in lost:
+            self._held.pop(client, None)
+        yield from self._sub_model(server_round, lost)
+        if server_round > 1:
+            limits = {client: limit for client, limit in self._limits.items() if client in lost}
+            yield from self.deliveries(limits, server_round, omitted=1)
+
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Push the sub-model to clients that evaluate and lack it, then the result if needed."""
+        if self.evaluation.asked:
+            yield from self._sub_model(
+                server_round, [seat.client for seat in self.rounds.roster.active()]
+            )
+        yield from super().deliver(server_round)
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """Return the order to train, with the hash and alignment of the sub-model."""
+        order, blobs = super().order(server_round, client)
+        named = SubModelOrder(
+            **order.model_dump(),
+            model_sha256=self.result.manifest.sha256,
+            aligned=self.result.aligned,
+        )
+        return named, blobs
+
+    def _sub_model(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
+        """Push missing files of the sub-model, then the emulator's LoRA to outdated clients."""
+        yield from self._files(
+            server_round, [client for client in clients if client not in self._held]
+        )
+        stale = [
+            client
+            for client in clients
+            if self._held.get(client, self.result.aligned) != self.result.aligned
+        ]
+        if stale and (emulator := self.result.emulator) is not None:
+            yield from self.bring(server_round, self._emulator_parts(emulator), stale)
+            self._held |= dict.fromkeys(stale, self.result.aligned)
+
+    def _files(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
+        """Offer the sub-model, then push to each client the pieces that it reported as missing."""
+        if not clients:
+            return
+        self._lacking = {}
+        manifest = self.result.manifest
+        yield from self.bring(server_round, [(Offer.of(manifest), {})], clients)
+        for index in range(len(manifest.piece_sha256)):
+            if wanting := [client for client, pieces in self._lacking.items() if index in pieces]:
+                piece = Piece(
+                    model_sha256=manifest.sha256, index=index, size=manifest.piece_size(index)
+                )
+                data = np.frombuffer(self.result.piece(index), dtype=np.uint8)
+                yield from self.bring(
+                    server_round, [(piece, {PIECE: pack_tensors({BYTES: data})})], wanting
+                )
+        self._held |= dict.fromkeys(self._lacking, 0)
+
+    def note_delivered(self, letter: Letter) -> None:
+        """Record the missing pieces from a client's answer to an offer."""
+        if "pieces" in letter.scalars:
+            self._lacking[letter.header.client] = letter.scalars["pieces"]
+
+    def _emulator_parts(
+        self, emulator: AdapterResult
+    ) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
+        limit = self.run.settings.lora.largest_rank
+        told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=self.result.aligned)
+        for keys in parts(emulator.adapters, self.run.settings):
+            yield told, {key: emulator.blob(key, limit) for key in keys}

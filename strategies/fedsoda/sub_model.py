@@ -1,0 +1,319 @@
+"""Result of FedSODA: a sub-model, LoRA of its emulator and adapter, and the plugged-in adapter.
+
+The sub-model is written to ``sub-model/`` in the run directory in Hugging Face format, and its
+files are offered to clients. It follows from the base model, the settings and the dropped blocks,
+so a checkpoint stores only these.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.hf.export.model import export_edited
+from espalier.hf.group_scores.similar_groups import Group, index_map
+from espalier.hf.nf4.folder import write_quantised
+from espalier.hf.opening.opened import OpenedModel, open_model
+from espalier.hf.stream.edits import WeightEdit, dense
+from espalier.hf.structured.export import export_structured, require_form
+from espalier.messages.blobs.model_pieces import FILES, Manifest
+from espalier.messages.payload import MOST_BLOBS, block_key
+from espalier.methods.contracts.fedpetuning import trained
+from espalier.methods.contracts.fedsoda import emulator_adapters
+from espalier.methods.settings.fedsoda import FedSodaSettings
+from espalier.models.adapters import AdapterPlan
+from espalier.models.structure import Structure
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from espalier.training.alignment import Places
+from strategies.fedpetuning.adapters import AdapterResult
+
+CHUNK = 16 * 1024 * 1024
+
+
+class SubModelResult:
+    """Result of FedSODA.
+
+    Parameters
+    ----------
+    settings : settings of the run
+    base : full model
+    store : blob store of the checkpoint
+    folder : directory of the sub-model
+    """
+
+    def __init__(
+        self, settings: RunSettings, base: OpenedModel, store: BlobStore, folder: Path
+    ) -> None:
+        self.settings = settings
+        self.base = base
+        self.store = store
+        self.folder = folder
+        self.job = settings.of(FedSodaSettings)
+        self.dropped: list[int] | None = None
+        """Dropped blocks of the full model; None before the decision."""
+        self.starts: list[int] = []
+        """First blocks of the pruned groups, in the full model."""
+        self.distances: list[float] = []
+        """Angular distances that decided the groups."""
+        self.aligned = 0
+        """Round before which the emulator was last aligned."""
+
+    # ----- sub-model ------------------------------------------------------------------------------
+
+    def decide(self, dropped: list[int], starts: list[int], distances: list[float]) -> None:
+        """Write and open the sub-model without the dropped blocks."""
+        self.dropped = dropped
+        self.starts = starts
+        self.distances = distances
+        write_sub_model(
+            self.base,
+            self.kept,
+            self.folder,
+            self.settings,
+            # Write it again in any case: existing files may be from a run that was killed.
+        )
+        self._open()
+
+    @property
+    def kept(self) -> list[int]:
+        """Blocks of the full model that remain in the sub-model, in order."""
+        assert self.dropped is not None
+        return [block.index for block in self.base.plan.blocks if block.index not in self.dropped]
+
+    @property
+    def groups(self) -> list[Group]:
+        """Index map of section 4.3."""
+        return index_map(self.starts, self.dropped or [])
+
+    def places(self) -> Places:
+        """Return the outputs of sub-model and full model that alignment compares."""
+        between = {group.smaller: group.full + self.job.group_layers for group in self.groups}
+        return Places(
+            between, (self._emulator[-1], self.job.emulator_of(len(self.base.plan.blocks))[-1])
+        )
+
+    @property
+    def _emulator(self) -> range:
+        return self.job.emulator_of(len(self.kept))
+
+    @property
+    def aligned_blocks(self) -> list[int]:
+        """Blocks of the sub-model whose LoRA is aligned."""
+        return (
+            list(self._emulator)
+            if self.job.aligned == "all"
+            else [group.smaller for group in self.groups]
+        )
+
+    def _open(self) -> None:
+        """Open the sub-model, and make the initial adapters."""
+        self.model = open_model(str(self.folder))
+        self.manifest = manifest_of(self.folder, self.settings.part_bytes)
+        self.adapter = AdapterResult(self.settings, self.model, self.store)
+        self.emulator: AdapterResult | None = None
+        if self.job.aligns and self.aligned_blocks:
+            plan = emulator_adapters(self.model.plan, self.settings, self.aligned_blocks)
+            self.emulator = AdapterResult(self.settings, self.model, self.store, plan)
+
+    def piece(self, index: int) -> bytes:
+        """Return one piece of the sub-model's files."""
+        start = index * self.manifest.piece_bytes
+        return b"".join(
+            _bytes_between(
+                self.folder, self.manifest, start, start + self.manifest.piece_size(index)
+            )
+        )
+
+    # ----- checkpoint -----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for the checkpoint."""
+        if self.dropped is None:
+            return {"dropped": None}
+        return {
+            "dropped": self.dropped,
+            "starts": self.starts,
+            "distances": self.distances,
+            "sub-model": self.manifest.sha256,
+            "aligned": self.aligned,
+            "adapter": self.adapter.state(),
+            "emulator": self.emulator.state() if self.emulator else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned.
+
+        Raises
+        ------
+        Mistake
+            The files in ``folder`` are not the sub-model of this run.
+        """
+        if state["dropped"] is None:
+            return
+        self.aligned = state["aligned"]
+        self.dropped = state["dropped"]
+        self.starts = state["starts"]
+        self.distances = state["distances"]
+        if not self.folder.exists():
+            write_sub_model(self.base, self.kept, self.folder, self.settings)
+        self._open()
+        if self.manifest.sha256 != state["sub-model"]:
+            raise Mistake(
+                f"{self.folder}: is not the sub-model that the run began with; remove it, so that"
+                " it is made again, with the versions of the libraries that run.json names"
+            )
+        self.adapter.restore(state["adapter"])
+        if self.emulator:
+            self.emulator.restore(state["emulator"])
+
+    def stored(self) -> list[str]:
+        """Return the hashes of all blobs that the state names."""
+        if self.dropped is None:
+            return []
+        return [*self.adapter.stored(), *(self.emulator.stored() if self.emulator else [])]
+
+    def report(self) -> dict[str, Any]:
+        """Return the method's own entries of ``summary.json``."""
+        return self.adapter.report() | {
+            "dropped_blocks": self.dropped,
+            "groups": [[group.full, group.smaller] for group in self.groups],
+            "sub_model_bytes": self.manifest.num_bytes,
+            "emulator_parameters": self.emulator.adapters.num_parameters if self.emulator else 0,
+        }
+
+    def plugged(self) -> "Plugged":
+        """Return the adapter at its place in the full model (algorithm 2, line 22).
+
+        It does not include the emulator's LoRA.
+        """
+        return Plugged(self.settings, self.base, self.adapter, self.kept, self.report())
+
+    def sub_edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """Return the edits that merge all LoRA into one block of the sub-model."""
+        emulated = self.emulator.edits(index) if self.emulator and self.aligned else {}
+        return {**emulated, **self.adapter.edits(index)}
+
+
+class Plugged:
+    """Adapters with the full model's block numbers, and the interface of ``AdapterResult``."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        base: OpenedModel,
+        of: AdapterResult,
+        kept: list[int],
+        report: dict[str, Any],
+    ) -> None:
+        self.adapters: AdapterPlan = trained(base.plan, settings)
+        self.rounds = of.rounds
+        self._of = of
+        self._report = report
+        self._keys = {block_key(kept[index]): block_key(index) for index in of.adapters.blocks}
+        self._places = {kept[index]: index for index in of.adapters.blocks}
+
+    @property
+    def blobs(self) -> dict[str, str]:
+        """Hash of each blob's tensors, by the full model's key."""
+        return {full: self._of.blobs[key] for full, key in self._keys.items()}
+
+    def tensors(self, key: str) -> dict[str, Tensor]:
+        """Return the tensors of one blob: float32, by canonical name."""
+        return load(self._of.store.get(self.blobs[key]))
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """Return the edits that merge the adapter into one block; none in the emulator."""
+        return self._of.edits(self._places[index]) if index in self._places else {}
+
+    def report(self) -> dict[str, Any]:
+        """Return the method's own entries of ``summary.json``."""
+        return self._report
+
+
+def write_sub_model(
+    base: OpenedModel, kept: list[int], target: Path, settings: RunSettings
+) -> None:
+    """Write some blocks of a base model as a model, in NF4 or in the base's dtype."""
+    job = settings.of(FedSodaSettings)
+    whole = len(kept) == len(base.plan.blocks)
+    model = base if whole else _without_others(base, kept)
+    if job.emulator == "nf4":
+        write_quantised(model, target, settings.training.double_quantisation)
+    elif whole:
+        export_edited(model, dense, target)
+    else:
+        export_structured(model, dense, target, "plain")
+
+
+def require_sub_model(base: OpenedModel, num_dropped: int) -> None:
+    """Check that the base model can be written without some blocks.
+
+    Raises
+    ------
+    Mistake
+        It cannot; the message says why.
+    """
+    if num_dropped:
+        require_form(
+            _without_others(base, list(range(len(base.plan.blocks) - num_dropped))), "plain"
+        )
+
+
+def _without_others(base: OpenedModel, kept: list[int]) -> OpenedModel:
+    return OpenedModel(base.directory, Structure.whole(base.plan).with_blocks(kept))
+
+
+def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
+    """Return the manifest of a folder: the model files that are offered to clients.
+
+    Raises
+    ------
+    Mistake
+        ``part-bytes`` is so small that there would be too many pieces.
+    """
+    names = sorted(file.name for file in folder.iterdir() if FILES.fullmatch(file.name))
+    sizes = [(folder / name).stat().st_size for name in names]
+    hashes = [_sha256_of(folder / name) for name in names]
+    whole = Manifest(tuple(names), tuple(sizes), tuple(hashes), piece_bytes, ())
+    starts = range(0, whole.num_bytes, piece_bytes)
+    if len(starts) > MOST_BLOBS:
+        raise Mistake(
+            f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at"
+            f" most {MOST_BLOBS} may; set it to {-(-whole.num_bytes // MOST_BLOBS)} or more"
+        )
+    pieces = [
+        _sha256(_bytes_between(folder, whole, start, min(start + piece_bytes, whole.num_bytes)))
+        for start in starts
+    ]
+    return Manifest(whole.names, whole.sizes, whole.file_sha256, piece_bytes, tuple(pieces))
+
+
+def _bytes_between(folder: Path, manifest: Manifest, start: int, stop: int) -> Iterator[bytes]:
+    """Yield a range of the concatenated files of the folder, in chunks."""
+    before = 0
+    for name, size in zip(manifest.names, manifest.sizes, strict=True):
+        first = max(start - before, 0)
+        last = min(stop - before, size)
+        if first < last:
+            with open(folder / name, "rb") as file:
+                file.seek(first)
+                for place in range(first, last, CHUNK):
+                    yield file.read(min(CHUNK, last - place))
+        before += size
+
+
+def _sha256(chunks: Iterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

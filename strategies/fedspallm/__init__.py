@@ -1,0 +1,1 @@
+"""FedSpaLLM: clients prune sampled layers, the server averages the kept weights."""

@@ -1,0 +1,249 @@
+"""Global model of FedSpaLLM: mask, kept weights and version of every pruned layer.
+
+The data are in the checkpoint's blobs, one per layer; this object has the hashes and the reported
+numbers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.hf.files.dtypes import TORCH_DTYPES
+from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.stream.edits import WeightEdit, replaced
+from espalier.messages.blobs.kept_weights import kept_specs
+from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
+from espalier.methods.contracts.fedspallm import num_kept, sparsity_of
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
+from espalier.models.plan import BlockPlan, LinearPlan
+from espalier.seeds import derive_seed
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from pruning_kernels.votes.bitmask import Words, count, unpack
+from pruning_kernels.votes.kept_mean import KeptMean
+from pruning_kernels.votes.votes import Sizes, VoteCounter, magnitudes
+
+STATE = ("versions", "blobs", "num_kept", "unanimous", "kept_zeros", "local_share")
+"""Attributes that a checkpoint stores."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Global model at one point in time; all layers, including dense ones."""
+
+    versions: list[int]
+    """Round in which each layer was last pruned; 0 for a dense layer."""
+    blobs: list[str]
+    """Hash of each pruned layer in the store; empty for a dense layer."""
+    num_kept: list[list[int]]
+    """Number of kept weights in each matrix of a pruned layer."""
+
+
+class KeptResult:
+    """Layers of a run after the last round.
+
+    Parameters
+    ----------
+    settings : settings of the run
+    model : dense model
+    store : store for pruned layers, in a run that of the checkpoint
+    """
+
+    def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
+        self.run = settings
+        self.settings = settings.of(FedSpaLLMSettings)
+        self.model = model
+        self.seed = settings.seed
+        self.store = store
+        self.versions = [0] * len(model.plan.blocks)
+        """Round in which each layer was last pruned; 0 for a dense layer."""
+        self.blobs = [""] * len(model.plan.blocks)
+        """Hash of each pruned layer in the store; empty for a dense layer."""
+        self.num_kept: list[list[int]] = [[] for _ in model.plan.blocks]
+        """Number of kept weights in each matrix of a pruned layer."""
+        self.unanimous = [0] * len(model.plan.blocks)
+        """Number of weights of each layer that every sampling client pruned.
+
+        These are the zeros of the l0 mean before mask expansion.
+        """
+
+        self.kept_zeros = [0] * len(model.plan.blocks)
+        """Number of kept weights of each layer that are zero.
+
+        All clients pruned them, or they were pruned in an earlier round.
+        """
+        self.local_share = 0.0
+        """Sparsity of a client's own model, averaged over the clients of the last round."""
+        self.before = self.layers()
+        """Global model at the start of the last round."""
+
+    def state(self) -> dict[str, Any]:
+        """Return hashes and numbers of all layers."""
+        return {name: getattr(self, name) for name in STATE} | {"before": asdict(self.before)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        for name in STATE:
+            setattr(self, name, state[name])
+        self.before = Layers(**state["before"])
+
+    def layers(self) -> Layers:
+        """Return a copy of the present global model, which later rounds do not change."""
+        return Layers(list(self.versions), list(self.blobs), list(self.num_kept))
+
+    def stored(self) -> list[str]:
+        """Return the hashes of all blobs that the state names."""
+        return [key for key in dict.fromkeys([*self.blobs, *self.before.blobs]) if key]
+
+    def unfinished(self) -> list[int]:
+        """Return the layers that are not yet pruned to the run's sparsity."""
+        reached = [
+            version > 0 and sparsity_of(self.run, version) == self.settings.sparsity
+            for version in self.versions
+        ]
+        return [index for index, done in enumerate(reached) if not done]
+
+    def decide(
+        self,
+        block: BlockPlan,
+        server_round: int,
+        folded: Iterator[tuple[LinearPlan, KeptMean, VoteCounter]],
+    ) -> None:
+        """Make one layer of the global model from its sums and votes (equations 5 to 7)."""
+        matrices = {}
+        unanimous = 0
+        zeros = 0
+        for linear, mean, votes in folded:
+            weight = mean.mean(self.settings.aggregation)
+            pruned_by_all = votes.unanimous()
+            unanimous += count(pruned_by_all)
+            words = pruned_by_all
+            if self.settings.mask_expansion:
+                words = self._expanded(block, linear, server_round, weight, votes)
+            prune_mask = torch.from_numpy(unpack(words, linear.shape))
+            matrix = PrunedMatrix.of(
+                torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype]
+            )
+            dense = self.model.checkpoint.read(linear.parameter)[~prune_mask]
+            zeros += int(((matrix.kept == 0) & (dense != 0)).sum())
+            matrices[linear.name] = matrix
+        self.blobs[block.index] = self.store.put(pack_kept(matrices))
+        self.versions[block.index] = server_round
+        self.num_kept[block.index] = [
+            matrices[linear.name].kept.numel() for linear in block.linears
+        ]
+        self.unanimous[block.index], self.kept_zeros[block.index] = unanimous, zeros
+
+    def note_local_models(self, samples: Sequence[Sequence[int]], server_round: int) -> None:
+        """Set ``before`` and ``local_share``, before the round's layers are decided.
+
+        A client's own model consists of its layers of this round and the global model at its start
+        (equation 9).
+        """
+        self.before = self.layers()
+        blocks = self.model.plan.blocks
+        total = self.model.plan.num_weights
+        own = [sum(num_kept(block, self.run, server_round).values()) for block in blocks]
+        before = [
+            sum(kept) if kept else block.num_weights
+            for block, kept in zip(blocks, self.num_kept, strict=True)
+        ]
+        kept = [
+            sum(own[i] if i in sample else before[i] for i in range(len(blocks)))
+            for sample in samples
+        ]
+        self.local_share = sum(1 - number / total for number in kept) / len(kept)
+
+    def _expanded(
+        self,
+        block: BlockPlan,
+        linear: LinearPlan,
+        server_round: int,
+        weight: np.ndarray,
+        votes: VoteCounter,
+    ) -> Words:
+        """Return the mask of the most pruned weights at the round's sparsity (equation 7).
+
+        Weights that every client pruned come first. The number of pruned weights is ``int(s * d)``,
+        as in the whole program; the paper rounds up, which makes at most one more weight per
+        matrix.
+        """
+        sizes: Sizes | None = None
+        if self.settings.ties == "magnitude":
+            sizes = magnitudes(torch.from_numpy(weight))
+        elif self.settings.ties == "random":
+            seed = derive_seed(
+                self.seed, f"ties/{linear.name}", server_round=server_round, block=block.index
+            )
+            sizes = np.random.default_rng(seed).integers(0, 1 << 31, linear.shape, dtype=np.uint32)
+        return votes.most_voted(
+            sparsity_of(self.run, server_round), self.settings.server_group, sizes
+        )
+
+    def blob(self, index: int) -> bytes:
+        """Return one pruned layer as it is sent."""
+        return self.store.get(self.blobs[index])
+
+    def num_bytes(self, index: int, num_kept: Sequence[int]) -> int:
+        """Return the bytes of one pruned layer whose matrices keep ``num_kept`` weights."""
+        block = self.model.plan.blocks[index]
+        kept = dict(zip((linear.name for linear in block.linears), num_kept, strict=True))
+        return sum(spec.num_bytes for spec in kept_specs(block, kept).values())
+
+    def matrices(self, index: int) -> dict[str, PrunedMatrix]:
+        """Return one layer by canonical linear name; empty if it is dense."""
+        return (
+            unpack_kept(self.model.plan.blocks[index], self.blob(index))
+            if self.versions[index]
+            else {}
+        )
+
+    def prune_masks(self, index: int) -> dict[str, Tensor]:
+        """Return the prune masks of one layer: bool, by canonical linear name."""
+        block = self.model.plan.blocks[index]
+        matrices = self.matrices(index)
+        return {
+            linear.name: (
+                matrices[linear.name].prune_mask
+                if matrices
+                else torch.zeros(linear.shape, dtype=torch.bool)
+            )
+            for linear in block.linears
+        }
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """Return the edits of one layer's dense weights."""
+        return replaced(
+            lambda index: {name: matrix.weight() for name, matrix in self.matrices(index).items()}
+        )(index)
+
+    def zeros_beyond_masks(self) -> int:
+        """Return the number of kept weights that are zero.
+
+        Either every client pruned them, beyond the sparsity of their comparison group, or they were
+        pruned in an earlier round.
+        """
+        return sum(self.kept_zeros)
+
+    def local_sparsity(self) -> float:
+        """Return the sparsity of a client's own model, averaged over clients."""
+        return self.local_share
+
+    def centralized_sparsity(self) -> float:
+        """Return the sparsity of the centralized baseline: every layer at the final sparsity."""
+        kept = sum(
+            sum(num_kept(block, self.run, self.run.federation.rounds).values())
+            for block in self.model.plan.blocks
+        )
+        return 1 - kept / self.model.plan.num_weights
+
+    def report(self) -> dict[str, Any]:
+        """Return the method's own entries of ``summary.json``."""
+        return {
+            "layer_versions": self.versions,
+            "sparsity_before_expansion": sum(self.unanimous) / self.model.plan.num_weights,
+        }

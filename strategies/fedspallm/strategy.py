@@ -1,0 +1,425 @@
+"""FedSpaLLM (paper: "FedSpaLLM: Federated Pruning of Large Language Models").
+
+In every round each client prunes the layers that were sampled for it (equation 8, algorithm 1), and
+sends their masks and kept weights. For each weight, the server takes the mean over the clients that
+kept it (equation 5). It prunes the weights that most clients pruned until the sparsity is reached
+(equations 6 and 7). A layer is a decoder block. Layers that the planned rounds did not reach,
+because of too few samples or failed clients, are pruned in further rounds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from espalier.amounts import count
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.kept_weights import kept_name
+from espalier.messages.blobs.masks import mask_name
+from espalier.messages.message import Scalars
+from espalier.messages.parts import PartRequest, parts_of
+from espalier.messages.payload import block_key
+from espalier.methods.contracts.fedspallm import Sample, SamplePart, sample_specs
+from espalier.methods.settings.fedspallm import FedSpaLLMSettings
+from espalier.models.plan import BlockPlan, LinearPlan
+from espalier.settings.run import RunSettings
+from pruning_kernels.lora.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, clip_rows
+from pruning_kernels.votes.bitmask import Words, unpack
+from pruning_kernels.votes.kept_mean import KeptMean
+from pruning_kernels.votes.votes import VoteCounter
+from strategies.averaging.client_weights import count_claims, counted_capabilities
+from strategies.averaging.update_limits import UpdateLimits
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.method import Method
+from strategies.base.roster import Seat
+from strategies.base.run import Run
+from strategies.base.vote_device import require_counting
+from strategies.fedprllm.pattern_fit import require_pattern_fits
+from strategies.fedspallm.client_layers import HeldLayers
+from strategies.fedspallm.global_model import KeptResult
+from strategies.fedspallm.layer_sampling import drawn_layers, layers_per_client, require_places
+
+LARGEST_KEPT = 100
+"""Maximum ratio of a kept weight to the largest weight of its dense matrix.
+
+Updates by SparseGPT stay far below this ratio.
+"""
+
+
+class FedSpaLLM(Method):
+    """Strategy of FedSpaLLM: l0 aggregation with mask expansion and layer sampling.
+
+    The parameters are those of ``Method``.
+    """
+
+    SENT = "layers"
+    STEPS = ("layers", "layers")
+
+    result: KeptResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.settings = run.settings.of(FedSpaLLMSettings)
+        self.plan = run.model.plan
+        require_counting(run.device, run.settings.device)
+        self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
+        self.held = HeldLayers(self.result, run.settings.part_bytes)
+        self._samples: dict[int, list[int]] = {}
+        """Layers that each client of the round prunes."""
+        self._largest: dict[str, float] = {}
+        self._weights: dict[int, float] = {}
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse a pattern that does not fit, or samples that cannot cover all layers."""
+        require_pattern_fits(model.plan, settings)
+        if capabilities:
+            job = settings.of(FedSpaLLMSettings)
+            names = list(capabilities)
+            given = (
+                {place: job.capability_of(place) for place in range(len(names))}
+                if job.capabilities
+                else None
+            )
+            numbers = given or dict(enumerate(capabilities.values()))
+            places = layers_per_client(len(model.plan.blocks), job.sampled_layers, numbers)
+            require_places(
+                job,
+                len(model.plan.blocks),
+                {names[place]: number for place, number in places.items()},
+            )
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the settings, plus one more while a layer has not reached the sparsity."""
+        finished = self.rounds.finished
+        planned = self.run.settings.federation.rounds
+        more = finished >= planned and self.result.unfinished()
+        return max(planned, finished + 1 if more else finished)
+
+    def summary(self) -> None:
+        """Show the method and its main settings."""
+        job = self.settings
+        amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
+        expansion = "mask expansion" if job.mask_expansion else "no mask expansion"
+        text = (
+            f"{job.local_method}, {job.aggregation} mean, {expansion}, {job.sampled_layers:.0%} of"
+            " the layers sampled"
+        )
+        self.run.progress.note("method", f"fedspallm    {amount}, {text}")
+
+    def state(self) -> dict[str, Any]:
+        """Return the global model, the layers that each client holds, and the prepared samples."""
+        samples = {str(client): blocks for client, blocks in sorted(self._samples.items())}
+        return {"layers": self.result.state(), "held": self.held.state(), "samples": samples}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        self.result.restore(state["layers"])
+        self.held.restore(state["held"])
+        self._samples = {int(client): blocks for client, blocks in state["samples"].items()}
+
+    # ----- samples --------------------------------------------------------------------------------
+
+    def before_round(self, server_round: int) -> bool:
+        """Draw the layers of each client (equation 8).
+
+        If the clients cannot cover all layers, those that were pruned longest ago come first. The
+        samples go to the checkpoint, because a resumed run must not draw others: a client answers a
+        round only once.
+        """
+        everybody = layers_per_client(
+            len(self.plan.blocks), self.settings.sampled_layers, self._capabilities()
+        )
+        places = {seat.client: everybody[seat.client] for seat in self.rounds.roster.active()}
+        layers = self._to_sample(server_round)
+        if server_round == 1:
+            seats = self.rounds.roster.seats
+            require_places(
+                self.settings,
+                len(layers),
+                {seats[client].site: number for client, number in places.items()},
+            )
+        self._samples = drawn_layers(
+            self.run.settings.seed, server_round, layers, self.result.versions, places
+        )
+        return True
+
+    def _to_sample(self, server_round: int) -> list[int]:
+        """Return the layers from which a round's samples are drawn."""
+        planned = server_round <= self.run.settings.federation.rounds
+        return list(range(len(self.plan.blocks))) if planned else self.result.unfinished()
+
+    def _capabilities(self) -> dict[int, float]:
+        """Return the capability of each client, dropped ones included.
+
+        The settings take precedence over the nodes' own values, which are limited relative to the
+        median.
+        """
+        if self.settings.capabilities:
+            return {
+                client: self.settings.capability_of(client)
+                for client in sorted(self.rounds.roster.seats)
+            }
+        return counted_capabilities(self.rounds, "fedspallm.capabilities")
+
+    # ----- round ----------------------------------------------------------------------------------
+
+    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+        """Push to every client the stale layers that it will read.
+
+        These are the layers up to its last sampled one. Before round 1 no layer is stale.
+        """
+        ends = {client: blocks[-1] + 1 for client, blocks in self._samples.items()}
+        yield from self.held.updates(self.rounds, server_round, self.result.layers(), ends)
+
+    def clients_of(self, server_round: int) -> Sequence[int]:
+        """Return the active clients with sampled layers (algorithm 1, lines 3 to 7)."""
+        active = {seat.client for seat in self.rounds.roster.active()}
+        self._samples = {
+            client: blocks for client, blocks in self._samples.items() if client in active
+        }
+        sampled = {index for blocks in self._samples.values() for index in blocks}
+        if left := sorted(set(self._to_sample(server_round)) - sampled):
+            text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
+            self.run.progress.note("not_covered", text, round=server_round, layers=left)
+        return list(self._samples)
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """Return the order to prune the sampled layers of the current global model."""
+        return Sample(blocks=self._samples[client], versions=self.result.versions), {}
+
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        """Return the reply parts; each consists of complete layers."""
+        return parts_of(
+            sample_specs(self.plan, self.run.settings, server_round, self._samples[client]),
+            self.run.settings.part_bytes,
+        )
+
+    def part_order(self, client: int, hashes: list[str]) -> PartRequest:
+        """Return a ``fetch`` that names the sampled layers, which determine the shapes."""
+        return SamplePart(blocks=self._samples[client], blob_sha256=hashes)
+
+    def catches_up(self, server_round: int) -> bool:
+        """Return True after round 1: a client may have lost its layers of the global model.
+
+        Round 1 starts from the base model, which every client has.
+        """
+        return server_round > 1
+
+    def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
+        """Push the layers of this round to clients that lost theirs."""
+        for client in lost:
+            self.held.forget(client)
+        ends = {client: self._samples[client][-1] + 1 for client in lost}
+        return self.held.updates(self.rounds, server_round, self.result.layers(), ends)
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Record SparseGPT's damping and the layers; with weights by samples, also their number."""
+        weighed = self.run.settings.federation.client_weights == "samples"
+        names = ("damping", *(["calibration_windows"] if weighed else []))
+        seat.metrics = {name: report[name] for name in names} | {
+            "layers": self._samples[seat.client]
+        }
+
+    def sent_text(self, seat: Seat) -> str:
+        """Return a phrase with the number of layers."""
+        return f"{count(len(self._samples[seat.client]), 'layer')} of {seat.site}"
+
+    def is_plausible(self, inbox: Inbox, client: int) -> bool:
+        """Return whether kept weights are consistent with the local method.
+
+        SparseGPT changes weights, but none far beyond the dense ones. The other methods leave kept
+        weights unchanged, bit by bit. A client that fails the check is dropped.
+        """
+        for block in (self.plan.blocks[index] for index in self._samples[client]):
+            before = self._before(block.index) if self.settings.local_method != "sparsegpt" else {}
+            for linear in block.linears:
+                kept = inbox.tensor(client, block_key(block.index), kept_name(linear.name))
+                if before:
+                    mask = inbox.tensor(
+                        client, block_key(block.index), mask_name(linear.name)
+                    ).numpy()
+                    refused = not torch.equal(
+                        _bits(kept), _bits(before[linear.name][_kept_places(mask, linear.shape)])
+                    )
+                    reason = (
+                        "a kept weight is not that of the global layer, and"
+                        f" {self.settings.local_method} changes none"
+                    )
+                else:
+                    refused = bool(
+                        kept.numel()
+                    ) and kept.abs().max().item() > LARGEST_KEPT * self._largest_dense(linear)
+                    reason = f"a kept weight is over {LARGEST_KEPT} times the largest dense one"
+                if refused:
+                    where = f"{block_key(block.index)} {linear.name}"
+                    self.rounds.drop(
+                        "train",
+                        self.rounds.roster.seats[client],
+                        f"reply refused: {where}: {reason}",
+                    )
+                    return False
+        return True
+
+    def _before(self, index: int) -> dict[str, Tensor]:
+        """Return a layer's matrices as they were before this round.
+
+        They are in the model's dtype, by canonical name.
+        """
+        matrices = self.result.matrices(index)
+        block = self.plan.blocks[index]
+        return {
+            linear.name: (
+                matrices[linear.name].weight()
+                if matrices
+                else self.run.model.checkpoint.read(linear.parameter)
+            )
+            for linear in block.linears
+        }
+
+    def _largest_dense(self, linear: LinearPlan) -> float:
+        if linear.parameter not in self._largest:
+            self._largest[linear.parameter] = (
+                self.run.model.checkpoint.read(linear.parameter).abs().max().item()
+            )
+        return self._largest[linear.parameter]
+
+    # ----- aggregation ----------------------------------------------------------------------------
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Aggregate the sampled layers one by one (algorithm 1, lines 15 to 18)."""
+        claimed = {client: self._claimed_weight(client) for client in clients}
+        self._weights = count_claims(
+            self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
+        )
+        self.result.note_local_models([self._samples[client] for client in clients], server_round)
+        sampled = sorted({index for client in clients for index in self._samples[client]})
+        self.run.progress.begin("folding", len(sampled))
+        for index in sampled:
+            senders = [client for client in clients if index in self._samples[client]]
+            block = self.plan.blocks[index]
+            self.result.decide(block, server_round, self._folded(inbox, block, senders))
+            self.run.progress.step(
+                "folded",
+                f"layer {index} of {count(len(senders), 'client')}",
+                block=index,
+                clients=senders,
+            )
+        self.limits.tell(self.rounds)
+
+    def _folded(
+        self, inbox: Inbox, block: BlockPlan, clients: list[int]
+    ) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
+        """Yield sum and votes of each matrix of a layer, over the clients that sampled it.
+
+        Clients are added in client order, so that the float sum does not depend on the order of
+        arrival.
+        """
+        key = block_key(block.index)
+        changes = self.settings.local_method == "sparsegpt" and len(clients) >= LEAST_CLIENTS
+        before = self._before(block.index) if changes else {}
+        for linear in block.linears:
+            mean = KeptMean(linear.shape, self.run.device)
+            votes = VoteCounter(linear.shape, len(clients), self.run.device)
+            clipped = (
+                self._clipped(inbox, key, linear, clients, before[linear.name]) if changes else {}
+            )
+            for client in clients:
+                weight = self._weights[client]
+                own = clipped.get(client)
+                mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
+                kept = inbox.tensor(client, key, kept_name(linear.name)).to(torch.float32)
+                if own is not None:
+                    kept = _towards(
+                        kept, before[linear.name], _kept_places(mask, linear.shape), own
+                    )
+                mean.add(mask, kept.numpy(), weight)
+            for first, masks in inbox.words(key, mask_name(linear.name), clients):
+                votes.count(masks, first)
+            yield linear, mean, votes
+
+    def _clipped(
+        self, inbox: Inbox, key: str, linear: LinearPlan, clients: list[int], before: Tensor
+    ) -> dict[int, Tensor]:
+        """Return factors that limit the changes of rows: (rows,) float64, by client.
+
+        Only clients above the limit are in the result. SparseGPT changes kept weights to compensate
+        for pruned ones, by similar amounts at all clients. Rows are compared by the root mean
+        square of their changes.
+        """
+        sizes = []
+        for client in clients:
+            mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
+            kept = inbox.tensor(client, key, kept_name(linear.name))
+            sizes.append(_row_changes(kept, before, _kept_places(mask, linear.shape)))
+        found = {}
+        for client, size, factors in zip(
+            clients, sizes, clip_rows(sizes, self.limits.most_ratio), strict=True
+        ):
+            if bool((factors < 1).any()):
+                found[client] = factors
+                row = int(factors.argmin())
+                self.limits.note(
+                    client, (key, linear.name), float(size[row]), float(size[row] * factors[row])
+                )
+        return found
+
+    def _claimed_weight(self, client: int) -> float:
+        """Return the weight that a client claims; see ``limited_weights``."""
+        if self.run.settings.federation.client_weights == "equal":
+            return 1.0
+        return float(self.rounds.roster.seats[client].metrics["calibration_windows"])
+
+    # ----- evaluation by the clients --------------------------------------------------------------
+
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Push to the clients the layers that they need for the evaluation and do not hold.
+
+        A client's own model consists of its layers of the last round and of the global model before
+        that round (equation 9). The result itself is needed only for the evaluation on the clients'
+        own text.
+        """
+        if self.evaluation.asked:
+            yield from self.held.updates(self.rounds, server_round, self.result.before)
+        if self.run.settings.evaluation.own_text:
+            yield from self.held.updates(self.rounds, server_round + 1, self.result.layers())
+
+
+def _bits(numbers: Tensor) -> Tensor:
+    """Return the numbers as integers of the same width, for a bitwise comparison."""
+    return numbers.contiguous().view(
+        {2: torch.int16, 4: torch.int32, 8: torch.int64}[numbers.element_size()]
+    )
+
+
+def _kept_places(mask: Words, shape: tuple[int, int]) -> Tensor:
+    """Return True for kept weights of a packed prune mask: bool, shape of the matrix."""
+    return torch.from_numpy(~unpack(mask, shape))
+
+
+def _row_changes(kept: Tensor, before: Tensor, places: Tensor) -> Tensor:
+    """Return the root mean square of the changes of each row's kept weights.
+
+    Shape (rows,), float64; 0 for rows without kept weights.
+    """
+    squares = torch.zeros(places.shape, dtype=torch.float32)
+    squares[places] = (kept.to(torch.float32) - before[places].to(torch.float32)).square()
+    return (squares.sum(dim=1, dtype=torch.float64) / places.sum(dim=1).clamp(min=1)).sqrt()
+
+
+def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> Tensor:
+    """Return kept weights with each row's changes multiplied by a factor: float32.
+
+    Rows with factor 1 are returned unchanged.
+    """
+    row_of = places.nonzero()[:, 0]
+    of_each = factors.to(torch.float32)[row_of]
+    begun = before[places].to(torch.float32)
+    return torch.where(of_each < 1, begun + of_each * (kept - begun), kept)

@@ -1,0 +1,300 @@
+"""S-UCB: a bandit per device over the unit square (FedSpine section 4.1.2, algorithm 1).
+
+The square is divided into cells, the leaves of the paper's tree. Each round selects the cell with
+the largest upper confidence bound and draws a point in it. If the cell is larger than
+``granularity``, it is then split at that point. Rewards of earlier rounds count less. Points and
+rewards get their meaning in ``refining_arms.py`` and ``refining_reward.py``.
+
+Differences from the paper: line 4 of algorithm 1 lacks the argmax, and line 9 is blank; here the
+partition is kept. Cells are half-open, so that a point on a border belongs to one cell only. ``log
+n_t`` in equation 5 is negative for ``n_t < 1``, as in round 2, so this code uses ``log(1 + n_t)``;
+its factor is ``exploration`` (2 in the paper). A cell without a point has no mean; it precedes all
+others, and ties are broken at random.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from espalier.errors import Mistake
+from espalier.seeds import derive_seed
+
+PURPOSE = "bandit"
+"""Purpose name of the seeds for the bandit's draws."""
+SMALLEST_PART = 0.25
+"""Minimum side of a cell after a split, as a fraction of ``granularity``."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Rectangle of the points (u, v) with ``left <= u < right`` and ``low <= v < high``."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def holds(self, u: float, v: float) -> bool:
+        """Return whether the cell contains the point."""
+        return self.left <= u < self.right and self.low <= v < self.high
+
+    @property
+    def diameter(self) -> float:
+        """Length of the diagonal; the paper does not define its diameter."""
+        return math.hypot(self.right - self.left, self.high - self.low)
+
+    def cut_at(self, u: float, v: float, thinnest: float) -> tuple["Cell", ...]:
+        """Return the cells after vertical and horizontal splits through a point.
+
+        There are 4 cells, or fewer if a part would be thinner than ``thinnest``.
+        """
+        columns = _cut(self.left, u, self.right, thinnest)
+        rows = _cut(self.low, v, self.high, thinnest)
+        return tuple(Cell(*column, *row) for column in columns for row in rows)
+
+
+WHOLE = Cell(0.0, 1.0, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Point that was played, with its reward."""
+
+    u: float
+    v: float
+    reward: float
+    round: int
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Parameters of S-UCB; the paper gives only the factor 2 of equation 5.
+
+    The defaults are for rewards from 0 to 1 and a few hundred rounds. With the paper's factor, the
+    bound is far above any reward, and the bandit is hardly better than random arms. A small
+    granularity makes more cells than there are rounds to visit each of them twice (``python -m
+    benchmarks.fedspine regret``).
+
+    Raises
+    ------
+    Mistake
+        A parameter is out of range.
+    """
+
+    discount: float = 0.98
+    """Discount lambda of equation 4, in (0, 1]: a reward from k rounds ago has weight lambda^k."""
+    granularity: float = 0.4
+    """Threshold delta of algorithm 1, above 0: only cells with a larger diameter are split."""
+    exploration: float = 0.01
+    """Factor xi >= 0, which replaces the 2 of equation 5."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.discount <= 1:
+            raise Mistake(f"discount = {self.discount}: has to be above 0 and at most 1")
+        if not (self.granularity > 0 and math.isfinite(self.granularity)):
+            raise Mistake(
+                f"granularity = {self.granularity}: has to be a finite number above 0; 2 cuts"
+                " nothing"
+            )
+        if not (self.exploration >= 0 and math.isfinite(self.exploration)):
+            raise Mistake(
+                f"exploration = {self.exploration}: has to be a finite number of at least 0"
+            )
+
+
+@dataclass(frozen=True)
+class Bandit:
+    """State of one device's bandit; immutable, so that a checkpoint can store it."""
+
+    how: Exploration
+    cells: tuple[Cell, ...] = (WHOLE,)
+    """Cells that tile the square."""
+    history: tuple[Pull, ...] = ()
+    """Points that were played, ascending by round."""
+
+    def draw(
+        self, seed: int, device: int, server_round: int, least: float = 0.0
+    ) -> tuple[float, float]:
+        """Draw the point to play.
+
+        Parameters
+        ----------
+        seed : seed of the run
+        device : number of the device; seed, device and round determine the random stream
+        server_round : round, later than all learned ones
+        least : minimum u in [0, 1] (the paper's shrinking arm space); cells are truncated there. At
+            1 the rightmost cells are used whole, because u then has no effect
+
+        Returns
+        -------
+        tuple
+            (u, v) in [0, 1) x [0, 1)
+
+        Raises
+        ------
+        ValueError
+            The round is not later than the learned ones, or ``least`` is not in [0, 1].
+        """
+        self._require_later(server_round)
+        if not 0 <= least <= 1:
+            raise ValueError(f"least has to lie in [0, 1], got {least}")
+        cells = self._playable(least)
+        bounds = self.bounds(cells, server_round)
+        largest = max(bounds)
+        generator = np.random.default_rng(
+            derive_seed(seed, PURPOSE, client=device, server_round=server_round)
+        )
+        best = [cell for cell, bound in zip(cells, bounds, strict=True) if bound == largest]
+        chosen = best[int(generator.integers(len(best)))]
+        return _within(chosen.left, chosen.right, generator.random()), _within(
+            chosen.low, chosen.high, generator.random()
+        )
+
+    def learn(self, u: float, v: float, reward: float, server_round: int) -> "Bandit":
+        """Return the bandit after a point was played.
+
+        A device without a valid reply gives no reward, so nothing is learned from it.
+
+        Raises
+        ------
+        ValueError
+            The point is not in the square, the reward is not finite, or the round is not later than
+            the learned ones.
+        """
+        self._require_later(server_round)
+        if not WHOLE.holds(u, v):
+            raise ValueError(f"a point of the square has both coordinates in [0, 1), got {u}, {v}")
+        if not math.isfinite(reward):
+            raise ValueError(f"a reward has to be a finite number, got {reward}")
+        (place,) = (place for place, cell in enumerate(self.cells) if cell.holds(u, v))
+        cells = self.cells
+        cell = self.cells[place]
+        if cell.diameter > self.how.granularity:
+            parts = cell.cut_at(u, v, SMALLEST_PART * self.how.granularity)
+            cells = (*cells[:place], *parts, *cells[place + 1 :])
+        return replace(
+            self, cells=cells, history=(*self.history, Pull(u, v, float(reward), server_round))
+        )
+
+    def bounds(self, cells: Sequence[Cell], server_round: int) -> list[float]:
+        """Return U_t of each cell (equations 4 to 6).
+
+        It is infinite for cells without a point, or if the weights of all their points are 0.
+        """
+        edges = np.array([(cell.left, cell.right, cell.low, cell.high) for cell in cells]).T[
+            :, :, None
+        ]
+        points = (
+            np.array([(pull.u, pull.v, pull.reward, pull.round) for pull in self.history])
+            .reshape(-1, 4)
+            .T
+        )
+        inside = (
+            (edges[0] <= points[0])
+            & (points[0] < edges[1])
+            & (edges[2] <= points[1])
+            & (points[1] < edges[3])
+        )
+        counted = self.how.discount ** (server_round - points[3])
+        counts = np.where(inside, counted, 0).sum(axis=1)
+        sums = np.where(inside, counted * points[2], 0).sum(axis=1)
+        spread = self.how.exploration * math.log1p(float(counts.sum()))
+        return [
+            math.inf if count == 0 else float(total / count) + math.sqrt(spread / count)
+            for count, total in zip(counts.tolist(), sums.tolist(), strict=True)
+        ]
+
+    def _playable(self, least: float) -> list[Cell]:
+        if least >= 1:
+            return [cell for cell in self.cells if cell.right == 1]
+        return [
+            replace(cell, left=max(cell.left, least)) for cell in self.cells if cell.right > least
+        ]
+
+    def _require_later(self, server_round: int) -> None:
+        if self.history and server_round <= self.history[-1].round:
+            raise ValueError(
+                f"round {server_round} does not come after round {self.history[-1].round}, which"
+                " was learned"
+            )
+
+    # ----- JSON -----------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; JSON keeps all digits of the floats."""
+        return {
+            "discount": self.how.discount,
+            "granularity": self.how.granularity,
+            "exploration": self.how.exploration,
+            "cells": [[cell.left, cell.right, cell.low, cell.high] for cell in self.cells],
+            "history": [[pull.u, pull.v, pull.reward, pull.round] for pull in self.history],
+        }
+
+    @staticmethod
+    def from_json(document: Any) -> "Bandit":
+        """Read the values that ``to_json`` returned.
+
+        Raises
+        ------
+        Mistake
+            They are damaged: cells do not tile the square, or rounds or rewards are impossible.
+        """
+        try:
+            how = Exploration(
+                *(float(document[key]) for key in ("discount", "granularity", "exploration"))
+            )
+            cells = tuple(Cell(*map(float, edges)) for edges in document["cells"])
+            history = tuple(
+                Pull(float(u), float(v), float(reward), int(at))
+                for u, v, reward, at in document["history"]
+            )
+        except (KeyError, TypeError, ValueError):
+            raise Mistake(
+                "a bandit of the checkpoint is damaged; resume from another run directory"
+            ) from None
+        rounds_rise = all(earlier.round < later.round for earlier, later in pairwise(history))
+        lie_once = all(sum(cell.holds(pull.u, pull.v) for cell in cells) == 1 for pull in history)
+        if not (
+            tile(cells)
+            and rounds_rise
+            and lie_once
+            and all(math.isfinite(pull.reward) for pull in history)
+        ):
+            raise Mistake(
+                "a bandit of the checkpoint has impossible cells or points; resume from another run"
+                " directory"
+            )
+        return Bandit(how, cells, history)
+
+
+def tile(cells: Sequence[Cell]) -> bool:
+    """Return whether every point of the square lies in exactly one cell."""
+    if not all(
+        0 <= cell.left < cell.right <= 1 and 0 <= cell.low < cell.high <= 1 for cell in cells
+    ):
+        return False
+    us = sorted({edge for cell in cells for edge in (cell.left, cell.right)})
+    vs = sorted({edge for cell in cells for edge in (cell.low, cell.high)})
+    if not cells or (us[0], us[-1], vs[0], vs[-1]) != (0, 1, 0, 1):
+        return False
+    covered = np.zeros((len(us), len(vs)), dtype=np.int64)
+    for cell in cells:
+        covered[
+            us.index(cell.left) : us.index(cell.right), vs.index(cell.low) : vs.index(cell.high)
+        ] += 1
+    return bool((covered[:-1, :-1] == 1).all())
+
+
+def _cut(start: float, at: float, end: float, thinnest: float) -> tuple[tuple[float, float], ...]:
+    if min(at - start, end - at) < thinnest:
+        return ((start, end),)
+    return (start, at), (at, end)
+
+
+def _within(start: float, end: float, share: float) -> float:
+    """Return a point of [start, end); rounding cannot move it to the end."""
+    return min(start + (end - start) * share, math.nextafter(end, start))

@@ -1,0 +1,203 @@
+"""Choice of each device's pruning ratio and rank (FedSpine, stage 1): bandit, schedule or random.
+
+A choice depends on the run's seed, the device, the round and the device's bandit. It does not
+depend on other devices or on the order of the calls.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from espalier.errors import Mistake
+from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.seeds import derive_seed
+from espalier.settings.run import RunSettings
+from strategies.fedspine.arms import ArmSpace, Refinement, step_for
+from strategies.fedspine.bandit import Bandit, Exploration
+from strategies.fedspine.reward import Outcome, UsualGains, literal_rewards, scaled_rewards
+
+ROUNDING = 1e-9
+"""Distance to the target within which a schedule has reached it."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Request to a device in a round, and the point that led to it."""
+
+    u: float
+    v: float
+    """Second coordinate of the point (u, v); without effect if the schedule decides."""
+    before: float
+    """Pruning ratio p_{t-1} that was requested before."""
+    pruned: float
+    """Requested pruning ratio p_t."""
+    rank: int
+    """Requested rank r_t."""
+
+
+@dataclass
+class Choices:
+    """Requests to all devices, and the state of their bandits.
+
+    Parameters
+    ----------
+    settings : settings of the run
+    target : target pruning ratio p* of the parameters of prunable groups
+    """
+
+    settings: RunSettings
+    target: float
+    bandits: dict[int, Bandit] = field(default_factory=dict)
+    pruned: dict[int, float] = field(default_factory=dict)
+    """Pruning ratio of each device that has trained in a round."""
+    usual: UsualGains = field(default_factory=UsualGains)
+
+    @property
+    def job(self) -> FedSpineSettings:
+        """Settings of the method."""
+        return self.settings.of(FedSpineSettings)
+
+    @property
+    def rounds(self) -> int:
+        """Number of pruning rounds T."""
+        return self.job.rounds_of_pruning(self.settings.federation.rounds)
+
+    @property
+    def space(self) -> ArmSpace:
+        """Arm space of a device."""
+        largest = self.settings.lora.largest_rank
+        job = self.job
+        lowest = min(job.rank_min, largest)
+        return ArmSpace(
+            self.target, step_for(self.target, self.rounds), lowest, largest, job.arm_space
+        )
+
+    def knows(self, client: int) -> bool:
+        """Return True if a device has trained in a round, and so has measured its groups."""
+        return client in self.pruned
+
+    def arm(self, client: int, server_round: int) -> Arm:
+        """Return the request to a device."""
+        job = self.job
+        before = self.pruned.get(client, 0.0)
+        u, v = self._point(client, server_round, before)
+        chosen = self.space.refinement(u, v, before)
+        usual = self._scheduled(before, server_round)
+        ratio = chosen if job.allocation != "fixed" and job.adaptive_pruning else usual
+        rank = chosen if job.allocation != "fixed" and job.adaptive_rank else usual
+        return Arm(u, v, before, ratio.pruned, rank.rank)
+
+    def _point(self, client: int, server_round: int, before: float) -> tuple[float, float]:
+        least = self.space.least(before)
+        seed = self.settings.seed
+        if self.job.allocation == "bandit":
+            return self._bandit(client).draw(seed, client, server_round, least)
+        generator = np.random.default_rng(
+            derive_seed(seed, "random-arm", client=client, server_round=server_round)
+        )
+        u, v = generator.random(2).tolist()
+        return least + (1 - least) * u, v
+
+    def _scheduled(self, before: float, server_round: int) -> Refinement:
+        """Return the fixed schedule: steps of ``p* / T`` from ``prune_from`` on, and one rank."""
+        pruned = (
+            before + self.target / self.rounds if server_round >= self.job.prune_from else before
+        )
+        return Refinement(
+            self.target if pruned > self.target - ROUNDING else pruned,
+            self.job.usual_rank(self.settings.lora),
+        )
+
+    def _bandit(self, client: int) -> Bandit:
+        job = self.job
+        return self.bandits.get(
+            client, Bandit(Exploration(job.discount, job.granularity, job.exploration))
+        )
+
+    # ----- learning -------------------------------------------------------------------------------
+
+    def learn(
+        self, arms: Mapping[int, Arm], outcomes: Mapping[int, Outcome], server_round: int
+    ) -> dict[int, float]:
+        """Update the bandits with the outcomes of a round, and return the rewards.
+
+        A device that did not cut to the requested ratio does not update its bandit.
+        """
+        self.usual = self.usual.and_of(outcomes)
+        job = self.job
+        if job.reward == "scaled":
+            ranks_alone = job.chooses and not job.chooses_ratios
+            largest = self.space.largest_step
+            rewards = scaled_rewards(
+                outcomes, self.usual, self.target, largest, job.kappa, of_steps=not ranks_alone
+            )
+        else:
+            rewards = literal_rewards(outcomes)
+        for client, outcome in outcomes.items():
+            self.pruned[client] = outcome.pruned
+            if (
+                (arm := arms.get(client)) is not None
+                and outcome.pruned == arm.pruned
+                and job.allocation == "bandit"
+            ):
+                self.bandits[client] = self._bandit(client).learn(
+                    arm.u, arm.v, rewards[client], server_round
+                )
+        return rewards
+
+    # ----- JSON -----------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "bandits": {
+                str(client): bandit.to_json() for client, bandit in sorted(self.bandits.items())
+            },
+            "pruned": {str(client): pruned for client, pruned in sorted(self.pruned.items())},
+            "usual": self.usual.to_json(),
+        }
+
+    def restore(self, document: Any) -> None:
+        """Restore the values that ``to_json`` returned.
+
+        Raises
+        ------
+        Mistake
+            They are damaged.
+        """
+        try:
+            self.bandits = {
+                int(client): Bandit.from_json(bandit)
+                for client, bandit in document["bandits"].items()
+            }
+            self.pruned = {
+                int(client): float(pruned) for client, pruned in document["pruned"].items()
+            }
+            self.usual = UsualGains.from_json(document["usual"])
+        except (KeyError, TypeError, AttributeError):
+            raise Mistake(
+                "the choices in the checkpoint are damaged; resume from another run directory"
+            ) from None
+
+
+def arms_to_json(arms: Mapping[int, Arm]) -> dict[str, Any]:
+    """Return JSON values."""
+    return {str(client): asdict(arm) for client, arm in sorted(arms.items())}
+
+
+def arms_from_json(document: Mapping[str, Any]) -> dict[int, Arm]:
+    """Read the values that ``arms_to_json`` returned.
+
+    Raises
+    ------
+    Mistake
+        They are damaged.
+    """
+    try:
+        return {int(client): Arm(**arm) for client, arm in document.items()}
+    except (TypeError, ValueError, AttributeError):
+        raise Mistake(
+            "the choices in the checkpoint are damaged; resume from another run directory"
+        ) from None

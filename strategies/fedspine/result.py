@@ -1,0 +1,144 @@
+"""Result of FedSpine: global adapters, each device's cut, and the outcome of every round."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from espalier.hf.structured.trained_cut import cut_trained
+from espalier.messages.blobs.adapters import pack_adapters
+from espalier.messages.blobs.group_bits import Cut, CutUnits
+from espalier.methods.contracts.fedspine import trained
+from espalier.models.adapters import AdapterPlan
+from espalier.models.structure import Structure
+from espalier.settings.run import RunSettings
+from strategies.fedpetuning.adapters import AdapterResult
+from strategies.fleet.timed_rounds import DeviceTime, RoundTime
+
+
+@dataclass(frozen=True)
+class DeviceRound(DeviceTime):
+    """Outcome of a round at one device."""
+
+    pruned: float
+    """Pruning ratio: removed fraction of the parameters of prunable groups, by the cut bits."""
+    rank: int
+    importance: float
+    """Importance I(B_total), relative to the round's other devices."""
+    reward: float
+    kept_its_cut: bool
+    """True if the device was asked to cut more and cut nothing.
+
+    It had measured nothing new, or nothing more can be removed.
+    """
+
+
+@dataclass(frozen=True)
+class RoundNote(RoundTime):
+    """Outcome of a round; times are measured if there is no fleet."""
+
+    DEVICE: ClassVar[type[DeviceTime]] = DeviceRound
+
+
+class RefinedResult(AdapterResult):
+    """Global adapters of the whole model, and a cut of the model for each device.
+
+    The parameters are those of ``AdapterResult``.
+    """
+
+    NOTE = RoundNote
+
+    def __init__(self, settings: RunSettings, *arguments: Any) -> None:
+        super().__init__(settings, *arguments)
+        self.units = CutUnits.of(self.model.plan)
+        self.cuts: dict[int, str] = {}
+        """Hash of each device's cut bits; devices without a cut have no entry."""
+        self._plans: dict[tuple[str | None, int], AdapterPlan] = {}
+        self._structures: dict[str | None, Structure] = {}
+        self._cuts: dict[str | None, Cut] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Return all hashes, and the entries of the rounds."""
+        cuts = {str(client): key for client, key in sorted(self.cuts.items())}
+        return super().state() | {"cuts": cuts}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that ``state`` returned."""
+        super().restore(state)
+        self.cuts = {int(client): key for client, key in state["cuts"].items()}
+
+    def stored(self) -> list[str]:
+        """Return the hashes of all blobs that the state names."""
+        return [*super().stored(), *self.cuts.values()]
+
+    # ----- model of a device ----------------------------------------------------------------------
+
+    def bits(self, client: int) -> bytes:
+        """Return a device's cut as it is sent."""
+        return (
+            self.store.get(self.cuts[client])
+            if client in self.cuts
+            else self.units.pack(self.units.none)
+        )
+
+    def cut_of(self, client: int) -> Cut:
+        """Return a device's cut: (units,), bool; read-only, because it is cached."""
+        key = self.cuts.get(client)
+        if key not in self._cuts:
+            self._cuts[key] = self.units.read(self.bits(client))
+        return self._cuts[key]
+
+    def structure_of(self, client: int) -> Structure:
+        """Return the structure of a device's smaller model."""
+        key = self.cuts.get(client)
+        if key not in self._structures:
+            self._structures[key] = self.units.structure(self.cut_of(client))
+        return self._structures[key]
+
+    def take_cut(self, client: int, bits: bytes) -> bool:
+        """Store a device's cut; return True if it differs from the one before."""
+        before, self.cuts[client] = self.bits(client), self.store.put(bits)
+        return before != bits
+
+    def plan_for(self, client: int, rank_limit: int) -> AdapterPlan:
+        """Return the adapters in the shapes of a device's smaller model."""
+        key = (self.cuts.get(client), rank_limit)
+        if key not in self._plans:
+            bits = self.bits(client) if client in self.cuts else None
+            self._plans[key] = trained(self.model.plan, self.settings, rank_limit, bits)
+        return self._plans[key]
+
+    def forget_plans(self) -> None:
+        """Clear the caches, which hold entries of outdated cuts."""
+        self._plans.clear()
+        self._structures.clear()
+        self._cuts.clear()
+
+    def part_for(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a device's part of some tensors of a blob, at full rank.
+
+        These are the rows of B and columns of A that the device keeps.
+        """
+        if client not in self.cuts:
+            return dict(tensors)
+        return cut_trained({key: tensors}, self.model.plan, self.structure_of(client))[key]
+
+    def blob_for(self, client: int, key: str, rank_limit: int) -> bytes:
+        """Return one blob of the global adapters as it is sent to a device.
+
+        It has the device's rows and columns, and its first ranks.
+        """
+        shapes = self.plan_for(client, rank_limit).shapes()[key]
+        own = self.part_for(client, key, self.tensors(key))
+        cut = {name: own[name][tuple(map(slice, shape))] for name, shape in shapes.items()}
+        return pack_adapters(cut, self.settings.federation.payload)[0]
+
+    # ----- summary --------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Return the method's own entries of ``summary.json``."""
+        pruned = {
+            str(client): self.units.share(self.cut_of(client)) for client in sorted(self.cuts)
+        }
+        return super().report() | {"pruned": pruned}

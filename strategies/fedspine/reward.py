@@ -1,0 +1,237 @@
+"""Rewards of FedSpine's bandits (section 4.1.2, equation 3, and a bounded variant).
+
+Equation 3 multiplies the decrease of the loss by the pruning step and the importance of the LoRA
+modules, and divides by the gap between the device's time and the mean time. It is unbounded, while
+the bandit's confidence bound is of order 1. It is negative if the loss rises, undefined if the gap
+is 0, and always 0 after the target is reached. ``scaled_rewards`` has the same four terms, each
+between 0 and 1; ``literal_rewards`` is the equation itself. Rewards do not depend on the order of
+the devices.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from espalier.errors import Mistake
+
+LARGEST_REWARD = 1e9
+"""Maximum magnitude of equation 3, so that sums of rewards stay finite."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Measurements of a device's round."""
+
+    loss_before: float
+    """Loss F at the start of the round, in nats; a non-finite loss counts as no progress."""
+    loss_after: float
+    pruned_before: float
+    """Pruning ratio p_{t-1} before the round."""
+    pruned: float
+    """Pruning ratio p_t after the round."""
+    importance: float
+    """Importance I(B_total) of the LoRA modules, see ``factor_importance.comparable``."""
+    seconds: float
+    """Duration T_i of the round in seconds, measured or by the virtual clock."""
+    arrived: bool = False
+    """True if the device has removed all groups that p* requires, or all that can be removed.
+
+    ``pruned`` may be below p* even then.
+    """
+
+
+@dataclass(frozen=True)
+class UsualGains:
+    """Relative decreases of the loss in the last rounds; they define a large decrease."""
+
+    rounds: int = 20
+    """Number of rounds in the window, at least 1. This parameter is not in the paper."""
+    quantile: float = 0.9
+    seen: tuple[tuple[float, ...], ...] = field(default=())
+    """Decreases of all devices in each round, ascending."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not 0 <= self.quantile <= 1:
+            raise Mistake(
+                f"gains of {self.rounds} rounds, quantile {self.quantile}: at least 1 round, a"
+                " quantile from 0 to 1"
+            )
+
+    def and_of(self, outcomes: Mapping[int, Outcome]) -> "UsualGains":
+        """Return a copy with a further round; the oldest round is dropped if there are too many."""
+        seen = (*self.seen, tuple(sorted(gain(outcome) for outcome in outcomes.values())))
+        return UsualGains(self.rounds, self.quantile, seen[-self.rounds :])
+
+    @property
+    def large(self) -> float:
+        """Quantile of all decreases in the window; 0 if it is empty."""
+        flat = [value for values in self.seen for value in values]
+        return float(np.quantile(flat, self.quantile)) if flat else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "rounds": self.rounds,
+            "quantile": self.quantile,
+            "seen": [list(values) for values in self.seen],
+        }
+
+    @staticmethod
+    def from_json(document: Any) -> "UsualGains":
+        """Read the values that ``to_json`` returned.
+
+        Raises
+        ------
+        Mistake
+            They are damaged.
+        """
+        try:
+            seen = tuple(tuple(map(float, values)) for values in document["seen"])
+            found = UsualGains(int(document["rounds"]), float(document["quantile"]), seen)
+        except (KeyError, TypeError, ValueError):
+            raise Mistake(
+                "the gains in the checkpoint are damaged; resume from another run directory"
+            ) from None
+        if not all(0 <= value <= 1 for values in seen for value in values):
+            raise Mistake(
+                "the gains in the checkpoint are not between 0 and 1; resume from another run"
+                " directory"
+            )
+        return found
+
+
+def gain(outcome: Outcome) -> float:
+    """Return the relative decrease of the loss, ``(F_before - F_after) / F_before``, from 0 to 1.
+
+    It is 0 if the loss rose, if one of the two losses is not finite, or if the first is not
+    positive.
+    """
+    before = outcome.loss_before
+    after = outcome.loss_after
+    if not (math.isfinite(before) and math.isfinite(after) and before > 0):
+        return 0.0
+    return min(1.0, max(0.0, (before - after) / before))
+
+
+def scaled_rewards(
+    outcomes: Mapping[int, Outcome],
+    usual: UsualGains,
+    target: float,
+    largest_step: float,
+    tolerance: float = 0.1,
+    *,
+    of_steps: bool = True,
+) -> dict[int, float]:
+    """Return rewards from 0 to 1 for the devices of a round.
+
+    A reward is the product of four terms. Progress: ``gain`` divided by ``usual.large``, at most 1;
+    0 without a decrease. Pruning: the step divided by ``largest_step``, at most 1; 1 after the
+    target is reached (by ratio or by groups), and 1 without ``of_steps``. Importance: relative to
+    the largest of the round; 1 if none is positive, 0 if not finite. Time: ``1 / (1 + |T_i - mean
+    T| / (tolerance mean T))``; 1 if the mean is 0. A time that is not finite or negative gives 0
+    and is not part of the mean.
+
+    Parameters
+    ----------
+    outcomes : outcome of each device
+    usual : decreases of the loss, this round included
+    target : target pruning ratio p*
+    largest_step : maximum pruning step Delta_max
+    tolerance : kappa > 0; a device whose time differs from the mean by this fraction gets half
+    of_steps : whether pruning steps are chosen, so that they say something about an arm
+
+    Raises
+    ------
+    Mistake
+        ``tolerance`` or ``largest_step`` is not a finite positive number.
+    """
+    for name, value in (("tolerance", tolerance), ("largest step", largest_step)):
+        if not (math.isfinite(value) and value > 0):
+            raise Mistake(f"{name} = {value}: has to be a finite number above 0")
+    large = usual.large
+    mean = _mean_seconds(outcomes)
+    most = max(
+        (o.importance for o in outcomes.values() if math.isfinite(o.importance)), default=0.0
+    )
+    rewards = {}
+    for device, outcome in outcomes.items():
+        progress = min(1.0, gain(outcome) / large) if large > 0 else float(gain(outcome) > 0)
+        step = (outcome.pruned - outcome.pruned_before) / largest_step
+        pruning = (
+            1.0
+            if not of_steps or outcome.arrived or outcome.pruned >= target
+            else _share(step, 1.0)
+        )
+        importance = (
+            _share(outcome.importance, most)
+            if most > 0
+            else float(math.isfinite(outcome.importance))
+        )
+        rewards[device] = (
+            progress * pruning * importance * _timeliness(outcome.seconds, mean, tolerance)
+        )
+    return rewards
+
+
+def literal_rewards(
+    outcomes: Mapping[int, Outcome], smallest_gap: float = 1e-3
+) -> dict[int, float]:
+    """Return equation 3, ``Delta F Delta p I / |T_i - mean T|``, for the devices of a round.
+
+    As in the equation, the reward is negative if the loss rose, and 0 if nothing was pruned, also
+    at the target. A gap below ``smallest_gap`` seconds is replaced by it. If a term is not finite,
+    the reward is 0; its magnitude is at most ``LARGEST_REWARD``.
+
+    Raises
+    ------
+    Mistake
+        ``smallest_gap`` is not a finite positive number.
+    """
+    if not (math.isfinite(smallest_gap) and smallest_gap > 0):
+        raise Mistake(
+            f"smallest gap = {smallest_gap}: has to be a finite number of seconds above 0"
+        )
+    mean = _mean_seconds(outcomes)
+    rewards = {}
+    for device, outcome in outcomes.items():
+        fall = outcome.loss_before - outcome.loss_after
+        step = outcome.pruned - outcome.pruned_before
+        found = fall * step * outcome.importance / max(abs(outcome.seconds - mean), smallest_gap)
+        known = (
+            math.isfinite(outcome.seconds)
+            and outcome.seconds >= 0
+            and not math.isnan(found)
+            and math.isfinite(fall)
+        )
+        known = known and math.isfinite(outcome.importance)
+        rewards[device] = (
+            max(-LARGEST_REWARD, min(LARGEST_REWARD, found)) if known and found else 0.0
+        )
+    return rewards
+
+
+def _mean_seconds(outcomes: Mapping[int, Outcome]) -> float:
+    """Return the mean of the valid times.
+
+    The summands are sorted, so that the last bit does not depend on the order of the devices.
+    """
+    known = [
+        outcome.seconds
+        for outcome in outcomes.values()
+        if math.isfinite(outcome.seconds) and outcome.seconds >= 0
+    ]
+    return sum(sorted(value / len(known) for value in known))
+
+
+def _share(value: float, of: float) -> float:
+    """Return ``value / of`` limited to 0 to 1; 0 if ``value`` is not finite."""
+    return min(1.0, max(0.0, value / of)) if math.isfinite(value) else 0.0
+
+
+def _timeliness(seconds: float, mean: float, tolerance: float) -> float:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        return 0.0
+    return 1 / (1 + abs(seconds - mean) / half) if (half := tolerance * mean) > 0 else 1.0

@@ -1,0 +1,108 @@
+"""Federated FLAP (An et al. 2024).
+
+Paper: "Fluctuation-based Adaptive Structured Pruning for Large Language Models".
+Every client observes the inputs of each block's attention output and FFN down projection in the
+dense model, and sends their mean and sum of squared deviations per channel. The server pools them
+exactly. Up to float32 rounding, it decides as one party with all calibration samples would. It
+removes key-value groups and channels by the published metric, standardized within each block and
+compared over all blocks (section 3.3). Biases compensate for them (section 3.4).
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
+from espalier.messages.parts import parts_of
+from espalier.messages.payload import block_key
+from espalier.methods.contracts.flap import biases, mean_name, moment_specs, squares_name
+from espalier.methods.settings.flap import FlapSettings
+from espalier.models.structure import ADDED_BIASES
+from espalier.settings.run import RunSettings
+from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled
+from pruning_kernels.lora.clipping import SINGLE_NUMBERS
+from strategies.averaging.client_weights import count_claims
+from strategies.averaging.update_limits import UpdateLimits
+from strategies.base.inbox import Inbox
+from strategies.structured.strategy import Cutting
+
+
+class Flap(Cutting):
+    """Strategy of FLAP: pooled fluctuation of the inputs.
+
+    The parameters are those of ``Method``.
+    """
+
+    SENT = "moments"
+    STEPS = ("moments", "moments")
+
+    @classmethod
+    def biases(cls, settings: RunSettings) -> tuple[str, ...]:
+        """Return the matrices with observed inputs, or none if the settings exclude biases."""
+        return biases(settings)
+
+    def summary(self) -> None:
+        """Show the method and its main settings."""
+        job = self.run.settings.of(FlapSettings)
+        bias = ", with biases in their place" if job.bias_compensation else ""
+        text = (
+            f"{job.share:.0%} of the {job.share_of}' parameters, {job.metric}, {job.selection}"
+            f" comparison{bias}"
+        )
+        self.run.progress.note("method", f"flap         {text}")
+
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        """Return the reply parts; each consists of the moments of complete blocks."""
+        return parts_of(moment_specs(self.run.model.plan), self.run.settings.part_bytes)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Pool the moments and decide the cut."""
+        most = self.run.settings.of(FlapSettings).max_client_ratio
+        claimed = {client: int(self._reports[client]["tokens"]) for client in clients}
+        sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
+        tokens = count_claims(
+            self.rounds,
+            "tokens",
+            {client: float(number) for client, number in claimed.items()},
+            most,
+        )
+        counted = count_claims(self.rounds, "inputs", sizes, most)
+        factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
+
+        limits = UpdateLimits(most)
+
+        @cache
+        def moments(index: int) -> BlockMoments:
+            found = {}
+            for name in ADDED_BIASES:
+                own = [
+                    _moments(inbox, client, index, name, claimed[client]).counted(
+                        int(tokens[client]), factor[client]
+                    )
+                    for client in clients
+                ]
+                parts, excesses = limited_by_median(own, SINGLE_NUMBERS * most)
+                for client, excess in zip(clients, excesses, strict=True):
+                    if excess > 1:
+                        limits.note(client, (index, name), excess, 1.0)
+                found[name] = pooled(parts)
+            return found
+
+        self.keep(flap_cuts(self.run.model, moments, self.run.settings.of(FlapSettings)))
+        limits.tell(self.rounds, "moments")
+
+    def _size(self, inbox: Inbox, client: int, tokens: int) -> float:
+        """Return the root mean square of a client's inputs, summed over matrices."""
+        found = (
+            _moments(inbox, client, block.index, name, tokens)
+            for block in self.run.model.plan.blocks
+            for name in ADDED_BIASES
+        )
+        return sum(float((one.square_sum / one.count).mean().sqrt()) for one in found)
+
+
+def _moments(inbox: Inbox, client: int, index: int, name: str, tokens: int) -> Moments:
+    mean, squares = (
+        inbox.tensor(client, block_key(index), of(name)).double()
+        for of in (mean_name, squares_name)
+    )
+    return Moments(tokens, mean, squares)

@@ -1,0 +1,1 @@
+"""Virtual time of a simulated fleet of devices."""

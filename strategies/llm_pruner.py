@@ -1,0 +1,345 @@
+"""Federated LLM-Pruner (Ma et al. 2023).
+
+Paper: "LLM-Pruner: On the Structural Pruning of Large Language Models".
+Every client computes the gradient of its loss. For each prunable group (a key-value group or a
+channel, with all coupled weights), it sends the sum of weights times gradients. The server adds the
+clients' scores and removes the groups with the lowest score. The first and last blocks are kept
+(section 4.1). A separate run fine-tunes the result: ``espalier run fedpetuning model=runs/...``.
+
+With the corresponding settings, Mask Tuning (Kwon et al. 2022) is included. Clients also send
+Fisher information, which guides the search for the cut and its rearrangement. In a second round
+they send normal equations for scales of the remaining groups, which the server adds and solves.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.hf.group_scores.mask_tuning import cut_of_blocks, scaled_cuts, scales_or_none
+from espalier.hf.group_scores.taylor import read_factor, taylor_cuts
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.cuts import KINDS, MOST_SCALE
+from espalier.messages.blobs.mask_tuning import (
+    AIMS,
+    JOINT,
+    CutOfBlocks,
+    equation_key,
+    equation_places,
+    equation_specs,
+    fisher_name,
+    require_sendable,
+)
+from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.parts import parts_of
+from espalier.messages.payload import block_key
+from espalier.methods.contracts.llm_pruner import cut_blocks, score_name, score_specs
+from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.models.plan import ModelPlan
+from espalier.models.structure import units_of
+from espalier.models.triangles import ROUNDING, diagonal_of
+from espalier.settings.run import RunSettings
+from pruning_kernels.groups.mask_tuning import is_positive
+from pruning_kernels.groups.slicing import unpacked
+from pruning_kernels.lora.clipping import SINGLE_NUMBERS, within_band, within_ratio
+from strategies.averaging.client_weights import count_claims
+from strategies.averaging.update_limits import UpdateLimits
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.roster import Seat
+from strategies.base.run import Run
+from strategies.structured.strategy import Cutting
+
+LEAST_DAMPING = 1e-3
+"""Minimum damping with which normal equations must have a solution.
+
+Float32 rounding gives valid equations eigenvalues slightly below 0.
+"""
+
+
+class LlmPruner(Cutting):
+    """Strategy of LLM-Pruner: summed first-order scores or Fisher information, optional scales.
+
+    The parameters are those of ``Method``.
+    """
+
+    SENT = "scores"
+    STEPS = ("scores", "scores")
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.job = run.settings.of(LlmPrunerSettings)
+        self.plan = run.model.plan
+        self.limits = UpdateLimits(SINGLE_NUMBERS * self.job.max_score_ratio)
+        self.num_rounds = self.job.num_rounds(run.settings.federation)
+
+    @classmethod
+    def blocks(cls, settings: RunSettings, plan: ModelPlan) -> range:
+        """Return the blocks that may be cut."""
+        return cut_blocks(plan, settings.of(LlmPrunerSettings))
+
+    @classmethod
+    def scaled(cls, settings: RunSettings) -> tuple[str, ...]:
+        """Return the kinds of prunable groups that get scales."""
+        return settings.of(LlmPrunerSettings).rescaled
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse what ``Cutting`` refuses, and equations that do not fit in a message."""
+        super().require_fit(settings, model, capabilities)
+        try:
+            require_sendable(model.plan, settings.of(LlmPrunerSettings))
+        except Mistake as mistake:
+            raise Mistake(f"{settings.method}.{mistake}") from None
+
+    def summary(self) -> None:
+        """Show the method and its main settings."""
+        job = self.job
+        spared = f"{job.spare_first} first and {job.spare_last} last blocks spared"
+        refined = {"rearranged": job.rearrange, "rescaled": job.rescale}
+        then = "".join(f", {kinds} {how}" for how, kinds in refined.items() if kinds != "off")
+        text = (
+            f"{job.share:.0%} of the {job.share_of}' parameters, {job.element} sums,"
+            f" {job.selection} comparison, {spared}{then}"
+        )
+        self.run.progress.note("method", f"llm-pruner   {text}")
+
+    # ----- messages -------------------------------------------------------------------------------
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """Return the order to score all groups, or in round 2 to measure the remaining ones."""
+        return NoScalars(), self.part_blobs(server_round, client)
+
+    def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
+        """Return the cut in round 2, because it determines the shapes; nothing in round 1."""
+        if server_round == 1:
+            return {}
+        return {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
+
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        """Return the reply parts: scores of complete blocks, or equations of complete kinds."""
+        scoring = server_round == 1
+        specs = (
+            score_specs(self.plan, self.run.settings)
+            if scoring
+            else equation_specs(self.plan, self._cut(), self.job)
+        )
+        return parts_of(specs, self.run.settings.part_bytes)
+
+    def sent_text(self, seat: Seat) -> str:
+        """Return a phrase for the reply: scores or normal equations."""
+        return f"{'normal equations' if self.rounds.finished else self.SENT} of {seat.site}"
+
+    def _cut(self) -> CutOfBlocks:
+        return cut_of_blocks(
+            self.plan, [self.result.blob(block.index) for block in self.plan.blocks]
+        )
+
+    # ----- replies --------------------------------------------------------------------------------
+
+    def is_plausible(self, inbox: Inbox, client: int) -> bool:
+        """Return whether normal equations are Gram matrices, so that their sum has a solution.
+
+        A client whose equations are not is dropped.
+        """
+        for place in equation_places(self._cut(), self.job) if self.rounds.finished else ():
+            joint, _ = self._equations(inbox, client, place)
+            if not is_positive(joint, max(self.job.rescale_damping, LEAST_DAMPING)):
+                reason = (
+                    f"reply refused: {equation_key(*place)}: the numbers are no inner products of"
+                    " what units give"
+                )
+                self.rounds.drop("train", self.rounds.roster.seats[client], reason)
+                return False
+        return True
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Aggregate scores and decide the cut, or aggregate equations and solve for scales.
+
+        Scores arrive in round 1, equations in round 2.
+        """
+        if server_round == 1:
+            self.keep(self._chosen(inbox, clients))
+        else:
+            self._rescale(inbox, clients)
+
+    def _chosen(self, inbox: Inbox, clients: list[int]) -> Iterator[bytes]:
+        job = self.job
+        plan = self.plan
+        blocks = cut_blocks(self.plan, self.job)
+        names = [(index, kind) for index in blocks for kind in KINDS]
+        sent = {
+            client: [
+                inbox.tensor(client, block_key(index), score_name(kind)).double()
+                for index, kind in names
+            ]
+            for client in clients
+        }
+        factor = self._counted(
+            "scores",
+            {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()},
+        )
+        scores: list[dict[str, Tensor]] = [{} for _ in blocks]
+        counted: dict[tuple[int, str], list[Tensor]] = {}
+        for place, (index, kind) in enumerate(names):
+            of_all = self._limited(
+                {client: sent[client][place] * factor[client] for client in clients}, (index, kind)
+            )
+            scores[index - job.spare_first][kind] = sum(of_all, start=torch.zeros(()))
+            counted[index, kind] = of_all
+        self.limits.tell(self.rounds, "scores of units")
+
+        def fisher_of(place: int, kind: str) -> Tensor:
+            """Return the Fisher factors of all clients, stacked along the rows."""
+            index = blocks[place]
+            units = getattr(units_of(plan, plan.blocks[index]), kind)
+            windows = self.run.settings.data.windows
+            flat = (inbox.tensor(client, block_key(index), fisher_name(kind)) for client in clients)
+            own = (
+                read_factor(one, units, windows) * factor[c] ** 0.5
+                for c, one in zip(clients, flat, strict=True)
+            )
+            return torch.cat(
+                [
+                    _within_scores(one, most)
+                    for one, most in zip(own, counted[index, kind], strict=True)
+                ]
+            )
+
+        return taylor_cuts(self.run.model, scores, job, fisher_of)
+
+    def _limited(self, scores: Mapping[int, Tensor], place: tuple[int, str]) -> list[Tensor]:
+        """Return the scores of one kind in a block, limited relative to the median, by client."""
+        found = []
+        sizes = torch.stack([one.abs() for one in scores.values()])
+        for (client, own), size, limited in zip(
+            scores.items(), sizes, within_ratio(sizes, self.limits.most_ratio), strict=True
+        ):
+            beyond = limited != size
+            if bool(beyond.any()):
+                worst = int(
+                    (
+                        torch.maximum(size, limited)
+                        / torch.minimum(size, limited).clamp(min=1e-300)
+                    ).argmax()
+                )
+                self.limits.note(client, place, float(size[worst]), float(limited[worst]))
+                own = torch.where(beyond, limited.copysign(own), own)
+            found.append(own)
+        return found
+
+    def _counted(self, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
+        """Return the factors that limit the clients' sums."""
+        counted = count_claims(self.rounds, what, sizes, self.job.max_score_ratio)
+        return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
+
+    # ----- scales ---------------------------------------------------------------------------------
+
+    def _equations(
+        self, inbox: Inbox, client: int, place: tuple[int, str]
+    ) -> tuple[Tensor, Tensor]:
+        """Return joint matrix and aims of a client's normal equations: float64."""
+        key = equation_key(*place)
+        aims = inbox.tensor(client, key, AIMS).double()
+        return unpacked(inbox.tensor(client, key, JOINT).double(), len(aims)), aims
+
+    def _rescale(self, inbox: Inbox, clients: list[int]) -> None:
+        cut = self._cut()
+        places = equation_places(cut, self.job)
+        factor = self._counted(
+            "equations", {client: self._size(inbox, client, places) for client in clients}
+        )
+        refused: list[tuple[int, str]] = []
+        blobs = []
+        self.run.progress.begin("rescaling", len(cut))
+        for index, (blob, scales) in enumerate(
+            scaled_cuts(cut, self._scales(inbox, factor, refused), self.job)
+        ):
+            blobs.append(self.result.store.put(blob))
+            kept = {kind: own[~cut[index][kind]] for kind, own in scales.items()}
+            told = ", ".join(
+                f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items()
+            )
+            self.run.progress.step("rescaled", f"block {index}: {told}", block=index)
+        self.limits.tell(self.rounds, "equations of units")
+        self.result.blobs = blobs
+        if refused:
+            named = ", ".join(f"{kind} of block {index}" for index, kind in refused)
+            text = f"not rescaled {named}: a scale would be beyond {MOST_SCALE:g}"
+            self.run.progress.note("unscaled", text, places=[list(place) for place in refused])
+
+    def _scales(
+        self, inbox: Inbox, factor: Mapping[int, float], refused: list[tuple[int, str]]
+    ) -> Callable[[int, str], Tensor | None]:
+        """Return a function that solves the sum of the clients' equations of a place.
+
+        The clients are added in client order. Places without a usable solution are appended to
+        ``refused``.
+        """
+
+        def of(index: int, kind: str) -> Tensor | None:
+            joint = torch.zeros(())
+            aims = torch.zeros(())
+            equations = self._limited_equations(inbox, list(factor), (index, kind))
+            for client, counts in factor.items():
+                own_joint, own_aims = equations[client]
+                joint = joint + own_joint * counts
+                aims = aims + own_aims * counts
+            found = scales_or_none((joint, aims), self.job.rescale_damping)
+            if found is None:
+                refused.append((index, kind))
+            return found
+
+        return of
+
+    def _limited_equations(
+        self, inbox: Inbox, clients: Sequence[int], place: tuple[int, str]
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return the normal equations of a place, limited relative to the median client.
+
+        For each group, both its own squared output and the ratio of its aim to that square are kept
+        near the median. A joint matrix is scaled on both sides, so that it stays a Gram matrix.
+        """
+        found = {client: self._equations(inbox, client, place) for client in clients}
+        own = torch.stack([joint.diagonal().clamp(min=0) for joint, _ in found.values()])
+        shares = torch.stack([aims for _, aims in found.values()]) / own.where(
+            own > 0, torch.ones(()).double()
+        )
+        # Products of two groups' outputs vary twice as much in exponent as scores do.
+        most = self.limits.most_ratio**2
+        within = within_ratio(own, most)
+        near = within_band(shares, most)
+        for row, client in enumerate(clients):
+            scales = torch.where(
+                within[row] != own[row], (within[row] / own[row].clamp(min=1e-300)).sqrt(), 1.0
+            )
+            if bool((scales != 1).any()) or bool((near[row] != shares[row]).any()):
+                joint, _ = found[client]
+                found[client] = joint * scales[:, None] * scales, near[row] * within[row]
+                largest = max(float(scales.max()), 1 / float(scales.min().clamp(min=1e-8))) ** 2
+                self.limits.note(client, place, largest, 1.0)
+        return found
+
+    def _size(self, inbox: Inbox, client: int, places: Sequence[tuple[int, str]]) -> float:
+        """Return the sum of a client's own squared outputs and absolute aims, over the places."""
+        total = 0.0
+        for place in places:
+            key = equation_key(*place)
+            aims = inbox.tensor(client, key, AIMS).double()
+            own = diagonal_of(inbox.tensor(client, key, JOINT).numpy(), len(aims))
+            total += float(own.sum()) + float(aims.abs().sum())
+        return total
+
+
+def _within_scores(factor: Tensor, scores: Tensor) -> Tensor:
+    """Return a Fisher factor, (rows, groups), whose column squares sum to at most the score."""
+    squares = factor.square().sum(dim=0)
+    beyond = squares > scores * (1 + ROUNDING)
+    return (
+        torch.where(beyond, factor * (scores / squares.clamp(min=1e-300)).sqrt(), factor)
+        if bool(beyond.any())
+        else factor
+    )

@@ -1,0 +1,1 @@
+"""LLM-Streamline: a stretch of blocks is replaced by one trained layer."""

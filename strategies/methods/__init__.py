@@ -1,1 +1,0 @@
-"""Federated methods; each file is one strategy and follows the steps of its paper."""

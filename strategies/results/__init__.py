@@ -1,1 +1,0 @@
-"""Results of runs: how they are stored, sent and merged into a model."""

@@ -1,0 +1,1 @@
+"""SliceGPT: the residual stream is rotated and sliced by pooled second moments."""

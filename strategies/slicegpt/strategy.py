@@ -1,0 +1,167 @@
+"""Federated SliceGPT (Ashkboos et al. 2024).
+
+Paper: "SliceGPT: Compress Large Language Models by Deleting Rows and Columns".
+Every client sends the second moments of its signals at every norm of the dense model (section 3.3).
+The server averages them over all calibration samples. Up to float32 rounding, it finds the same
+principal components as one party with all samples. It rotates the residual stream onto them, with
+one basis per norm, and deletes the minor ones (section 3.4). Alternatively the signals are those of
+a public text, and clients send nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from espalier.errors import Mistake
+from espalier.hf.opening.opened import OpenedModel, check_labels
+from espalier.hf.sliced.configuration import require_sliceable
+from espalier.hf.sliced.signals import mean_moments
+from espalier.hf.stream.block_stream import BlockStream
+from espalier.messages.message import NoScalars, Scalars, validate
+from espalier.messages.parts import parts_of
+from espalier.methods.contracts.slicegpt import (
+    MOMENTS,
+    MomentsReport,
+    basis_specs,
+    dense_width,
+    moment_parts,
+    places,
+)
+from espalier.methods.settings.slicegpt import SliceGptSettings
+from espalier.settings.run import RunSettings
+from pruning_kernels.groups.slicing import unpacked
+from pruning_kernels.lora.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, limited_moments
+from strategies.averaging.client_weights import count_claims
+from strategies.averaging.update_limits import UpdateLimits
+from strategies.base.evaluation import ClientEvaluation
+from strategies.base.inbox import Inbox
+from strategies.base.method import Method
+from strategies.base.public_windows import public_windows, require_public_text
+from strategies.base.run import Run
+from strategies.slicegpt.bases import SlicedResult
+
+
+class SliceGpt(Method):
+    """Strategy of SliceGPT: pooled second moments of clients, or those of a public text.
+
+    The parameters are those of ``Method``.
+    """
+
+    result: SlicedResult
+    num_rounds = 1
+    SENT = "moments"
+    STEPS = ("moments", "moments")
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.job = run.settings.of(SliceGptSettings)
+        self.plan = run.model.plan
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
+        self.result = SlicedResult(
+            run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan))
+        )
+
+    @classmethod
+    def require_fit(
+        cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]
+    ) -> None:
+        """Refuse a model that cannot be rotated, a width of 0, or an unusable public text."""
+        check_labels(model.family, None, str(model.directory / "config.json"))
+        require_sliceable(model)
+        job = settings.of(SliceGptSettings)
+        try:
+            job.width(dense_width(model.plan))
+        except Mistake as mistake:
+            raise Mistake(f"{settings.method}.{mistake}") from None
+        if job.covariances == "public":
+            require_public_text(settings, job, model)
+            public_windows(settings, job, model)
+
+    def summary(self) -> None:
+        """Show the method and its main settings."""
+        whose = (
+            "all clients"
+            if self.job.covariances == "clients"
+            else f"public text ({self.job.public_text})"
+        )
+        text = (
+            f"slicegpt     {self.result.width} of {dense_width(self.plan)} components of the"
+            f" residual stream stay, by {whose}"
+        )
+        self.run.progress.note("method", text)
+
+    def before_round(self, server_round: int) -> bool:
+        """Compute the bases from public text at the server, if the settings say so."""
+        if self.job.covariances == "clients":
+            return False
+        windows = public_windows(self.run.settings, self.job, self.run.model)
+        self._find(mean_moments(BlockStream(self.run.model, self.run.computing), windows))
+        return True
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """Return the order to measure moments.
+
+        With public text it only checks that clients answer.
+        """
+        return NoScalars(), {}
+
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        """Return the reply parts; each consists of the moments of complete places."""
+        return moment_parts(self.plan, self.run.settings)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Pool the moments place by place, in client order, and compute the bases."""
+        if self.job.covariances == "public":
+            return
+        told = {client: validate(MomentsReport, self._reports[client]) for client in clients}
+        claimed = {client: float(report.samples or 1) for client, report in told.items()}
+        weights = count_claims(
+            self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio
+        )
+        self._find(self._pooled(inbox, place, weights) for place in places(self.plan))
+        self.limits.tell(self.rounds, "moments")
+
+    def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
+        """Return the mean of the clients' moments at a place, (width, width), float64.
+
+        From three clients on, each client's moments are limited by the mean of the others.
+        """
+        width = dense_width(self.plan)
+        total = sum(weights.values())
+        mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)
+        for client, weight in weights.items():
+            mean += inbox.tensor(client, place, MOMENTS).to(torch.float64) * weight
+        mean = unpacked(mean / total, width)
+        excess = torch.zeros_like(mean)
+        for client, weight in weights.items() if len(weights) >= LEAST_CLIENTS else ():
+            own = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
+            others = (mean * total - own * weight) / (total - weight)
+            limited, largest = limited_moments(own, others, self.limits.most_ratio)
+            if limited is not own:
+                excess += (own - limited) * (weight / total)
+                self.limits.note(client, place, largest, 1.0)
+        return mean - excess
+
+    def _find(self, moments: Iterator[Tensor]) -> None:
+        """Compute a basis for each place, one at a time."""
+        names = places(self.plan)
+        self.run.progress.begin("slicing", len(names))
+        for name, found in zip(names, moments, strict=True):
+            kept = self.result.take(found)
+            self.run.progress.step(
+                "sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept
+            )
+
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Push the bases to the clients, for the evaluation on their own text."""
+        if not self.run.settings.evaluation.own_text:
+            return
+        numbers = {place: number for number, place in enumerate(places(self.plan))}
+        parts = parts_of(basis_specs(self.plan, self.run.settings), self.run.settings.part_bytes)
+        whole = (
+            (NoScalars(), {place: self.result.blob(numbers[place]) for place in part})
+            for part in parts
+        )
+        yield from self.bring(server_round, whole)

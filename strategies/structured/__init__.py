@@ -1,0 +1,1 @@
+"""Strategies that remove prunable groups of one global model."""
