@@ -4,9 +4,10 @@
     python -m benchmarks.result_hashes after.json --compare before.json [PRESET ...]
 
 Each preset runs in a process of its own, with the handlers of a real run and without Ray or a
-SuperLink. The hashes repeat on one machine with the same libraries. Model cards and modeling code in
-a result are texts of this project, so they are left out. Presets of published models are left out
-too, because their models are not part of the project.
+SuperLink, for at most two rounds and with little evaluation. The hashes repeat on one machine with
+the same libraries. Model cards and modeling code in a result are texts of this project, so they are
+left out. Presets of published models are left out too, because their models are not part of the
+project.
 """
 
 import argparse
@@ -22,13 +23,14 @@ from flwr.app import Context, RecordDict
 
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
+from espalier.settings.methods import METHODS
 
 RESULTS = ("model", "adapter", "clients", "masks.safetensors")
 TEXTS = (".md", ".py")
+SHORT = ("evaluation.max-windows=1", "evaluation.centralized=off")
 VARIANTS = {
-    "fedprllm-iterative": ["fedprllm", "fedprllm.strategy=iterative", "evaluation.max-windows=4"],
-    "fedspallm-rounds": ["fedspallm", "federation.rounds=2", "evaluation.max-windows=4"],
-    "llm-pruner-rescale": ["llm-pruner", "llm-pruner.rescale=groups", "evaluation.max-windows=4"],
+    "fedprllm-iterative": ["fedprllm", "fedprllm.strategy=iterative"],
+    "llm-pruner-rescale": ["llm-pruner", "llm-pruner.rescale=groups"],
 }
 """Settings that no preset has, by the name of the variant."""
 
@@ -46,8 +48,10 @@ def run_here(words: list[str], folder: Path) -> None:
     from server_app.app import run_method
     from tests.in_process import InProcessGrid
 
-    words = [*words, f"out-dir={folder / 'runs'}"]
-    config, _ = configuration(find_app(None), words, on_this_machine=True)
+    words = [*words, *SHORT, f"out-dir={folder / 'runs'}"]
+    config, settings = configuration(find_app(None), words, on_this_machine=True)
+    if METHODS[settings.method].federates:
+        config["federation.rounds"] = min(config["federation.rounds"], 2)
     number = config["num-clients"]
     nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
     run_method(InProcessGrid(app, nodes, config), Context(1, 0, {}, RecordDict(), config))

@@ -31,7 +31,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import Letter, address, read
 from espalier.messages.parts import Report
-from espalier.messages.payload import block_key, pack_tensors, unpack_tensors
+from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.models.plan import block_key
 from espalier.settings.run import parse
 from strategies.base.roster import Seat
 from strategies.base.rounds import Rounds

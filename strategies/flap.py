@@ -13,9 +13,8 @@ from functools import cache
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
 from espalier.messages.parts import parts_of
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.flap import biases, mean_name, moment_specs, squares_name
-from espalier.methods.settings.flap import FlapSettings
+from espalier.methods.flap import FlapSettings, biases, mean_name, moment_specs, squares_name
+from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings
 from pruning_kernels.groups.fluctuation import Moments, limited_by_median, pooled

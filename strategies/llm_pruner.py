@@ -33,10 +33,8 @@ from espalier.messages.blobs.mask_tuning import (
 )
 from espalier.messages.message import NoScalars, Scalars
 from espalier.messages.parts import parts_of
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.llm_pruner import cut_blocks, score_name, score_specs
-from espalier.methods.settings.llm_pruner import LlmPrunerSettings
-from espalier.models.plan import ModelPlan
+from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, score_name, score_specs
+from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import units_of
 from espalier.models.triangles import ROUNDING, diagonal_of
 from espalier.settings.run import RunSettings

@@ -14,8 +14,8 @@ from torch import Tensor
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.payload import block_key
 from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.models.plan import block_key
 
 
 @dataclass(frozen=True)

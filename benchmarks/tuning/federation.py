@@ -24,9 +24,9 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import factors_of
 from espalier.messages.blobs.adapters import unpack_adapters
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.fedpetuning import trained
+from espalier.methods.fedpetuning import trained
 from espalier.models.adapters import HEAD_KEY, Adapter, Tensors
+from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings

@@ -33,10 +33,17 @@ from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, Letter, validate
-from espalier.messages.payload import block_key, tensor_specs
-from espalier.methods.contracts.fedpetuning import Order, TuningReport, blob_specs, parts, trained
-from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.messages.payload import tensor_specs
+from espalier.methods.fedpetuning import (
+    AdapterAveraging,
+    Order,
+    TuningReport,
+    blob_specs,
+    parts,
+    trained,
+)
 from espalier.models.adapters import AdapterPlan, Tensors, cut_to_rank
+from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT

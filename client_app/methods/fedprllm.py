@@ -26,9 +26,15 @@ from espalier.hf.stream.input_statistics import watch_for
 from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack_masks
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import Report, parts_of
-from espalier.messages.payload import block_key, pack_tensors, unpack_tensors
-from espalier.methods.contracts.fedprllm import Decision, decided_parts, mask_blobs, votes_key
-from espalier.methods.settings.fedprllm import FedPrLLMSettings
+from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.methods.fedprllm import (
+    Decision,
+    FedPrLLMSettings,
+    decided_parts,
+    mask_blobs,
+    votes_key,
+)
+from espalier.models.plan import block_key
 from espalier.progress.beats import beat
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import PrivateState

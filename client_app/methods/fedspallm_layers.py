@@ -7,8 +7,8 @@ from typing import Any
 from client_app.site import Site, reply_to
 from espalier.errors import Mistake
 from espalier.messages.message import Letter, NoScalars, validate
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.fedspallm import Update
+from espalier.methods.fedspallm import Update
+from espalier.models.plan import block_key
 from espalier.storage.client_state import PrivateState
 
 Held = dict[str, dict[str, Any]]

@@ -23,8 +23,7 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import parts_of
-from espalier.methods.contracts.flap import MomentsReport, biases, moment_specs
-from espalier.methods.settings.flap import FlapSettings
+from espalier.methods.flap import FlapSettings, MomentsReport, biases, moment_specs
 from espalier.storage.client_state import PrivateState
 
 

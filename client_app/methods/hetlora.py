@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier.messages.payload import block_key
-from espalier.methods.settings.fedpetuning import AdapterAveraging
-from espalier.methods.settings.hetlora import HetLoRASettings
+from espalier.methods.fedpetuning import AdapterAveraging
+from espalier.methods.hetlora import HetLoRASettings
 from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_ranks import kept_rank, self_prune_rank, tail_norm
 from pruning_kernels.lora.factors import Factors

@@ -31,8 +31,7 @@ from espalier.messages.blobs.mask_tuning import equation_specs, told_cut
 from espalier.messages.contract import BlockSpecs
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import Report, parts_of
-from espalier.methods.contracts.llm_pruner import score_specs
-from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_pruner import LlmPrunerSettings, score_specs
 from espalier.storage.client_state import PrivateState
 
 CUT = "cut"

@@ -9,7 +9,7 @@ from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.blobs.cuts import cut_specs
 from espalier.messages.message import Header
 from espalier.messages.parts import parts_of
-from espalier.messages.payload import block_key
+from espalier.models.plan import block_key
 
 
 def delivered_cut(

@@ -22,8 +22,8 @@ from espalier.hf.stream.edits import Edits
 from espalier.hf.structured.export import best_form, export_structured
 from espalier.hf.structured.export_encoder import export_cut_encoder
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.payload import block_key
 from espalier.models.adapters import HEAD_KEY, AdapterPlan, Tensors
+from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.seeds import derive_seed
 from espalier.storage.client_state import PrivateState

@@ -24,9 +24,8 @@ from espalier.data.data_protection import require_tokens
 from espalier.errors import StateLost
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, Letter, validate
-from espalier.methods.contracts.fedpetuning import Order, TuningReport, parts
-from espalier.methods.contracts.sft_p import lora_plan, shape_of, trained
-from espalier.methods.settings.sft_p import SftPSettings
+from espalier.methods.fedpetuning import Order, TuningReport, parts
+from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT

@@ -19,10 +19,9 @@ from espalier.hf.structured.lane_gates import Gate, LaneGates
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.message import Header
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.sft_p import lora_plan, shape_of
-from espalier.methods.settings.sft_p import SftPSettings
+from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of
 from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.models.plan import block_key
 from espalier.training.sft_p.mask_generator import gate_logits
 
 

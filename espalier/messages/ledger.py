@@ -11,8 +11,8 @@ from flwr.app import RecordDict
 from espalier.environment.bounded_json import read_json
 from espalier.errors import Mistake
 from espalier.messages.message import Header, Letter, num_bytes
-from espalier.messages.payload import DTYPE_BYTES, block_key, tensor_specs
-from espalier.models.plan import ModelPlan
+from espalier.messages.payload import DTYPE_BYTES, tensor_specs
+from espalier.models.plan import ModelPlan, block_key
 
 
 @dataclass

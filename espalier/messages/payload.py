@@ -223,17 +223,6 @@ def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:
     return text + b" " * (-len(text) % 8)
 
 
-def block_key(index: int) -> str:
-    """Return the key of a decoder block's blob."""
-    return f"block-{index:04d}"
-
-
-def block_of_key(key: str) -> int | None:
-    """Return the number of the decoder block with this blob key; None for other blobs."""
-    number = key.removeprefix("block-")
-    return int(number) if number.isdecimal() and block_key(int(number)) == key else None
-
-
 def to_record(blobs: Mapping[str, bytes]) -> ArrayRecord:
     """Put blobs into a Flower record."""
     return ArrayRecord(

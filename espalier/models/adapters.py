@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from espalier.errors import Mistake
-from espalier.messages.payload import block_key
-from espalier.models.plan import LinearPlan, ModelPlan
+from espalier.models.plan import LinearPlan, ModelPlan, block_key
 from espalier.settings.lora import SCALINGS, LoraSettings
 
 if TYPE_CHECKING:

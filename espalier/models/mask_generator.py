@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from espalier.messages.payload import block_key
-from espalier.models.plan import ModelPlan
+from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import LANES, units_of
 
 GENERATOR_KEY = "generator"

@@ -103,3 +103,14 @@ def cut_into_parts(block_bytes: list[int], part_bytes: int) -> list[range]:
         size += block
     parts.append(range(start, len(block_bytes)))
     return parts
+
+
+def block_key(index: int) -> str:
+    """Return the key of a decoder block's blob."""
+    return f"block-{index:04d}"
+
+
+def block_of_key(key: str) -> int | None:
+    """Return the number of the decoder block with this blob key; None for other blobs."""
+    number = key.removeprefix("block-")
+    return int(number) if number.isdecimal() and block_key(int(number)) == key else None

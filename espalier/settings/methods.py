@@ -74,11 +74,11 @@ class Row:
 METHODS: dict[str, Row] = {
     "fedpetuning": Row(
         title="FedPETuning (federated averaging of LoRA adapters)",
-        settings="espalier.methods.settings.fedpetuning:FedPETuningSettings",
+        settings="espalier.methods.fedpetuning:FedPETuningSettings",
         strategy="strategies.fedpetuning.strategy:FedPETuning",
         job="client_app.methods.fedpetuning",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.contracts.fedpetuning",
+        contracts="espalier.methods.fedpetuning",
         messages="server_app.estimate.messages.adapters:Tuning",
         work="server_app.estimate.work.training:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -87,11 +87,11 @@ METHODS: dict[str, Row] = {
     ),
     "fedprllm": Row(
         title="FedPrLLM (clients vote with their masks on the weights to prune)",
-        settings="espalier.methods.settings.fedprllm:FedPrLLMSettings",
+        settings="espalier.methods.fedprllm:FedPrLLMSettings",
         strategy="strategies.fedprllm.strategy:FedPrLLM",
         job="client_app.methods.fedprllm",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.contracts.fedprllm",
+        contracts="espalier.methods.fedprllm",
         messages="server_app.estimate.messages.masks:Masks",
         work="server_app.estimate.work.block_walk:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -103,11 +103,11 @@ METHODS: dict[str, Row] = {
             "FedSpaLLM (clients prune sampled layers, the server averages the weights that they"
             " keep)"
         ),
-        settings="espalier.methods.settings.fedspallm:FedSpaLLMSettings",
+        settings="espalier.methods.fedspallm:FedSpaLLMSettings",
         strategy="strategies.fedspallm.strategy:FedSpaLLM",
         job="client_app.methods.fedspallm",
         delivery="client_app.methods.fedspallm_layers:take_layers",
-        contracts="espalier.methods.contracts.fedspallm",
+        contracts="espalier.methods.fedspallm",
         messages="server_app.estimate.messages.layers:KeptLayers",
         work="server_app.estimate.work.block_walk:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -118,11 +118,11 @@ METHODS: dict[str, Row] = {
             "FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the"
             " server keeps aligned)"
         ),
-        settings="espalier.methods.settings.fedsoda:FedSodaSettings",
+        settings="espalier.methods.fedsoda:FedSodaSettings",
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
         delivery="client_app.methods.fedsoda_sub_model:take_any",
-        contracts="espalier.methods.contracts.fedsoda",
+        contracts="espalier.methods.fedsoda",
         messages="server_app.estimate.messages.sub_model:Emulated",
         work="server_app.estimate.work.training:SubTuned",
         outcome="server_app.artifacts.sub_model:SubModelOutcome",
@@ -134,11 +134,11 @@ METHODS: dict[str, Row] = {
             "FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit"
             " chooses for each)"
         ),
-        settings="espalier.methods.settings.fedspine:FedSpineSettings",
+        settings="espalier.methods.fedspine:FedSpineSettings",
         strategy="strategies.fedspine.strategy:FedSpine",
         job="client_app.methods.fedspine.device",
         delivery="client_app.methods.fedspine.cut:take_or_cut",
-        contracts="espalier.methods.contracts.fedspine",
+        contracts="espalier.methods.fedspine",
         messages="server_app.estimate.messages.fedspine:Refined",
         work="server_app.estimate.work.training:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
@@ -149,11 +149,11 @@ METHODS: dict[str, Row] = {
             "FLAP (attention groups and channels that fluctuate least are cut, on pooled"
             " statistics)"
         ),
-        settings="espalier.methods.settings.flap:FlapSettings",
+        settings="espalier.methods.flap:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.contracts.flap",
+        contracts="espalier.methods.flap",
         messages="server_app.estimate.messages.cuts:CutsWithBiases",
         work="server_app.estimate.work.block_walk:Fluctuations",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -162,11 +162,11 @@ METHODS: dict[str, Row] = {
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
-        settings="espalier.methods.settings.hetlora:HetLoRASettings",
+        settings="espalier.methods.hetlora:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.contracts.fedpetuning",
+        contracts="espalier.methods.fedpetuning",
         messages="server_app.estimate.messages.adapters:HetLoRA",
         work="server_app.estimate.work.training:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -178,11 +178,11 @@ METHODS: dict[str, Row] = {
             "LLM-Pruner (units by what the loss would change without them, scores summed over"
             " clients)"
         ),
-        settings="espalier.methods.settings.llm_pruner:LlmPrunerSettings",
+        settings="espalier.methods.llm_pruner:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.contracts.llm_pruner",
+        contracts="espalier.methods.llm_pruner",
         messages="server_app.estimate.messages.cuts:CutsThatRescale",
         work="server_app.estimate.work.whole_model:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -194,11 +194,11 @@ METHODS: dict[str, Row] = {
             "LLM-Streamline (neighbouring blocks that change least give way to one layer, whose"
             " weights are averaged)"
         ),
-        settings="espalier.methods.settings.llm_streamline:LlmStreamlineSettings",
+        settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
         strategy="strategies.llm_streamline.strategy:LlmStreamline",
         job="client_app.methods.llm_streamline",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.contracts.llm_streamline",
+        contracts="espalier.methods.llm_streamline",
         messages="server_app.estimate.messages.replacement_layer:Layer",
         work="server_app.estimate.work.whole_model:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -209,11 +209,11 @@ METHODS: dict[str, Row] = {
             "SFT-P (every client prunes for itself, by masks of a shared generator, trained"
             " together with LoRA)"
         ),
-        settings="espalier.methods.settings.sft_p:SftPSettings",
+        settings="espalier.methods.sft_p:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.contracts.sft_p",
+        contracts="espalier.methods.sft_p",
         messages="server_app.estimate.messages.adapters:SftP",
         work="server_app.estimate.work.training:Masked",
         outcome="server_app.artifacts.personal_masks:PersonalMasksOutcome",
@@ -224,11 +224,11 @@ METHODS: dict[str, Row] = {
             "SliceGPT (principal components of the residual stream, by pooled second moments, of"
             " which the minor go)"
         ),
-        settings="espalier.methods.settings.slicegpt:SliceGptSettings",
+        settings="espalier.methods.slicegpt:SliceGptSettings",
         strategy="strategies.slicegpt.strategy:SliceGpt",
         job="client_app.methods.slicegpt",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.contracts.slicegpt",
+        contracts="espalier.methods.slicegpt",
         messages="server_app.estimate.messages.cuts:Bases",
         work="server_app.estimate.work.block_walk:Components",
         outcome="server_app.artifacts.sliced_model:SlicedOutcome",

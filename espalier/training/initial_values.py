@@ -12,8 +12,8 @@ from torch import Tensor
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import first_head
 from espalier.hf.whole.trained_whole import stored_values
-from espalier.messages.payload import block_key
 from espalier.models.adapters import HEAD_KEY, AdapterPlan
+from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 
 HEAD_SEED = "head"

@@ -19,9 +19,9 @@ from espalier.hf.nf4.matrices import row_reader
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import module_path
 from espalier.messages.blobs.cuts import KINDS
-from espalier.messages.payload import block_key
-from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors
+from espalier.models.plan import block_key
 from espalier.models.structure import COLUMNS, ROWS, unit_size
 from espalier.training.adapted_model import AdaptedModel
 from pruning_kernels.lora.factor_importance import taylor_term

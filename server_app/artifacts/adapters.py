@@ -16,8 +16,8 @@ from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.payload import block_key
 from espalier.models.adapters import HEAD_KEY, Tensors
+from espalier.models.plan import block_key
 from espalier.storage.atomic import finite_values
 from espalier.training.adapted_model import AdaptedModel
 from pruning_kernels.lora.factors import Factors

@@ -12,8 +12,8 @@ from espalier.hf.export.adapter import export_adapter
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.payload import block_key
-from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings
+from espalier.models.plan import block_key
 from espalier.storage.atomic import finite_values, write_json
 from espalier.training.adapted_model import AdaptedModel
 from server_app.artifacts.outcome import perplexities

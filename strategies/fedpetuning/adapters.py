@@ -17,10 +17,9 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.fedpetuning import trained
-from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.methods.fedpetuning import AdapterAveraging, trained
 from espalier.models.adapters import AdapterPlan, Tensors
+from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial_values import initial_values

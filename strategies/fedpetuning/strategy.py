@@ -21,10 +21,16 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.adapters import Shape, read_adapter, sums
 from espalier.messages.message import Scalars, validate
 from espalier.messages.parts import PartRequest
-from espalier.messages.payload import block_of_key
-from espalier.methods.contracts.fedpetuning import Order, PartOrder, TuningReport, parts, trained
-from espalier.methods.settings.fedpetuning import AdapterAveraging
+from espalier.methods.fedpetuning import (
+    AdapterAveraging,
+    Order,
+    PartOrder,
+    TuningReport,
+    parts,
+    trained,
+)
 from espalier.models.adapters import Adapter, AdapterPlan, cut_to_rank
+from espalier.models.plan import block_of_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import LEAST_CLIENTS, distances_from_others, root_mean_square
 from pruning_kernels.lora.factor_means import weighted_mean, zero_padded_mean

@@ -18,15 +18,15 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import NoScalars, Scalars
 from espalier.messages.parts import parts_of
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.fedprllm import (
+from espalier.methods.fedprllm import (
     Decision,
+    FedPrLLMSettings,
     blocks_of_round,
     decided_parts,
     mask_blobs,
     votes_key,
 )
-from espalier.methods.settings.fedprllm import FedPrLLMSettings
+from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.votes.votes import VoteCounter
 from strategies.base.evaluation import ClientEvaluation

@@ -35,9 +35,8 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer, Piece
 from espalier.messages.message import Letter, Scalars
 from espalier.messages.payload import pack_tensors
-from espalier.methods.contracts.fedpetuning import parts
-from espalier.methods.contracts.fedsoda import EmulatorPart, SubModelOrder
-from espalier.methods.settings.fedsoda import FedSodaSettings
+from espalier.methods.fedpetuning import parts
+from espalier.methods.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256

@@ -21,11 +21,11 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured, require_form
 from espalier.messages.blobs.model_pieces import FILES, Manifest
-from espalier.messages.payload import MOST_BLOBS, block_key
-from espalier.methods.contracts.fedpetuning import trained
-from espalier.methods.contracts.fedsoda import emulator_adapters
-from espalier.methods.settings.fedsoda import FedSodaSettings
+from espalier.messages.payload import MOST_BLOBS
+from espalier.methods.fedpetuning import trained
+from espalier.methods.fedsoda import FedSodaSettings, emulator_adapters
 from espalier.models.adapters import AdapterPlan
+from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from flwr.app import Message
 
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.fedspallm import Update
-from espalier.models.plan import cut_into_parts
+from espalier.methods.fedspallm import Update
+from espalier.models.plan import block_key, cut_into_parts
 from strategies.base.rounds import Rounds
 from strategies.fedspallm.global_model import KeptResult, Layers
 

@@ -17,8 +17,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, replaced
 from espalier.messages.blobs.kept_weights import kept_specs
 from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
-from espalier.methods.contracts.fedspallm import num_kept, sparsity_of
-from espalier.methods.settings.fedspallm import FedSpaLLMSettings
+from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings

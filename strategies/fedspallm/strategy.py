@@ -20,10 +20,8 @@ from espalier.messages.blobs.kept_weights import kept_name
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import Scalars
 from espalier.messages.parts import PartRequest, parts_of
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.fedspallm import Sample, SamplePart, sample_specs
-from espalier.methods.settings.fedspallm import FedSpaLLMSettings
-from espalier.models.plan import BlockPlan, LinearPlan
+from espalier.methods.fedspallm import FedSpaLLMSettings, Sample, SamplePart, sample_specs
+from espalier.models.plan import BlockPlan, LinearPlan, block_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, clip_rows
 from pruning_kernels.votes.bitmask import Words, unpack

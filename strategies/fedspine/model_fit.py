@@ -4,8 +4,7 @@ from espalier.errors import Mistake
 from espalier.hf.nf4.layout import BLOCK
 from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.cuts import KINDS
-from espalier.methods.contracts.fedspine import trained
-from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings, trained
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import unit_size
 from espalier.settings.run import RunSettings

@@ -21,10 +21,9 @@ from espalier.amounts import count
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.group_bits import CutUnits
 from espalier.messages.message import Letter
-from espalier.messages.payload import block_key, block_of_key
-from espalier.methods.contracts.fedspine import STRUCTURE, CutOrder, SpineReport
-from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings, SpineReport
 from espalier.models.adapters import Adapter, AdapterPlan
+from espalier.models.plan import block_key, block_of_key
 from espalier.models.structure import structured_plan
 from espalier.settings.run import RunSettings
 from espalier.training.unit_importance import kind_of

@@ -10,8 +10,7 @@ from espalier.hf.structured.export import require_writable
 from espalier.messages.blobs.cuts import cut_specs
 from espalier.messages.message import NoScalars, Scalars
 from espalier.messages.parts import parts_of
-from espalier.messages.payload import block_key
-from espalier.models.plan import ModelPlan
+from espalier.models.plan import ModelPlan, block_key
 from espalier.settings.run import RunSettings
 from espalier.settings.structured import StructuredSettings
 from strategies.base.evaluation import ClientEvaluation

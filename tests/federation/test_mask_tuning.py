@@ -24,7 +24,7 @@ from espalier.messages.blobs.cuts import scales_of
 from espalier.messages.blobs.mask_tuning import require_sendable
 from espalier.messages.message import Letter, read
 from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
-from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_pruner import LlmPrunerSettings
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256
 

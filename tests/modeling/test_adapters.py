@@ -28,8 +28,8 @@ from espalier.hf.whole.adapters import (
     values,
 )
 from espalier.hf.whole.model import load_whole
-from espalier.messages.payload import block_key
 from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.models.plan import block_key
 from espalier.settings.lora import LoraSettings
 
 OPT_SIZES: dict[str, Any] = {

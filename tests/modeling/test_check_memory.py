@@ -24,8 +24,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.export import check_structured, export_structured
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.payload import block_key
 from espalier.models.adapters import HEAD_KEY, AdapterPlan, adapter_plan
+from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapted_model import AdaptedModel

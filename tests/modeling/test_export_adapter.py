@@ -27,8 +27,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import factors_of, merged
-from espalier.messages.payload import block_key
 from espalier.models.adapters import AdapterPlan, adapter_plan
+from espalier.models.plan import block_key
 from espalier.settings.lora import LoraSettings
 
 WINDOWS = token_windows(2, 9)

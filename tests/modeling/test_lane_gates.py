@@ -33,8 +33,8 @@ from espalier.hf.structured.routing import Norm, Routing
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.hf.whole.model import load_whole
-from espalier.messages.payload import block_key
 from espalier.models.adapters import adapter_plan
+from espalier.models.plan import block_key
 from espalier.settings.lora import LoraSettings
 from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel

@@ -18,8 +18,8 @@ from espalier.hf.structured.export_encoder import export_cut_encoder
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.hf.whole.model import load_whole
-from espalier.messages.payload import block_key
 from espalier.models.adapters import HEAD_KEY, adapter_plan
+from espalier.models.plan import block_key
 from espalier.models.structure import Structure, unit_costs
 from espalier.settings.run import parse
 from espalier.training.adapted_model import AdaptedModel

@@ -16,7 +16,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import load_whole
 from espalier.hf.whole.trained_whole import stored_values, trained_whole
-from espalier.messages.payload import block_key, block_of_key
+from espalier.models.plan import block_key, block_of_key
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pruning_kernels.groups import mask_tuning
 from pruning_kernels.groups.mask_tuning import (
     best_scales,
     fisher_factor,
@@ -17,7 +18,6 @@ from pruning_kernels.groups.mask_tuning import (
     rearranged,
     unpacked_factor,
 )
-from pruning_kernels.groups import mask_tuning
 
 
 def rise(gradients: np.ndarray, cut: set[int]) -> float:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruning_kernels.groups import slicing
 from pruning_kernels.groups.slicing import (
     kept_share,
     normalised,
@@ -18,7 +19,6 @@ from pruning_kernels.groups.slicing import (
     sliced_writer,
     unpacked,
 )
-from pruning_kernels.groups import slicing
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 

@@ -15,8 +15,7 @@ from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.adapters import payload_specs
 from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.messages.payload import packed_bytes
-from espalier.methods.contracts.fedspine import trained
-from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings, trained
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.federation import Payload
 from espalier.settings.run import RunSettings, parse

@@ -20,9 +20,9 @@ from espalier.messages.blobs.masks import mask_name
 from espalier.messages.enrolment import Enrolment, refusal
 from espalier.messages.message import Letter, NoScalars, failure, read, write
 from espalier.messages.parts import Report
-from espalier.messages.payload import STYPE, block_key, pack_tensors
+from espalier.messages.payload import STYPE, pack_tensors
 from espalier.messages.signed_name import sign, statement
-from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, block_key
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from strategies.base.enrolment import Enroller

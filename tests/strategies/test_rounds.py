@@ -19,8 +19,8 @@ from run_names import BY_HAND
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import Letter, NoScalars, failure, read, write
 from espalier.messages.parts import PartRequest, Report
-from espalier.messages.payload import block_key, pack_tensors
-from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.messages.payload import pack_tensors
+from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan, block_key
 from espalier.settings.run import parse
 from espalier.storage.activity import AtWork
 from espalier.storage.blobs import sha256

@@ -18,8 +18,7 @@ from espalier.data.tasks.batches import Batch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.trained_cut import cut_trained
 from espalier.messages.blobs.group_bits import CutUnits
-from espalier.methods.contracts.fedspine import trained
-from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.methods.fedspine import FedSpineSettings, trained
 from espalier.settings.run import parse
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.loss import num_counted, summed_loss

@@ -16,7 +16,6 @@ from espalier.errors import Mistake
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.messages.payload import (
     TensorSpec,
-    block_key,
     from_record,
     pack_tensors,
     packed_bytes,
@@ -25,6 +24,7 @@ from espalier.messages.payload import (
     unpack_tensors,
     views,
 )
+from espalier.models.plan import block_key
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
 

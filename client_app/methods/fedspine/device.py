@@ -29,11 +29,10 @@ from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
 from espalier.messages.message import Header, Letter, validate
-from espalier.messages.payload import block_key
-from espalier.methods.contracts.fedpetuning import Order, parts
-from espalier.methods.contracts.fedspine import STRUCTURE, SpineReport, shortened, trained
-from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.methods.fedpetuning import Order, parts
+from espalier.methods.fedspine import STRUCTURE, FedSpineSettings, SpineReport, shortened, trained
 from espalier.models.adapters import AdapterPlan, Tensors, head_plan
+from espalier.models.plan import block_key
 from espalier.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256

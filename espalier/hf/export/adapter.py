@@ -26,8 +26,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.edits import Edits, WeightEdit
 from espalier.hf.whole.adapters import NAME, lora_config, module_path
-from espalier.messages.payload import block_key
 from espalier.models.adapters import HEAD_KEY, AdapterPlan
+from espalier.models.plan import block_key
 from espalier.storage.atomic import write_bytes, write_json
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from espalier.hf.stream.input_statistics import Watched
 from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.contracts.flap import mean_name, squares_name
-from espalier.methods.settings.flap import FlapSettings
+from espalier.methods.flap import FlapSettings, mean_name, squares_name
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.models.structure import ADDED_BIASES, COLUMNS, unit_size
 from espalier.progress.beats import beats

@@ -18,8 +18,9 @@ from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.whole.trained_whole import stored_values
-from espalier.messages.payload import block_key, pack_tensors, unpack_tensors
-from espalier.methods.contracts.llm_streamline import COSINES, layer_shapes
+from espalier.messages.payload import pack_tensors, unpack_tensors
+from espalier.methods.llm_streamline import COSINES, layer_shapes
+from espalier.models.plan import block_key
 from espalier.models.structure import Structure
 from espalier.progress.beats import beats
 

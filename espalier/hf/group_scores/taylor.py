@@ -19,8 +19,7 @@ from espalier.hf.whole.model import load_whole
 from espalier.messages.blobs.cuts import KINDS, pack_cut
 from espalier.messages.blobs.mask_tuning import fisher_name
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.contracts.llm_pruner import cut_blocks, score_name
-from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, score_name
 from espalier.models.plan import LinearPlan
 from espalier.models.structure import COLUMNS, ROWS, unit_size, units_of
 from espalier.progress.beats import beats

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from espalier.hf.structured.slices import kept_indices
-from espalier.messages.payload import block_key, block_of_key
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors
-from espalier.models.plan import ModelPlan
+from espalier.models.plan import ModelPlan, block_key, block_of_key
 from espalier.models.structure import COLUMNS, ROWS, BlockStructure, Structure, structured_plan
 
 SIDES = {

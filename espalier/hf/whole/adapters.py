@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from espalier.hf.families import Family
 from espalier.hf.nf4.matrices import hush
 from espalier.hf.stream.edits import Edits, WeightEdit
-from espalier.messages.payload import block_key
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors
+from espalier.models.plan import block_key
 from espalier.progress.imports import importing
 from pruning_kernels.lora.factors import Factors
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from espalier.errors import Mistake
 from espalier.hf.files.tensor_pieces import converted
 from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.payload import block_of_key
+from espalier.models.plan import block_of_key
 
 Names = Mapping[str, Iterable[str]]
 """Canonical names by blob key."""

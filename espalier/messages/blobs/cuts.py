@@ -12,8 +12,8 @@ from espalier.errors import Mistake
 from espalier.messages.contract import Contract
 from espalier.messages.message import Letter, NoScalars
 from espalier.messages.parts import Delivery, parts_of, require_result_wanted
-from espalier.messages.payload import TensorSpec, block_key, pack_tensors, unpack_tensors, views
-from espalier.models.plan import ModelPlan, PlanOf
+from espalier.messages.payload import TensorSpec, pack_tensors, unpack_tensors, views
+from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import Structure, Units, units_of
 from espalier.settings.run import RunSettings
 from pruning_kernels.votes.bitmask import has_clean_padding, num_words, pack, unpack

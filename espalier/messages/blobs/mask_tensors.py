@@ -1,6 +1,6 @@
 """Conversion between blobs and torch tensors of prune masks and votes.
 
-``espalier.messages.blobs.masks`` and ``espalier.methods.contracts.fedprllm`` describe the blobs.
+``espalier.messages.blobs.masks`` and ``espalier.methods.fedprllm`` describe the blobs.
 """
 
 from collections.abc import Mapping

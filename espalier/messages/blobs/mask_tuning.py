@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from espalier.errors import Mistake
 from espalier.messages.blobs.cuts import cut_specs, unpack_cut
 from espalier.messages.message import Letter
-from espalier.messages.payload import TensorSpec, block_key, tensor_specs, views
-from espalier.methods.settings.llm_pruner import LlmPrunerSettings
-from espalier.models.plan import ModelPlan
+from espalier.messages.payload import TensorSpec, tensor_specs, views
+from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import units_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
 from espalier.settings.run import RunSettings

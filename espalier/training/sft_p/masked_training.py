@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from espalier.data.tasks.batches import Batch
 from espalier.hf.structured.lane_gates import Gate, LaneGates
 from espalier.hf.structured.routing import Norm, Routing
-from espalier.methods.contracts.sft_p import lora_plan, shape_of, trained
-from espalier.methods.settings.sft_p import SftPSettings
+from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of, trained
 from espalier.models.adapters import Tensors
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan

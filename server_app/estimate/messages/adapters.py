@@ -4,10 +4,9 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.local_baseline import Alone
-from espalier.methods.contracts.fedpetuning import Order
-from espalier.methods.settings.fedpetuning import AdapterAveraging
-from espalier.methods.settings.hetlora import HetLoRASettings
-from espalier.methods.settings.sft_p import SftPSettings
+from espalier.methods.fedpetuning import AdapterAveraging, Order
+from espalier.methods.hetlora import HetLoRASettings
+from espalier.methods.sft_p import SftPSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_ranks import kept_rank
 from server_app.estimate.exchange import Exchange

@@ -9,9 +9,10 @@ import numpy as np
 from espalier.messages.blobs import cuts
 from espalier.messages.message import NoScalars
 from espalier.messages.parts import parts_of
-from espalier.messages.payload import TensorSpec, block_key
-from espalier.methods.contracts import flap, slicegpt
-from espalier.methods.settings.llm_pruner import LlmPrunerSettings
+from espalier.messages.payload import TensorSpec
+from espalier.methods import flap, slicegpt
+from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.models.plan import block_key
 from espalier.models.structure import units_of
 from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import Exchange

@@ -11,9 +11,8 @@ import numpy as np
 
 from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.messages.local_baseline import Alone
-from espalier.methods.contracts.fedpetuning import Order
-from espalier.methods.contracts.fedspine import STRUCTURE, CutOrder, trained
-from espalier.methods.settings.fedspine import FedSpineSettings
+from espalier.methods.fedpetuning import Order
+from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings, trained
 from espalier.settings.run import RunSettings
 from pruning_kernels.groups.groups import share_of
 from server_app.estimate.exchange import Exchange

@@ -7,8 +7,7 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.message import NoScalars, Scalars
-from espalier.methods.contracts.fedprllm import Decision, decided_parts
-from espalier.methods.settings.fedprllm import FedPrLLMSettings
+from espalier.methods.fedprllm import Decision, FedPrLLMSettings, decided_parts
 from server_app.estimate.exchange import Exchange
 from server_app.estimate.messages.base import Messages
 

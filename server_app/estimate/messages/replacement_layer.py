@@ -4,8 +4,7 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.message import NoScalars
-from espalier.methods.contracts.llm_streamline import Replace, layer_parts
-from espalier.methods.settings.llm_streamline import LlmStreamlineSettings
+from espalier.methods.llm_streamline import LlmStreamlineSettings, Replace, layer_parts
 from server_app.estimate.exchange import Exchange
 from server_app.estimate.messages.base import Messages
 

@@ -4,9 +4,8 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.blobs.model_pieces import Offer, Piece
-from espalier.methods.contracts.fedpetuning import Order, parts
-from espalier.methods.contracts.fedsoda import EmulatorPart, SubModelOrder, emulator_adapters
-from espalier.methods.settings.fedsoda import FedSodaSettings
+from espalier.methods.fedpetuning import Order, parts
+from espalier.methods.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder, emulator_adapters
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import HASH, Exchange

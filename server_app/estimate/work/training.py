@@ -12,12 +12,11 @@ import torch
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.nf4.matrices import nf4_bytes
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.contracts import sft_p
-from espalier.methods.contracts.fedpetuning import trained
-from espalier.methods.contracts.fedsoda import emulator_adapters
-from espalier.methods.settings.fedsoda import FedSodaSettings
-from espalier.methods.settings.fedspine import FedSpineSettings
-from espalier.methods.settings.sft_p import SftPSettings
+from espalier.methods import sft_p
+from espalier.methods.fedpetuning import trained
+from espalier.methods.fedsoda import FedSodaSettings, emulator_adapters
+from espalier.methods.fedspine import FedSpineSettings
+from espalier.methods.sft_p import SftPSettings
 from espalier.models.adapters import AdapterPlan
 from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.task import TEXT

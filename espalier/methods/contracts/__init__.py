@@ -1,1 +1,0 @@
-"""Message contracts of each method."""

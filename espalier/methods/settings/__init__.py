@@ -1,1 +1,0 @@
-"""Settings of each method."""
