@@ -21,7 +21,10 @@ from espalier.hf.group_scores.mask_tuning import cut_of_blocks, scaled_cuts, sca
 from espalier.hf.group_scores.taylor import read_factor, taylor_cuts
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import KINDS, MOST_SCALE
-from espalier.messages.blobs.mask_tuning import (
+from espalier.messages.message import NoScalars, Scalars
+from espalier.messages.parts import parts_of
+from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, score_name, score_specs
+from espalier.methods.mask_tuning import (
     AIMS,
     JOINT,
     CutOfBlocks,
@@ -31,9 +34,6 @@ from espalier.messages.blobs.mask_tuning import (
     fisher_name,
     require_sendable,
 )
-from espalier.messages.message import NoScalars, Scalars
-from espalier.messages.parts import parts_of
-from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, score_name, score_specs
 from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import units_of
 from espalier.models.triangles import ROUNDING, diagonal_of

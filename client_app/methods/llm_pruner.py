@@ -27,11 +27,11 @@ from espalier.hf.group_scores.taylor import (
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
-from espalier.messages.blobs.mask_tuning import equation_specs, told_cut
 from espalier.messages.contract import BlockSpecs
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import Report, parts_of
 from espalier.methods.llm_pruner import LlmPrunerSettings, score_specs
+from espalier.methods.mask_tuning import equation_specs, told_cut
 from espalier.storage.client_state import PrivateState
 
 CUT = "cut"

@@ -1,4 +1,7 @@
-"""Addresses of SuperLinks, and the wait for one that was started moments ago."""
+"""Check the address of a SuperLink, and wait for one that was started moments ago.
+
+The same compose file may have started it.
+"""
 
 import re
 import socket
@@ -16,7 +19,7 @@ MOST_PORT = 65535
 
 
 def require_address(address: str) -> None:
-    """Refuse what is no address of a SuperLink, before anything waits for it.
+    """Refuse text that is not the address of a SuperLink.
 
     Raises
     ------

@@ -12,7 +12,11 @@ from pydantic import Field
 
 from espalier.errors import Mistake
 from espalier.messages.blobs.cuts import KINDS, SomeOfEachKindStays, cut_specs, delivery_of_cuts
-from espalier.messages.blobs.mask_tuning import (
+from espalier.messages.contract import Contract
+from espalier.messages.message import Kind, Letter, NoScalars
+from espalier.messages.parts import PartRequest, Reply, Report, parts_of
+from espalier.messages.payload import TensorSpec, views
+from espalier.methods.mask_tuning import (
     equation_specs,
     fisher_name,
     fisher_spec,
@@ -20,10 +24,6 @@ from espalier.messages.blobs.mask_tuning import (
     require_factor,
     told_cut,
 )
-from espalier.messages.contract import Contract
-from espalier.messages.message import Kind, Letter, NoScalars
-from espalier.messages.parts import PartRequest, Reply, Report, parts_of
-from espalier.messages.payload import TensorSpec, views
 from espalier.models.plan import ModelPlan, PlanOf, block_key
 from espalier.models.structure import units_of
 from espalier.settings.run import RunSettings

@@ -528,7 +528,7 @@ def default_values() -> dict[str, Any]:
 
 
 def _keys_for(method: Any) -> list[str]:
-    """All keys, dotted; first those that the method reads, which an unknown key is more likely meant to be."""
+    """Return all dotted keys, the ones that the method reads first, for suggestions."""
     return sorted(default_values(), key=lambda key: not concerns(key, method))
 
 

@@ -76,9 +76,9 @@ def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
     Final norm and head are applied as in the model's own code.
     """
     decoder = whole.get_submodule(family.blocks.rpartition(".")[0])
-    of, _, norm = family.final_norm.rpartition(".")
-    # OPT-350M has none.
-    if norm and (final_norm := getattr(whole.get_submodule(of), norm)) is not None:
+    parent, _, name = family.final_norm.rpartition(".")
+    final_norm = getattr(whole.get_submodule(parent), name) if name else None
+    if final_norm is not None:  # OPT-350M has none
         hidden = final_norm(hidden)
     if (projection := getattr(decoder, "project_out", None)) is not None:
         hidden = projection(hidden)

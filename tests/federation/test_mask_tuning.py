@@ -21,10 +21,10 @@ from espalier.errors import Mistake
 from espalier.hf.group_scores.mask_tuning import scaled_cuts, scales_or_none
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import scales_of
-from espalier.messages.blobs.mask_tuning import require_sendable
 from espalier.messages.message import Letter, read
 from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.mask_tuning import require_sendable
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256
 

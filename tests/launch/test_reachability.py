@@ -1,4 +1,4 @@
-"""Waiting for a SuperLink that is not up yet, and refusal of text that is no address."""
+"""Waiting for a SuperLink that is not up yet, its limit, and addresses that are refused."""
 
 import socket
 from pathlib import Path

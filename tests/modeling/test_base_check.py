@@ -391,9 +391,7 @@ def test_weights_and_hash_are_read_once_together(
     assert sorted(read) == sorted(model.checkpoint.tensors)
 
 
-F16 = torch.float16
-BF16 = torch.bfloat16
-F32 = torch.float32
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
 @pytest.mark.parametrize(
@@ -427,8 +425,7 @@ def test_weights_beyond_the_computing_dtype_are_refused_only_there(
         lambda tensors: tensors | {"model.norm.weight": torch.full((32,), value, dtype=stored)},
     )
     assert bool(torch.tensor(value, dtype=torch.float64).to(dtype).isinf()) == bool(told)
-    model = OpenedModel(base)
-    computing = Computing(torch.device("cpu"), dtype, 1)
+    model, computing = OpenedModel(base), Computing(torch.device("cpu"), dtype, 1)
     if not told:
         require_finite_weights(model, computing)
         return

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.errors import Mistake
-from espalier.hf.export.model import ExportError, check_export, export_edited
+from espalier.hf.export.model import ExportError, check_export, export_edited, require_close
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream import edits
@@ -259,6 +259,28 @@ def test_weights_that_are_not_a_number_are_noticed(stream: BlockStream, target: 
     change(target, "model.norm.weight", 0, float("nan"))
     with pytest.raises(ExportError, match="differ by nan"):
         check(stream, target)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_result_without_finite_logits_is_told_as_what_it_is(
+    dtype: torch.dtype, value: float, tmp_path: Path
+) -> None:
+    """Whatever the reloaded model gives: it is not the export that is wrong."""
+    meant = torch.tensor([[1.0, value]])
+    half = (
+        r"float16 overflows beyond 65504: set dtype to 'bfloat16' or 'float32'; "
+        if dtype == torch.float16
+        else ""
+    )
+    told = (
+        rf"model: the result gives logits that are NaN or infinite, .*; {half}if it was trained, "
+    )
+    for found in (meant, torch.ones(1, 2)):
+        with pytest.raises(ExportError, match=told):
+            require_close(
+                [torch.ones(1, 2), found], [torch.ones(1, 2), meant], dtype, tmp_path / "model"
+            )
 
 
 def test_masks_of_another_run_are_noticed(stream: BlockStream, target: Path) -> None:

@@ -183,8 +183,7 @@ def test_a_tensor_that_no_module_reads_may_hold_anything(
     bases: dict[str, OpenedModel], tmp_path: Path
 ) -> None:
     """As old buffers do: transformers passes it over, and so does the check of what is made."""
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    base = bases["llama"]
+    name, base = "model.layers.0.self_attn.rotary_emb.inv_freq", bases["llama"]
     shutil.copytree(base.directory, tmp_path / "base")
     weights = min((tmp_path / "base").glob("*.safetensors"))
     save_file(load_file(weights) | {name: torch.full((4,), torch.nan)}, weights, {"format": "pt"})

@@ -27,9 +27,10 @@ ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 NOBODY = "http://127.0.0.1:9"
 """Proxy address that does not answer."""
-PROXIES = dict.fromkeys(
-    ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY
-)
+PROXIES = {
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOBODY),
+    **dict.fromkeys(("all_proxy", "ALL_PROXY"), "socks5://127.0.0.1:9"),
+}
 
 
 @pytest.fixture

@@ -1,7 +1,12 @@
 """Environment of a run on one machine: its processes use no proxy, and Ray listens on loopback."""
 
+import os
+import socket
+
+import httpx
 import pytest
 
+from espalier.environment import loopback
 from espalier.environment.loopback import keep_on_loopback, past_proxies
 
 LOOPBACK = "localhost,127.0.0.1,::1"
@@ -36,6 +41,54 @@ def test_what_grpc_reads_first_is_extended_where_it_is_there() -> None:
         "no_proxy": f"b,{LOOPBACK}",
         "NO_PROXY": f"b,{LOOPBACK}",
     }
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_proxies_that_httpx_cannot_use_are_left_out(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """httpx looks at them all before it connects anywhere; an empty variable is none."""
+    monkeypatch.setattr(
+        loopback, "find_spec", lambda name: object() if installed and name == "socksio" else None
+    )
+    usable = {
+        "http_proxy": "http://p:1",
+        "HTTPS_PROXY": "HTTPS://p:2",
+        "ftp_proxy": "p:3",
+        "grpc_proxy": "",
+    }
+    socks = {"ALL_PROXY": "socks5://p:4", "all_proxy": "SOCKS5H://p:5"}
+    never = {"https_proxy": "socks4://p:6", "HTTP_PROXY": "socks://p:7"}
+    added = past_proxies(
+        {**usable, **socks, **never, "no_grpc_proxy": "socks5://a", "proxy": "socks5://b"}
+    )
+    left_out = never if installed else {**socks, **never}
+    assert {
+        name: value for name, value in added.items() if "no_" not in name.lower()
+    } == dict.fromkeys(left_out, "")
+
+
+@pytest.mark.parametrize("name", ["all_proxy", "ALL_PROXY", "http_proxy", "https_proxy"])
+def test_httpx_connects_to_loopback_whatever_proxies_are_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for other in [known for known in os.environ if known.lower().endswith("_proxy")]:
+        monkeypatch.delenv(other)
+    for proxy in (
+        "http://127.0.0.1:9",
+        "socks4://127.0.0.1:9",
+        "socks5://127.0.0.1:9",
+        "socks5h://127.0.0.1:9",
+    ):
+        monkeypatch.setenv(name, proxy)
+        for variable, value in past_proxies(os.environ).items():
+            monkeypatch.setenv(variable, value)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            httpx.Client() as client,
+            pytest.raises(httpx.ReadTimeout),
+        ):
+            client.get(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout=0.01)
 
 
 def test_nothing_else_of_an_environment_changes_and_twice_is_as_once() -> None:

@@ -15,7 +15,12 @@ from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
 from espalier.hf.opening.disk_model import ReloadError, plain_model
 from espalier.hf.opening.model_files import copy_beside
 from espalier.hf.opening.opened import OpenedModel
-from espalier.hf.stream.block_stream import BlockStream, run_through, windows_per_batch
+from espalier.hf.stream.block_stream import (
+    FLOAT16_REMEDY,
+    BlockStream,
+    run_through,
+    windows_per_batch,
+)
 from espalier.hf.stream.edits import Edits
 from espalier.hf.stream.logits import logits_at
 from espalier.progress.beats import beats
@@ -220,14 +225,35 @@ def require_close(
     Raises
     ------
     ExportError
-        They differ by more than the computing dtype explains.
+        They differ by more than the computing dtype explains, or the expected ones are not finite.
     """
-    difference = relative_difference(found, expected)
+    meant = _Watched(expected)
+    difference = relative_difference(found, meant)
+    if not meant.finite:
+        is_half = dtype == torch.float16
+        half = f"float16 overflows beyond 65504: {FLOAT16_REMEDY}; " if is_half else ""
+        raise ExportError(
+            f"{target}: the result gives logits that are NaN or infinite, and is no model that"
+            f" works; {half}if it was trained, lower training.learning-rate"
+        )
     if not difference <= tolerance(dtype):
         raise ExportError(
             f"{target}: logits of the reloaded model differ by {difference:.3g} of the largest; the"
             " export is not usable"
         )
+
+
+class _Watched:
+    """Pieces of logits that notes whether all pieces taken so far are finite."""
+
+    def __init__(self, pieces: Iterable[Tensor]) -> None:
+        self._pieces = pieces
+        self.finite = True
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for piece in self._pieces:
+            self.finite &= bool(piece.isfinite().all())
+            yield piece
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -41,7 +41,10 @@ class Family:
     """Configuration key that holds the number of blocks."""
     query_heads_key: str = "num_attention_heads"
     kv_heads_key: str = "num_key_value_heads"
-    """Configuration keys of the attention groups; the second is empty in a family that has as many groups as heads."""
+    """Configuration keys of the attention groups.
+
+    The second is empty in a family that has as many groups as heads.
+    """
     channels_key: str = "intermediate_size"
     """Configuration key of the width of the feed-forward part."""
     embeddings: str = "model.embed_tokens"

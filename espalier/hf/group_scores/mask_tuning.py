@@ -18,9 +18,9 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.cuts import MOST_SCALE, READERS, pack_cut, unpack_cut
-from espalier.messages.blobs.mask_tuning import AIMS, JOINT, CutOfBlocks, equation_places
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.mask_tuning import AIMS, JOINT, CutOfBlocks, equation_places
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import unit_size, units_of
 from espalier.progress.beats import beats

@@ -17,9 +17,9 @@ from espalier.hf.stream.block_stream import windows_per_batch
 from espalier.hf.structured.groups import ModelUnits
 from espalier.hf.whole.model import load_whole
 from espalier.messages.blobs.cuts import KINDS, pack_cut
-from espalier.messages.blobs.mask_tuning import fisher_name
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, score_name
+from espalier.methods.mask_tuning import fisher_name
 from espalier.models.plan import LinearPlan
 from espalier.models.structure import COLUMNS, ROWS, unit_size, units_of
 from espalier.progress.beats import beats

@@ -52,8 +52,7 @@ def require_finite_weights(
             )
         if _overflows(largest, computing.dtype):
             raise Mistake(
-                f"{where} holds numbers up to {largest:.4g}, and"
-                f" {_beyond(largest, computing.dtype)}"
+                f"{where} holds numbers up to {largest:.4g}, and {_beyond(largest, computing.dtype)}"
             )
 
 
@@ -63,16 +62,13 @@ def _overflows(magnitude: float, dtype: torch.dtype) -> bool:
 
 
 def _beyond(magnitude: float, dtype: torch.dtype) -> str:
-    """Return where the computing dtype ends, and the dtypes that hold a number of this magnitude."""
+    """Return the limit of the computing dtype, and the dtypes that hold the number."""
     name = str(dtype).removeprefix("torch.")
     ends = f"dtype = {name!r} overflows beyond {torch.finfo(dtype).max:.5g}"
     wider = [repr(known) for known, other in DTYPES.items() if not _overflows(magnitude, other)]
-    remedy = (
-        f"set dtype to {' or '.join(wider)}"
-        if wider
-        else "no dtype that is computed in holds them: name another model"
-    )
-    return f"{ends}; {remedy}"
+    if wider:
+        return f"{ends}; set dtype to {' or '.join(wider)}"
+    return f"{ends}; no dtype that is computed in holds them: name another model"
 
 
 def _used_tensors(model: OpenedModel, num_labels: int | None) -> set[str]:
@@ -189,9 +185,14 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
 
     tokens = a_few_tokens(model).to(computing.device)
     own = load_whole(model, computing, "float32", num_labels=num_labels)
-    kind = AutoModelForSequenceClassification
-    cpu = torch.device("cpu")
-    plain, told = load_plain(kind, model, torch.float32, cpu, "transformers", num_labels=num_labels)
+    plain, told = load_plain(
+        AutoModelForSequenceClassification,
+        model,
+        torch.float32,
+        torch.device("cpu"),
+        "transformers",
+        num_labels=num_labels,
+    )
     heads = tuple(f"{path}." for path in model.family.head_linears.values())
     told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith(heads)}
     _require_same_tensors(model, told)

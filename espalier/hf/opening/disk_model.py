@@ -1,7 +1,8 @@
 """A model as plain transformers reads its directory, whose weights stay in the files until a module computes with them.
 
 ``from_pretrained`` with ``device_map="disk"`` decides which file has which tensor, under which name, and which ones are tied.
-Which code ``config.json`` names for attention is not heeded: that of the hub would be fetched, and run.
+An attention implementation that ``config.json`` names is ignored: code of the hub would be
+fetched and run.
 Hooks read a module's weights when it is called and drop them when it has answered. So what is in memory is the largest module,
 however many blocks there are.
 """
@@ -88,7 +89,7 @@ def load_plain(
 
 
 def _from_pretrained(auto_class: Any, model: OpenedModel, **given: Any) -> Any:
-    """Call ``from_pretrained`` with the configuration of the directory, but for the code that it names for attention."""
+    """Call ``from_pretrained``, without the attention code that the configuration names."""
     if not names_code(model.config):
         return auto_class.from_pretrained(model.directory, **given)
     from transformers import AutoConfig

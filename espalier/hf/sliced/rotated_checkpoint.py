@@ -78,7 +78,7 @@ class RotatedCheckpoint(Checkpoint):
         self._made[name] = made
 
     def _copy(self, name: str) -> None:
-        """A tensor as the base has it; it may be one that no module reads, and hold anything."""
+        """Add a tensor as the base has it; if no module reads it, it may hold anything."""
         self._copied.add(name)
         self._add(name, name, self._files.tensors[name].shape, partial(self._files.read, name))
 

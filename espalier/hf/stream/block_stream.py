@@ -321,8 +321,8 @@ def not_finite(stream: BlockStream, what: str) -> Mistake:
         )
     wider = "" if stream.computing.dtype == torch.float32 else "set dtype to 'float32', or "
     return Mistake(
-        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them; {wider}see"
-        " whether the model is damaged"
+        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them;"
+        f" {wider}see whether the model is damaged"
     )
 
 

@@ -52,7 +52,8 @@ def plain_config(
         config["architectures"] = [name.removeprefix(STRUCTURED_CLASS) for name in architectures]
     config["model_type"] = config["model_type"].removeprefix(STRUCTURED)
     if units.groups != was.groups:
-        if not family.kv_heads_key:  # heads share the width of the model among them
+        # Without such a key the heads share the width of the model among them.
+        if not family.kv_heads_key:
             return None
         heads = units.groups * plan.heads_per_group
         # Transformers refuses it, whatever head_dim says.

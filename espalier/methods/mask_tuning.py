@@ -5,6 +5,8 @@ groups. Source: Kwon et al. 2022. The equations refer to a model that is cut alr
 includes the cut, so that their shapes are a function of the request.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,11 +14,13 @@ from espalier.errors import Mistake
 from espalier.messages.blobs.cuts import cut_specs, unpack_cut
 from espalier.messages.message import Letter
 from espalier.messages.payload import TensorSpec, tensor_specs, views
-from espalier.methods.llm_pruner import LlmPrunerSettings
 from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import units_of
 from espalier.models.triangles import ROUNDING, are_inner_products, triangle_size
 from espalier.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from espalier.methods.llm_pruner import LlmPrunerSettings
 
 JOINT = "joint"
 """Name of the tensor with the inner products of the outputs of every two remaining groups.
@@ -99,7 +103,7 @@ def equation_key(index: int, kind: str) -> str:
     return f"{block_key(index)}-{kind}"
 
 
-def equation_places(cut: CutOfBlocks, job: LlmPrunerSettings) -> list[tuple[int, str]]:
+def equation_places(cut: CutOfBlocks, job: "LlmPrunerSettings") -> list[tuple[int, str]]:
     """Return the blocks and kinds with equations, in order: those with at least one cut group."""
     return [
         (index, kind) for index, own in enumerate(cut) for kind in job.rescaled if own[kind].any()
@@ -107,7 +111,7 @@ def equation_places(cut: CutOfBlocks, job: LlmPrunerSettings) -> list[tuple[int,
 
 
 def equation_specs(
-    plan: ModelPlan, cut: CutOfBlocks | None, job: LlmPrunerSettings
+    plan: ModelPlan, cut: CutOfBlocks | None, job: "LlmPrunerSettings"
 ) -> dict[str, dict[str, TensorSpec]]:
     """Return the specs of the blobs of a reply, one per block and kind.
 
@@ -140,7 +144,7 @@ def equation_specs(
     }
 
 
-def require_sendable(plan: ModelPlan, job: LlmPrunerSettings) -> None:
+def require_sendable(plan: ModelPlan, job: "LlmPrunerSettings") -> None:
     """Check that the normal equations of every block fit in a message.
 
     Raises
