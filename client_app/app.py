@@ -145,8 +145,8 @@ def _require_within_limits(site: Site) -> None:
 def _enrol(site: Site, request: Letter) -> Letter:
     import torch
 
-    from client_app.node.readiness import require_ready
     from client_app.policy.identity import own_key, said_with_key
+    from client_app.protocol.readiness import require_ready
     from espalier.hf.machine.speed import measured_capability
 
     require_libraries(site.settings)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
+from client_app.model_folder import downloaded_model
 from client_app.simulated import in_simulation
 from espalier.errors import Mistake
 from espalier.hf.opening.opened import OpenedModel, open_model
@@ -71,10 +72,8 @@ class Site:
             The server has not pushed the model yet, or it is damaged.
         """
         if not self.settings.job.NEEDS_BASE_MODEL:
-            from client_app.protocol.model_download import downloaded_model
-
             assert self.header is not None
-            folder = downloaded_model(self, self.state(self.header))
+            folder = downloaded_model(self.node.state_root(), self.state(self.header))
             # In a simulation the model comes from this machine's own server and needs no checks.
             return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):

@@ -17,9 +17,9 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from client_app.node.node_report import accepts, device, sends
-from client_app.node.readiness import require_ready
 from client_app.policy.identity import own_key
 from client_app.policy.site_policy import require_allowed
+from client_app.protocol.readiness import require_ready
 from client_app.site import Site
 from espalier.environment.home_folder import at_home
 from espalier.errors import Mistake

@@ -15,39 +15,15 @@ Does not cover: the content of the model. A site that accepts a model trains on 
 sends.
 """
 
-import hashlib
-import os
-import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
-
-from client_app.protocol.model_quota import FOUND, MODELS, reserve
+from client_app.model_folder import MODEL, ModelFolder, offered_sha256
+from client_app.model_quota import reserve
 from client_app.site import Site, reply_to
-from espalier.environment.bounded_json import UnboundedJsonError, read_json, require_flat
 from espalier.errors import Mistake, StateLost
-from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Manifest, Offer, Piece
+from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Offer, Piece
 from espalier.messages.message import Letter, NoScalars, validate
 from espalier.messages.payload import views
-from espalier.storage.atomic import replacing, write_json
-from espalier.storage.blobs import BlobStore, sha256
-from espalier.storage.client_state import (
-    OWNER_ONLY_FILE,
-    VERSION_FILE,
-    PrivateState,
-    mark_as_ours,
-    private_folder,
-)
+from espalier.storage.blobs import sha256
 from espalier.storage.directory_lock import in_turn
-
-MODEL = "model"
-"""Name of a document that outlives rounds: hash of the folder of the run's model."""
-FILES = "files"
-PIECES = "pieces"
-
-Stamps = dict[str, list[int]]
 
 
 def take_offer(site: Site, request: Letter) -> Letter:
@@ -66,7 +42,7 @@ def take_offer(site: Site, request: Letter) -> Letter:
                 "deliver: this site was offered another model in this run; begin a new run"
             )
         reserve(site.node, manifest)
-        kept = _Kept(site, manifest.sha256)
+        kept = ModelFolder(site.node.state_root(), manifest.sha256)
         state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.scalars})
     with in_turn(kept.folder):
         # Delete pieces from another division of the same files.
@@ -100,7 +76,7 @@ def take_piece(site: Site, request: Letter) -> Letter:
     manifest = validate(Offer, offered["offer"]).manifest()
     # Reserve again: the room of an unfinished model may have been given to others meanwhile.
     reserve(site.node, manifest)
-    kept = _Kept(site, piece.model_sha256)
+    kept = ModelFolder(site.node.state_root(), piece.model_sha256)
     data = views(request.blobs[PIECE])[BYTES].tobytes()
     if piece.index >= len(manifest.piece_sha256) or len(data) != manifest.piece_size(piece.index):
         raise Mistake(f"deliver: piece {piece.index} is not of the size that was offered")
@@ -113,191 +89,3 @@ def take_piece(site: Site, request: Letter) -> Letter:
             if kept.has_all(manifest):
                 kept.put_together(manifest)
     return reply_to(request, NoScalars())
-
-
-def downloaded_model(site: Site, state: PrivateState) -> Path:
-    """Return the directory of the run's model; its files have the hashes that were offered.
-
-    Raises
-    ------
-    StateLost
-        The model was not downloaded yet, or its files were changed.
-    """
-    offered = state.load_lasting(MODEL)
-    if offered is None:
-        raise StateLost(
-            "the run's model was not brought to this site yet, or its state was removed"
-        )
-    kept = _Kept(site, offered["sha256"])
-    with in_turn(kept.folder):
-        if not kept.is_sound():
-            raise StateLost(
-                "the run's model is not at this site, or its files were changed; it must be brought"
-                " again"
-            )
-    return kept.files
-
-
-class _Kept:
-    """Model in the site's state directory. Callers hold the folder's lock."""
-
-    def __init__(self, site: Site, folder_sha256: str) -> None:
-        self.folder = private_folder(site.node.state_root(), MODELS, folder_sha256)
-        if not (self.folder / VERSION_FILE).exists():
-            mark_as_ours(self.folder)
-        self.files = self.folder / FILES
-        self.store = BlobStore(private_folder(self.folder, PIECES), OWNER_ONLY_FILE)
-
-    def lacking(self, manifest: Manifest) -> list[int]:
-        """Return the indices of pieces that are missing or damaged."""
-        return [
-            index
-            for index, piece in enumerate(manifest.piece_sha256)
-            if not self.store.is_whole(piece)
-        ]
-
-    def make_room(self, manifest: Manifest, size: int) -> None:
-        """Delete pieces of other divisions of the files if ``size`` more bytes exceed the offer."""
-        if self.store.num_bytes() + size > manifest.num_bytes:
-            self.store.keep_only(manifest.piece_sha256)
-
-    def remove_files(self) -> None:
-        """Delete the files and the record that they were checked."""
-        (self.folder / FOUND).unlink(missing_ok=True)
-        shutil.rmtree(self.files, ignore_errors=True)
-
-    def has_all(self, manifest: Manifest) -> bool:
-        """Return whether all pieces exist; damage is detected when they are read."""
-        return all(self.store.has(piece) for piece in manifest.piece_sha256)
-
-    def is_sound(self) -> bool:
-        """Return whether the files exist and have the offered bytes."""
-        found = None
-        with suppress(OSError, ValueError):
-            found = read_json((self.folder / FOUND).read_text())
-        if found is None or not self.files.is_dir():
-            return False
-        manifest = validate(Offer, found["offer"]).manifest()
-        if sorted(os.listdir(self.files)) != list(manifest.names):
-            return False
-        # Hashing a whole model takes long, so it is skipped while inode, size and time are
-        # unchanged.
-        if self._stamps(manifest) == found["stamps"]:
-            return True
-        if any(
-            _sha256_of(self.files / name) != wanted for name, wanted in _hashes(manifest).items()
-        ):
-            return False
-        self._note(manifest)
-        return True
-
-    def put_together(self, manifest: Manifest) -> None:
-        """Join the pieces to files, and delete each piece when it is written.
-
-        Raises
-        ------
-        Mistake
-            A file does not have the offered hash, or is JSON that is nested too deeply. Files and
-            pieces are deleted.
-        """
-        private_folder(self.folder, FILES)
-        bytes_of = _Reader(self.store, manifest)
-        wanted = _hashes(manifest)
-        for name, size in zip(manifest.names, manifest.sizes, strict=True):
-            digest = hashlib.sha256()
-            with replacing(self.files / name, OWNER_ONLY_FILE) as file:
-                for chunk in bytes_of.next(size):
-                    digest.update(chunk)
-                    file.write(chunk)
-            if digest.hexdigest() != wanted[name]:
-                self.store.keep_only([])
-                self.remove_files()
-                raise Mistake(
-                    f"deliver: file {name} of the model does not have the hash that was offered;"
-                    " begin a new run"
-                )
-            self._require_flat(name)
-        for surplus in set(os.listdir(self.files)) - set(manifest.names):
-            (self.files / surplus).unlink()
-        self._note(manifest)
-        self.store.keep_only([])
-
-    def _require_flat(self, name: str) -> None:
-        """Raise Mistake and delete everything if a JSON file is nested too deeply for a parser."""
-        if not name.endswith(".json"):
-            return
-        try:
-            require_flat((self.files / name).read_text(errors="replace"))
-        except UnboundedJsonError as error:
-            self.store.keep_only([])
-            self.remove_files()
-            raise Mistake(
-                f"deliver: file {name} of the model cannot be used: {error}; begin a new run"
-            ) from None
-
-    def _note(self, manifest: Manifest) -> None:
-        offer = Offer.of(manifest).model_dump()
-        write_json(
-            self.folder / FOUND, {"offer": offer, "stamps": self._stamps(manifest)}, OWNER_ONLY_FILE
-        )
-
-    def _stamps(self, manifest: Manifest) -> Stamps:
-        """Return inode, size and modification time (ns) of each file that exists."""
-        stamps: Stamps = {}
-        for name in manifest.names:
-            try:
-                found = os.stat(self.files / name)
-            except OSError:
-                continue
-            stamps[name] = [found.st_ino, found.st_size, found.st_mtime_ns]
-        return stamps
-
-
-class _Reader:
-    """Byte stream over all pieces.
-
-    One piece is in memory at a time. It is deleted from the store as soon as it is read.
-    """
-
-    def __init__(self, store: BlobStore, manifest: Manifest) -> None:
-        self._pieces = self._taken(store, manifest.piece_sha256)
-        self._rest = memoryview(b"")
-
-    @staticmethod
-    def _taken(store: BlobStore, pieces: Sequence[str]) -> Iterator[bytes]:
-        # The same piece may occur several times, so it is deleted at its last use.
-        left = Counter(pieces)
-        for piece in pieces:
-            data = store.get(piece)
-            left[piece] -= 1
-            if not left[piece]:
-                store.remove(piece)
-            yield data
-
-    def next(self, size: int) -> Iterator[memoryview]:
-        """Yield the next ``size`` bytes in chunks."""
-        while size:
-            if not self._rest:
-                self._rest = memoryview(next(self._pieces))
-            chunk = self._rest[:size]
-            self._rest = self._rest[size:]
-            size -= len(chunk)
-            yield chunk
-
-
-def _hashes(manifest: Manifest) -> Mapping[str, str]:
-    return dict(zip(manifest.names, manifest.file_sha256, strict=True))
-
-
-def _sha256_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
-
-
-def offered_sha256(state: PrivateState) -> str:
-    """Return the hash of the run's model, or an empty string if none was offered."""
-    offered: dict[str, Any] = state.load_lasting(MODEL) or {"sha256": ""}
-    return str(offered["sha256"])

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from espalier.errors import Mistake
 from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
@@ -38,6 +37,8 @@ from espalier.settings.task import TEXT
 from espalier.settings.timed import TimedSettings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from espalier.settings.run import RunSettings
 
 
@@ -451,7 +452,7 @@ class Values:
             raise Mistake(f"blobs: not zero beyond rank {rank}, which the client reports")
 
 
-def rank_in_use(tensors: Mapping[str, Tensor]) -> int:
+def rank_in_use(tensors: "Mapping[str, Tensor]") -> int:
     """Return the number of rows of A, or columns of B, up to the last one that is not zero.
 
     Parameters

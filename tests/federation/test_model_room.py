@@ -17,8 +17,9 @@ import pytest
 from flwr.app import Context, RecordDict
 from run_names import named
 
+from client_app.model_folder import downloaded_model
 from client_app.protocol import model_quota
-from client_app.protocol.model_download import downloaded_model, take_offer, take_piece
+from client_app.protocol.model_download import take_offer, take_piece
 from client_app.simulated import in_simulation
 from client_app.site import Site
 from espalier.errors import Mistake, StateLost
@@ -77,7 +78,7 @@ class Server:
             self.bring(index)
 
     def brought(self) -> Path:
-        return downloaded_model(self.site, self.site.state(self.header))
+        return downloaded_model(self.site.node.state_root(), self.site.state(self.header))
 
 
 def on_disk(root: Path) -> int:

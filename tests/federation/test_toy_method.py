@@ -148,9 +148,7 @@ class TestToyMethod(Promises):
         assert "node-00002" not in enrolled()
         monkeypatch.setattr(ToySettings, "NEEDS_BASE_MODEL", False)
         brought = bench.model
-        monkeypatch.setattr(
-            "client_app.protocol.model_download.downloaded_model", lambda *_: brought
-        )
+        monkeypatch.setattr("client_app.site.downloaded_model", lambda *_: brought)
         assert "node-00002" in enrolled()
 
     def test_what_is_decided_before_a_round_is_in_the_checkpoint_before_a_message_leaves(
