@@ -13,7 +13,8 @@ from functools import cache
 
 from espalier.hf.group_scores.flap import BlockMoments, flap_cuts
 from espalier.messages.parts import parts_of
-from espalier.methods.flap import FlapSettings, biases, mean_name, moment_specs, squares_name
+from espalier.methods.flap.contract import biases, mean_name, moment_specs, squares_name
+from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import block_key
 from espalier.models.structure import ADDED_BIASES
 from espalier.settings.run import RunSettings

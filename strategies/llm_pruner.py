@@ -23,8 +23,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import KINDS, MOST_SCALE
 from espalier.messages.message import NoScalars, Scalars
 from espalier.messages.parts import parts_of
-from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, score_name, score_specs
-from espalier.methods.mask_tuning import (
+from espalier.methods.llm_pruner.contract import cut_blocks, score_name, score_specs
+from espalier.methods.llm_pruner.mask_tuning import (
     AIMS,
     JOINT,
     CutOfBlocks,
@@ -34,6 +34,7 @@ from espalier.methods.mask_tuning import (
     fisher_name,
     require_sendable,
 )
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.plan import ModelPlan, block_key
 from espalier.models.structure import units_of
 from espalier.models.triangles import ROUNDING, diagonal_of

@@ -55,8 +55,8 @@ FORBIDDEN_LIBRARIES = {
     "espalier.cli": {"torch", "transformers"},
     "espalier.launch": {"torch", "transformers"},
     "espalier.data": {"transformers", "flwr"},
-    "espalier.methods": {"torch", "transformers"},
-    "espalier.models": {"torch", "flwr", "transformers"},
+    "espalier.methods": {"transformers"},
+    "espalier.models": {"flwr", "transformers"},
     "espalier.settings": {"torch", "flwr", "transformers"},
     "espalier.progress": {"torch", "flwr", "transformers"},
 }

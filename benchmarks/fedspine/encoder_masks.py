@@ -23,7 +23,7 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.structured.groups import ModelUnits
 from espalier.hf.whole.adapters import module_path
 from espalier.messages.blobs.cuts import KINDS, READERS
-from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.structure import unit_size
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings

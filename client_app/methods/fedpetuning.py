@@ -34,14 +34,14 @@ from espalier.messages.blobs.adapters import differences, pack_adapters, sums, u
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.payload import tensor_specs
-from espalier.methods.fedpetuning import (
-    AdapterAveraging,
+from espalier.methods.fedpetuning.contract import (
     Order,
     TuningReport,
     blob_specs,
     parts,
     trained,
 )
+from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, Tensors, cut_to_rank
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed

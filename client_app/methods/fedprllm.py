@@ -27,13 +27,13 @@ from espalier.messages.blobs.mask_tensors import kept_shares, pack_masks, unpack
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import Report, parts_of
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.fedprllm import (
+from espalier.methods.fedprllm.contract import (
     Decision,
-    FedPrLLMSettings,
     decided_parts,
     mask_blobs,
     votes_key,
 )
+from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.models.plan import block_key
 from espalier.progress.beats import beat
 from espalier.storage.blobs import BlobStore

@@ -21,13 +21,13 @@ from espalier.hf.stream.edits import Edits, WeightEdit, replaced
 from espalier.messages.blobs.pruned_matrices import pack_kept, unpack_kept
 from espalier.messages.message import Letter, validate
 from espalier.messages.parts import parts_of
-from espalier.methods.fedspallm import (
-    FedSpaLLMSettings,
+from espalier.methods.fedspallm.contract import (
     PruneReport,
     Sample,
     sample_specs,
     sparsity_of,
 )
+from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.storage.client_state import PrivateState
 from pruning_kernels.selection.local import LocalPruning
 

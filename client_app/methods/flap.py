@@ -23,7 +23,8 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import parts_of
-from espalier.methods.flap import FlapSettings, MomentsReport, biases, moment_specs
+from espalier.methods.flap.contract import MomentsReport, biases, moment_specs
+from espalier.methods.flap.settings import FlapSettings
 from espalier.storage.client_state import PrivateState
 
 

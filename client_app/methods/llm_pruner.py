@@ -30,8 +30,9 @@ from espalier.hf.structured.opened_cut import open_cut
 from espalier.messages.contract import BlockSpecs
 from espalier.messages.message import Header, Letter, validate
 from espalier.messages.parts import Report, parts_of
-from espalier.methods.llm_pruner import LlmPrunerSettings, score_specs
-from espalier.methods.mask_tuning import equation_specs, told_cut
+from espalier.methods.llm_pruner.contract import score_specs
+from espalier.methods.llm_pruner.mask_tuning import equation_specs, told_cut
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.storage.client_state import PrivateState
 
 CUT = "cut"

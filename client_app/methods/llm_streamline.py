@@ -34,15 +34,15 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.adapters import differences, pack_adapters
 from espalier.messages.blobs.replacement_layer import read_layer
 from espalier.messages.message import Header, Letter, validate
-from espalier.methods.llm_streamline import (
+from espalier.methods.llm_streamline.contract import (
     SIMILARITY_KEY,
     LayerReport,
-    LlmStreamlineSettings,
     Replace,
     SimilarityReport,
     layer_parts,
     layer_specs,
 )
+from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.seeds import derive_seed
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState

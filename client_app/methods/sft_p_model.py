@@ -19,7 +19,8 @@ from espalier.hf.structured.lane_gates import Gate, LaneGates
 from espalier.hf.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.message import Header
-from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of
+from espalier.methods.sft_p.contract import lora_plan, shape_of
+from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.training.sft_p.mask_generator import gate_logits

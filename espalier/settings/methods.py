@@ -74,11 +74,11 @@ class Row:
 METHODS: dict[str, Row] = {
     "fedpetuning": Row(
         title="FedPETuning (federated averaging of LoRA adapters)",
-        settings="espalier.methods.fedpetuning:FedPETuningSettings",
+        settings="espalier.methods.fedpetuning.settings:FedPETuningSettings",
         strategy="strategies.fedpetuning.strategy:FedPETuning",
         job="client_app.methods.fedpetuning",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.fedpetuning",
+        contracts="espalier.methods.fedpetuning.contract",
         messages="server_app.estimate.messages.adapters:Tuning",
         work="server_app.estimate.work.training:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -87,11 +87,11 @@ METHODS: dict[str, Row] = {
     ),
     "fedprllm": Row(
         title="FedPrLLM (clients vote with their masks on the weights to prune)",
-        settings="espalier.methods.fedprllm:FedPrLLMSettings",
+        settings="espalier.methods.fedprllm.settings:FedPrLLMSettings",
         strategy="strategies.fedprllm.strategy:FedPrLLM",
         job="client_app.methods.fedprllm",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.fedprllm",
+        contracts="espalier.methods.fedprllm.contract",
         messages="server_app.estimate.messages.masks:Masks",
         work="server_app.estimate.work.block_walk:Masking",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -103,11 +103,11 @@ METHODS: dict[str, Row] = {
             "FedSpaLLM (clients prune sampled layers, the server averages the weights that they"
             " keep)"
         ),
-        settings="espalier.methods.fedspallm:FedSpaLLMSettings",
+        settings="espalier.methods.fedspallm.settings:FedSpaLLMSettings",
         strategy="strategies.fedspallm.strategy:FedSpaLLM",
         job="client_app.methods.fedspallm",
         delivery="client_app.methods.fedspallm_layers:take_layers",
-        contracts="espalier.methods.fedspallm",
+        contracts="espalier.methods.fedspallm.contract",
         messages="server_app.estimate.messages.layers:KeptLayers",
         work="server_app.estimate.work.block_walk:KeptWeights",
         outcome="server_app.artifacts.pruned_model:PrunedOutcome",
@@ -118,11 +118,11 @@ METHODS: dict[str, Row] = {
             "FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the"
             " server keeps aligned)"
         ),
-        settings="espalier.methods.fedsoda:FedSodaSettings",
+        settings="espalier.methods.fedsoda.settings:FedSodaSettings",
         strategy="strategies.fedsoda.strategy:FedSoda",
         job="client_app.methods.fedsoda",
         delivery="client_app.methods.fedsoda_sub_model:take_any",
-        contracts="espalier.methods.fedsoda",
+        contracts="espalier.methods.fedsoda.contract",
         messages="server_app.estimate.messages.sub_model:Emulated",
         work="server_app.estimate.work.training:SubTuned",
         outcome="server_app.artifacts.sub_model:SubModelOutcome",
@@ -134,11 +134,11 @@ METHODS: dict[str, Row] = {
             "FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit"
             " chooses for each)"
         ),
-        settings="espalier.methods.fedspine:FedSpineSettings",
+        settings="espalier.methods.fedspine.settings:FedSpineSettings",
         strategy="strategies.fedspine.strategy:FedSpine",
         job="client_app.methods.fedspine.device",
         delivery="client_app.methods.fedspine.cut:take_or_cut",
-        contracts="espalier.methods.fedspine",
+        contracts="espalier.methods.fedspine.contract",
         messages="server_app.estimate.messages.fedspine:Refined",
         work="server_app.estimate.work.training:Spined",
         outcome="server_app.artifacts.fedspine:RefinedOutcome",
@@ -149,11 +149,11 @@ METHODS: dict[str, Row] = {
             "FLAP (attention groups and channels that fluctuate least are cut, on pooled"
             " statistics)"
         ),
-        settings="espalier.methods.flap:FlapSettings",
+        settings="espalier.methods.flap.settings:FlapSettings",
         strategy="strategies.flap:Flap",
         job="client_app.methods.flap",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.flap",
+        contracts="espalier.methods.flap.contract",
         messages="server_app.estimate.messages.cuts:CutsWithBiases",
         work="server_app.estimate.work.block_walk:Fluctuations",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -162,11 +162,11 @@ METHODS: dict[str, Row] = {
     ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
-        settings="espalier.methods.hetlora:HetLoRASettings",
+        settings="espalier.methods.hetlora.settings:HetLoRASettings",
         strategy="strategies.hetlora:HetLoRA",
         job="client_app.methods.fedpetuning",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.fedpetuning",
+        contracts="espalier.methods.fedpetuning.contract",
         messages="server_app.estimate.messages.adapters:HetLoRA",
         work="server_app.estimate.work.training:Tuned",
         outcome="server_app.artifacts.adapters:AdapterOutcome",
@@ -178,11 +178,11 @@ METHODS: dict[str, Row] = {
             "LLM-Pruner (units by what the loss would change without them, scores summed over"
             " clients)"
         ),
-        settings="espalier.methods.llm_pruner:LlmPrunerSettings",
+        settings="espalier.methods.llm_pruner.settings:LlmPrunerSettings",
         strategy="strategies.llm_pruner:LlmPruner",
         job="client_app.methods.llm_pruner",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.llm_pruner",
+        contracts="espalier.methods.llm_pruner.contract",
         messages="server_app.estimate.messages.cuts:CutsThatRescale",
         work="server_app.estimate.work.whole_model:WholeGradient",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -194,11 +194,11 @@ METHODS: dict[str, Row] = {
             "LLM-Streamline (neighbouring blocks that change least give way to one layer, whose"
             " weights are averaged)"
         ),
-        settings="espalier.methods.llm_streamline:LlmStreamlineSettings",
+        settings="espalier.methods.llm_streamline.settings:LlmStreamlineSettings",
         strategy="strategies.llm_streamline.strategy:LlmStreamline",
         job="client_app.methods.llm_streamline",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.llm_streamline",
+        contracts="espalier.methods.llm_streamline.contract",
         messages="server_app.estimate.messages.replacement_layer:Layer",
         work="server_app.estimate.work.whole_model:OneLayer",
         outcome="server_app.artifacts.structured_model:StructuredOutcome",
@@ -209,11 +209,11 @@ METHODS: dict[str, Row] = {
             "SFT-P (every client prunes for itself, by masks of a shared generator, trained"
             " together with LoRA)"
         ),
-        settings="espalier.methods.sft_p:SftPSettings",
+        settings="espalier.methods.sft_p.settings:SftPSettings",
         strategy="strategies.sft_p:SftP",
         job="client_app.methods.sft_p",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.sft_p",
+        contracts="espalier.methods.sft_p.contract",
         messages="server_app.estimate.messages.adapters:SftP",
         work="server_app.estimate.work.training:Masked",
         outcome="server_app.artifacts.personal_masks:PersonalMasksOutcome",
@@ -224,11 +224,11 @@ METHODS: dict[str, Row] = {
             "SliceGPT (principal components of the residual stream, by pooled second moments, of"
             " which the minor go)"
         ),
-        settings="espalier.methods.slicegpt:SliceGptSettings",
+        settings="espalier.methods.slicegpt.settings:SliceGptSettings",
         strategy="strategies.slicegpt.strategy:SliceGpt",
         job="client_app.methods.slicegpt",
         delivery="client_app.protocol.push:take",
-        contracts="espalier.methods.slicegpt",
+        contracts="espalier.methods.slicegpt.contract",
         messages="server_app.estimate.messages.cuts:Bases",
         work="server_app.estimate.work.block_walk:Components",
         outcome="server_app.artifacts.sliced_model:SlicedOutcome",

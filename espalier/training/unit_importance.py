@@ -19,7 +19,7 @@ from espalier.hf.nf4.matrices import row_reader
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import module_path
 from espalier.messages.blobs.cuts import KINDS
-from espalier.methods.fedspine import FedSpineSettings
+from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import Adapter, AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.models.structure import COLUMNS, ROWS, unit_size

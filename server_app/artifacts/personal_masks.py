@@ -10,7 +10,8 @@ from torch import Tensor
 
 from espalier.hf.export.adapter import export_adapter
 from espalier.hf.structured.lane_gates import LaneGates
-from espalier.methods.sft_p import SftPSettings, lora_plan
+from espalier.methods.sft_p.contract import lora_plan
+from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.mask_generator import PREFIX
 from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import write_json

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from espalier.hf.nf4.matrices import nf4_bytes
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.fedprllm import FedPrLLMSettings
-from espalier.methods.fedsoda import FedSodaSettings
-from espalier.methods.llm_streamline import LlmStreamlineSettings
+from espalier.methods.fedprllm.settings import FedPrLLMSettings
+from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings

@@ -16,7 +16,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.export import config_of, specs_of
 from espalier.messages.blobs.model_pieces import FILES
 from espalier.messages.payload import DTYPE_BYTES
-from espalier.methods.fedsoda import FedSodaSettings
+from espalier.methods.fedsoda.settings import FedSodaSettings
 from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from espalier.messages.blobs.cuts import KINDS
 from espalier.messages.blobs.group_bits import Cut, CutUnits
-from espalier.methods.fedspine import FedSpineSettings
+from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import AdapterPlan
 from espalier.models.structure import unit_size
 from espalier.settings.federation import Payload

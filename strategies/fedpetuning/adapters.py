@@ -17,7 +17,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
-from espalier.methods.fedpetuning import AdapterAveraging, trained
+from espalier.methods.fedpetuning.contract import trained
+from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import AdapterPlan, Tensors
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings

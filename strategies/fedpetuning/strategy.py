@@ -21,14 +21,14 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.adapters import Shape, read_adapter, sums
 from espalier.messages.message import Scalars, validate
 from espalier.messages.parts import PartRequest
-from espalier.methods.fedpetuning import (
-    AdapterAveraging,
+from espalier.methods.fedpetuning.contract import (
     Order,
     PartOrder,
     TuningReport,
     parts,
     trained,
 )
+from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.models.adapters import Adapter, AdapterPlan, cut_to_rank
 from espalier.models.plan import block_of_key
 from espalier.settings.run import RunSettings

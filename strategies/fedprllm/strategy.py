@@ -18,14 +18,14 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import NoScalars, Scalars
 from espalier.messages.parts import parts_of
-from espalier.methods.fedprllm import (
+from espalier.methods.fedprllm.contract import (
     Decision,
-    FedPrLLMSettings,
     blocks_of_round,
     decided_parts,
     mask_blobs,
     votes_key,
 )
+from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.models.plan import block_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.votes.votes import VoteCounter

@@ -15,7 +15,8 @@ from espalier.hf.stream.edits import WeightEdit, masked, masked_and_scaled
 from espalier.messages.blobs.mask_tensors import kept_shares, unpack_masks
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.fedprllm import FedPrLLMSettings, votes_dtype
+from espalier.methods.fedprllm.contract import votes_dtype
+from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings

@@ -35,8 +35,9 @@ from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer, Piece
 from espalier.messages.message import Letter, Scalars
 from espalier.messages.payload import pack_tensors
-from espalier.methods.fedpetuning import parts
-from espalier.methods.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder
+from espalier.methods.fedpetuning.contract import parts
+from espalier.methods.fedsoda.contract import EmulatorPart, SubModelOrder
+from espalier.methods.fedsoda.settings import FedSodaSettings
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256

@@ -22,8 +22,9 @@ from espalier.hf.stream.edits import WeightEdit, dense
 from espalier.hf.structured.export import export_structured, require_form
 from espalier.messages.blobs.model_pieces import FILES, Manifest
 from espalier.messages.payload import MOST_BLOBS
-from espalier.methods.fedpetuning import trained
-from espalier.methods.fedsoda import FedSodaSettings, emulator_adapters
+from espalier.methods.fedpetuning.contract import trained
+from espalier.methods.fedsoda.contract import emulator_adapters
+from espalier.methods.fedsoda.settings import FedSodaSettings
 from espalier.models.adapters import AdapterPlan
 from espalier.models.plan import block_key
 from espalier.models.structure import Structure

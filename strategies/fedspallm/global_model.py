@@ -17,7 +17,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import WeightEdit, replaced
 from espalier.messages.blobs.kept_weights import kept_specs
 from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
-from espalier.methods.fedspallm import FedSpaLLMSettings, num_kept, sparsity_of
+from espalier.methods.fedspallm.contract import num_kept, sparsity_of
+from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings

@@ -20,7 +20,8 @@ from espalier.messages.blobs.kept_weights import kept_name
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.message import Scalars
 from espalier.messages.parts import PartRequest, parts_of
-from espalier.methods.fedspallm import FedSpaLLMSettings, Sample, SamplePart, sample_specs
+from espalier.methods.fedspallm.contract import Sample, SamplePart, sample_specs
+from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import BlockPlan, LinearPlan, block_key
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, clip_rows

@@ -4,7 +4,8 @@ from espalier.errors import Mistake
 from espalier.hf.nf4.layout import BLOCK
 from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.cuts import KINDS
-from espalier.methods.fedspine import FedSpineSettings, trained
+from espalier.methods.fedspine.contract import trained
+from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import unit_size
 from espalier.settings.run import RunSettings

@@ -9,7 +9,7 @@ from torch import Tensor
 from espalier.hf.structured.trained_cut import cut_trained
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.blobs.group_bits import Cut, CutUnits
-from espalier.methods.fedspine import trained
+from espalier.methods.fedspine.contract import trained
 from espalier.models.adapters import AdapterPlan
 from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings

@@ -21,7 +21,8 @@ from espalier.amounts import count
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.group_bits import CutUnits
 from espalier.messages.message import Letter
-from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings, SpineReport
+from espalier.methods.fedspine.contract import STRUCTURE, CutOrder, SpineReport
+from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.adapters import Adapter, AdapterPlan
 from espalier.models.plan import block_key, block_of_key
 from espalier.models.structure import structured_plan

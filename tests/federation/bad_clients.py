@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Letter, read, write
 from espalier.messages.parts import MOST_WINDOWS
-from espalier.methods.fedpetuning import trained
+from espalier.methods.fedpetuning.contract import trained
 from espalier.models.plan import block_of_key
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import sha256

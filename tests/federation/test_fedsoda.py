@@ -31,7 +31,7 @@ from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import Letter, address, read
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.fedpetuning import trained
+from espalier.methods.fedpetuning.contract import trained
 from espalier.models.adapters import Tensors
 from espalier.seeds import derive_seed
 from espalier.settings.run import parse

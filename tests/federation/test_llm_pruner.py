@@ -17,7 +17,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Letter, read
 from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.storage.blobs import sha256
 
 ROWS = {

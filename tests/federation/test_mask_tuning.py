@@ -23,8 +23,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import scales_of
 from espalier.messages.message import Letter, read
 from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner import LlmPrunerSettings
-from espalier.methods.mask_tuning import require_sendable
+from espalier.methods.llm_pruner.mask_tuning import require_sendable
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.storage.blobs import sha256
 

@@ -17,7 +17,7 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.traced_memory import LiveBytes
 from espalier.hf.opening.described import described
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.fedpetuning import trained
+from espalier.methods.fedpetuning.contract import trained
 from espalier.settings.methods import METHODS
 from espalier.settings.run import default_values, parse
 from espalier.training.costs.activations import saved_bytes

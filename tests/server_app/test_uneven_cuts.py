@@ -15,7 +15,8 @@ from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.adapters import payload_specs
 from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.messages.payload import packed_bytes
-from espalier.methods.fedspine import FedSpineSettings, trained
+from espalier.methods.fedspine.contract import trained
+from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.federation import Payload
 from espalier.settings.run import RunSettings, parse

@@ -17,7 +17,7 @@ from espalier.hf.whole.model import Base, head_parameters, load_whole
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.message import SCHEMA_VERSION, Header, Letter, num_bytes, write
 from espalier.messages.payload import tensor_specs
-from espalier.methods.fedpetuning import TuningReport
+from espalier.methods.fedpetuning.contract import TuningReport
 from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
 from espalier.training.costs.account import Account, account

@@ -23,7 +23,7 @@ from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial_values import initial_adapters
 from espalier.training.loop import Loop, Trained
 from espalier.training.sequences import TokenSequences
-from tests.modeling.tiny_models import CPU, VOCABULARY, llama_config, save_model
+from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 
 Values = dict[str, dict[str, Tensor]]
 T = TypeVar("T", bound=Tensor)

@@ -28,7 +28,7 @@ from espalier.training.loss import summed_loss
 from espalier.training.order import sequences_of_step
 from espalier.training.parameter_groups import Group
 from espalier.training.sequences import TokenSequences
-from tests.modeling.tiny_models import CPU, VOCABULARY, llama_config, save_model
+from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 
 Values = dict[str, dict[str, Tensor]]
 WHOLE = {

@@ -14,7 +14,7 @@ from espalier.models.adapters import AdapterPlan, adapter_plan
 from espalier.training.adapted_model import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.model_cache import forget_model, kept_model
-from tests.modeling.tiny_models import CPU, llama_config, save_model
+from tests.hf.tiny_models import CPU, llama_config, save_model
 from tests.training.test_adapter_training import flat, same, settings_of, start_of, training_of
 
 

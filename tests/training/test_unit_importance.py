@@ -18,14 +18,15 @@ from espalier.data.tasks.batches import Batch
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.trained_cut import cut_trained
 from espalier.messages.blobs.group_bits import CutUnits
-from espalier.methods.fedspine import FedSpineSettings, trained
+from espalier.methods.fedspine.contract import trained
+from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.settings.run import parse
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.loss import num_counted, summed_loss
 from espalier.training.order import sequences_of_step
 from espalier.training.unit_importance import UnitImportance
-from tests.modeling.tiny_encoders import save_encoder
-from tests.modeling.tiny_models import CPU, VOCABULARY, llama_config, save_model
+from tests.hf.tiny_encoders import save_encoder
+from tests.hf.tiny_models import CPU, VOCABULARY, llama_config, save_model
 from tests.training.test_adapter_training import Values, sequences, start_of
 
 CHANNELS = {"mlp.up": ("channels", 0, 1), "mlp.down": ("channels", 1, 1)}

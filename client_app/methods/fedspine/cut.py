@@ -20,7 +20,8 @@ from client_app.site import Site, reply_to
 from espalier.errors import Mistake
 from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.messages.message import Letter, NoScalars, validate
-from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings
+from espalier.methods.fedspine.contract import STRUCTURE, CutOrder
+from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
 

@@ -17,7 +17,8 @@ from espalier.hf.stream.input_statistics import Watched
 from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.cuts import pack_cut
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.flap import FlapSettings, mean_name, squares_name
+from espalier.methods.flap.contract import mean_name, squares_name
+from espalier.methods.flap.settings import FlapSettings
 from espalier.models.plan import BlockPlan, LinearPlan
 from espalier.models.structure import ADDED_BIASES, COLUMNS, unit_size
 from espalier.progress.beats import beats

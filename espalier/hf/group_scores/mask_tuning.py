@@ -19,8 +19,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.messages.blobs.cuts import MOST_SCALE, READERS, pack_cut, unpack_cut
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner import LlmPrunerSettings
-from espalier.methods.mask_tuning import AIMS, JOINT, CutOfBlocks, equation_places
+from espalier.methods.llm_pruner.mask_tuning import AIMS, JOINT, CutOfBlocks, equation_places
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import unit_size, units_of
 from espalier.progress.beats import beats

@@ -18,8 +18,9 @@ from espalier.hf.structured.groups import ModelUnits
 from espalier.hf.whole.model import load_whole
 from espalier.messages.blobs.cuts import KINDS, pack_cut
 from espalier.messages.payload import pack_tensors, unpack_tensors
-from espalier.methods.llm_pruner import LlmPrunerSettings, cut_blocks, score_name
-from espalier.methods.mask_tuning import fisher_name
+from espalier.methods.llm_pruner.contract import cut_blocks, score_name
+from espalier.methods.llm_pruner.mask_tuning import fisher_name
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.models.plan import LinearPlan
 from espalier.models.structure import COLUMNS, ROWS, unit_size, units_of
 from espalier.progress.beats import beats

@@ -16,7 +16,7 @@ from espalier.hf.files.checkpoint import CHUNK, Checkpoint, StoredTensor
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.slices import block_of
 from espalier.messages.payload import DTYPE_BYTES
-from espalier.methods.slicegpt import dense_width
+from espalier.methods.slicegpt.contract import dense_width
 from pruning_kernels.groups.slicing import shortcut, sliced_reader, sliced_writer
 
 Bases = Callable[[int], Tensor]

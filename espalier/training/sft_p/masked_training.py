@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from espalier.data.tasks.batches import Batch
 from espalier.hf.structured.lane_gates import Gate, LaneGates
 from espalier.hf.structured.routing import Norm, Routing
-from espalier.methods.sft_p import SftPSettings, lora_plan, shape_of, trained
+from espalier.methods.sft_p.contract import lora_plan, shape_of, trained
+from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.adapters import Tensors
 from espalier.models.mask_generator import GeneratorShape
 from espalier.models.plan import ModelPlan

@@ -4,9 +4,10 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.local_baseline import Alone
-from espalier.methods.fedpetuning import AdapterAveraging, Order
-from espalier.methods.hetlora import HetLoRASettings
-from espalier.methods.sft_p import SftPSettings
+from espalier.methods.fedpetuning.contract import Order
+from espalier.methods.fedpetuning.settings import AdapterAveraging
+from espalier.methods.hetlora.settings import HetLoRASettings
+from espalier.methods.sft_p.settings import SftPSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.lora.factor_ranks import kept_rank
 from server_app.estimate.exchange import Exchange

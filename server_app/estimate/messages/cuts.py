@@ -10,8 +10,9 @@ from espalier.messages.blobs import cuts
 from espalier.messages.message import NoScalars
 from espalier.messages.parts import parts_of
 from espalier.messages.payload import TensorSpec
-from espalier.methods import flap, slicegpt
-from espalier.methods.llm_pruner import LlmPrunerSettings
+from espalier.methods.flap import contract as flap
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.methods.slicegpt import contract as slicegpt
 from espalier.models.plan import block_key
 from espalier.models.structure import units_of
 from espalier.settings.run import RunSettings

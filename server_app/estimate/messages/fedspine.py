@@ -11,8 +11,9 @@ import numpy as np
 
 from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.messages.local_baseline import Alone
-from espalier.methods.fedpetuning import Order
-from espalier.methods.fedspine import STRUCTURE, CutOrder, FedSpineSettings, trained
+from espalier.methods.fedpetuning.contract import Order
+from espalier.methods.fedspine.contract import STRUCTURE, CutOrder, trained
+from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.settings.run import RunSettings
 from pruning_kernels.groups.groups import share_of
 from server_app.estimate.exchange import Exchange

@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.blobs.kept_weights import kept_specs
-from espalier.methods.fedspallm import FedSpaLLMSettings, Sample, Update, num_kept, sparsity_of
+from espalier.methods.fedspallm.contract import Sample, Update, num_kept, sparsity_of
+from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.models.plan import cut_into_parts
 from espalier.settings.run import RunSettings
 from pruning_kernels.selection.comparison_groups import pruned_in_matrix

@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.message import NoScalars, Scalars
-from espalier.methods.fedprllm import Decision, FedPrLLMSettings, decided_parts
+from espalier.methods.fedprllm.contract import Decision, decided_parts
+from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from server_app.estimate.exchange import Exchange
 from server_app.estimate.messages.base import Messages
 

@@ -4,7 +4,8 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.message import NoScalars
-from espalier.methods.llm_streamline import LlmStreamlineSettings, Replace, layer_parts
+from espalier.methods.llm_streamline.contract import Replace, layer_parts
+from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from server_app.estimate.exchange import Exchange
 from server_app.estimate.messages.base import Messages
 

@@ -4,8 +4,13 @@ from functools import cache
 from typing import Any
 
 from espalier.messages.blobs.model_pieces import Offer, Piece
-from espalier.methods.fedpetuning import Order, parts
-from espalier.methods.fedsoda import EmulatorPart, FedSodaSettings, SubModelOrder, emulator_adapters
+from espalier.methods.fedpetuning.contract import Order, parts
+from espalier.methods.fedsoda.contract import (
+    EmulatorPart,
+    SubModelOrder,
+    emulator_adapters,
+)
+from espalier.methods.fedsoda.settings import FedSodaSettings
 from espalier.models.plan import ModelPlan
 from espalier.settings.run import RunSettings
 from server_app.estimate.exchange import HASH, Exchange

@@ -5,10 +5,10 @@ They are FedPrLLM, FedSpaLLM, FLAP and SliceGPT.
 
 from collections.abc import Mapping
 
-from espalier.methods.fedprllm import FedPrLLMSettings
-from espalier.methods.fedspallm import FedSpaLLMSettings
-from espalier.methods.flap import FlapSettings
-from espalier.methods.slicegpt import SliceGptSettings
+from espalier.methods.fedprllm.settings import FedPrLLMSettings
+from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.flap.settings import FlapSettings
+from espalier.methods.slicegpt.settings import SliceGptSettings
 from espalier.models.plan import ModelPlan
 from espalier.settings.structured import CutSettings
 from pruning_kernels.compiled import WORTH_COMPILING

@@ -12,11 +12,12 @@ import torch
 from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.nf4.matrices import nf4_bytes
 from espalier.hf.opening.opened import OpenedModel
-from espalier.methods import sft_p
-from espalier.methods.fedpetuning import trained
-from espalier.methods.fedsoda import FedSodaSettings, emulator_adapters
-from espalier.methods.fedspine import FedSpineSettings
-from espalier.methods.sft_p import SftPSettings
+from espalier.methods.fedpetuning.contract import trained
+from espalier.methods.fedsoda.contract import emulator_adapters
+from espalier.methods.fedsoda.settings import FedSodaSettings
+from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.sft_p import contract as sft_p
+from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.adapters import AdapterPlan
 from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.task import TEXT

@@ -5,8 +5,8 @@ blocks.
 """
 
 from espalier.hf.stream.block_stream import windows_per_batch
-from espalier.methods.llm_pruner import LlmPrunerSettings
-from espalier.methods.llm_streamline import LlmStreamlineSettings
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.training.costs.step_memory import whole_step_bytes
 from server_app.estimate.block_stream import FLOAT32, walk
 from server_app.estimate.memory import Memory, Moment

@@ -20,7 +20,7 @@ from espalier.models.triangles import ROUNDING, are_inner_products, triangle_siz
 from espalier.settings.run import RunSettings
 
 if TYPE_CHECKING:
-    from espalier.methods.llm_pruner import LlmPrunerSettings
+    from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 
 JOINT = "joint"
 """Name of the tensor with the inner products of the outputs of every two remaining groups.

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PretrainedConfig
 
-from tests.modeling.tiny_models import VOCABULARY
+from tests.hf.tiny_models import VOCABULARY
 
 ENCODERS = ["bert", "roberta", "xlm-roberta"]
 LINEARS = {

@@ -16,7 +16,7 @@ from espalier.hf.stream.block_stream import BlockStream, run_through
 from espalier.hf.stream.calibration import prune_by_block
 from espalier.hf.stream.hidden_states import OnDisk, hidden_states
 from pruning_kernels.selection.local import LocalPruning
-from tests.modeling.tiny_models import llama_config, save_model, token_windows
+from tests.hf.tiny_models import llama_config, save_model, token_windows
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from espalier.methods.fedpetuning import AdapterAveraging
+from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.table import ReadWith

@@ -1,0 +1,1 @@
+"""FedPETuning, and shared parts of all methods that average LoRA adapters: settings and message contracts."""

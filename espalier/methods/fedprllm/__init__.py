@@ -1,0 +1,1 @@
+"""FedPrLLM: settings and message contracts."""

@@ -1,0 +1,1 @@
+"""FedSODA: settings and message contracts."""

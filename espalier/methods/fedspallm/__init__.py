@@ -1,0 +1,1 @@
+"""FedSpaLLM: settings and message contracts."""

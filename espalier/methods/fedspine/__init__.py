@@ -1,0 +1,1 @@
+"""FedSpine: settings and message contracts."""

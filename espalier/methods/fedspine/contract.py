@@ -1,0 +1,208 @@
+"""Contracts of FedSpine: a device's cut is agreed first, then adapters of its shape are exchanged.
+
+From round 2 on, the first ``deliver`` of a round asks a device to cut its model to a pruning ratio.
+The device replies with a bit per prunable group: 1 = cut. Every later request of the round includes
+these bits, so that all tensor shapes are a function of the request, even at a site that lost its
+state. Importance scores never leave the device.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+from pydantic import Field
+
+from espalier.errors import Mistake
+from espalier.messages.blobs.group_bits import CutUnits
+from espalier.messages.contract import Contract, Side
+from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
+from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
+from espalier.methods.fedpetuning import contract as tuning
+from espalier.methods.fedpetuning.contract import Along, TuningReport
+from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.models.adapters import AdapterPlan
+from espalier.models.plan import ModelPlan, PlanOf
+from espalier.models.structure import structured_plan
+from espalier.settings.run import RunSettings
+
+STRUCTURE = "structure"
+"""Key of the blob with the cut."""
+TERM_DIGITS = 3
+"""Significant digits of ``SpineReport.taylor``."""
+MOST_TERM = 1e30
+"""Maximum value of ``SpineReport.taylor``."""
+SLACK = 1e-9
+"""Tolerance for a pruning ratio whose terms were added in another order."""
+
+
+class CutOrder(Scalars):
+    """Fields of a request to cut the model."""
+
+    pruned: float = Field(ge=0, lt=1)
+    """Pruning ratio p_t over all prunable groups, including those that were cut before."""
+
+
+class SpineReport(TuningReport):
+    """Fields of a reply with adapters."""
+
+    loss_before: float = Field(ge=0, le=MOST_LOSS)
+    """Mean loss of the first half of the round's steps, in nats."""
+    loss_after: float = Field(ge=0, le=MOST_LOSS)
+    """Mean loss of the second half of the round's steps, in nats."""
+    taylor: float = Field(ge=0, le=MOST_TERM)
+    """First term of equation 14, averaged over the steps."""
+
+
+def shortened(term: float) -> float:
+    """Return a term as it is sent: rounded to a few digits, so that it reveals little."""
+    return float(f"{min(term, MOST_TERM):.{TERM_DIGITS}g}")
+
+
+def trained(
+    plan: ModelPlan, run: RunSettings, rank_limit: int | None = None, structure: bytes | None = None
+) -> AdapterPlan:
+    """Return the adapters of a device.
+
+    Ranks and scalings are those of the uncut model; the shapes follow from the device's cut. An
+    encoder's classification head reads features that no cut removes, so it is the same on every
+    device.
+
+    Parameters
+    ----------
+    plan
+        Plan of the uncut model.
+    run
+        Settings of the run.
+    rank_limit
+        Maximum rank; None for the ranks of the settings.
+    structure
+        Blob with the device's cut; None for the uncut model.
+    """
+    adapters = tuning.trained(plan, run, rank_limit)
+    if structure is None:
+        return adapters
+    blocks = _smaller(plan, structure).blocks
+    own = {
+        index: tuple(replace(one, linear=blocks[index].linear(one.linear.name)) for one in several)
+        for index, several in adapters.blocks.items()
+    }
+    return replace(adapters, blocks=own)
+
+
+@lru_cache(maxsize=64)
+def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
+    """Return the plan of the cut model.
+
+    Raises
+    ------
+    Mistake
+        If the blob is not a valid cut.
+    """
+    units = CutUnits.of(plan)
+    return structured_plan(plan, units.structure(units.read(structure)))
+
+
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``train`` message (part 0), or of a ``fetch`` of a later part."""
+    beside = _beside(plan_of()) if request.header.server_round > 1 else None
+    shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
+    made = tuning.training_contract(
+        request, plan_of, run, tuning.Order, shapes, SpineReport, beside
+    )
+    up = replace(made.up, check_scalars=partial(_check_report, made.up))
+    return replace(
+        made, up=up, observer=OBSERVER if made.observer == tuning.OBSERVER else made.observer
+    )
+
+
+def _check_report(up: Side, report: Scalars) -> None:
+    if up.check_scalars is not None:
+        up.check_scalars(report)
+    if not isinstance(report, SpineReport):
+        return
+    for name in ("loss_before", "loss_after"):
+        if (value := getattr(report, name)) != round(value, LOSS_DIGITS):
+            raise Mistake(f"SpineReport: {name} has more than {LOSS_DIGITS} decimals")
+    if report.taylor != shortened(report.taylor):
+        raise Mistake(f"SpineReport: taylor has more than {TERM_DIGITS} digits")
+
+
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """Return the contract of a ``deliver`` message: a request to cut, or a part of adapters.
+
+    The adapters have the shapes of the device's cut. In a round, part 0 is the request to cut, and
+    the adapters begin with part 1. The result is pushed with the number of the round after the last
+    one; its adapters begin with part 0.
+    """
+    header = request.header
+    # The result is pushed with the number of the round after the last one.
+    in_a_round = header.server_round <= run.federation.rounds
+    if in_a_round and header.part == 0:
+        return _question(request, plan_of(), run)
+    shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
+    return tuning.delivery_of(request, plan_of, run, shapes, _beside(plan_of()), int(in_a_round))
+
+
+def _beside(plan: ModelPlan) -> Along:
+    units = CutUnits.of(plan)
+    return Along({STRUCTURE: units.specs}, lambda _, blob: _read(units, blob))
+
+
+def _read(units: CutUnits, blob: bytes) -> None:
+    units.read(blob)
+
+
+def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+    units = CutUnits.of(plan)
+    job = run.of(FedSpineSettings)
+    asked = validate(CutOrder, request.scalars)
+    specs = {STRUCTURE: units.specs}
+    # Without the blob the request is refused anyway; this value is then not used.
+    before = units.read(request.blobs[STRUCTURE]) if STRUCTURE in request.blobs else units.none
+
+    def within_the_share(order: Scalars) -> None:
+        if isinstance(order, CutOrder) and order.pruned > units.wanted(job) + SLACK:
+            raise Mistake(
+                f"CutOrder: pruned is above the run's share, {job.share:g} of the {job.share_of}"
+            )
+
+    def is_a_step(_: str, blob: bytes) -> None:
+        units.require_step(before, units.read(blob), asked.pruned, job)
+
+    return Contract(
+        kind="deliver",
+        method=run.method,
+        down=Side(CutOrder, specs, lambda _, blob: _read(units, blob), within_the_share),
+        up=Side(NoScalars, specs, is_a_step),
+        observer=ASKED,
+    )
+
+
+def largest_orders(
+    plan: ModelPlan | None, run: RunSettings, server_round: int
+) -> dict[Kind, dict[str, Any]]:
+    """Return the fields of the requests with the largest replies of a round, by kind.
+
+    An uncut device has the largest replies.
+    """
+    question: dict[Kind, dict[str, Any]] = {"deliver": {"pruned": 0.0}} if server_round > 1 else {}
+    return question | tuning.largest_orders(plan, run, server_round)
+
+
+sizes_vary = tuning.sizes_vary
+ASKED = (
+    "which attention groups and feed-forward channels this client cuts, those whose weights matter"
+    " least to its data: one bit each; no importance of any leaves it, and what it says is told"
+    " once in a round; a client that lost what it measured cuts nothing, which tells that it did"
+)
+OBSERVER = (
+    "adapters of the client's smaller model, trained on its data, of which all holds that is said"
+    " of `fedpetuning`'s; the mean loss of the first and of the second half of the round's steps on"
+    " its own data, three decimals each, and a term of what its LoRA modules are worth, three"
+    " digits; with `client-weights` = `samples` alone, how many training sequences it has; how many"
+    " steps failed; and how long it took"
+)
+
+EXAMPLES: dict[Kind, Mapping[str, Any]] = {**tuning.EXAMPLES, "deliver": {"pruned": 0.1}}
+"""Example fields by kind; the contract of the kind depends on them."""

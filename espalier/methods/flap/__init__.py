@@ -1,0 +1,1 @@
+"""FLAP: settings and message contracts."""

@@ -1,0 +1,1 @@
+"""HetLoRA: settings and message contracts."""

@@ -1,0 +1,1 @@
+"""LLM-Pruner: settings and message contracts."""

@@ -1,0 +1,1 @@
+"""LLM-Streamline: settings and message contracts."""

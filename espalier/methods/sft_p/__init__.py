@@ -1,0 +1,1 @@
+"""SFT-P: settings and message contracts."""

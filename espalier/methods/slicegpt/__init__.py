@@ -1,0 +1,1 @@
+"""SliceGPT: settings and message contracts."""
