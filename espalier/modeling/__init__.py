@@ -1,1 +1,1 @@
-"""Hugging Face models: how they are opened, walked block by block, pruned by one party, and written again."""
+"""Hugging Face models: opening, block-by-block forward passes, local pruning and export."""
