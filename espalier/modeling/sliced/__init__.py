@@ -1,1 +1,1 @@
-"""Models whose residual stream is rotated and narrower (SliceGPT): how they are made of a base, opened and written."""
+"""SliceGPT models, whose residual stream is rotated and narrower: creation, opening and export."""

@@ -1,4 +1,4 @@
-"""Which models can be sliced, how wide they are, and ``config.json`` of the sliced one."""
+"""Configuration of sliced models: supported families, and ``config.json``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,21 @@ from espalier.wire.plan import ModelPlan
 from espalier.wire.slicegpt import dense_width
 
 SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")
-"""Families with an RMS norm before attention and one before the feed-forward part, whose sliced models have code."""
+"""Families that can be sliced.
+
+They have an RMS norm before attention and one before the feed-forward part, and code for their
+sliced models exists.
+"""
 
 
 def require_sliceable(model: OpenedModel) -> None:
-    """Refuse a model whose residual stream cannot be rotated, or whose files lack what stands before and behind the blocks.
+    """Refuse a model that cannot be sliced.
 
     Raises
     ------
     Mistake
-        It says which models can be, or which tensor is missing.
+        The residual stream of this model type cannot be rotated, or the files lack the embedding,
+        the final norm or the head.
     """
     found = model.config["model_type"]
     if found not in SLICEABLE:
@@ -37,20 +42,21 @@ def require_sliceable(model: OpenedModel) -> None:
 
 
 def is_tied(model: OpenedModel) -> bool:
-    """Whether a model's head is its embedding."""
+    """Return whether the head of a model is tied to its embedding."""
     return bool(model.configured("tie_word_embeddings"))
 
 
 def sliced_config(
     base: Mapping[str, Any], family: Family, plan: ModelPlan, width: int
 ) -> dict[str, Any]:
-    """The configuration of a sliced model.
+    """Return the configuration of a sliced model.
 
     Parameters
     ----------
     base : ``config.json`` of the dense model
-    plan : of the dense model
-    width : of the residual stream that is left
+    family : family of the model
+    plan : plan of the dense model
+    width : width of the sliced residual stream
     """
     from espalier.modeling.sliced import modeling_sliced
 

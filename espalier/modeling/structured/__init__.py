@@ -1,1 +1,1 @@
-"""Models whose shape is not their base's: blocks dropped, attention groups, channels and residual lanes cut."""
+"""Pruned models of another shape: fewer blocks, groups, channels or residual dimensions."""
