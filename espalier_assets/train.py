@@ -105,6 +105,7 @@ def train(
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.95))
     warmup = max(1, steps // 20)
+    # Linear warm-up, then cosine decay to 2% of the learning rate.
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         lambda s: min(
@@ -172,6 +173,7 @@ def main() -> None:
     )
     report = train(model, tokens, held, arguments.steps, arguments.batch)
 
+    # Dropout was only for training.
     model.config.attention_dropout = 0.0
     model.to(torch.bfloat16).save_pretrained(arguments.out)
     tokenizer.save_pretrained(arguments.out)

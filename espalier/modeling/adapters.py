@@ -68,6 +68,7 @@ def lora_config(
         r=usual.rank,
         lora_alpha=_alpha(usual),
         target_modules=chosen if alike and unmistakable else list(paths),
+        # peft treats the keys of both patterns as regular expressions.
         rank_pattern={re.escape(path): a.rank for path, a in paths.items() if a.rank != usual.rank},
         alpha_pattern={
             re.escape(path): _alpha(a) for path, a in paths.items() if _alpha(a) != _alpha(usual)

@@ -115,6 +115,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
 
 def _require_same_heads(model: OpenedModel) -> None:
     """Raise Mistake if the numbers of blocks or heads differ from transformers' configuration."""
+    # Blocks of a pruned model have no common number of heads.
     if has_own_code(model.config):
         return
     family = model.family

@@ -58,6 +58,7 @@ class _Relay(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            # Some models read attributes of their blocks, such as the kind of attention.
             return getattr(self.__dict__["block"], name)
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -234,6 +235,7 @@ class BlockStream:
                 # Most models pass equal arguments with every batch; they are stored once.
                 calls.append(calls[-1] if calls and _alike(calls[-1], passed) else passed)
                 for relay in self._relays:
+                    # Do not keep the batch in memory until the next one.
                     relay.received = None
                     relay.call = ((), {})
         return Activations(batches, hidden, calls)
@@ -251,6 +253,7 @@ class BlockStream:
         Mistake
             The number of bytes does not match these samples in the compute dtype.
         """
+        # This records the calls. The hidden states are overwritten below.
         activations = self.start(windows)
         for batch in range(len(activations.hidden)):
             hidden = torch.empty_like(activations.hidden[batch], device="cpu")
@@ -296,10 +299,10 @@ class BlockStream:
             at_once = tokens_at_once(skeleton.config.vocab_size)
             try:
                 for batch in range(len(activations.hidden)):
-                    # Norm and head work on single tokens, so each token can be a sequence of length
-                    # 1.
+                    # Norm and head work on single tokens, so each token becomes a sequence.
                     for piece in activations.hidden[batch].flatten(0, 1)[:, None].split(at_once):
                         last.answer = piece
+                        # The model requires embeddings, but the last relay ignores its input.
                         embedded = piece.new_zeros(1).expand(len(piece), 1, width)
                         yield skeleton(inputs_embeds=embedded, use_cache=False).logits.squeeze(1)
             finally:

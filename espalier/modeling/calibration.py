@@ -93,6 +93,7 @@ def prune_layers(
                 if index in layers
                 else None
             )
+            # No block needs the output of the last one.
             if index < max(layers):
                 activations.through(index, block)
         if pruned is not None:
@@ -153,6 +154,7 @@ def _prune_block(
             prune_mask, weight = pruning.prune(
                 stream.stored_weight(plan, edits.get(name)), inputs[name]
             )
+        # The next block sees the output of the weights that are sent, rounded as in the files.
         linears[name].weight.copy_(weight.to(dtype))
         matrices[name] = PrunedMatrix.of(weight, prune_mask, dtype)
     dampings = [factor.damping for factor in inputs.values() if isinstance(factor, Factor)]

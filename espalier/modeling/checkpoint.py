@@ -92,6 +92,7 @@ class Checkpoint:
         waiting = room.view(-1).view(torch.uint8).numpy().data
         with open(stored.shard, "rb", buffering=0) as file:
             while waiting:
+                # One call may read less than requested.
                 read = os.preadv(file.fileno(), [waiting], stop - len(waiting))
                 if not read:
                     raise Mistake(f"{stored.shard}: ends before tensor {name}; copy the file again")
@@ -142,6 +143,7 @@ def _shards(directory: Path) -> list[Path]:
     require_plain_weights(directory)
     single = directory / SINGLE
     index = directory / INDEX
+    # transformers prefers the single file if both exist.
     if single.is_file() or not index.is_file():
         if not single.is_file():
             raise Mistake(_no_weights(directory))
@@ -277,6 +279,7 @@ def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
         with open(shard, "rb") as file:
             first = file.read(8)
             length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
+            # A damaged file may claim any length, so it is checked before memory is allocated.
             text = file.read(length) if length <= min(size - 8, MOST_HEADER_BYTES) else b""
     except OSError as error:
         raise Mistake(f"{shard}: cannot be read: {error.strerror}") from None

@@ -43,6 +43,7 @@ def described(directory: Path) -> Iterator[Path]:
     try:
         Checkpoint(directory)
     except Mistake:
+        # Damaged weights must be reported, not replaced by holes.
         if _has_weights(directory):
             raise
         if not (directory / CONFIG).is_file():

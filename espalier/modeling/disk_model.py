@@ -126,11 +126,13 @@ def _on_disk(
     whole, found = auto_class.from_pretrained(
         model.directory, dtype=stored, device_map=device_map, **given
     )
+    # The hooks hold the map of weights, so it is read before they are removed.
     weights = _weights_of(whole)
     _unhook(whole)
     for parameter in whole.parameters():
         parameter.requires_grad_(False)
         if parameter.is_floating_point():
+            # Weights on disk are meta tensors here, of which only the dtype changes.
             parameter.data = parameter.data.to(dtype)
     read_when_used(whole, weights, device, kept)
     return whole.eval(), found
@@ -152,7 +154,8 @@ def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
         if "safetensors_file" in place:
             # Otherwise a float32 norm in a model of bfloat16 matrices would be rounded.
             place.pop("dtype", None)
-    ties: dict[str, str] = getattr(whole, "all_tied_weights_keys")  # noqa: B009 - as an attribute it is a Tensor to mypy
+    # mypy takes an unknown attribute of a module for a Tensor.
+    ties: dict[str, str] = getattr(whole, "all_tied_weights_keys")  # noqa: B009
     for pair in ties.items():
         for name, other in (pair, reversed(pair)):
             # The files hold only one tensor of a tied pair.
@@ -221,6 +224,7 @@ class _Reader:
             )
         self.drop(module)
         module.register_forward_pre_hook(self.read)
+        # always_call drops the weights after an exception too.
         module.register_forward_hook(self.drop, always_call=True)
 
     def read(self, module: nn.Module, *_: Any) -> None:

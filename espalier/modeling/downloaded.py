@@ -163,6 +163,7 @@ class ProcessTokenizer:
         ]
         request = {"what": "encode", "many": many, "texts": columns, "options": options}
         longest = max((sum(map(len, row)) for row in zip(*columns, strict=True)), default=0)
+        # Padding makes every row as long as the longest one.
         padded = (
             max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0)
             if options.get("padding")
@@ -179,6 +180,7 @@ class ProcessTokenizer:
 
     def _cut(self, head: dict[str, Any], data: bytes, texts: int) -> dict[str, Any]:
         """Split the numbers of an answer into arrays and texts, after checking that they fit."""
+        # The process is not trusted: check that the parts of the answer fit together.
         numbers = np.frombuffer(data, np.int32)
         names = head.get("names")
         lengths = head.get("lengths")
@@ -270,8 +272,10 @@ class TokenizerProcess:
                 "cannot be used"
                 f" ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})"
             )
+        # A Mistake is answered with its text; other errors only with their type.
         if "mistake" in head:
             self._stop()
+            # The local path tells the user nothing about the server's model.
             told = str(head["mistake"]).replace(f"{self._directory}/", "")
             raise Mistake(f"the model that the run's server brought: {told}")
         return head, data
@@ -295,6 +299,7 @@ class TokenizerProcess:
                 env={
                     **os.environ,
                     "PYTHONPATH": path,
+                    # The tokenizer must not download anything.
                     "HF_HUB_OFFLINE": "1",
                     "TOKENIZERS_PARALLELISM": "false",
                 },
@@ -316,6 +321,7 @@ class TokenizerProcess:
 
 def command(directory: Path) -> list[str]:
     """Return the command that starts the process."""
+    # -P keeps the current directory out of sys.path.
     return [sys.executable, "-P", "-m", tokenizer_process.__name__, str(directory)]
 
 

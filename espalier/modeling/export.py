@@ -87,6 +87,7 @@ def made_whole(target: Path) -> Iterator[Path]:
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
+        # A killed process may have left it behind.
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         yield unfinished

@@ -141,6 +141,7 @@ def check_adapter(
     )
     try:
         tuned = in_peft(base, target)
+    # peft raises errors of many types for files that it cannot load.
     except Exception as error:
         raise ExportError(
             f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable"
@@ -154,6 +155,7 @@ def unrounded(edits: Edits) -> Edits:
     """Return the same edits with float32 results."""
 
     def in_float32(edit: WeightEdit) -> WeightEdit:
+        # An edit returns the dtype of its input.
         return lambda weight: edit(weight.to(torch.float32))
 
     return lambda index: {name: in_float32(edit) for name, edit in edits(index).items()}

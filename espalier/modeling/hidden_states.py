@@ -80,7 +80,8 @@ class OnDisk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with self._refusals_explained():
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115, it lives as long as this object
+            # The file stays open as long as this object lives.
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._shapes: list[torch.Size] = []
         self._like = torch.empty(0)
 
@@ -102,6 +103,7 @@ class OnDisk:
         waiting = memory_of(batch)
         place = self._place(index)
         while waiting:
+            # One call may read less than requested.
             read = os.preadv(self._file.fileno(), [waiting], place)
             if not read:
                 raise Mistake(

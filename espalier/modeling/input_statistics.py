@@ -103,6 +103,7 @@ class InputGrams(Watched):
         self._last: tuple[Tensor, str] | None = None
 
     def _see(self, name: str, inputs: Tensor) -> None:
+        # Linears with a shared input are called in sequence with the same tensor.
         shares = self._last is not None and inputs is self._last[0]
         leader = self._last[1] if self._last is not None and shares else name
         if self._leader.setdefault(name, leader) != leader:

@@ -45,6 +45,7 @@ def logits_at(
 
     def take(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         wanted.append(inputs[0][places])
+        # With an empty input, the head computes no logits in the full forward pass.
         return (inputs[0][:, :0], *inputs[1:])
 
     hook = head.register_forward_pre_hook(take)

@@ -44,6 +44,7 @@ def limits(own: Path, groups: Path) -> Iterator[tuple[int, int]]:
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
+        # Version 2 has a single hierarchy, whose entry names no controllers.
         if not controllers:
             root = groups
             most = "memory.max"

@@ -23,6 +23,7 @@ def magnitude_bits(dtype: str, data: bytes) -> int:
     """Return the bits of the largest magnitude in a buffer of floats; 0 if the buffer is empty."""
     size, _ = LAYOUTS[dtype]
     numbers = np.frombuffer(data, f"<u{size}")
+    # The mask clears the sign bit.
     return int((numbers & numbers.dtype.type((1 << (8 * size - 1)) - 1)).max(initial=0))
 
 
@@ -32,6 +33,7 @@ def magnitude(dtype: str, bits: int) -> float:
     if bits >= infinity:
         return math.inf if bits == infinity else math.nan
     if dtype == "BF16":
+        # bfloat16 is the upper half of float32; NumPy has no bfloat16.
         dtype = "F32"
         bits = bits << 16
         size = 4

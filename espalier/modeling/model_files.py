@@ -88,6 +88,7 @@ def public_name(directory: Path, config: Mapping[str, Any]) -> str:
     ``config.json`` is not sufficient on its own, because tuned models often still name the model
     they were made from. Otherwise the result is the name of the directory.
     """
+    # The hub's cache has directories such as models--owner--name/snapshots/<commit>.
     kind, *parts = directory.parent.parent.name.split("--")
     if (
         directory.parent.name == "snapshots"

@@ -103,6 +103,7 @@ class OpenedModel:
         self.config: dict[str, Any] = read_config(path)
         """Content of ``config.json``, for exports; use ``configured`` to read values."""
         self.cut: Structure | None = None
+        # All other code sees matrices in float32, and exports must not claim otherwise.
         quantisation = self.config.pop(CONFIG_KEY, None)
         doubly = bool(quantisation) and is_doubly_quantised(quantisation, str(path))
         self.family: Family = family_of(self.config, str(path))
@@ -131,6 +132,7 @@ class OpenedModel:
         if head in files.tensors and self._says_tied():
             if embedding not in files.tensors:
                 files.tensors = under_embedding(self.family, files.tensors)
+            # Two different matrices are not tied, even if the configuration says so.
             elif has_other_head(self.family, files):
                 self.config[TIED] = False
                 self.is_as_stored = False
@@ -307,6 +309,7 @@ class OpenedModel:
         positions = self.configured("max_position_embeddings")
         if not isinstance(positions, int) or not self.family.first_position_after_padding:
             return positions if isinstance(positions, int) else None
+        # Positions are counted from pad_token_id + 1.
         pad = self.configured("pad_token_id")
         return positions - (pad + 1) if isinstance(pad, int) else positions
 
@@ -342,6 +345,7 @@ class OpenedModel:
             )
             # The modules are built without quantisation, so the configuration must not ask for it.
             vars(config).pop(CONFIG_KEY, None)
+            # transformers must not tie two different matrices.
             if not self.is_as_stored and self.config.get(TIED) is False:
                 setattr(config, TIED, False)
             return config
@@ -408,9 +412,11 @@ class OpenedModel:
         The results for the last texts are cached, because every round of a run encodes the same
         texts.
         """
+        # A hash as key takes less memory than the text.
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         if (known := self._encoded.get(key)) is None:
             known = array("q", self.tokenizer(text, verbose=False)["input_ids"])
+            # Drop the oldest entries first.
             while (
                 self._encoded
                 and len(known) + sum(map(len, self._encoded.values())) > MOST_REMEMBERED
@@ -499,6 +505,7 @@ class OpenedModel:
                     largest[name], magnitude_bits(self.stored.tensors[name].dtype, chunk)
                 )
 
+        # Fill the cached property, so that the files are not read again for the hash.
         self.__dict__["sha256"] = self._read_through(see)
         return {
             name: magnitude(self.stored.tensors[name].dtype, bits) for name, bits in largest.items()
@@ -562,7 +569,7 @@ def skeleton_of(
         from accelerate import init_empty_weights
         from transformers.initialization import no_init_weights
 
-    # transformers imports the code of this kind of model here.
+    # importing() again: transformers imports the code of this kind of model here.
     with explained(where), importing():
         _without_named_code(config)
         if num_labels is not None:

@@ -126,6 +126,7 @@ def quantise(
             start += stretch.numel()
     if not double_quantisation:
         return Nf4Matrix(shape, packed, absmax)
+    # In float64 the result does not depend on the number of threads.
     offset = absmax.mean(dtype=torch.float64).to(torch.float32)
     codes, state = functional.quantize_blockwise(absmax - offset, blocksize=NESTED_BLOCK)
     return Nf4Matrix(shape, packed, codes, state.absmax, offset)
@@ -244,6 +245,7 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
     scales = state.absmax
     if state.nested:
         scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    # Rows are whole numbers of blocks; see ``require_whole_blocks``.
     per_row = in_features // BLOCK
 
     def read(first: int, end: int) -> Tensor:

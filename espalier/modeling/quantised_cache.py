@@ -189,6 +189,7 @@ def _kept(
     try:
         file = Checkpoint(folder)
         found = _read(file, TABLES, groups[TABLES])
+        # The codes are valid only for these tables, which come from bitsandbytes.
         if any(
             not torch.equal(found[name], table)
             for name, table in _used_tables(double_quantisation).items()
@@ -233,6 +234,7 @@ def _hashed(sizes: Sizes) -> Sizes:
 
 
 def _write(writer: ShardWriter, group: str, tensors: dict[str, Tensor]) -> None:
+    # The hash includes the name, so that matrices cannot be exchanged unnoticed.
     digest = hashlib.sha256(group.encode())
     for name, tensor in tensors.items():
         data = _bytes(tensor)

@@ -71,6 +71,7 @@ class QuantisedCheckpoint(Checkpoint):
             for end in beside
             if name.endswith(end)
         }
+        # Such matrices are reported as incomplete if all other tensors are missing.
         packed = [
             name
             for name, stored in files.tensors.items()

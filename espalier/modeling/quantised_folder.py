@@ -158,6 +158,7 @@ def _tensors(
         yield name, matrix.packed.cpu()
         for part in stored_parts(matrix.shape, double_quantisation):
             yield f"{name}.{part}", beside[part].cpu()
+        # The header needs the size of the state before the first matrix is quantised.
         state = bytes(beside[STATE].tolist())
         yield (
             f"{name}.{STATE}",

@@ -96,6 +96,7 @@ def is_doubly_quantised(document: Any, where: str) -> bool:
         The model is not quantised to NF4 by bitsandbytes. The message names the key that differs.
     """
     known = document if isinstance(document, Mapping) else {}
+    # Files may leave out keys with the default value, for which None stands.
     wanted: dict[str, tuple[Any, ...]] = {
         "quant_method": ("bitsandbytes",),
         "load_in_8bit": (False, None),
@@ -130,6 +131,7 @@ def stored_parts(
     }
     if not double_quantisation:
         return {"absmax": ("F32", (blocks,), 4 * blocks)} | table
+    # Rounded up.
     nested = -(-blocks // NESTED_BLOCK)
     return {
         "absmax": ("U8", (blocks,), blocks),
@@ -154,6 +156,7 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
         raise ValueError("it has no shape")
     if (said["quant_type"], said["blocksize"]) != ("nf4", BLOCK):
         raise ValueError(f"it is no NF4 in blocks of {BLOCK}")
+    # Blocks must not continue in the next row; see ``require_whole_blocks``.
     if shape[1] % BLOCK:
         raise ValueError(f"its rows are no whole number of blocks of {BLOCK}")
     if double_quantisation != ("nested_blocksize" in said):

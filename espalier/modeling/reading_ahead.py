@@ -34,6 +34,7 @@ class ReadingAhead:
         wait(self._begun.values())
         self._begun = {}
         for name in names:
+            # Pinned memory is allocated here, because the thread must not use the device.
             room = self._checkpoint.room(name, self._pinned)
             self._begun[name] = self._thread.submit(self._checkpoint.read_into, name, room)
 

@@ -20,6 +20,7 @@ def measured_capability(computing: Computing) -> float:
     reproducible states its capabilities in the settings.
     """
     matrix = torch.ones(SIZE, SIZE, device=computing.device, dtype=computing.dtype)
+    # The shortest time is least disturbed by other processes.
     best = min(_seconds(matrix) for _ in range(REPEATS))
     return float(f"{2 * SIZE**3 / best / GIGA:.1e}")
 

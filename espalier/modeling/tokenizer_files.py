@@ -88,6 +88,7 @@ def _refused(directory: Path, reason: str) -> Mistake:
 
 def _reason(directory: Path, error: BaseException) -> str:
     """Return why loading failed: a damaged file if one is found, else the library's error."""
+    # A damaged file explains more than the message of the library.
     damaged = next(_damages(directory), "")
     if damaged:
         return f"{damaged}; copy the file again from where the model came from"
@@ -172,6 +173,7 @@ def _own_code(directory: Path, error: BaseException) -> str:
         named: Any = read_json((directory / SETTINGS_FILE).read_bytes()).get("auto_map") or {}
     except (OSError, ValueError, AttributeError):
         return ""
+    # transformers names this option in its message if it refuses remote code.
     if "trust_remote_code" not in str(error):
         return ""
     classes = named.get("AutoTokenizer") if isinstance(named, dict) else named

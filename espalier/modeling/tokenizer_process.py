@@ -41,6 +41,7 @@ def limit_memory() -> None:
     """Allow this process ``MEMORY`` more bytes of address space, and forbid writing files."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
+    # A process cannot raise its own hard limit.
     before = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = most if before == resource.RLIM_INFINITY else min(most, before)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -73,6 +74,7 @@ def load(directory: Path) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(
         directory, local_files_only=True, trust_remote_code=False
     )
+    # transformers may have built another tokenizer than the file describes.
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         require_known_parts(read_json(backend.to_str()), "the tokenizer")
@@ -134,6 +136,7 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
     for line in requests:
         try:
             request = json.loads(line)
+            # Loading belongs to the first request, so that its errors are answered too.
             if tokenizer is None:
                 tokenizer = load(directory)
             allow_seconds(REQUEST_SECONDS + len(line) // CHARACTERS_PER_SECOND)

@@ -84,6 +84,7 @@ def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.
         return found
     owner, _, kind = path.rpartition(".")
     module = whole.get_submodule(owner)
+    # Training starts from the stored value, not from the value rounded to the base's dtype.
     exact = nn.Parameter(
         converted(model.checkpoint, _stored(model, key, name), torch.float32, found.device)
     )

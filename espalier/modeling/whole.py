@@ -71,6 +71,7 @@ def load_whole(
         if base == "nf4"
         else {"float32": torch.float32, "bfloat16": torch.bfloat16}[base]
     )
+    # First, so that the blocks' linears are never in memory at full precision.
     if base == "nf4":
         _quantise_linears(model, whole, computing, cache_folder, double_quantisation)
     _fill(model, whole, sources, dtype, computing.device)

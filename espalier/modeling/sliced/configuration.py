@@ -67,7 +67,9 @@ def sliced_config(
         "model_type": cls.config_class.model_type,
         "hidden_size": width,
         "dense_hidden_size": dense_width(plan),
+        # transformers would derive another width from the smaller hidden size.
         "head_dim": plan.head_dim,
+        # Embedding and head have different bases, so they cannot be tied.
         "tie_word_embeddings": False,
         "architectures": [cls.__name__],
         "auto_map": {

@@ -64,8 +64,7 @@ class _SlicedBlock:
 
 def as_before(norm: Any, config: Any) -> None:
     """Set the epsilon of a norm so that it has the same effect on fewer dimensions."""
-    # The mean square over the kept dimensions is larger than that over all dimensions by this
-    # factor.
+    # The mean square over the kept dimensions is larger by this factor.
     norm.variance_epsilon = config.rms_norm_eps * config.dense_hidden_size / config.hidden_size
 
 

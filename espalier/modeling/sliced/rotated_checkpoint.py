@@ -54,6 +54,7 @@ class RotatedCheckpoint(Checkpoint):
         self._family = base.family
         self._width = width
         self._dense = dense_width(base.plan)
+        # The tensors of a block use three bases.
         self._basis = lru_cache(maxsize=3)(lambda place: bases(place).to(torch.float64))
         self._made: dict[str, Callable[[], Tensor]] = {}
         self._names = {
@@ -94,6 +95,7 @@ class RotatedCheckpoint(Checkpoint):
         ):
             shape = (self._files.tensors[source].shape[0], self._width)
             self._add(name, source, shape, partial(self._reader, source, place, behind))
+        # The scale of the final norm is merged into the head.
         self._add(norm, norm, (self._width,), partial(torch.ones, self._width))
 
     def _add_of_block(self, name: str, index: int, path: str) -> None:
@@ -113,9 +115,10 @@ class RotatedCheckpoint(Checkpoint):
                 partial(self._writer, name, 2 * index + PLACES[own]),
             )
         elif own in PLACES:
+            # The scale of a norm is merged into the matrices that read its output.
             self._add(name, name, (self._width,), partial(torch.ones, self._width))
-        # Biases of reading matrices and norms of heads are not on the residual stream.
         else:
+            # Biases of reading matrices and norms of heads are not on the residual stream.
             self._add(name, name, stored.shape, partial(self._files.read, name))
 
     def _add_shortcuts(self, index: int, like: str) -> None:

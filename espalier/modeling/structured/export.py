@@ -235,6 +235,7 @@ def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Pa
         }
         with replacing(folder / shard) as file:
             writer = ShardWriter(file, own, {"format": "pt"})
+            # The tensors arrive in the order of ``specs``.
             for _ in own:
                 name, value = next(tensors)
                 writer.write(name, bits_of(value).numpy().data)
@@ -310,6 +311,7 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
     cut = model.checkpoint
     specs = _filled_specs(model)
     base = OpenedModel(model.directory).checkpoint
+    # The pruned model renumbers its blocks, so names are mapped back to the base.
     sources = (
         {slice.source: name for name, slice in cut.all_slices.items()}
         if isinstance(cut, SlicedCheckpoint)
@@ -322,6 +324,7 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
             ((_, value),) = edited_tensors(model, [own], edits, "writing")
             yield name, _spread(model, own, value, shape)
         elif name in base.tensors and not _is_of_a_linear(model, name):
+            # Norms of a dropped block stay: its linears of zeros hide them.
             yield name, base.read(name)
         else:
             yield name, torch.zeros(shape, dtype=TORCH_DTYPES[dtype])

@@ -107,6 +107,7 @@ def flap_cuts(
     scores = [_block_scores(model, block, moments(block.index), job) for block in model.plan.blocks]
     cuts = units.lowest(scores, job, units.share_of_units(model.plan, job))
     for block, cut in zip(model.plan.blocks, cuts, strict=True):
+        # Requested again, so that the moments of one block are in memory at a time.
         found = moments(block.index) if job.bias_compensation else {}
         yield pack_cut(
             cut,
@@ -126,9 +127,11 @@ def _block_scores(
         found = channel_scores(
             moments[name], model.checkpoint.read(block.linear(name).parameter), job.metric
         )
+        # As in the published code; the paper does not mention it.
         if name == "attn.o" and job.square_attention:
             found = found.square()
         size = unit_size(model.plan, name, COLUMNS[name])
+        # The score of a group is the mean over its channels.
         scores[COLUMNS[name]] = standardised(found).view(-1, size).mean(dim=1)
     return scores
 

@@ -72,6 +72,7 @@ class LaneGates:
             More weights must stay: the parameters outside the blocks' matrices, or one dimension of
             each gate.
         """
+        # Parameters outside the blocks' matrices are not pruned.
         fixed = self.plan.num_parameters - self.total if scope == "model" else 0
         target = int((1 - share) * (self.total + fixed)) - fixed
         if target < (least := sum(self.costs.values())):

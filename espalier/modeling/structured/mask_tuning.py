@@ -76,6 +76,7 @@ def normal_equations(
     """
     plan = stream.model.plan
     places = set(equation_places(cut, job))
+    # Blocks after the last place are not needed.
     last = max((index for index, _ in places), default=-1)
     activations = stream.start(windows)
     for block_plan in beats(plan.blocks[: last + 1], "watching block"):
@@ -155,6 +156,7 @@ def scaled_cuts(
         scales = {}
         for kind in job.rescaled:
             stays = ~own[kind]
+            # 1 for kept groups, 0 for removed ones.
             scales[kind] = stays.astype(np.float32)
             found = scales_of(index, kind) if (index, kind) in places else None
             if found is not None:
@@ -178,6 +180,7 @@ def tuned_by_one(
     if not job.rescaled:
         return blobs
     cut = cut_of_blocks(model.plan, blobs)
+    # The equations arrive in the order in which ``scaled_cuts`` requests scales.
     found = normal_equations(BlockStream(model, computing), windows, cut, job, of_windows)
     return [
         blob

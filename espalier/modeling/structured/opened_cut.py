@@ -36,6 +36,7 @@ def open_cut(
         for kind, own in scales_of(blob).items():
             size = unit_size(model.plan, READERS[kind], kind)
             columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)
+            # Columns with scales of 1 are read unchanged.
             if not (columns == 1).all():
                 scales[block.linear(READERS[kind]).parameter] = columns
         for linear in block.linears:

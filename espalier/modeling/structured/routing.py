@@ -79,6 +79,7 @@ class Routing:
 
     def _hook(self, gate: Gate) -> Callable[..., Tensor | None]:
         def switch(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
+            # A forward hook that returns None leaves the output unchanged.
             return None if self.gates is None else output * self.gates[gate].to(output.dtype)
 
         return switch

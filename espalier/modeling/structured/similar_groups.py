@@ -118,8 +118,7 @@ def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "d
     stay = len(emulator) - number
     kept = set(range(stay))
     if stay > 1 and rounding == "down":
-        # Computed in the order of FedBiOT's code, because rounding errors decide whether 15 becomes
-        # 14.
+        # The order of operations is that of FedBiOT's code: rounding decides whether 15 becomes 14.
         stride = (len(emulator) - 1) / (stay - 1)
         kept = {int(place * stride) for place in range(stay)}
     elif stay > 1:

@@ -102,6 +102,7 @@ class SlicedCheckpoint(Checkpoint):
         columns = None if slice.columns is None else torch.tensor(slice.columns)
         for first, last, start, stop in stretches(rows, width * DTYPE_BYTES[stored.dtype]):
             piece = self.base.read_rows(slice.source, first, last)
+            # The stretch contains rows that are not kept.
             if last - first != stop - start:
                 piece = piece.index_select(0, torch.tensor(rows[start:stop]) - first)
             piece = piece if columns is None else piece.index_select(1, columns)

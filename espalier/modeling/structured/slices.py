@@ -127,4 +127,5 @@ def kept_indices(
     size = unit_size(plan, linear, kind)
     if len(kept) == getattr(structure.base[block.source], kind):
         return None
+    # The rows or columns of a group are contiguous.
     return kept if size == 1 else [unit * size + at for unit in kept for at in range(size)]

@@ -50,6 +50,7 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_no
     """
     activations = stream.start(windows)
     found = list[float]()
+    # Hidden states before each stretch that has begun.
     before = deque([activations.copied()])
     for block_plan in beats(stream.model.plan.blocks, "comparing block"):
         index = block_plan.index

@@ -73,6 +73,7 @@ def taylor_scores(
         (place, linear, _weight(model, whole, index, linear))
         for place, index in enumerate(blocks)
         for linear in model.plan.blocks[index].linears
+        # Gradients of masks need only the matrices that read prunable groups.
         if job.element != "squared" or COLUMNS[linear.name] in KINDS
     ]
     squared = job.element == "squared"
@@ -87,6 +88,7 @@ def taylor_scores(
                 gradients.note(place, kind, of_masks)
             elif weight.grad is not None:
                 _add(model, scores[place], linear, weight.detach() * weight.grad, job)
+            # Free the gradient before the next step.
             weight.grad = None
 
     for batch in beats(
@@ -96,7 +98,9 @@ def taylor_scores(
     ):
         tokens = batch.to(computing.device)
         loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
+        # The loss is a mean over the batch, so it is weighted by the number of its samples.
         (loss if squared else loss * (len(batch) / of_windows)).backward()
+        # Magnitudes are taken of the gradient of all samples; other scores are sums over steps.
         if job.element != "absolute":
             collect()
     if job.element == "absolute":

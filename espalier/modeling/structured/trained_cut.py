@@ -75,6 +75,7 @@ def _cut(value: Tensor, name: str, key: str, plan: ModelPlan, structure: Structu
     """Return the kept part of one tensor of the blob ``key``."""
     linear, _, kind = name.rpartition(".")
     block = _block(structure, key)
+    # Norms, and tensors outside the blocks, keep their shape.
     if block is None or linear not in ROWS or kind not in SIDES:
         return value
     for side, kinds in enumerate(SIDES[kind]):

@@ -151,6 +151,7 @@ class ModelUnits:
         everything = int(self.costs.sum())
         whole = ModelUnits.of(plan) if len(self.blocks) < len(plan.blocks) else self
         of = plan.num_parameters if job.share_of == "model" else int(whole.costs.sum())
+        # The setting may refer to the whole model; the kernels need a fraction of these groups.
         share = job.share * of / everything
         if short := self._short(share, job):
             total, staying = short
@@ -202,6 +203,7 @@ class ModelUnits:
             job.selection, (job.selection,)
         )
         multiples = dict.fromkeys((job.channel_multiple, 1))
+        # Changes that keep the pruning ratio are preferred.
         for of_less in (False, True):
             for multiple, selection in product(multiples, wider):
                 changed = job.model_copy(
@@ -234,6 +236,7 @@ def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> 
     come back.
     """
     stay = len(cut) - int(cut.sum())
+    # At least one multiple stays, or all channels if there are fewer.
     wanted = max(stay // multiple * multiple, min(multiple, len(cut)))
     order = np.argsort(scores, kind="stable")
     if wanted < stay:
