@@ -1,6 +1,7 @@
-"""The demo model of Espalier: a small LLaMA-shaped model trained on the documentation text of Python itself.
+"""Demo model of Espalier: a small LLaMA-style model trained on Python's documentation text.
 
-It is a package of its own so that pip installs the weights beside the code: a Flower bundle carries text files only.
+It is a package of its own, so that pip installs the weights together with the code: a Flower bundle
+contains text files only.
 """
 
 from pathlib import Path

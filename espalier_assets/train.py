@@ -1,12 +1,15 @@
-"""Train the demo model from nothing but the documentation text of the running Python.
+"""Train the demo model on the documentation text of the running Python.
 
     python -m espalier_assets.train --out demo           # about 25 minutes on 2 cores
-    python -m espalier_assets.train --out /tmp/tiny --steps 2   # does it run?
+    python -m espalier_assets.train --out /tmp/tiny --steps 2   # test that it runs
 
-The recipe: byte-level BPE with 2048 tokens, a LLaMA with grouped-query attention (6 blocks, hidden 256, 8 heads over
-4 key-value heads, feed-forward 448, tied embeddings, 3.8 M parameters), AdamW with a cosine schedule, 256-token windows.
-Held-out passages (``espalier.data.passages``) are never trained on, and the weights with the lowest held-out loss are
-the ones that are saved. What came out is written to ``<out>.json``, beside the directory.
+The tokenizer is a byte-level BPE with 2048 tokens. The model is a LLaMA with grouped-query
+attention: 6 blocks, hidden size 256, 8 heads with 4 key-value heads, feed-forward width 448, tied
+embeddings, 3.8 million parameters. Training uses AdamW, a cosine schedule and sequences of 256
+tokens.
+
+Held-out passages (``espalier.data.passages``) are never trained on. The weights with the lowest
+held-out loss are saved. A report is written to ``<out>.json``, next to the directory.
 """
 
 import argparse
@@ -28,14 +31,14 @@ WINDOW = 256
 
 
 def read_text() -> tuple[list[str], list[str]]:
-    """Calibration and held-out passages of all documentation sources."""
+    """Return the calibration and held-out passages of all documentation sources."""
     return passages.split(
         text for source in documentation.SOURCES for text in documentation.texts(source)
     )
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE tokenizer with ``<s>`` and ``</s>``."""
+    """Train a byte-level BPE tokenizer with ``<s>`` and ``</s>``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -50,7 +53,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def new_model() -> LlamaForCausalLM:
-    """A LLaMA with random weights, 3.8 M parameters."""
+    """Return a LLaMA with random weights and 3.8 million parameters."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -69,7 +72,7 @@ def new_model() -> LlamaForCausalLM:
 
 
 def held_out_loss(model: LlamaForCausalLM, windows: torch.Tensor) -> float:
-    """Mean next-token loss in nats over non-overlapping windows, shape (n, WINDOW)."""
+    """Return the mean next-token loss in nats over non-overlapping sequences, shape (n, WINDOW)."""
     model.eval()
     with torch.no_grad():
         losses = [
@@ -83,12 +86,27 @@ def held_out_loss(model: LlamaForCausalLM, windows: torch.Tensor) -> float:
 def train(
     model: LlamaForCausalLM, tokens: torch.Tensor, held_out: torch.Tensor, steps: int, batch: int
 ) -> dict:
-    """Train in place and leave the weights with the lowest held-out loss in the model; return what was seen."""
+    """Train the model in place, and keep the weights with the lowest held-out loss.
+
+    Parameters
+    ----------
+    model : model with random weights
+    tokens : (num_tokens,), int64, training text
+    held_out : (n, WINDOW), int64, held-out sequences
+    steps : number of training steps
+    batch : number of sequences per step
+
+    Returns
+    -------
+    dict
+        Number of steps, best step, and its held-out perplexity
+    """
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.95))
     warmup = max(1, steps // 20)
+    # Linear warm-up, then cosine decay to 2% of the learning rate.
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         lambda s: min(
@@ -156,6 +174,7 @@ def main() -> None:
     )
     report = train(model, tokens, held, arguments.steps, arguments.batch)
 
+    # Dropout was only for training.
     model.config.attention_dropout = 0.0
     model.to(torch.bfloat16).save_pretrained(arguments.out)
     tokenizer.save_pretrained(arguments.out)

@@ -1,4 +1,4 @@
-"""Write adapters as peft does, and check what was written by letting plain peft load it on the base model."""
+"""Export of adapters in peft's format, and a check that plain peft loads them on the base model."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -34,28 +34,40 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 BlobTensors = Callable[[str], Mapping[str, Tensor]]
-"""Tensors of a blob by its key: float32, by canonical name."""
+"""Function from a blob key to its tensors: float32, by canonical name."""
 
 CPU = torch.device("cpu")
 UPDATE_TOLERANCE = 1e-4
-"""Of an update, relative to its largest number: two float32 products of the same factors differ by their rounding."""
+"""Allowed difference of an update, relative to its largest value.
+
+Two float32 products of the same factors differ by rounding.
+"""
 
 
 def export_adapter(
     model: OpenedModel, adapters: AdapterPlan, tensors: BlobTensors, target: Path, card: str = ""
 ) -> None:
-    """Write ``adapter_config.json``, ``adapter_model.safetensors`` and the card; the directory appears whole or not at all.
+    """Write ``adapter_config.json``, ``adapter_model.safetensors`` and the card.
 
-    The same adapters give the same bytes. The base model is named as others know it (``public_name``), not by its path, which
-    is another one on every machine. So the base is loaded first, and then ``PeftModel.from_pretrained(base, adapter)``. An
-    empty card is not written.
+    The directory is written atomically: it appears complete or not at all. The same adapters give
+    the same bytes. The configuration names the base model as others know it (``public_name``), not
+    by its local path. To use the adapter, load the base first, then call
+    ``PeftModel.from_pretrained(base, adapter)``.
+
+    Parameters
+    ----------
+    model : the base model
+    adapters : adapters of the run
+    tensors : trained values by blob key
+    target : directory to write
+    card : content of ``README.md``; an empty string writes none
 
     Raises
     ------
     Mistake
-        The file system refused.
+        Writing failed.
     ValueError
-        Other tensors than those of a head are trained whole.
+        Other tensors than those of a classification head are trained whole.
     """
     if beside := sorted(set(adapters.whole) - {HEAD_KEY}):
         raise ValueError(
@@ -86,7 +98,10 @@ def export_adapter(
 
 
 def _as_json(config: "LoraConfig") -> dict[str, Any]:
-    """peft's own description, for use; what it holds as a set gets an order, as its own files do not."""
+    """Return peft's configuration as JSON values, for inference.
+
+    Sets are sorted, because peft's own files have them in random order.
+    """
     config.inference_mode = True
     return {
         key: sorted(value) if isinstance(value, set) else value
@@ -98,22 +113,25 @@ def _as_json(config: "LoraConfig") -> dict[str, Any]:
 def check_adapter(
     stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
 ) -> None:
-    """Let plain peft load the adapter on the base model, and compare what it computes with the merged weights.
+    """Load the adapter with plain peft on the base model, and compare it with the merged weights.
 
-    Logits, and matrix by matrix the updates: those of a short training may be smaller than the tolerance of logits. That merged
-    weights are rounded to the dtype of the model's files is no fault of the adapter, so here they are not.
+    Logits are compared, and the updates matrix by matrix, because the updates of a short training
+    may be smaller than the tolerance of logits. Merged weights are not rounded to the dtype of the
+    model's files here, because this rounding is not an error of the adapter.
 
     Parameters
     ----------
     stream : the base model
-    edits : what merges the adapters
-    windows : (windows, tokens), int64, a few windows of public text
-    reload_with : how the base is loaded, see ``disk_model.plain_model``
+    edits : edits that merge the adapters
+    target : directory of the adapter
+    windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
+    reload_with : how the base is loaded, see ``disk_model.load_plain``
 
     Raises
     ------
     ExportError
-        peft cannot load it, it adapts other matrices, or updates or logits differ by more than rounding explains.
+        peft cannot load the adapter, it adapts other matrices, or updates or logits differ by more
+        than rounding explains.
     """
     from transformers import AutoModelForCausalLM
 
@@ -123,6 +141,7 @@ def check_adapter(
     )
     try:
         tuned = in_peft(base, target)
+    # peft raises errors of many types for files that it cannot load.
     except Exception as error:
         raise ExportError(
             f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable"
@@ -133,9 +152,10 @@ def check_adapter(
 
 
 def unrounded(edits: Edits) -> Edits:
-    """The same edits, whose results are in float32."""
+    """Return the same edits with float32 results."""
 
     def in_float32(edit: WeightEdit) -> WeightEdit:
+        # An edit returns the dtype of its input.
         return lambda weight: edit(weight.to(torch.float32))
 
     return lambda index: {name: in_float32(edit) for name, edit in edits(index).items()}
@@ -150,18 +170,21 @@ def check_encoder_adapter(
     num_classes: int,
     reload_with: str,
 ) -> None:
-    """Let plain peft load adapter and head on the base encoder, and compare its logits with those of the meant encoder.
+    """Load adapter and head with plain peft on the base encoder, and compare the logits.
 
     Parameters
     ----------
-    meant : the encoder with the adapters and the head in it, on ``computing.device``: see ``edited_encoder``
-    num_classes : of the head
-    reload_with : how the base is loaded, see ``disk_model.plain_model``
+    model : the base encoder
+    computing : device of the computation
+    meant : encoder with the adapters and the head, on ``computing.device``: see ``edited_encoder``
+    target : directory of the adapter
+    num_classes : number of classes of the head
+    reload_with : how the base is loaded, see ``disk_model.load_plain``
 
     Raises
     ------
     ExportError
-        Logits differ by more than the dtypes explain.
+        Logits differ by more than rounding explains.
     """
     tuned = encoder_in_peft(model, target, num_classes, reload_with, computing.device)
     exact = all(parameter.dtype == torch.float32 for parameter in meant.parameters())
@@ -174,7 +197,10 @@ def check_encoder_adapter(
 def encoder_in_peft(
     model: OpenedModel, target: Path, num_classes: int, reload_with: str, device: torch.device = CPU
 ) -> Any:
-    """The base encoder with adapter and head as plain peft loads them: float32, in evaluation mode."""
+    """Return the base encoder with adapter and head as plain peft loads them.
+
+    The model is float32 and in evaluation mode.
+    """
     from transformers import AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification
@@ -191,11 +217,17 @@ def edited_encoder(
     num_classes: int,
     device: torch.device = CPU,
 ) -> Any:
-    """The encoder as it is meant, in float32: what edits make of the weights, read module by module, and the head.
+    """Return the encoder that an export should contain, in float32.
+
+    Its edited weights are read module by module.
 
     Parameters
     ----------
-    head : its tensors by canonical name, float32: ``head.dense.weight`` ...
+    model : the base encoder
+    edits : changes to its weights
+    head : tensors of the head by canonical name, such as ``head.dense.weight``, float32
+    num_classes : number of classes of the head
+    device : device of the computation
     """
     whole = model.new_skeleton(num_classes)
     named = dict[str, Tensor]()
@@ -207,11 +239,11 @@ def edited_encoder(
 
 
 def in_peft(base: Any, target: Path) -> Any:
-    """A base model with the adapter as plain peft loads it, in evaluation mode."""
+    """Return a base model with the adapter as plain peft loads it, in evaluation mode."""
     hush()
     from peft import PeftModel
 
-    # Peft 0.21 asks transformers 5 for something by its old name; nothing comes of it.
+    # peft 0.21 uses an attribute of transformers 5 that is deprecated; the warning is harmless.
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
@@ -220,12 +252,15 @@ def in_peft(base: Any, target: Path) -> Any:
 
 
 def a_few_tokens(model: OpenedModel) -> Tensor:
-    """Two short rows on which encoders are compared, (2, 8), int64."""
+    """Return two short rows of token ids on which encoders are compared, (2, 8), int64."""
     return torch.arange(4, 20).view(2, 8) % len(model.tokenizer)
 
 
 def _check_updates(tuned: Any, model: OpenedModel, edits: Edits, target: Path) -> None:
-    """Every matrix of every block is adapted as it is merged: an edit of zeros is the update itself."""
+    """Raise ExportError unless every matrix of every block is adapted as it is merged.
+
+    The edit of a matrix of zeros is the update itself.
+    """
     for block in model.plan.blocks:
         block_edits = edits(block.index)
         for linear in block.linears:

@@ -1,4 +1,7 @@
-"""Write an encoder whole, with merged adapters and its classification head, and check it against adapter and head in peft."""
+"""Export of a whole encoder with merged adapters and a classification head.
+
+The result is checked against adapter and head in peft.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +27,13 @@ from espalier.hf.stream.edits import Edits
 from espalier.storage.atomic import replacing, write_json
 
 WEIGHTS = "model.safetensors"
-"""The one file of the weights: what is written lacks the heads of other tasks that the base model's files may hold."""
+"""Name of the single weight file.
+
+It does not contain heads of other tasks, which the files of the base model may hold.
+"""
 
 SAID_BY_CLASSES = ("num_labels", "problem_type")
-"""Keys of ``config.json`` in whose place the names of the classes are."""
+"""Keys of ``config.json`` that the names of the classes replace."""
 
 
 def export_encoder(
@@ -38,20 +44,25 @@ def export_encoder(
     target: Path,
     card: str = "",
 ) -> None:
-    """Write the encoder for sequence classification: edited weights in the dtype of the base model's files, a float32 head.
+    """Write an encoder for sequence classification.
 
-    The directory appears whole or not at all; weights are read, edited and written one tensor at a time.
+    Edited weights have the dtype of the base model's files; the head is float32. The directory is
+    written atomically: it appears complete or not at all. Weights are read, edited and written one
+    tensor at a time.
 
     Parameters
     ----------
-    head : its tensors by canonical name, float32: ``head.dense.weight`` ...
+    model : the base encoder
+    edits : changes to its weights
+    head : tensors of the head by canonical name, such as ``head.dense.weight``, float32
     classes : names of the classes in the head's order, for ``config.json``
-    card : its ``README.md``; an empty one is not written
+    target : directory to write
+    card : content of ``README.md``; an empty string writes none
 
     Raises
     ------
     Mistake
-        The file system refused.
+        Writing failed.
     """
     skeleton = model.new_skeleton(len(classes))
     with made_whole(target) as unfinished:
@@ -66,7 +77,10 @@ def export_encoder(
 def write_weights(
     model: OpenedModel, skeleton: nn.Module, edits: Edits, head: Mapping[str, Tensor], folder: Path
 ) -> None:
-    """The parameters of an encoder for sequence classification, under the names of its class, one tensor at a time."""
+    """Write the weights of an encoder for sequence classification, one tensor at a time.
+
+    Tensors have the names of the model class ``skeleton``.
+    """
     named = _head_names(model, head)
     specs = dict[str, tuple[str, tuple[int, ...], int]]()
     for name, parameter in skeleton.named_parameters():
@@ -84,7 +98,10 @@ def write_weights(
 def labelled(
     config: Mapping[str, Any], architecture: str, classes: Sequence[str]
 ) -> dict[str, Any]:
-    """``config.json`` of an encoder with a head: it names its class, and the task's classes in the head's order."""
+    """Return ``config.json`` of an encoder with a head.
+
+    It names the model class and the classes of the task in the head's order.
+    """
     return {key: value for key, value in config.items() if key not in SAID_BY_CLASSES} | {
         "architectures": [architecture],
         "id2label": {str(place): name for place, name in enumerate(classes)},
@@ -93,7 +110,7 @@ def labelled(
 
 
 def _head_names(model: OpenedModel, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The head's tensors under the names that transformers gives them."""
+    """Return the tensors of the head by transformers' names."""
     parts = {name: name.rpartition(".") for name in head}
     return {
         f"{model.family.head_linears[linear]}.{kind}": head[name]
@@ -104,7 +121,7 @@ def _head_names(model: OpenedModel, head: Mapping[str, Tensor]) -> dict[str, Ten
 def _tensors(
     model: OpenedModel, names: Mapping[str, object], edits: Edits, named_head: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor as it is to be written, one at a time, in the order of ``names``."""
+    """Yield every tensor as it is written, one at a time, in the order of ``names``."""
     sources = {name: model.stored_name(name) for name in names if name not in named_head}
     stored = edited_tensors(model, [source for source in sources.values() if source], edits)
     for name in names:
@@ -120,18 +137,23 @@ def check_encoder(
     adapter: Path,
     reload_with: str,
 ) -> None:
-    """Reload the encoder by plain ``from_pretrained``, and compare its logits with those of the adapter in plain peft.
+    """Reload an exported encoder and compare it with the adapter in plain peft.
 
     Parameters
     ----------
-    target : the encoder that was written
-    adapter : the adapter of the same run
-    reload_with : how both are loaded, see ``disk_model.plain_model``
+    model : the base encoder
+    edits : changes to its weights
+    head : tensors of the head by canonical name, float32
+    num_classes : number of classes of the head
+    target : directory of the exported encoder
+    adapter : directory of the adapter of the same run
+    reload_with : how both are loaded, see ``disk_model.load_plain``
 
     Raises
     ------
     ExportError
-        Logits differ by more than the files' dtype explains, or a tensor is not, bit for bit, what was to be written.
+        Logits differ by more than rounding in the dtype of the files explains, or a tensor is not
+        the intended one bit for bit.
     """
     meant = encoder_in_peft(model, adapter, num_classes, reload_with)
     check_against(model, edits, head, meant, target, reload_with)
@@ -146,7 +168,11 @@ def check_against(
     target: Path,
     reload_with: str,
 ) -> None:
-    """Compare with another encoder: ``meant``, float32 on the CPU, with the adapters and the head in it."""
+    """Compare an exported encoder with ``meant``, an encoder in memory.
+
+    ``meant`` is float32 on the CPU and has the adapters and the head. Other parameters and errors
+    are those of ``check_encoder``.
+    """
     from transformers import AutoModelForSequenceClassification
 
     reloaded = reloaded_model(

@@ -1,4 +1,4 @@
-"""Write a pruned model as plain Hugging Face, and check what was written by loading it again."""
+"""Export of a pruned model as a plain Hugging Face model, and checks that reload it."""
 
 import shutil
 from collections.abc import Collection, Iterable, Iterator
@@ -27,24 +27,35 @@ from espalier.progress.beats import beats
 from espalier.storage.atomic import replacing, write_bytes, write_json
 
 CARD = "README.md"
-"""What the Hugging Face hub shows of a model."""
+"""File that the Hugging Face hub shows as the model card."""
 
 
 class ExportError(RuntimeError):
-    """The exported model is not what was to be exported."""
+    """Error for an exported model that differs from the intended one."""
 
 
 def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = "") -> None:
-    """Write the model with edited weights; dtypes, shard names, configuration and tokenizer stay as they are.
+    """Write the model with edited weights.
 
-    The directory appears whole or not at all; weights are read, edited and written one tensor at a time. ``card`` becomes its
-    ``README.md``; an empty one is not written. Matrices that the model's files hold in NF4 are written in float32, and its
-    configuration does not say then that they are quantised; nor that head and embedding are tied where the files hold both.
+    Dtypes, shard names, configuration and tokenizer stay the same, with two exceptions. Matrices
+    that the model's files hold in NF4 are written in float32, and the configuration then does not
+    say that they are quantised. If the files hold both a head and an embedding, the configuration
+    does not say that they are tied.
+
+    The directory is written atomically: it appears complete or not at all. Weights are read, edited
+    and written one tensor at a time.
+
+    Parameters
+    ----------
+    model : the dense model
+    edits : changes to its weights
+    target : directory to write
+    card : content of ``README.md``; an empty string writes none
 
     Raises
     ------
     Mistake
-        The file system refused.
+        Writing failed.
     """
     with made_whole(target) as unfinished:
         for shard in model.checkpoint.shards:
@@ -56,7 +67,7 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
 
 
 def _describe_anew(model: OpenedModel, folder: Path) -> None:
-    """Write configuration and index of a model whose own files name its tensors, or tie its head, otherwise."""
+    """Write the configuration and index of a model whose own files do not describe the export."""
     write_json(folder / "config.json", model.config)
     if (folder / INDEX).exists():
         weight_map = {name: stored.shard.name for name, stored in model.checkpoint.tensors.items()}
@@ -65,22 +76,23 @@ def _describe_anew(model: OpenedModel, folder: Path) -> None:
 
 
 def write_card(folder: Path, card: str) -> None:
-    """Write a model card, unless it is empty."""
+    """Write a model card unless it is empty."""
     if card:
         write_bytes(folder / CARD, card.encode())
 
 
 @contextmanager
 def made_whole(target: Path) -> Iterator[Path]:
-    """A directory to write in, which takes the place of ``target`` when all is written, and is not seen before.
+    """Yield a temporary directory that replaces ``target`` when the context exits without error.
 
     Raises
     ------
     Mistake
-        The file system refused.
+        Writing failed.
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
+        # A killed process may have left it behind.
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         yield unfinished
@@ -111,9 +123,16 @@ def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) ->
 def edited_tensors(
     model: OpenedModel, names: Collection[str], edits: Edits, doing: str = "reading"
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of the model as they are to be exported, one at a time; a block's edits are made once for its tensors.
+    """Yield tensors of the model as they are exported, one at a time.
 
-    ``doing`` is what is done with them, for those who hear the beats.
+    The edits of a block are created once for consecutive tensors of the block.
+
+    Parameters
+    ----------
+    model : the dense model
+    names : names of the tensors
+    edits : changes to the weights
+    doing : verb for progress lines, such as ``writing``
     """
     owner = {
         linear.parameter: (block.index, linear.name)
@@ -141,7 +160,8 @@ def require_finite(name: str, value: Tensor) -> None:
     Raises
     ------
     Mistake
-        It names the tensor, and float16 if its numbers end there.
+        The tensor holds NaN or infinity. The message names the tensor, and float16 if it probably
+        overflowed.
     """
     if value.is_floating_point() and not bool(value.isfinite().all()):
         half = (
@@ -159,7 +179,7 @@ def require_finite(name: str, value: Tensor) -> None:
 
 
 def bits_of(value: Tensor) -> Tensor:
-    """The bytes of a tensor, flat, uint8."""
+    """Return the bytes of a tensor as a flat uint8 tensor."""
     return value.contiguous().view(-1).view(torch.uint8)
 
 
@@ -167,19 +187,22 @@ def bits_of(value: Tensor) -> Tensor:
 def check_export(
     stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
 ) -> None:
-    """Reload an exported model and compare its logits and tensors with what was meant.
+    """Reload an exported model and compare its logits and tensors with the intended ones.
 
     Parameters
     ----------
     stream : the dense model
-    windows : (windows, tokens), int64, a few windows of public text
-    reload_with : how plain ``from_pretrained`` loads it: ``streamed`` leaves its weights in the files and reads each module's
-        when the module computes; ``transformers`` loads all of them into memory
+    edits : changes to its weights
+    target : directory of the export
+    windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
+    reload_with : how plain ``from_pretrained`` loads the export: ``streamed`` leaves its weights in
+        the files and reads them module by module; ``transformers`` loads all weights into memory
 
     Raises
     ------
     ExportError
-        Logits differ by more than the computing dtype explains, or a tensor is not the (edited) dense one.
+        Logits differ by more than rounding in the compute dtype explains, or a tensor is not the
+        (edited) dense one.
     """
     check_logits(stream, edits, target, windows, reload_with)
     _check_tensors(stream.model, edits, target)
@@ -188,7 +211,10 @@ def check_export(
 def check_logits(
     stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str
 ) -> None:
-    """The first half of ``check_export``, for an export whose tensors are shaped otherwise."""
+    """Compare only the logits; for exports whose tensors have other shapes than the dense model's.
+
+    Parameters and errors are those of ``check_export``.
+    """
     dtype = stream.computing.dtype
     device = stream.computing.device
     reloaded = reloaded_model(AutoModelForCausalLM, target, dtype, device, reload_with)
@@ -204,12 +230,12 @@ def reloaded_model(
     reload_with: str,
     **given: Any,
 ) -> Any:
-    """Load what was written as ``plain_model`` does.
+    """Load an exported model with ``plain_model``.
 
     Raises
     ------
     ExportError
-        A tensor is missing in it.
+        A tensor is missing.
     """
     try:
         return plain_model(auto_class, target, dtype, device, reload_with, **given)
@@ -220,12 +246,13 @@ def reloaded_model(
 def require_close(
     found: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtype, target: Path
 ) -> None:
-    """Compare logits of what was exported with those that were meant, piece by piece.
+    """Compare the logits of an exported model with the intended ones, piece by piece.
 
     Raises
     ------
     ExportError
-        They differ by more than the computing dtype explains, or the expected ones are not finite.
+        They differ by more than rounding in the compute dtype explains, or the expected ones are
+        not finite.
     """
     meant = _Watched(expected)
     difference = relative_difference(found, meant)
@@ -236,6 +263,7 @@ def require_close(
             f"{target}: the result gives logits that are NaN or infinite, and is no model that"
             f" works; {half}if it was trained, lower training.learning-rate"
         )
+    # Written as "not <=" so that NaN is refused too.
     if not difference <= tolerance(dtype):
         raise ExportError(
             f"{target}: logits of the reloaded model differ by {difference:.3g} of the largest; the"
@@ -257,34 +285,37 @@ class _Watched:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the difference of logits that rounding in the computing dtype explains, relative to the largest."""
+    """Return the difference of logits that rounding explains, relative to the largest logit."""
     return 1e-4 if dtype == torch.float32 else 5e-2
 
 
 def relative_difference(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
-    """Return the largest difference of logits, relative to the largest expected one or 1; NaN if one is not a number."""
+    """Return the largest difference of logits, relative to the largest expected logit or 1.
+
+    The result is NaN if a logit is NaN.
+    """
     differences = [0.0]
     sizes = [1.0]
     for one, other in zip(found, expected, strict=True):
         differences.append((one.float() - other.float()).abs().max().item())
         sizes.append(other.float().abs().max().item())
-    # Unlike max(), these keep NaN.
+    # torch's max propagates NaN; Python's max() does not.
     return (torch.tensor(differences).max() / torch.tensor(sizes).max()).item()
 
 
 def logits_of(stream: BlockStream, windows: Tensor, edits: Edits) -> Iterator[Tensor]:
-    """Logits of an edited model in pieces of tokens, (tokens, vocabulary)."""
+    """Return the logits of an edited model in pieces, (tokens, vocab_size) each."""
     return stream.logits(run_through(stream, windows, edits))
 
 
 def whole_logits(whole: Any, windows: Tensor) -> Iterator[Tensor]:
-    """Logits of a model in memory, in the same pieces."""
+    """Yield the logits of a model in memory, in the pieces of ``logits_of``."""
     for batch in windows.split(windows_per_batch(windows.shape[1])):
         yield from logits_at(whole, batch, None, torch.ones_like(batch, dtype=torch.bool))
 
 
 def _check_tensors(model: OpenedModel, edits: Edits, target: Path) -> None:
-    """Every tensor of the export is, bit for bit, the dense one or the edited one."""
+    """Raise ExportError unless each exported tensor equals the dense or edited one bit for bit."""
     written = Checkpoint(target)
     for name, expected in edited_tensors(model, model.checkpoint.tensors, edits, "checking"):
         if name not in written.tensors or not torch.equal(

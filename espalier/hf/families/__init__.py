@@ -1,4 +1,4 @@
-"""The families that can be opened, and the refusals of what cannot."""
+"""Supported model families, and error messages for unsupported models."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,25 +16,34 @@ from espalier.hf.families.roberta import ROBERTA
 FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, BERT, ROBERTA)
 
 STRUCTURED = "structured-"
-"""How ``model_type`` begins of a smaller model whose blocks have widths of their own; it is of its base's family."""
+"""Prefix of ``model_type`` for a pruned model with block widths of its own.
+
+Its family is that of its base.
+"""
 SLICED = "sliced-"
-"""The same of a model whose residual stream was rotated and is narrower."""
+"""Prefix of ``model_type`` for a model whose residual stream was rotated and is narrower."""
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 
 
 def has_own_code(config: Mapping[str, Any]) -> bool:
-    """Whether a model is built by code of Espalier's, which has to be imported before transformers knows it."""
+    """Return whether Espalier's code builds the model; transformers needs it to be imported."""
     return str(config.get("model_type")).startswith((STRUCTURED, SLICED))
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
-    """Find the family of a model by its ``config.json``.
+    """Return the family of a model by its ``config.json``.
+
+    Parameters
+    ----------
+    config : content of ``config.json``
+    where : name of the file, for error messages
 
     Raises
     ------
     Mistake
-        The model is of an unknown type, already quantised, or a mixture of experts; the configuration key is named.
+        The model type is unknown, or the model is quantised or a mixture of experts. The message
+        names the configuration key.
     """
     if config.get("quantization_config"):
         raise Mistake(

@@ -1,6 +1,7 @@
 """BERT for sequence classification.
 
-Its pooler is part of the head: files of a masked language model have none, and where there is one it is where tuning starts.
+The pooler is part of the head. Files of a masked language model have no pooler; if there is one,
+tuning starts from it.
 """
 
 from espalier.hf.families.family import Family

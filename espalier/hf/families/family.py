@@ -1,8 +1,9 @@
-"""What a model family tells about itself: names, never code. A new family is one file with one ``Family`` in it.
+"""Description of a model family: names only, no code.
 
-To add one: name its ``model_type`` values, the path of its block list, and for each linear and norm of a block the canonical
-name and the module's own; list it in ``families/__init__.py``; add a test class with a tiny random configuration. An encoder
-also names the path of its base model and the linears of its classification head.
+To add a family, write one file with one ``Family``: its ``model_type`` values, the path of its
+block list, and the module path of each linear and norm of a block by canonical name. List it in
+``families/__init__.py``, and add a test class with a tiny random configuration. An encoder also
+needs the path of its base model and the linears of its classification head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,16 +13,18 @@ from typing import Literal
 from espalier.settings.lora import CANONICAL_LINEARS
 
 CANONICAL_HEAD = ("head.dense", "head.out")
-"""Canonical names of the linears of a classification head, in the order in which it uses them."""
+"""Canonical names of the linears of a classification head, in order of use."""
 
 CANONICAL_NORMS = ("norm.attn", "norm.q", "norm.k", "norm.mlp")
-"""Canonical names of a block's norms: of attention and of the feed-forward part, before or behind it as the family has it, and
-of query and key heads."""
+"""Canonical names of a block's norms: attention, query heads, key heads, feed-forward part.
+
+The norms of attention and feed-forward part come before or after it, depending on the family.
+"""
 FINAL_NORM = "norm.final"
-"""Canonical name of the norm behind the last block."""
+"""Canonical name of the norm after the last block."""
 
 OLD_NORM_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-"""Ends of tensor names, and what files of the first BERT models have in their place."""
+"""Suffixes of tensor names, and their old form in files of the first BERT models."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,17 @@ class Family:
     model_types: tuple[str, ...]
     """Values of ``model_type`` in ``config.json``."""
     kind: Literal["decoder", "encoder"]
-    """Decoders are language models with their own head; encoders are tuned with a classification head made for the task."""
+    """Kind of model.
+
+    Decoders are language models with their own head. Encoders are tuned with a classification head
+    that is created for the task.
+    """
     blocks: str
-    """Path of the module list of blocks, from the model with its head."""
+    """Path of the module list of blocks, relative to the model with its head."""
     linears: Mapping[str, str]
-    """Canonical name of each prunable linear -> its path within a block, in the order in which the block uses them."""
+    """Path within a block of each prunable linear by canonical name, in order of use."""
     num_blocks_key: str = "num_hidden_layers"
-    """Configuration key that holds the number of blocks."""
+    """Configuration key of the number of blocks."""
     query_heads_key: str = "num_attention_heads"
     kv_heads_key: str = "num_key_value_heads"
     """Configuration keys of the attention groups.
@@ -50,17 +57,26 @@ class Family:
     embeddings: str = "model.embed_tokens"
     head: str = "lm_head"
     base: str = ""
-    """Path of the encoder in a model with a head; files of the encoder alone leave it out of their tensors' names."""
+    """Path of the encoder in a model with a head.
+
+    Files of a bare encoder omit it in the names of their tensors.
+    """
     first_position_after_padding: bool = False
-    """Positions are counted from behind the padding token's number; so a model has fewer than its configuration says."""
+    """True if positions start after the id of the padding token.
+
+    The model then has fewer positions than its configuration says.
+    """
     head_linears: Mapping[str, str] = field(default_factory=dict)
-    """Canonical name of each linear of the classification head -> its path in the model; none in a decoder."""
+    """Path of each linear of the classification head by canonical name; empty for a decoder."""
     norms: Mapping[str, str] = field(default_factory=dict)
-    """Canonical name of each norm of a block -> its path within a block."""
+    """Path within a block of each norm by canonical name."""
     has_lanes: bool = False
-    """Whether attention and feed-forward part are modules with a norm before each, behind which residual lanes can be cut."""
+    """True if residual dimensions can be removed.
+
+    For this, attention and feed-forward part must be modules with a norm before each of them.
+    """
     final_norm: str = ""
-    """Path of the norm behind the last block; empty in a family that has none."""
+    """Path of the norm after the last block; empty if the family has none."""
 
     def __post_init__(self) -> None:
         unknown = set(self.linears) - set(CANONICAL_LINEARS) | set(self.head_linears) - set(
@@ -87,7 +103,7 @@ class Family:
         )
 
     def file_names(self, name: str) -> Iterator[str]:
-        """Names that the model's tensor ``name`` may have in files, the likeliest first."""
+        """Yield the names that a model's tensor may have in files, the most likely first."""
         names = [name]
         if self.base:
             names += [name.removeprefix(f"{self.base}.")]
@@ -95,9 +111,13 @@ class Family:
         yield from dict.fromkeys(names)
 
     def parameter_path(self, name: str, index: int | None) -> str | None:
-        """Path of a parameter in the model by its canonical name; None if the family has none of that name.
+        """Return the path of a parameter by canonical name; None if the family has no such name.
 
-        ``attn.q.bias`` and ``norm.mlp.weight`` are of the block ``index``, ``norm.final.weight`` and ``head.out.bias`` of none.
+        Parameters
+        ----------
+        name : canonical name, such as ``attn.q.bias``, ``norm.mlp.weight``, ``norm.final.weight``
+            or ``head.out.bias``
+        index : index of the block for a parameter of a block; otherwise None
         """
         of, _, kind = name.rpartition(".")
         if index is not None:

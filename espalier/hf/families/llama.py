@@ -1,4 +1,4 @@
-"""LLaMA, LLaMA-2, LLaMA-3 and models that keep their shape."""
+"""LLaMA, LLaMA-2, LLaMA-3 and models of the same architecture."""
 
 from espalier.hf.families.family import Family
 

@@ -1,4 +1,7 @@
-"""Mistral 7B and models of its shape; sliding-window attention is the model's own affair."""
+"""Mistral 7B and models of the same architecture.
+
+The model's own code handles sliding-window attention.
+"""
 
 from dataclasses import replace
 

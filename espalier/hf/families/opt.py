@@ -1,4 +1,4 @@
-"""OPT: learned positions, biases everywhere, no gate in the feed-forward part, one key-value group per head."""
+"""OPT: learned positions, biases everywhere, no gate, one key-value group per head."""
 
 from espalier.hf.families.family import Family
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: LLaMA's names; the biases of query, key and value stay dense."""
+"""Qwen2 and Qwen2.5: LLaMA's names; the biases of query, key and value are not pruned."""
 
 from dataclasses import replace
 

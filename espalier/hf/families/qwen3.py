@@ -1,4 +1,4 @@
-"""Qwen3 dense models: LLaMA's names; the norms of query and key heads stay dense."""
+"""Dense Qwen3 models: LLaMA's names; the norms of query and key heads are not pruned."""
 
 from dataclasses import replace
 

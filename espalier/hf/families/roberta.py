@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa for sequence classification: BERT's blocks, and a head that stands apart from the encoder."""
+"""RoBERTa and XLM-RoBERTa for sequence classification: BERT's blocks and a separate head."""
 
 from dataclasses import replace
 

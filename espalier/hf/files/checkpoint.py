@@ -1,4 +1,7 @@
-"""Safetensors shards, read tensor by tensor and written in a stream; no shard is ever held in memory whole."""
+"""Safetensors shards, read tensor by tensor and written as a stream.
+
+No shard is ever in memory completely.
+"""
 
 import json
 import math
@@ -17,15 +20,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
-"""Dtypes that a model's tensors may have, by safetensors' name; ``dtypes`` has torch's."""
+"""Allowed dtypes of a model's tensors, by safetensors' name; ``dtypes`` has those of torch."""
 FLOATING = ("F64", "F32", "F16", "BF16")
-"""Those that weights can have."""
+"""Allowed dtypes of weights."""
 CHUNK = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: its shard, dtype (safetensors' name), shape, and byte range."""
+    """Location of a tensor: its shard, dtype (safetensors' name), shape and byte range."""
 
     shard: Path
     dtype: str
@@ -35,32 +38,41 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the data."""
+        """Size of the data in bytes."""
         return self.stop - self.start
 
 
 class Checkpoint:
-    """All tensors of a model directory, single-file or sharded."""
+    """All tensors of a model directory with a single weight file or several shards.
+
+    Raises
+    ------
+    Mistake
+        The weight files are missing, damaged or of an unsupported kind.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.shards = _shards(directory)
         self.tensors: dict[str, StoredTensor] = {}
-        # A tensor that is in two of them is taken from the last one, as transformers does.
+        # A tensor that is in two shards is read from the last one, as in transformers.
         for shard in self.shards:
             self.tensors.update(_read_header(shard))
 
     @property
     def is_sharded(self) -> bool:
-        """True if an index says which files hold the tensors."""
+        """True if an index names the files that hold the tensors."""
         return [shard.name for shard in self.shards] != [SINGLE]
 
     def read(self, name: str) -> "Tensor":
-        """Read one tensor into memory of its own (no memory map)."""
+        """Read one tensor into new memory, without a memory map."""
         return self.read_into(name, self.room(name))
 
     def room(self, name: str, pinned: bool = False) -> "Tensor":
-        """Room for one tensor; pinned, a CUDA device copies from it while the processor does other work."""
+        """Allocate memory for one tensor.
+
+        With ``pinned`` a CUDA device can copy from it while the CPU does other work.
+        """
         import torch
 
         from espalier.hf.files.dtypes import TORCH_DTYPES
@@ -69,17 +81,18 @@ class Checkpoint:
         return torch.empty(stored.shape, dtype=TORCH_DTYPES[stored.dtype], pin_memory=pinned)
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
-        """Fill the room of one tensor from its file, and return it."""
+        """Read one tensor from its file into ``room``, and return it."""
         return self._fill(name, room, self.tensors[name].stop)
 
     def _fill(self, name: str, room: "Tensor", stop: int) -> "Tensor":
-        """Fill memory with the bytes of a tensor's file that end before ``stop``."""
+        """Fill memory with bytes of a tensor's file, up to the offset ``stop`` (exclusive)."""
         import torch
 
         stored = self.tensors[name]
         waiting = room.view(-1).view(torch.uint8).numpy().data
         with open(stored.shard, "rb", buffering=0) as file:
             while waiting:
+                # One call may read less than requested.
                 read = os.preadv(file.fileno(), [waiting], stop - len(waiting))
                 if not read:
                     raise Mistake(f"{stored.shard}: ends before tensor {name}; copy the file again")
@@ -87,7 +100,7 @@ class Checkpoint:
         return room
 
     def read_rows(self, name: str, first: int, last: int) -> "Tensor":
-        """Rows from ``first`` to before ``last`` of one tensor, in memory of their own."""
+        """Read the rows from ``first`` to ``last`` (exclusive) of one tensor into new memory."""
         import torch
 
         from espalier.hf.files.dtypes import TORCH_DTYPES
@@ -98,7 +111,7 @@ class Checkpoint:
         return self._fill(name, room, stored.start + last * row_bytes)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of one tensor, in pieces of at most 16 MiB."""
+        """Yield the bytes of one tensor in pieces of at most 16 MiB."""
         stored = self.tensors[name]
         handle = os.open(stored.shard, os.O_RDONLY)
         try:
@@ -114,19 +127,23 @@ class Checkpoint:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-"""The file of a model's weights, or else what says in which files they are: transformers takes the first if both are there."""
+"""Index that names the weight files of a sharded model.
+
+If both ``SINGLE`` and the index exist, transformers reads ``SINGLE``.
+"""
 ADAPTER = "adapter_config.json"
 EXPLICIT = "transformers_weights"
-"""File of an adapter that transformers adds to a model; key of ``config.json`` for other weights."""
+"""Key of ``config.json`` that names another weight file."""
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
-"""Files that may hold weights, which are not read here."""
+"""Name patterns of weight files that are not read here."""
 
 
 def _shards(directory: Path) -> list[Path]:
-    """Return the files that ``from_pretrained`` reads the weights from."""
+    """Return the files from which ``from_pretrained`` reads the weights."""
     require_plain_weights(directory)
     single = directory / SINGLE
     index = directory / INDEX
+    # transformers prefers the single file if both exist.
     if single.is_file() or not index.is_file():
         if not single.is_file():
             raise Mistake(_no_weights(directory))
@@ -141,12 +158,13 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def require_plain_weights(directory: Path) -> None:
-    """Refuse a directory in which something makes transformers load other weights than ``model.safetensors``.
+    """Refuse a directory from which transformers would load other weights.
 
     Raises
     ------
     Mistake
-        An adapter or shards of distributed training lie there, or ``config.json`` names a file of weights.
+        The directory holds an adapter or shards of distributed training, or ``config.json`` names a
+        weight file.
     """
     if (directory / ADAPTER).is_file():
         raise Mistake(
@@ -161,7 +179,8 @@ def require_plain_weights(directory: Path) -> None:
     try:
         named = read_json((directory / "config.json").read_text(encoding="utf-8")).get(EXPLICIT)
     except (OSError, ValueError, AttributeError):
-        return  # whoever opens the configuration says what is wrong with it
+        # Code that opens the configuration reports what is wrong with it.
+        return
     if named is not None:
         raise Mistake(
             f"{directory / 'config.json'}: {EXPLICIT} = {named!r}: weights are read from {SINGLE}"
@@ -170,11 +189,12 @@ def require_plain_weights(directory: Path) -> None:
 
 
 def _names_in_index(index: Path) -> list[str]:
-    """Return the names of all shards that an index names, sorted."""
+    """Return the sorted names of all shards in an index."""
     try:
         document = read_json(index.read_text(encoding="utf-8"))
         names = set(document["weight_map"].values())
-        _ = document["metadata"]  # transformers fails without it
+        # transformers fails without the key "metadata".
+        _ = document["metadata"]
     except OSError as error:
         raise Mistake(f"{index}: cannot be read: {error.strerror}") from None
     except KeyError as error:
@@ -198,7 +218,7 @@ WRITE_ANEW = "write the model anew with save_pretrained"
 
 
 def _no_weights(directory: Path) -> str:
-    """Return what is said of a directory without weights that can be read."""
+    """Return the error message for a directory without readable weights."""
     what = f"{directory}: holds neither {SINGLE} nor {INDEX}"
     found = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
     if not found:
@@ -216,7 +236,7 @@ def _no_weights(directory: Path) -> str:
 
 
 def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """Read the names of a file's tensors, and where each lies."""
+    """Yield the name and the location of each tensor of a file."""
     size, begun, data = _header_of(shard)
     for name, entry in data.items():
         try:
@@ -249,16 +269,17 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 MOST_HEADER_BYTES = 100_000_000
-"""safetensors reads no longer header either."""
+"""Maximum size of a header in bytes, the limit of the safetensors library."""
 
 
 def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
-    """Read the size of a file, where its data begin, and its header's entries of tensors."""
+    """Return the size of a file, the offset of its data, and the header's entries of tensors."""
     try:
         size = shard.stat().st_size
         with open(shard, "rb") as file:
             first = file.read(8)
             length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
+            # A damaged file may claim any length, so it is checked before memory is allocated.
             text = file.read(length) if length <= min(size - 8, MOST_HEADER_BYTES) else b""
     except OSError as error:
         raise Mistake(f"{shard}: cannot be read: {error.strerror}") from None
@@ -289,7 +310,13 @@ _POINTER = "it is a pointer of Git LFS in place of the file; fetch the file itse
 def shard_header(
     specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """What stands before the data of a safetensors file with these tensors; ``specs`` as ``ShardWriter`` takes them."""
+    """Return the bytes before the data of a safetensors file with these tensors.
+
+    Parameters
+    ----------
+    specs : name -> (safetensors dtype, shape, number of bytes), in file order
+    metadata : content of ``__metadata__``; empty for none
+    """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, (dtype, shape, size) in specs.items():
@@ -300,12 +327,20 @@ def shard_header(
         }
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
+    # Padding with spaces aligns the data to 8 bytes.
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
 
 class ShardWriter:
-    """Writes a safetensors file tensor by tensor, in the order of the announced specifications."""
+    """Writer of a safetensors file, tensor by tensor, in the order of the given specifications.
+
+    Parameters
+    ----------
+    file : open binary file
+    specs : name -> (safetensors dtype, shape, number of bytes)
+    metadata : content of ``__metadata__``
+    """
 
     def __init__(
         self,
@@ -313,14 +348,19 @@ class ShardWriter:
         specs: Mapping[str, tuple[str, tuple[int, ...], int]],
         metadata: Mapping[str, str],
     ) -> None:
-        """``specs``: name -> (dtype, shape, number of bytes)."""
         file.write(shard_header(specs, metadata))
         self._file = file
         self._sizes = {name: size for name, (_, _, size) in specs.items()}
         self._order = iter(specs)
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """Write the next tensor's bytes."""
+        """Write the bytes of the next tensor.
+
+        Raises
+        ------
+        ValueError
+            The tensor is not the next one, or has another size.
+        """
         expected = next(self._order)
         if name != expected or len(data) != self._sizes[name]:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint that a thread reads while others are computed with.
+"""Background thread that reads tensors of a checkpoint during a computation.
 
-The thread fills memory that its owner made, and does nothing else: it starts no work of a device. What goes wrong while it
-reads is told where the tensor is taken.
+The thread fills memory that its owner allocated and does nothing else; it launches no work on a
+device. Read errors are raised when the tensor is taken.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from espalier.hf.files.checkpoint import Checkpoint
 
 
 class ReadingAhead:
-    """Reads tensors in order, into pinned memory where they will go to a CUDA device.
+    """Reader of tensors in order, into pinned memory if a CUDA device will copy them.
 
     Parameters
     ----------
-    checkpoint : where they are
-    pinned : whether a CUDA device will copy them
+    checkpoint : source of the tensors
+    pinned : True if a CUDA device will copy the tensors
     """
 
     def __init__(self, checkpoint: Checkpoint, pinned: bool) -> None:
@@ -28,24 +28,25 @@ class ReadingAhead:
         self._begun: dict[str, Future[Tensor]] = {}
 
     def begin(self, names: Sequence[str]) -> None:
-        """Read these tensors; of others that nobody took none stays in memory."""
+        """Start reading these tensors, and drop earlier ones that were not taken."""
         for tensor in self._begun.values():
             tensor.cancel()
         wait(self._begun.values())
         self._begun = {}
         for name in names:
+            # Pinned memory is allocated here, because the thread must not use the device.
             room = self._checkpoint.room(name, self._pinned)
             self._begun[name] = self._thread.submit(self._checkpoint.read_into, name, room)
 
     def take(self, name: str) -> Tensor:
-        """One tensor, once it is read; one that was not begun is read now.
+        """Return one tensor when it is read; a tensor that was not requested is read now.
 
         Raises
         ------
         Mistake
-            Its file ends before it.
+            The file is too short.
         OSError
-            The file system refused.
+            Reading failed.
         """
         begun = self._begun.pop(name, None)
         return begun.result() if begun else self._checkpoint.read(name)

@@ -1,4 +1,4 @@
-"""Sentences about tensors that a model's files lack, or hold in another shape than its configuration says."""
+"""Error messages for tensors that are missing or do not have the configured shape."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ BIAS_KEYS = ("attention_bias", "mlp_bias", "enable_bias")
 
 
 def missing_tensor(model: "OpenedModel", name: str) -> Mistake:
-    """Return the error about a tensor that the files lack, with the reason as far as it is known."""
+    """Return the error for a tensor that is missing in the files, with the likely reason."""
     files = model.checkpoint.tensors
     head, embedding = head_and_embedding(model.family)
     where = f"{model.directory}: tensor {name} is missing"
@@ -56,7 +56,7 @@ def missing_tensor(model: "OpenedModel", name: str) -> Mistake:
 
 
 def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> Mistake:
-    """Return the error about a tensor that has another shape than the model of ``config.json``."""
+    """Return the error for a tensor whose shape differs from that of the configured model."""
     stored = model.checkpoint.tensors[name]
     return Mistake(
         f"{model.directory}: {name} is {list(stored.shape)} in {stored.shard.name}, config.json"
@@ -65,7 +65,10 @@ def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> Mis
 
 
 def _shard_in_index(model: "OpenedModel", name: str) -> str | None:
-    """Return the file in which the index says that a tensor is; None if there is none, or no index."""
+    """Return the name of the file that holds a tensor according to the index.
+
+    Returns None if the index does not name the tensor, or if there is no index.
+    """
     if not model.checkpoint.is_sharded:
         return None
     try:

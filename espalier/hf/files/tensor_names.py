@@ -1,8 +1,9 @@
-"""Names of the files' tensors as transformers gives them to a decoder's parameters.
+"""Names of a decoder's tensors, as transformers names the parameters of the model with its head.
 
-Files of a base model, saved without its head, leave the prefix of the base out of all names. A tied model's files may hold the
-tied matrix under the name of the embedding, of the head, or under both; where those two differ, the head is one of its own
-whatever ``tie_word_embeddings`` says.
+Files of a base model that was saved without its head lack the prefix of the base model in all
+names. Files of a tied model may hold the tied matrix under the name of the embedding, of the head,
+or both. If both are there and differ, the head is a matrix of its own, regardless of
+``tie_word_embeddings``.
 """
 
 from collections.abc import Mapping
@@ -17,12 +18,12 @@ T = TypeVar("T")
 
 
 def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) -> dict[str, T]:
-    """Return tensors by the names of the model with its head, in their order.
+    """Return the tensors under the names of the model with its head, in the same order.
 
     Raises
     ------
     Mistake
-        Two tensors have one name then.
+        Two tensors would get the same name.
     """
     prefix, _, _ = family.blocks.partition(".")
     parts = {
@@ -48,13 +49,13 @@ def head_and_embedding(family: Family) -> tuple[str, str]:
 
 
 def under_embedding(family: Family, tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return the tensors of a tied model whose files name the tied matrix after the head, with the embedding's name."""
+    """Return the tensors of a tied model with the head's matrix renamed to the embedding."""
     head, embedding = head_and_embedding(family)
     return {embedding if name == head else name: tensor for name, tensor in tensors.items()}
 
 
 def has_other_head(family: Family, files: Checkpoint) -> bool:
-    """Return True if the files hold an embedding and a head of other values; one that only its dtype tells apart is another."""
+    """Return whether the files hold an embedding and a head of other values, dtype or shape."""
     names = head_and_embedding(family)
     if not all(name in files.tensors for name in names):
         return False

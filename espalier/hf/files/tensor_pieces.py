@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint in pieces, so that one that is converted is never in memory twice."""
+"""Tensors of a checkpoint in pieces, so that a conversion never holds a tensor twice."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,10 @@ from espalier.hf.files.dtypes import TORCH_DTYPES
 
 
 def pieces(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
-    """One tensor in row-major order, flat, in its own dtype, at most 16 MiB at a time: 64 elements times a whole number."""
+    """Yield one tensor in flat pieces of at most 16 MiB, in row-major order and in its own dtype.
+
+    If the rows of a matrix have a multiple of 64 elements, so have all its pieces.
+    """
     dtype = TORCH_DTYPES[checkpoint.tensors[name].dtype]
     for chunk in checkpoint.chunks(name):
         yield torch.frombuffer(bytearray(chunk), dtype=dtype)
@@ -19,7 +22,10 @@ def pieces(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
 def converted(
     checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """One tensor in another dtype on a device; beside the result no more than a piece of it is in memory."""
+    """Return one tensor in another dtype on a device.
+
+    In addition to the result, only one piece is in memory.
+    """
     result = torch.empty(checkpoint.tensors[name].shape, dtype=dtype, device=device)
     flat = result.view(-1)
     start = 0

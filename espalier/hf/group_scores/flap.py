@@ -1,7 +1,8 @@
-"""FLAP (An et al. 2024): which units are cut, by how much the channels behind them fluctuate, and the biases in their place.
+"""FLAP (An et al. 2024): structured pruning by the fluctuation of inputs, with bias compensation.
 
-The inputs of two matrices of each block are watched in the dense model: of the attention's output, and of down. A channel that
-hardly fluctuates can be replaced by its mean, which is a bias (section 3.4).
+The inputs of two matrices of each block are observed in the dense model: the output projection of
+attention, and ``down``. A channel that hardly fluctuates can be replaced by its mean, which becomes
+a bias (section 3.4).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,14 +32,14 @@ from pruning_kernels.groups.fluctuation import (
 )
 
 ROWS_AT_ONCE = 256
-"""Of a matrix whose product with the means is made in float64."""
+"""Number of rows of a matrix that are multiplied in float64 at a time."""
 
 BlockMoments = Mapping[str, Moments]
-"""By canonical linear name."""
+"""Moments by canonical linear name."""
 
 
 class InputMoments(Watched):
-    """Mean and spread of each linear's input."""
+    """Mean and squared deviations of the input of each linear."""
 
     def __init__(self, linears: dict[str, torch.nn.Linear]) -> None:
         super().__init__(linears)
@@ -52,13 +53,19 @@ class InputMoments(Watched):
         return
 
     def found(self) -> dict[str, Moments]:  # type: ignore[override]
-        """By canonical linear name."""
+        """Return the moments by canonical linear name."""
         return self._moments
 
 
 @torch.no_grad()
 def watched_moments(stream: BlockStream, windows: Tensor) -> Iterator[dict[str, Moments]]:
-    """Moments of one party's inputs, block after block of the dense model; windows are (windows, tokens), int64."""
+    """Yield the moments of one client's inputs, block by block, in the dense model.
+
+    Parameters
+    ----------
+    stream : the dense model
+    windows : (num_samples, sequence_length), int64, calibration samples
+    """
     activations = stream.start(windows)
     for block_plan in beats(stream.model.plan.blocks, "watching block"):
         index = block_plan.index
@@ -72,14 +79,14 @@ def watched_moments(stream: BlockStream, windows: Tensor) -> Iterator[dict[str, 
 
 
 def pack_moments(moments: BlockMoments) -> bytes:
-    """Serialise a block's moments, float32."""
+    """Serialise the moments of a block, float32."""
     arrays = {mean_name(name): found.mean for name, found in moments.items()}
     arrays |= {squares_name(name): found.squares for name, found in moments.items()}
     return pack_tensors({name: value.to(torch.float32).numpy() for name, value in arrays.items()})
 
 
 def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
-    """Read them, over so many tokens."""
+    """Return the moments of a block from a blob; ``tokens`` is the number of tokens they cover."""
     arrays = {
         name: torch.from_numpy(value.copy()).to(torch.float64)
         for name, value in unpack_tensors(blob).items()
@@ -93,17 +100,20 @@ def unpack_moments(blob: bytes, tokens: int) -> dict[str, Moments]:
 def flap_cuts(
     model: OpenedModel, moments: Callable[[int], BlockMoments], job: FlapSettings
 ) -> Iterator[bytes]:
-    """Decide what is cut: for each block the blob of ``espalier.messages.blobs.cuts``.
+    """Choose the prunable groups to remove and yield a blob of ``espalier.messages.blobs.cuts`` per block.
 
     Parameters
     ----------
     model : the dense model
-    moments : block index -> moments of all inputs, asked for twice
+    moments : function from a block index to the moments of its inputs; called twice per block if
+        biases are compensated
+    job : settings of FLAP
     """
     units = ModelUnits.of(model.plan)
     scores = [_block_scores(model, block, moments(block.index), job) for block in model.plan.blocks]
     cuts = units.lowest(scores, job, units.share_of_units(model.plan, job))
     for block, cut in zip(model.plan.blocks, cuts, strict=True):
+        # Requested again, so that the moments of one block are in memory at a time.
         found = moments(block.index) if job.bias_compensation else {}
         yield pack_cut(
             cut,
@@ -114,15 +124,20 @@ def flap_cuts(
 def _block_scores(
     model: OpenedModel, block: BlockPlan, moments: BlockMoments, job: FlapSettings
 ) -> dict[str, Tensor]:
-    """What the units of a block are worth, by kind (section 3.3): standardised within the block, so that blocks compare."""
+    """Return the scores of a block's prunable groups, by kind (section 3.3).
+
+    Scores are standardised within the block, so that they can be compared between blocks.
+    """
     scores = {}
     for name in ADDED_BIASES:
         found = channel_scores(
             moments[name], model.checkpoint.read(block.linear(name).parameter), job.metric
         )
+        # As in the published code; the paper does not mention it.
         if name == "attn.o" and job.square_attention:
             found = found.square()
         size = unit_size(model.plan, name, COLUMNS[name])
+        # The score of a group is the mean over its channels.
         scores[COLUMNS[name]] = standardised(found).view(-1, size).mean(dim=1)
     return scores
 
@@ -130,7 +145,10 @@ def _block_scores(
 def _bias(
     model: OpenedModel, block: BlockPlan, name: str, cut: NDArray[np.bool_], moments: Moments
 ) -> NDArray[np.float32]:
-    """The bias that a matrix has afterwards: its own, and what the cut channels give on average."""
+    """Return the bias of a matrix after pruning.
+
+    It is the sum of its own bias and the mean contribution of the removed channels.
+    """
     linear = block.linear(name)
     size = unit_size(model.plan, name, COLUMNS[name])
     columns = torch.from_numpy(cut.repeat(size))

@@ -1,8 +1,9 @@
-"""Mask Tuning's rescaling (Kwon et al. 2022): normal equations of the scales of the units that stay, and what they lead to.
+"""Rescaling stage of Mask Tuning (Kwon et al. 2022): normal equations and scales of kept groups.
 
-Windows pass through the dense model's blocks, of which the units that were cut give nothing on: so every block gets what it
-gets in the cut model, and before a part's cut units are silenced it is seen what all of its units would give to that. Scales
-bring the one near the other, of each block and kind by itself.
+Samples pass through the blocks of the dense model while the removed groups are silenced, so that
+every block gets the input that it gets in the pruned model. Before the removed groups of a part are
+silenced, the output that all of its groups would give is recorded. Scales bring the output of the
+kept groups close to that output, separately for each block and kind.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,11 +29,19 @@ from pruning_kernels.groups.mask_tuning import best_scales, joint_outputs
 from pruning_kernels.groups.slicing import packed, second_moments, unpacked
 
 Equations = tuple[Tensor, Tensor]
-"""Of the units that stay: (units, units) what each two give together, and (units,) what each gives with all of the block."""
+"""Normal equations of the kept groups.
+
+The first tensor is (groups, groups): inner products of the outputs of each two kept groups. The
+second is (groups,): inner product of the output of each kept group with the output of all groups of
+the block.
+"""
 
 
 class _Silencing:
-    """Forward pre-hook of a matrix that reads units: sums the second moments of its input, then silences units."""
+    """Forward pre-hook of a matrix that reads prunable groups.
+
+    It sums the second moments of the input, then sets the input of removed groups to zero.
+    """
 
     def __init__(self, stays: Tensor, watches: bool) -> None:
         self.moments: Tensor | None = None
@@ -50,20 +59,24 @@ class _Silencing:
 def normal_equations(
     stream: BlockStream, windows: Tensor, cut: CutOfBlocks, job: LlmPrunerSettings, of_windows: int
 ) -> Iterator[Equations]:
-    """Those of one party, place after place (``equation_places``).
+    """Yield the normal equations of one client, in the order of ``equation_places``.
 
     Parameters
     ----------
     stream : the dense model
-    windows : (windows, tokens), int64
-    of_windows : sums over tokens are divided by so many windows' tokens, the same for all parties
+    windows : (num_samples, sequence_length), int64, calibration samples
+    cut : removed groups of all blocks
+    job : settings of the method
+    of_windows : number of samples by whose tokens sums are divided; the same for all clients
 
     Yields
     ------
-    float64, on the CPU
+    tuple
+        See ``Equations``; float64, on the CPU
     """
     plan = stream.model.plan
     places = set(equation_places(cut, job))
+    # Blocks after the last place are not needed.
     last = max((index for index, _ in places), default=-1)
     activations = stream.start(windows)
     for block_plan in beats(plan.blocks[: last + 1], "watching block"):
@@ -91,7 +104,7 @@ def normal_equations(
 
 
 def pack_equations(equations: Equations) -> bytes:
-    """Serialise those of a place, float32."""
+    """Serialise the normal equations of one block and kind, float32."""
     joint, aims = equations
     return pack_tensors(
         {JOINT: packed(joint).to(torch.float32).numpy(), AIMS: aims.to(torch.float32).numpy()}
@@ -99,7 +112,7 @@ def pack_equations(equations: Equations) -> bytes:
 
 
 def unpack_equations(blob: bytes) -> Equations:
-    """Read them, float64."""
+    """Return the normal equations from a blob, float64."""
     tensors = {
         name: torch.from_numpy(value.copy()).double()
         for name, value in unpack_tensors(blob).items()
@@ -108,13 +121,18 @@ def unpack_equations(blob: bytes) -> Equations:
 
 
 def scales_or_none(equations: Equations, damping: float) -> Tensor | None:
-    """(units,), float64: the scales; None where there are none, or one is beyond what the paper allows."""
+    """Return the scales of the kept groups, (groups,), float64.
+
+    Returns None if the equations have no solution, or if a scale exceeds the limit of the paper
+    (section 4.3).
+    """
     found = best_scales(*equations, damping)
+    # The comparison is False for NaN, which means that there is no solution.
     return found if bool((found.abs() <= MOST_SCALE).all()) else None
 
 
 def cut_of_blocks(plan: ModelPlan, blobs: Sequence[bytes]) -> CutOfBlocks:
-    """What the blobs of all blocks cut."""
+    """Return the removed groups of all blocks from their blobs."""
     return [
         unpack_cut(blob, units_of(plan, block))
         for blob, block in zip(blobs, plan.blocks, strict=True)
@@ -124,15 +142,21 @@ def cut_of_blocks(plan: ModelPlan, blobs: Sequence[bytes]) -> CutOfBlocks:
 def scaled_cuts(
     cut: CutOfBlocks, scales_of: Callable[[int, str], Tensor | None], job: LlmPrunerSettings
 ) -> Iterator[tuple[bytes, Mapping[str, NDArray[np.float32]]]]:
-    """For each block the blob of ``espalier.messages.blobs.cuts`` with scales, and the scales by kind.
+    """Yield the blob of ``espalier.messages.blobs.cuts`` with scales, and the scales by kind, for each block.
 
-    ``scales_of`` gives those of a place's units that stay, in order of the places; None leaves them at 1.
+    Parameters
+    ----------
+    cut : removed groups of all blocks
+    scales_of : function from block index and kind to the scales of the kept groups; it is called in
+        the order of ``equation_places``. None leaves the scales at 1
+    job : settings of the method
     """
     places = set(equation_places(cut, job))
     for index, own in enumerate(cut):
         scales = {}
         for kind in job.rescaled:
             stays = ~own[kind]
+            # 1 for kept groups, 0 for removed ones.
             scales[kind] = stays.astype(np.float32)
             found = scales_of(index, kind) if (index, kind) in places else None
             if found is not None:
@@ -147,12 +171,16 @@ def tuned_by_one(
     job: LlmPrunerSettings,
     of_windows: int,
 ) -> list[bytes]:
-    """What one party decides that has these windows: the blobs of all blocks, with scales where the settings want them."""
+    """Return the blobs of all blocks for the data of a single client.
+
+    The blobs contain scales if the settings ask for them.
+    """
     scores = taylor_scores(model, computing, windows, job, of_windows)
     blobs = list(taylor_cuts(model, scores, job))
     if not job.rescaled:
         return blobs
     cut = cut_of_blocks(model.plan, blobs)
+    # The equations arrive in the order in which ``scaled_cuts`` requests scales.
     found = normal_equations(BlockStream(model, computing), windows, cut, job, of_windows)
     return [
         blob

@@ -1,8 +1,10 @@
-"""Similarity group pruning (FedSODA, section 4.2 and algorithm 1): which blocks of an emulator go.
+"""Similarity group pruning: choice of the blocks to drop from an emulator.
 
-The output of a block is compared with that of the n-th block behind it, by the angle between the hidden states of a text's last
-token. Where the two are alike, the blocks between do little: of each chosen group of n + 1 blocks the first stays. Of the
-paper's index range the last start is left out, whose group would reach into the adapter.
+Source: FedSODA, section 4.2 and algorithm 1. The output of a block is compared with that of the
+n-th block after it, by the angle between the hidden states of a text's last token. If both are
+similar, the blocks between them have little effect. In each chosen group of n + 1 blocks, the first
+block stays. The last start of the paper's index range is omitted, because its group would extend
+into the adapter.
 """
 
 import math
@@ -21,31 +23,36 @@ from pruning_kernels.selection.subset_sums import cheapest_groups
 
 @dataclass(frozen=True)
 class Group:
-    """A pruned group of blocks, of which the first stays: the index map of section 4.3."""
+    """Pruned group of blocks, of which the first stays; entry of the index map of section 4.3."""
 
     full: int
-    """Number of its first block in the full model (t_i)."""
+    """Index of its first block in the full model (t_i)."""
     smaller: int
-    """Number of that block in the sub-model (s_i)."""
+    """Index of that block in the sub-model (s_i)."""
 
 
 @torch.no_grad()
 def angular_distances(
     stream: BlockStream, windows: Tensor, apart: int, emulator: range
 ) -> list[float]:
-    """How far the outputs of blocks are from those of the blocks ``apart`` behind them, with both in the emulator.
+    """Return the angular distances between the outputs of blocks that are ``apart`` blocks apart.
 
-    One block is in memory at a time, and of the hidden states those of the last tokens.
+    Only pairs with both blocks in the emulator are compared. One block and the hidden states of the
+    last tokens are in memory at a time.
 
     Parameters
     ----------
-    windows : (windows, tokens), int64: all tokens are real ones, so the last is at the end
-    apart : n, 0 or more
-    emulator : its blocks
+    stream : the full model
+    windows : (num_samples, sequence_length), int64, without padding, so that the last token is at
+        the end
+    apart : n, at least 0
+    emulator : indices of its blocks
 
     Returns
     -------
-    By the first block's place in the emulator: the mean over windows of arccos(cosine) / pi (equation 5), 0 to 1
+    list of float
+        Mean over samples of arccos(cosine) / pi (equation 5), in [0, 1], by the place of the first
+        block in the emulator
     """
     activations = stream.start(windows)
     outputs = deque[Tensor]()
@@ -65,42 +72,53 @@ def _last_tokens(activations: Activations) -> Tensor:
 
 
 def _mean_angle(one: Tensor, other: Tensor) -> float:
-    """Mean of the angles between rows, as a share of half a turn."""
+    """Return the mean angle between rows, as a fraction of pi."""
     cosines = torch.cosine_similarity(one.double(), other.double(), dim=1).clamp(-1, 1)
     return float((cosines.arccos() / math.pi).mean())
 
 
 def similar_groups(distances: Sequence[float], apart: int, number: int, first: int) -> list[int]:
-    """First blocks, in the full model, of the groups that go: those that do not overlap and have the smallest sum of distances.
+    """Return the first blocks of the groups to drop, as indices of the full model.
 
-    ``first`` is the emulator's first block.
+    The groups do not overlap and have the smallest sum of distances.
+
+    Parameters
+    ----------
+    distances : result of ``angular_distances``
+    apart : n, the number of blocks that each group loses
+    number : number of groups
+    first : index of the emulator's first block
 
     Raises
     ------
     ValueError
-        The emulator is too short for so many groups.
+        The emulator is too short for this number of groups.
     """
     return [first + place for place in cheapest_groups(distances, apart + 1, number)]
 
 
 def dropped_of_groups(starts: Sequence[int], apart: int) -> list[int]:
-    """The blocks that go: of each group all but the first."""
+    """Return the blocks to drop: all but the first of each group."""
     return [start + behind for start in starts for behind in range(1, apart + 1)]
 
 
 def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "down"]) -> list[int]:
-    """Return the blocks of an emulator that go when ``number`` of them are dropped at even distances (FedOT, FedBiOT).
+    """Return the blocks of an emulator to drop at even distances (FedOT, FedBiOT).
 
-    The blocks that stay are spread from the first to the last, both of which stay if more than one does.
+    The remaining blocks are spread from the first to the last block, both of which stay if more
+    than one does.
 
     Parameters
     ----------
-    rounding : of the places of blocks that stay: ``nearest`` as in Offsite-Tuning's code, ``down`` as in FedBiOT's
+    emulator : indices of its blocks
+    number : number of blocks to drop
+    rounding : rounding of the places of remaining blocks: ``nearest`` as in Offsite-Tuning's code,
+        ``down`` as in FedBiOT's
     """
     stay = len(emulator) - number
     kept = set(range(stay))
     if stay > 1 and rounding == "down":
-        # In this order, since floating point decides whether 15 becomes 14.
+        # The order of operations is that of FedBiOT's code: rounding decides whether 15 becomes 14.
         stride = (len(emulator) - 1) / (stay - 1)
         kept = {int(place * stride) for place in range(stay)}
     elif stay > 1:
@@ -109,5 +127,8 @@ def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "d
 
 
 def index_map(starts: Sequence[int], dropped: Sequence[int]) -> list[Group]:
-    """Where the groups' first blocks are in the sub-model: s_i = t_i less the blocks that went before it."""
+    """Return the places of the groups' first blocks in the sub-model.
+
+    s_i is t_i minus the number of dropped blocks before it.
+    """
     return [Group(start, start - sum(gone < start for gone in dropped)) for start in starts]

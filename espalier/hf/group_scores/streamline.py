@@ -1,8 +1,8 @@
-"""LLM-Streamline (Chen et al. 2025): which neighbouring blocks hardly change their input, and the model without them.
+"""LLM-Streamline (Chen et al. 2025): removal of adjacent blocks that hardly change their input.
 
-Blocks are compared by the cosine between the hidden states before the first and behind the last of a stretch, token by token
-(section 2.2).
-What takes their place is trained in ``espalier/training/replacement.py``.
+Stretches of blocks are compared by the cosine between the hidden states before and after the
+stretch, token by token (section 2.2). The layer that replaces a stretch is trained in
+``espalier/training/replacement.py``.
 """
 
 from collections import deque
@@ -27,25 +27,31 @@ from espalier.progress.beats import beats
 
 @torch.no_grad()
 def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_norm: bool) -> Tensor:
-    """Compare the hidden states before and behind each stretch of ``span`` blocks.
+    """Return the cosine between the hidden states before and after each stretch of ``span`` blocks.
 
-    Hidden states of ``span + 1`` places are held, in memory or on disk as the computing says.
+    The hidden states of ``span + 1`` places are held, in memory or on disk, depending on the
+    settings.
 
-    The published code reads ``hidden_states`` of transformers, whose last entry lies behind the model's final norm. The norm
-    scales each dimension by its own weight, which turns the vector: the last stretch then has a lower cosine than its blocks
-    give.
+    The published code reads ``hidden_states`` of transformers, whose last entry is the output of
+    the model's final norm. The norm scales each dimension by its own weight, which rotates the
+    vector. The last stretch then has a lower cosine than its blocks give.
 
     Parameters
     ----------
-    windows : (windows, tokens), int64
-    after_norm : take the last block's output behind the final norm, as the published code does, and not before it
+    stream : the dense model
+    windows : (num_samples, sequence_length), int64, calibration samples
+    span : number of blocks of a stretch
+    after_norm : use the last block's output after the final norm, as the published code does,
+        instead of before it
 
     Returns
     -------
-    (stretches,), float64: the mean cosine over all tokens, by the stretch's first block
+    Tensor
+        (stretches,), float64: mean cosine over all tokens, by the first block of the stretch
     """
     activations = stream.start(windows)
     found = list[float]()
+    # Hidden states before each stretch that has begun.
     before = deque([activations.copied()])
     for block_plan in beats(stream.model.plan.blocks, "comparing block"):
         index = block_plan.index
@@ -63,7 +69,10 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_no
 
 
 def _sum_of_cosines(before: Activations, behind: Activations, norm: nn.Module) -> float:
-    """Sum the cosines of all tokens, in float64; what is behind goes through a norm first."""
+    """Return the sum of the cosines of all tokens, in float64.
+
+    The hidden states after the stretch go through ``norm`` first.
+    """
     total = 0.0
     for one, other in zip(before.batches(), behind.batches(), strict=True):
         total += float(
@@ -73,40 +82,53 @@ def _sum_of_cosines(before: Activations, behind: Activations, norm: nn.Module) -
 
 
 def likest(cosines: Tensor) -> int:
-    """The first block of the stretch that changes its input least; of several the first."""
+    """Return the first block of the stretch with the highest cosine; of equal ones, the first."""
     return int(cosines.argmax())
 
 
 def pack_cosines(cosines: Tensor) -> bytes:
-    """Serialise them, float32."""
+    """Serialise the cosines, float32."""
     return pack_tensors({COSINES: cosines.to(torch.float32).numpy()})
 
 
 def unpack_cosines(blob: bytes) -> Tensor:
-    """Read them, float64."""
+    """Return the cosines from a blob, float64."""
     return torch.from_numpy(unpack_tensors(blob)[COSINES].copy()).double()
 
 
 def first_layer(model: OpenedModel, start: int) -> dict[str, Tensor]:
-    """The layer that training begins with, the first of the blocks that go: float32, by canonical name."""
+    """Return the initial values of the replacement layer: the first of the removed blocks.
+
+    Returns
+    -------
+    dict
+        float32 tensors by canonical name
+    """
     key = block_key(start)
     return stored_values(model, {key: list(layer_shapes(model.plan.blocks[start]))})[key]
 
 
 def stays(num_blocks: int, start: int, span: int, replaced: bool) -> list[int]:
-    """Blocks of the base that are left; where a layer comes in their place, it is the stretch's first block by its place."""
+    """Return the indices of the remaining blocks of the base.
+
+    If a layer replaces the stretch, it takes the place of the first block of the stretch, whose
+    index is included.
+    """
     return [*range(start + replaced), *range(start + span, num_blocks)]
 
 
 def open_streamlined(
     model: OpenedModel, start: int, span: int, layer: Mapping[str, Tensor] | None
 ) -> OpenedModel:
-    """Open what is left of a base.
+    """Open the base without a stretch of blocks.
 
     Parameters
     ----------
-    start, span : the first of the blocks that go, and how many they are
-    layer : what comes in their place, float32, by canonical name; it is rounded to the dtypes of the files. None: nothing does
+    model : the base
+    start : first block of the stretch
+    span : number of blocks of the stretch
+    layer : float32 tensors of the layer that replaces the stretch, by canonical name; they are
+        rounded to the dtypes of the files. None for no layer
     """
     structure = Structure.whole(model.plan).with_blocks(
         stays(len(model.plan.blocks), start, span, layer is not None)
@@ -120,12 +142,14 @@ def open_streamlined(
 
 
 def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterator[OpenedModel]:
-    """The smaller models that the run can lead to, but for the layer, to see whether they can be made and written.
+    """Yield the pruned models that a run can lead to, for checks before the run.
+
+    They contain a block of the base instead of the trained layer.
 
     Raises
     ------
     Mistake
-        There are not so many blocks, beginning with a key of the method's table.
+        The model has too few blocks. The message begins with the key in the method's table.
     """
     if span > len(model.plan.blocks):
         raise Mistake(
@@ -134,6 +158,7 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
         )
     whole = Structure.whole(model.plan)
     number = len(model.plan.blocks)
+    # If all blocks have the same shape, one model stands for all.
     alike = len(set(whole.base)) == 1
     for start in range(1 if alike else number - span + 1):
         yield OpenedModel(model.directory, whole.with_blocks(stays(number, start, span, replaced)))

@@ -1,7 +1,8 @@
-"""LLM-Pruner (Ma et al. 2023): what the loss would change without a unit, to the first order, and which units are cut by it.
+"""LLM-Pruner (Ma et al. 2023): first-order importance of prunable groups, and their removal.
 
-The gradient is that of the mean loss over a party's windows, by the weights of the blocks' matrices, made with the whole model
-in memory in float32. With signed sums a step's gradient is summed up and let go at once; magnitudes need that of all windows.
+The gradient is that of the mean loss over a client's samples with respect to the weights of the
+blocks' matrices. The whole model is in memory in float32. With signed sums, the gradient of each
+step is added up and freed immediately. Magnitudes need the gradient of all samples.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,9 +34,13 @@ from pruning_kernels.groups.mask_tuning import (
 )
 
 BlockScores = Mapping[str, Tensor]
-"""(units,), float64, by kind; beside them by ``fisher_name`` (rows, units), a factor of the Fisher information of all masks."""
+"""Scores of a block's prunable groups by kind: (groups,), float64.
+
+Under ``fisher_name`` there may also be a factor of the Fisher information of all masks, (rows,
+groups).
+"""
 FisherOf = Callable[[int, str], Tensor]
-"""Place among the blocks that may be cut, and kind -> the factor."""
+"""Function from the place among the prunable blocks and a kind to the Fisher factor."""
 
 
 def taylor_scores(
@@ -46,14 +51,19 @@ def taylor_scores(
     of_windows: int,
     most_rows: int | None = None,
 ) -> list[dict[str, Tensor]]:
-    """What the units of the blocks that may be cut are worth to one party.
+    """Return one client's scores of the prunable groups, for each block that may be pruned.
 
     Parameters
     ----------
-    windows : (windows, tokens), int64
-    job : how, and of which blocks; ``squared`` is the diagonal of the Fisher information of masks (Kwon et al. 2022)
-    of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more
-    most_rows : of a factor, for which the gradients of all windows are held; None: as many as there are windows
+    model : the dense model
+    computing : device of the computation
+    windows : (num_samples, sequence_length), int64, calibration samples
+    job : settings of the method; ``squared`` is the diagonal of the Fisher information of masks
+        (Kwon et al. 2022)
+    of_windows : number of samples by which the sum of losses is divided. It is the same for all
+        clients, so that a client with more samples counts more
+    most_rows : maximum number of rows of a Fisher factor, for which the gradients of all samples
+        are kept; None for the number of samples
     """
     whole = load_whole(model, computing, "float32")
     blocks = cut_blocks(model.plan, job)
@@ -68,6 +78,7 @@ def taylor_scores(
         (place, linear, _weight(model, whole, index, linear))
         for place, index in enumerate(blocks)
         for linear in model.plan.blocks[index].linears
+        # Gradients of masks need only the matrices that read prunable groups.
         if job.element != "squared" or COLUMNS[linear.name] in KINDS
     ]
     squared = job.element == "squared"
@@ -82,14 +93,19 @@ def taylor_scores(
                 gradients.note(place, kind, of_masks)
             elif weight.grad is not None:
                 _add(model, scores[place], linear, weight.detach() * weight.grad, job)
+            # Free the gradient before the next step.
             weight.grad = None
 
     for batch in beats(
-        windows.split(1 if squared else windows_per_batch(windows.shape[1])), "passing windows"
+        # The Fisher information needs the gradient of each single sample.
+        windows.split(1 if squared else windows_per_batch(windows.shape[1])),
+        "passing windows",
     ):
         tokens = batch.to(computing.device)
         loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
+        # The loss is a mean over the batch, so it is weighted by the number of its samples.
         (loss if squared else loss * (len(batch) / of_windows)).backward()
+        # Magnitudes are taken of the gradient of all samples; other scores are sums over steps.
         if job.element != "absolute":
             collect()
     if job.element == "absolute":
@@ -100,7 +116,7 @@ def taylor_scores(
 
 
 def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan) -> nn.Parameter:
-    """A matrix of the whole model, of which a gradient is made."""
+    """Return a matrix of the whole model, and enable its gradient."""
     module = whole.get_submodule(
         f"{model.family.blocks}.{index}.{model.family.linears[linear.name]}"
     )
@@ -117,7 +133,7 @@ def _add(
     products: Tensor,
     job: LlmPrunerSettings,
 ) -> None:
-    """Add a matrix's part to the scores of the units that its weights belong to."""
+    """Add the products of weight and gradient of a matrix to the scores of its prunable groups."""
     products = products.abs() if job.element == "absolute" else products
     for side, kinds in enumerate((ROWS, COLUMNS)):
         if (kind := kinds[linear.name]) in KINDS:
@@ -127,24 +143,27 @@ def _add(
 
 
 def _mask_gradient(model: OpenedModel, linear: LinearPlan, products: Tensor) -> Tensor:
-    """(units,), float64: of the loss by a mask on what each unit gives, summed in the matrix alone that reads it."""
+    """Return the gradient of the loss with respect to a mask on each group's output.
+
+    The result is (groups,), float64. It is the sum over the matrix that reads the output.
+    """
     return coupled_sums(products, 1, unit_size(model.plan, linear.name, COLUMNS[linear.name])).cpu()
 
 
 class _Gradients:
-    """Keeps the gradients of masks window by window, of kinds that are rearranged."""
+    """Mask gradients of single samples, for the kinds that are rearranged."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self._kinds = kinds
         self._rows: dict[tuple[int, str], list[Tensor]] = {}
 
     def note(self, place: int, kind: str, gradient: Tensor) -> None:
-        """Keep that of one window, float32."""
+        """Store the gradient of one sample, float32."""
         if kind in self._kinds:
             self._rows.setdefault((place, kind), []).append(gradient.to(torch.float32))
 
     def factors(self, place: int, of_windows: int, most_rows: int) -> dict[str, Tensor]:
-        """The factors of a block; the gradients are used up."""
+        """Return the Fisher factors of a block, and free the gradients."""
         found = {}
         for kind in self._kinds:
             rows = torch.stack(self._rows.pop((place, kind))).double() / of_windows**0.5
@@ -158,14 +177,14 @@ class _Gradients:
 
 
 def pack_scores(scores: BlockScores) -> bytes:
-    """Serialise a block's scores and factors, float32."""
+    """Serialise the scores and Fisher factors of a block, float32."""
     factors = {name: packed_factor(value) for name, value in scores.items() if name not in KINDS}
     tensors = {score_name(kind): scores[kind] for kind in KINDS} | factors
     return pack_tensors({name: value.to(torch.float32).numpy() for name, value in tensors.items()})
 
 
 def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[str, Tensor]:
-    """Read them."""
+    """Return the scores and Fisher factors of a block from a blob."""
     tensors = {
         name: torch.from_numpy(value.copy()).double()
         for name, value in unpack_tensors(blob).items()
@@ -179,7 +198,7 @@ def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[s
 
 
 def read_factor(flat: Tensor, units: int, most_rows: int) -> Tensor:
-    """A factor, (rows, units), float64, of its numbers as they travel."""
+    """Return a Fisher factor, (rows, groups), float64, from its packed form."""
     return unpacked_factor(flat.double(), min(most_rows, units), units)
 
 
@@ -189,13 +208,15 @@ def taylor_cuts(
     job: LlmPrunerSettings,
     fisher_of: FisherOf | None = None,
 ) -> Iterator[bytes]:
-    """Yield the blob of cuts of each block (``espalier.messages.blobs.cuts``).
+    """Choose the prunable groups to remove and yield a blob of ``espalier.messages.blobs.cuts`` per block.
 
     Parameters
     ----------
-    scores : scores of the blocks from which groups may be removed
-    fisher_of : returns the factors of the kinds that are rearranged, each requested once; by
-        default the factors that came with the scores
+    model : the dense model
+    scores : scores of the blocks that may be pruned
+    job : settings of the method
+    fisher_of : source of the Fisher factors of kinds that are rearranged, called once per block and
+        kind; None reads them from ``scores``
     """
     units = ModelUnits.of(model.plan, cut_blocks(model.plan, job))
     worth: Callable[[Tensor], Tensor] = torch.abs if job.element == "signed" else torch.positive

@@ -1,4 +1,4 @@
-"""Where and how precisely tensors are computed."""
+"""Device, dtype and threads of the computation."""
 
 import ctypes
 from contextlib import suppress
@@ -18,35 +18,41 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Computing:
-    """Device, dtype of the forward pass, CPU threads of this process, and where hidden states are kept."""
+    """Device, dtype of the forward pass, number of CPU threads, and storage of hidden states."""
 
     device: torch.device
     dtype: torch.dtype
     threads: int
     activations_folder: Path | None = None
-    """Hidden states between blocks spill to this folder's disk; None: they stay in memory."""
+    """Folder on whose disk hidden states between blocks are stored; None keeps them in memory."""
 
 
 def return_large_blocks() -> None:
-    """Let the C library return freed tensors to the system at once.
+    """Make the C library return freed tensors to the system immediately.
 
-    glibc raises its threshold for doing so with every large tensor that is freed, up to 32 MB, and then keeps holes among
-    what is in use: streaming the blocks of a 1.1 billion parameter model left half a gigabyte of them. Other C libraries
-    have no such setting and are left alone.
+    glibc raises its threshold for this with each large tensor that is freed, up to 32 MB, and then
+    keeps holes in its heap. When the blocks of a model with 1.1 billion parameters were streamed,
+    the holes took half a gigabyte. Other C libraries do not have this setting and are not changed.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None) -> Computing:
-    """Choose device, dtype and threads, and apply the threads to this process; a node's own choice comes first.
+    """Choose device, dtype and threads, and set the number of threads of this process.
 
-    ``folder`` is where hidden states spill to, if they shall.
+    The settings of a node take precedence over those of the run.
+
+    Parameters
+    ----------
+    settings : settings of the run
+    folder : folder for hidden states on disk
+    node : settings of the node, if any
 
     Raises
     ------
     Mistake
-        ``cuda`` is asked for and there is none.
+        The device is ``cuda``, but there is no CUDA device.
     """
     device = (node.device if node else "") or settings.device
     if device == "cuda" and not torch.cuda.is_available():

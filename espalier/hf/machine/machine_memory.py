@@ -1,6 +1,7 @@
-"""How much memory this machine has, how much of it is free, and how much this process holds.
+"""Memory of this machine, and memory that this process uses.
 
-Where a container or a service has less than the machine (Linux' control groups, version 1 or 2), that counts.
+If a container or service may use less memory than the machine has (Linux control groups, version 1
+or 2), the lower limit counts.
 """
 
 import os
@@ -9,11 +10,14 @@ from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
 LARGEST = 1 << 60
-"""Version 1 writes a number above it where there is no limit."""
+"""Limits from this value on mean "unlimited": version 1 has no other way to say so."""
 
 
 def machine_memory() -> tuple[int, int]:
-    """Bytes of memory that this process may have, all processes of its control groups together, and how many are free."""
+    """Return the memory that this process may use, and how much of it is free, in bytes.
+
+    All processes of the same control groups share this memory.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     total = page * os.sysconf("SC_PHYS_PAGES")
     free = page * os.sysconf("SC_AVPHYS_PAGES")
@@ -29,15 +33,18 @@ def machine_memory() -> tuple[int, int]:
 
 
 def limits(own: Path, groups: Path) -> Iterator[tuple[int, int]]:
-    """Of each control group that has one its limit and what it uses, in bytes, files that it could let go of aside.
+    """Yield the limit and the usage of each control group that has a limit, in bytes.
+
+    File caches that the kernel can reclaim do not count as usage.
 
     Parameters
     ----------
-    own : the file that names this process's groups
-    groups : where they are mounted; in a container its own group is the root
+    own : file that lists the control groups of this process
+    groups : mount point of the control groups; inside a container, its own group is the root
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
+        # Version 2 has a single hierarchy, whose entry names no controllers.
         if not controllers:
             root = groups
             most = "memory.max"
@@ -50,6 +57,7 @@ def limits(own: Path, groups: Path) -> Iterator[tuple[int, int]]:
             continue
         group = root / path.lstrip("/")
         for place in [group, *(parent for parent in group.parents if parent.is_relative_to(root))]:
+            # The limit of a parent group also applies to its children.
             limit = _number(place / most)
             now = _number(place / used)
             if limit is not None and limit < LARGEST and now is not None:
@@ -57,15 +65,17 @@ def limits(own: Path, groups: Path) -> Iterator[tuple[int, int]]:
 
 
 def memory_kills(own: Path = Path("/proc/self/cgroup"), groups: Path = GROUPS) -> int | None:
-    """Return how many processes of this control group the system has killed because memory was short.
+    """Return how many processes of this control group were killed for lack of memory.
 
     Parameters
     ----------
-    own, groups : as for ``limits``
+    own, groups : see ``limits``
 
     Returns
     -------
-    A count since the group was made; None if the system does not tell (Linux 4.13 and later do).
+    int or None
+        Number of kills since the group was created; None if the kernel does not report it (Linux
+        does from version 4.13 on)
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -85,7 +95,7 @@ def memory_kills(own: Path = Path("/proc/self/cgroup"), groups: Path = GROUPS) -
 
 
 def _count(path: Path, name: str) -> int | None:
-    """Return a count of a file with a name and a number on each line."""
+    """Return a count from a file that has a name and a number on each line."""
     try:
         return int(dict(line.split(maxsplit=1) for line in path.read_text().splitlines())[name])
     except (OSError, ValueError, KeyError):
@@ -93,7 +103,7 @@ def _count(path: Path, name: str) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """A file's number; None where there is none, as ``max`` is."""
+    """Return the number in a file; None if it holds no number, such as ``max``."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -101,7 +111,7 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(path: Path) -> int:
-    """Bytes of files that were read and nobody has used for long."""
+    """Return the bytes of cached files that have not been used for a long time."""
     try:
         stat = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
         return int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
@@ -110,6 +120,6 @@ def _reclaimable(path: Path) -> int:
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not tell (Linux does)."""
+    """Return the bytes of memory that this process holds; 0 if the system does not report them."""
     told = Path("/proc/self/statm")
     return int(told.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if told.exists() else 0

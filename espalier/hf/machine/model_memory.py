@@ -1,4 +1,4 @@
-"""How large a model is, from its configuration alone: no weight is read, none is made."""
+"""Memory of a model's weights, computed from its configuration; no weight is read or created."""
 
 import math
 from collections.abc import Mapping
@@ -17,17 +17,24 @@ from espalier.hf.opening.opened import check_labels, skeleton_of
 
 @dataclass(frozen=True)
 class Footprint:
-    """Parameters of a model by their place, a tied one once, where it is met first: with the embeddings."""
+    """Number of a model's parameters by place.
+
+    A tied parameter counts once, at the place where it comes first: the embeddings.
+    """
 
     matrices: tuple[tuple[int, int], ...]
-    """Shapes of the blocks' linears: what is quantised."""
+    """Shapes of the blocks' linears, which can be quantised."""
     embeddings: int
     head: int
-    """Of a decoder its language-model head, 0 if tied; of an encoder the classification head, which is float32 always."""
+    """Parameters of the head.
+
+    For a decoder this is the language-model head, 0 if it is tied. For an encoder it is the
+    classification head, which is always float32.
+    """
     others: int
-    """Norms, biases, and projections beside the blocks."""
+    """Parameters of norms, biases, and projections outside the blocks."""
     trained_head: bool
-    """Whether the head is one for classification."""
+    """True if the head is a classification head."""
 
     @property
     def linears(self) -> int:
@@ -42,13 +49,15 @@ class Footprint:
     def weight_bytes(
         self, base: str, dtype: torch.dtype = torch.bfloat16, double_quantisation: bool = True
     ) -> int:
-        """Bytes of the weights as ``load_whole`` holds them; activations, gradients and optimiser state come on top.
+        """Return the size in bytes of the weights in the format of ``load_whole``.
+
+        Activations, gradients and optimiser state are not included.
 
         Parameters
         ----------
         base : ``float32``, ``bfloat16`` or ``nf4``
-        dtype : with ``nf4``, of what is not quantised
-        double_quantisation : with ``nf4``, of the scales
+        dtype : dtype of the weights that are not quantised; used only with ``nf4``
+        double_quantisation : True if scales are quantised; used only with ``nf4``
         """
         size = {"float32": 4, "bfloat16": 2, "nf4": dtype.itemsize}[base]
         head = self.head * (4 if self.trained_head else size)
@@ -63,13 +72,14 @@ def footprint(source: Mapping[str, Any] | Path, num_labels: int | None = None) -
 
     Parameters
     ----------
-    source : a configuration, as ``config.json`` holds it, or a directory that has one, with or without weights
-    num_labels : of an encoder, the number of classes; None for a decoder
+    source : content of ``config.json``, or a directory that has this file, with or without weights
+    num_labels : number of classes of an encoder; None for a decoder
 
     Raises
     ------
     Mistake
-        The configuration cannot be read, is of a kind that is not supported, or ``num_labels`` does not go with it.
+        The configuration cannot be read or is of an unsupported kind, or ``num_labels`` does not
+        match it.
     """
     from transformers import AutoConfig
 

@@ -1,4 +1,4 @@
-"""How much a site can compute: the speed of matrix products on the device and with the threads that it would work with."""
+"""Compute speed of a site: matrix products on its device, with its number of threads."""
 
 import time
 from functools import cache
@@ -13,23 +13,26 @@ GIGA = 1e9
 
 
 def measured_capability(computing: Computing) -> float:
-    """Billions of multiplications and additions per second, best of five, to two significant digits.
+    """Return the speed in billions of multiplications and additions per second.
 
-    What is measured differs from one time to the next, and so then do the samples of layers; a run that shall repeat states
-    its capabilities.
+    The result is the best of five measurements, rounded to two significant digits. Measurements
+    differ from time to time, and so do layer samples that depend on them. A run that must be
+    reproducible states its capabilities in the settings.
     """
     matrix = torch.ones(SIZE, SIZE, device=computing.device, dtype=computing.dtype)
+    # The shortest time is least disturbed by other processes.
     best = min(_seconds(matrix) for _ in range(REPEATS))
     return float(f"{2 * SIZE**3 / best / GIGA:.1e}")
 
 
 @cache
 def capability_of_this_process(computing: Computing) -> float:
-    """Return ``measured_capability``, measured once in a process."""
+    """Return ``measured_capability``, measured once per process."""
     return measured_capability(computing)
 
 
 def _seconds(matrix: torch.Tensor) -> float:
     started = time.perf_counter()
-    (matrix @ matrix).sum().item()  # to the end, also where the device works on its own
+    # item() waits for the result, because a CUDA device computes asynchronously.
+    (matrix @ matrix).sum().item()
     return time.perf_counter() - started

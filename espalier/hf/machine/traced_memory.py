@@ -1,9 +1,11 @@
-"""How much memory a computation takes at most, found by going through it with tensors that have shapes and no numbers.
+"""Peak memory of a computation, found by running it on tensors without data.
 
-The model's own code runs on torch's fake tensors; every tensor that it makes is noted when it appears and when it is gone. So
-what is found is what a device would hold that frees each tensor as soon as nobody needs it, as a CPU's allocator does with
-large ones (``computing.return_large_blocks``).
-Does not cover: what a kernel holds while it runs, such as a packed copy of a matrix, and tensors that were there before.
+The model's own code runs on torch's fake tensors. Each tensor is counted when it is created and
+when it is freed. The result is the memory of a device that frees each tensor as soon as it is not
+needed any more, as a CPU allocator does with large tensors (``computing.return_large_blocks``).
+
+Does not cover: memory that a kernel uses while it runs, such as a packed copy of a matrix, and
+tensors that existed before.
 """
 
 import weakref
@@ -18,7 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations within made and that are still there, but for those ``held`` before."""
+    """Counter of the bytes of all live tensors that operations created within the context.
+
+    Parameters
+    ----------
+    held : tensors that existed before and are not counted
+    """
 
     def __init__(self, held: Iterable[Tensor]) -> None:
         super().__init__()
@@ -29,7 +36,7 @@ class LiveBytes(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and note what it returns."""
+        """Run an operation and count the tensors that it returns."""
         made = func(*args, **(kwargs or {}))
         for one in tree_leaves(made):
             if isinstance(one, Tensor):
@@ -37,8 +44,9 @@ class LiveBytes(TorchDispatchMode):
         return made
 
     def note(self, tensor: Tensor) -> None:
-        """A tensor is there from now on."""
+        """Count a tensor from now on until its storage is freed."""
         storage = tensor.untyped_storage()
+        # Views share the storage of their base and take no memory of their own.
         if storage in self._known:
             return
         size = storage.nbytes()
@@ -53,11 +61,14 @@ class LiveBytes(TorchDispatchMode):
 
 @contextmanager
 def traced(module: Any, dtype: torch.dtype) -> Iterator[LiveBytes]:
-    """Operations within have no numbers; ``module``, which has no memory, becomes one of a pretended CPU for good.
+    """Run operations in this context on fake tensors, and count their memory.
+
+    ``module``, which is on the meta device, stays a module of fake CPU tensors afterwards.
 
     Parameters
     ----------
-    dtype : of its parameters that ask for no gradient, where they are floating
+    module : module to run
+    dtype : dtype of its floating-point parameters that do not require a gradient
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 

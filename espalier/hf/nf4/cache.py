@@ -1,10 +1,17 @@
-"""A node's cache of quantised models: ``<cache_folder>/<key>/model.safetensors``, one per model and way of quantising.
+"""Cache of quantised models on a node.
 
-Covers: other users of the machine cannot read it (owner-only permissions); a file is there whole or not at all (atomic
-rename); two processes that need the same one make it once (a lock, which ends with its process); a damaged file is found by
-its hashes, matrix by matrix, and made anew.
-A folder that was not used for as long as the node keeps its runs' state is removed with them.
-Does not cover: somebody who has the owner's account and writes hashes that fit.
+Each model and quantisation has one file, ``<cache_folder>/<key>/model.safetensors``.
+
+Covers:
+
+- Other users of the machine cannot read the cache (owner-only permissions).
+- A file appears complete or not at all (atomic rename).
+- Two processes that need the same model quantise it once (a lock that ends with its process).
+- A damaged file is detected by its hashes, matrix by matrix, and created again.
+- A folder that was not used for as long as the node keeps the state of runs is deleted with that
+  state.
+
+Does not cover: an attacker who uses the owner's account and writes matching hashes.
 """
 
 import fcntl
@@ -43,7 +50,7 @@ from espalier.storage.client_state import (
 )
 
 VERSION = 1
-"""Of the file's layout and of the way of quantising; part of the key."""
+"""Version of the file layout and of the quantisation; part of the key."""
 HASH_BYTES = 32
 TABLES = "tables"
 LOCK = "lock"
@@ -52,28 +59,35 @@ Sizes = dict[str, tuple[str, tuple[int, ...], int]]
 
 
 class _DamagedError(Exception):
-    """The file does not hold what was written."""
+    """Error for a file that does not hold what was written."""
 
 
 def quantised_linears(
     model: OpenedModel, device: torch.device, double_quantisation: bool, cache_folder: Path | None
 ) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
-    """The matrices of all blocks in NF4, in order, one at a time; from the node's cache where it has them.
+    """Yield the matrices of all blocks in NF4, in order, from the node's cache if possible.
 
-    If the cache turns out to be damaged half-way, all of them come again from the first. Where the model's files hold them in
-    NF4, they are handed out as they are there: nothing is quantised or kept, and the files decide whether scales are quantised.
+    If the cache turns out to be damaged in the middle, all matrices are yielded again from the
+    first one. If the model's files hold all matrices in NF4, these are yielded unchanged: nothing
+    is quantised or cached, and the files determine whether the scales are quantised.
 
     Parameters
     ----------
-    model : gives the weights
-    device : where the matrices are to lie; quantised ones of another kind of device are kept apart
-    double_quantisation : see ``quantise``; not asked where the files hold all matrices in NF4
-    cache_folder : the node's own; None quantises every time
+    model : source of the weights
+    device : device of the result; each kind of device has its own cache entry
+    double_quantisation : see ``quantise``; ignored if the files hold all matrices in NF4
+    cache_folder : cache of the node; None quantises every time
+
+    Yields
+    ------
+    tuple
+        The plan of the linear, and its matrix
 
     Raises
     ------
     Mistake
-        The folder cannot be written, the model's files are damaged, or a matrix has rows that are no whole number of blocks.
+        The folder is not writable, the model's files are damaged, or a matrix has rows that are not
+        a whole number of blocks.
     """
     require_quantisable(model.plan)
     if is_held_in_nf4(model):
@@ -86,19 +100,24 @@ def quantised_linears(
     if not (folder / VERSION_FILE).exists():
         mark_as_ours(folder)
     with suppress(FileNotFoundError):
-        os.utime(folder / LOCK)  # the node removes what was not used for its days
+        # The node deletes entries that were not used for its number of days.
+        os.utime(folder / LOCK)
     try:
         yield from _kept(model, folder, device, double_quantisation)
     except _DamagedError:
         with _locked(folder):
-            try:  # another process may have been first
+            # Another process may have created the entry while this one waited for the lock.
+            try:
                 yield from _kept(model, folder, device, double_quantisation)
             except _DamagedError:
                 yield from _quantised_and_kept(model, folder, device, double_quantisation)
 
 
 def cache_key(model: OpenedModel, device: torch.device, double_quantisation: bool) -> str:
-    """SHA-256 of all that decides about the bits: the model, the quantisation, the library, the kind of device."""
+    """Return the SHA-256 of everything that determines the bits.
+
+    That is the model, the quantisation, the version of bitsandbytes and the kind of device.
+    """
     parts = [
         VERSION,
         model.sha256,
@@ -112,7 +131,10 @@ def cache_key(model: OpenedModel, device: torch.device, double_quantisation: boo
 
 
 def is_held_in_nf4(model: OpenedModel) -> bool:
-    """Whether the model's files hold all its blocks' matrices in NF4, and nothing was cut from those or takes their place."""
+    """Return whether the model's files hold all matrices of its blocks in NF4.
+
+    Matrices that were cut, scaled or replaced do not count.
+    """
     return all(
         held_in_nf4(model.checkpoint, linear.parameter)
         for block in model.plan.blocks
@@ -148,7 +170,7 @@ def _quantised_and_kept(
     model: OpenedModel, folder: Path, device: torch.device, double_quantisation: bool
 ) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
     path = folder / "model.safetensors"
-    # Of a process that was killed; the lock is ours.
+    # Unfinished files come from killed processes, because this process holds the lock.
     for unfinished in folder.glob(f".{path.name}.*"):
         unfinished.unlink()
     groups = _groups(model, double_quantisation)
@@ -172,6 +194,7 @@ def _kept(
     try:
         file = Checkpoint(folder)
         found = _read(file, TABLES, groups[TABLES])
+        # The codes are valid only for these tables, which come from bitsandbytes.
         if any(
             not torch.equal(found[name], table)
             for name, table in _used_tables(double_quantisation).items()
@@ -187,12 +210,13 @@ def _kept(
                         **{name: tensor.to(device) for name, tensor in tensors.items()},
                     ),
                 )
-    except (Mistake, OSError) as error:  # no file, or no safetensors file
+    # The file does not exist or is not a safetensors file.
+    except (Mistake, OSError) as error:
         raise _DamagedError from error
 
 
 def _groups(model: OpenedModel, double_quantisation: bool) -> dict[str, Sizes]:
-    """What the file holds: the tables, and the tensors of each matrix under the name of its parameter."""
+    """Return the tensors of the file: lookup tables, and those of each matrix by parameter."""
     held: Sizes = {
         name: ("F32", tuple(table.shape), table.nbytes)
         for name, table in _used_tables(double_quantisation).items()
@@ -215,6 +239,7 @@ def _hashed(sizes: Sizes) -> Sizes:
 
 
 def _write(writer: ShardWriter, group: str, tensors: dict[str, Tensor]) -> None:
+    # The hash includes the name, so that matrices cannot be exchanged unnoticed.
     digest = hashlib.sha256(group.encode())
     for name, tensor in tensors.items():
         data = _bytes(tensor)
@@ -224,7 +249,7 @@ def _write(writer: ShardWriter, group: str, tensors: dict[str, Tensor]) -> None:
 
 
 def _read(file: Checkpoint, group: str, sizes: Sizes) -> dict[str, Tensor]:
-    """The tensors of a group on the CPU, after their bytes were compared with the hash that lies beside them."""
+    """Read the tensors of a group on the CPU, and compare their bytes with the stored hash."""
     digest = hashlib.sha256(group.encode())
     tensors = {}
     for name, (dtype, shape, _) in _hashed(sizes).items():
@@ -245,7 +270,10 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of one cached model; a second process waits until the first is done or dead."""
+    """Hold the lock of one cached model; other processes wait until it is released.
+
+    The kernel releases the lock of a process that dies.
+    """
     with open(os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,8 @@
-"""A model's files that hold matrices in NF4, shown as files that hold them in float32: dequantised as they are read.
+"""Files with NF4 matrices, presented as files with float32 matrices.
 
-What is in memory beyond the values that are asked for is a stretch of whole blocks. So whatever walks, cuts, tunes or evaluates
-a model does so with one that lies in NF4; only what computes in NF4 itself asks for the codes.
+Matrices are dequantised as they are read. In addition to the requested values, one stretch of whole
+blocks is in memory. Code that streams, cuts, tunes or evaluates a model therefore works with NF4
+files too. Only code that computes in NF4 reads the codes.
 """
 
 import math
@@ -32,32 +33,36 @@ if TYPE_CHECKING:
     from espalier.hf.nf4.matrices import Nf4Matrix
 
 UNIT = BLOCK * NESTED_BLOCK
-"""Weights that share a scale of scales."""
+"""Number of weights that share a second-level scale."""
 STRETCH = 1 << 20
-"""Weights that are dequantised at a time, a multiple of a block: 4 MiB in float32."""
+"""Number of weights that are dequantised at a time, a multiple of the block size.
+
+In float32 they take 4 MiB.
+"""
 
 
 class QuantisedCheckpoint(Checkpoint):
-    """Files in which some matrices are in NF4; here each is float32 and has its own shape.
+    """Files with some matrices in NF4, each of which appears as float32 with its own shape.
 
-    A weight is what bitsandbytes' ``dequantize_4bit`` makes of it in float32, bit for bit.
+    Weights equal the result of bitsandbytes' ``dequantize_4bit`` in float32, bit for bit.
 
     Parameters
     ----------
-    files : as they are
-    double_quantisation : whether the scales of all matrices are quantised too
+    files : the files as they are
+    double_quantisation : True if the scales of all matrices are quantised too
 
     Raises
     ------
     Mistake
-        What belongs to a matrix is missing, of another shape or dtype, or quantised in another way.
+        A tensor that belongs to a matrix is missing, has another shape or dtype, or is quantised in
+        another way.
     """
 
     def __init__(self, files: Checkpoint, double_quantisation: bool) -> None:
         self.directory = files.directory
         self.shards = files.shards
         self.files = files
-        """The tensors as they are stored."""
+        """Tensors as they are stored."""
         self.double_quantisation = double_quantisation
         beside = {f".{part}" for part in (*PARTS, OTHER_STATE)}
         of = {
@@ -66,6 +71,7 @@ class QuantisedCheckpoint(Checkpoint):
             for end in beside
             if name.endswith(end)
         }
+        # Such matrices are reported as incomplete if all other tensors are missing.
         packed = [
             name
             for name, stored in files.tensors.items()
@@ -74,7 +80,7 @@ class QuantisedCheckpoint(Checkpoint):
         self.matrices: dict[str, HeldMatrix] = {
             name: self._held(name) for name in sorted({*of.values(), *packed})
         }
-        """What is known of each matrix in NF4, by its name."""
+        """Quantisation state of each NF4 matrix, by name."""
         if not self.matrices:
             raise Mistake(
                 f"{self.directory}: {CONFIG_KEY} in config.json is set, but no matrix is in NF4;"
@@ -89,7 +95,7 @@ class QuantisedCheckpoint(Checkpoint):
         self._right_tables: set[str] = set()
 
     def _held(self, name: str) -> HeldMatrix:
-        """What a matrix's state says, after all that belongs to the matrix was found."""
+        """Return the quantisation state of a matrix after checking all tensors of the matrix."""
         tensors = self.files.tensors
         if f"{name}.{OTHER_STATE}" in tensors:
             where = tensors[f"{name}.{OTHER_STATE}"].shard
@@ -126,7 +132,7 @@ class QuantisedCheckpoint(Checkpoint):
     def _require(
         self, matrix: str, name: str, dtype: str, shape: tuple[int, ...] | None
     ) -> StoredTensor:
-        """A tensor that belongs to a matrix, if it is there, of this dtype and, unless None, of this shape."""
+        """Return a tensor of a matrix after checking its dtype and, unless None, its shape."""
         stored = self.files.tensors.get(name)
         if stored is None:
             near = self.files.tensors.get(matrix)
@@ -149,12 +155,12 @@ class QuantisedCheckpoint(Checkpoint):
         return StoredTensor(stored.shard, "F32", held.shape, 0, 4 * math.prod(held.shape))
 
     def matrix(self, name: str, device: "torch.device") -> "Nf4Matrix":
-        """A matrix as it is stored, on a device.
+        """Return an NF4 matrix as it is stored, on a device.
 
         Raises
         ------
         Mistake
-            The file ends before it, or its tables are not those of NF4.
+            The file is too short, or its tables are not those of NF4.
         """
         from espalier.hf.nf4.matrices import Nf4Matrix
 
@@ -165,13 +171,16 @@ class QuantisedCheckpoint(Checkpoint):
         )
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
-        """Fill the room of one tensor, and return it; beside it at most 4 MiB of values and their codes are in memory."""
+        """Read one tensor into ``room`` and return it.
+
+        In addition, at most 4 MiB of values and their codes are in memory.
+        """
         if name not in self.matrices:
             return self.files.read_into(name, room)
         return self._fill_with(name, room, 0)
 
     def read_rows(self, name: str, first: int, last: int) -> "Tensor":
-        """Rows from ``first`` to before ``last`` of one tensor, in memory of their own."""
+        """Read the rows from ``first`` to ``last`` (exclusive) of one tensor into new memory."""
         import torch
 
         if name not in self.matrices:
@@ -180,7 +189,7 @@ class QuantisedCheckpoint(Checkpoint):
         return self._fill_with(name, torch.empty(last - first, width), first * width)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of one tensor, in pieces of at most 16 MiB; of a matrix in NF4 of at most 4 MiB."""
+        """Yield the bytes of one tensor in pieces of at most 16 MiB; 4 MiB for an NF4 matrix."""
         if name not in self.matrices:
             yield from self.files.chunks(name)
             return
@@ -188,7 +197,7 @@ class QuantisedCheckpoint(Checkpoint):
             yield values.numpy().tobytes()
 
     def _fill_with(self, name: str, room: "Tensor", first: int) -> "Tensor":
-        """Fill memory with a matrix's weights from ``first`` on."""
+        """Fill memory with the weights of a matrix, starting at index ``first``."""
         flat = room.view(-1)
         at = 0
         for values in self._values(name, first, first + room.numel()):
@@ -197,17 +206,24 @@ class QuantisedCheckpoint(Checkpoint):
         return room
 
     def _values(self, name: str, first: int, last: int) -> Iterator["Tensor"]:
-        """Weights from ``first`` to before ``last``, both of whole blocks, flat, float32, a stretch at a time."""
+        """Yield the weights from ``first`` to ``last`` (exclusive) in flat float32 stretches.
+
+        Both indices must be multiples of the block size.
+        """
         from espalier.hf.nf4.matrices import dequantised
 
         for start in range(first, last, STRETCH):
             stop = min(last, start + STRETCH)
+            # Blocks that share a second-level scale must be read together from the first one on.
             begin = start // UNIT * UNIT
             stretch = self._blocks(name, begin // BLOCK, stop // BLOCK)
             yield dequantised(stretch, self._tables).view(-1)[start - begin :]
 
     def _blocks(self, name: str, first: int, last: int) -> "Nf4Matrix":
-        """Blocks of a matrix as rows of another, from a multiple of 256 to before ``last``."""
+        """Return the blocks from ``first`` to ``last`` (exclusive) as a matrix, one per row.
+
+        ``first`` must be a multiple of 256.
+        """
         import torch
 
         from espalier.hf.nf4.matrices import Nf4Matrix
@@ -233,7 +249,10 @@ class QuantisedCheckpoint(Checkpoint):
         return tables(torch.device("cpu"))
 
     def _require_tables(self, name: str) -> None:
-        """Raise Mistake, when a matrix is first read, if its codes stand for other values than bitsandbytes' own tables say."""
+        """Raise Mistake if the tables of a matrix are not those of bitsandbytes.
+
+        Each matrix is checked once, at its first read.
+        """
         import torch
 
         if name in self._right_tables:
@@ -251,8 +270,10 @@ class QuantisedCheckpoint(Checkpoint):
 
 
 def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint, str] | None:
-    """The files that hold a matrix in NF4, and its name there; None of one that is held otherwise, or of which rows or columns
-    were cut or scaled."""
+    """Return the files that hold a matrix in NF4, and its name there.
+
+    Returns None if the matrix is not in NF4, or if rows or columns were cut or scaled.
+    """
     if isinstance(checkpoint, SlicedCheckpoint):
         slice = checkpoint.slices.get(name)
         if slice is None or not slice.is_whole:

@@ -1,7 +1,8 @@
-"""Write a model whose blocks' linears are in NF4: what plain ``AutoModelForCausalLM.from_pretrained(folder)`` loads.
+"""Export of a model whose block linears are in NF4.
 
-transformers and bitsandbytes read their own layout (``quantised_layout``), and so does ``OpenedModel``. Embeddings, norms,
-biases and the head stay as they are in the model's files.
+Plain ``AutoModelForCausalLM.from_pretrained(folder)`` loads the result, and so does
+``OpenedModel``. The files have the layout of transformers and bitsandbytes (``quantised_layout``).
+Embeddings, norms, biases and the head are copied unchanged.
 """
 
 from collections.abc import Iterator
@@ -35,9 +36,9 @@ from espalier.storage.atomic import replacing, write_json
 WEIGHTS = "model.safetensors"
 CPU = torch.device("cpu")
 WRITTEN_ANEW = (INDEX, "config.json", STRUCTURE_FILE, CODE.name)
-"""Of what lies beside the base's weights; all else is copied."""
+"""Files of the base that are not copied: the export writes its own or needs none."""
 COMPUTE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""In which the linears of a model compute whose configuration names no dtype, by that of its files."""
+"""Compute dtype by the dtype of the files, for models whose configuration names no dtype."""
 
 Specs = dict[str, tuple[str, tuple[int, ...], int]]
 
@@ -45,23 +46,25 @@ Specs = dict[str, tuple[str, tuple[int, ...], int]]
 def write_quantised(
     model: OpenedModel, target: Path, double_quantisation: bool, device: torch.device = CPU
 ) -> None:
-    """Write a decoder with the linears of its blocks in NF4; the same model gives the same bytes.
+    """Write a decoder whose block linears are in NF4; the same model gives the same bytes.
 
-    The directory appears whole or not at all; matrices are read in pieces, quantised and written one at a time. A matrix that
-    the model's files hold in NF4 in the same way already is written as it is.
+    The directory is written atomically: it appears complete or not at all. Matrices are read in
+    pieces, and are quantised and written one at a time. Matrices that the model's files hold in NF4
+    with the same double quantisation are copied unchanged.
 
     Parameters
     ----------
-    model : what is written; of a base that whole blocks were dropped from, those that stay are numbered anew
-    target : the directory; one that is there is replaced
+    model : model to write; after whole blocks were dropped, the remaining blocks are renumbered
+    target : directory to write; an existing one is replaced
     double_quantisation : see ``quantise``
-    device : where the matrices are quantised
+    device : device on which the matrices are quantised
 
     Raises
     ------
     Mistake
-        A matrix has rows that are no whole number of blocks of 64, units were cut from the blocks so that transformers has no
-        words for them, the model is an encoder, bitsandbytes is not installed, or the file system refused.
+        A matrix has rows that are not a whole number of blocks of 64, the shapes of a pruned model
+        cannot be expressed in a plain transformers configuration, the model is an encoder,
+        bitsandbytes is not installed, or writing failed.
     """
     require_quantisable(model.plan)
     config = quantised_config(model, double_quantisation)
@@ -78,7 +81,7 @@ def write_quantised(
 
 
 def quantised_config(model: OpenedModel, double_quantisation: bool) -> dict[str, Any]:
-    """``config.json`` of the model in NF4."""
+    """Return ``config.json`` of the model in NF4."""
     said = quantisation_config(double_quantisation, _compute_dtype(model), _other_linears(model))
     return _plain_config(model) | {CONFIG_KEY: said}
 
@@ -96,7 +99,7 @@ def _plain_config(model: OpenedModel) -> dict[str, Any]:
 
 
 def _compute_dtype(model: OpenedModel) -> str:
-    """In which transformers will hold what is not quantised, and so the hidden states, by torch's name."""
+    """Return the name of the torch dtype of the hidden states and of all weights outside NF4."""
     named = str(model.configured("dtype")).removeprefix("torch.")
     if named in COMPUTE_DTYPES.values():
         return named
@@ -104,7 +107,10 @@ def _compute_dtype(model: OpenedModel) -> str:
 
 
 def _other_linears(model: OpenedModel) -> list[str]:
-    """Paths of the model's linears that are not quantised: its head, and OPT's projections of the embeddings."""
+    """Return the module paths of the linears that are not quantised.
+
+    These are the head and, in OPT, the projections of the embeddings.
+    """
     family = model.family
     quantised = {
         f"{family.blocks}.{block.index}.{family.linears[own.name]}"
@@ -118,7 +124,10 @@ def _other_linears(model: OpenedModel) -> list[str]:
 
 
 def quantised_specs(model: OpenedModel, double_quantisation: bool) -> Specs:
-    """What the file will hold: name -> (dtype, shape, bytes), by name, however the model's own files are sharded."""
+    """Return the tensors of the file, sorted by name: name -> (dtype, shape, number of bytes).
+
+    The result does not depend on how the model's own files are sharded.
+    """
     linears = _linears(model)
     found = Specs()
     for name, stored in sorted(model.checkpoint.tensors.items()):
@@ -137,7 +146,7 @@ def quantised_specs(model: OpenedModel, double_quantisation: bool) -> Specs:
 def _tensors(
     model: OpenedModel, double_quantisation: bool, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors, one after the other, on the CPU."""
+    """Yield the tensors of ``quantised_specs`` in the same order, on the CPU."""
     linears = _linears(model)
     known = tables(device)
     for name in beats(sorted(model.checkpoint.tensors), "writing tensor"):
@@ -149,6 +158,7 @@ def _tensors(
         yield name, matrix.packed.cpu()
         for part in stored_parts(matrix.shape, double_quantisation):
             yield f"{name}.{part}", beside[part].cpu()
+        # The header needs the size of the state before the first matrix is quantised.
         state = bytes(beside[STATE].tolist())
         yield (
             f"{name}.{STATE}",
@@ -164,6 +174,7 @@ def _quantised(
     model: OpenedModel, linear: LinearPlan, double_quantisation: bool, device: torch.device
 ) -> Nf4Matrix:
     found = held_in_nf4(model.checkpoint, linear.parameter)
+    # Quantising dequantised weights again could change the bits, so existing codes are reused.
     if found is not None and found[0].double_quantisation == double_quantisation:
         return found[0].matrix(found[1], device)
     return quantise(

@@ -1,9 +1,15 @@
-"""How a model's files hold matrices in NF4: as bitsandbytes and transformers write and read them.
+"""Layout of NF4 matrices in safetensors files, as bitsandbytes and transformers read and write it.
 
-``config.json`` says so under ``quantization_config``. A matrix of n weights is ``<parameter>`` (n / 2, 1), two codes to a byte,
-and beside it, under names that begin with its own: ``absmax``, ``quant_map``, with double quantisation ``nested_absmax`` and
-``nested_quant_map``, and ``quant_state.bitsandbytes__nf4``, a JSON text that has its shape. What the first four mean says
-``Nf4Matrix``. Nothing here needs torch: files are opened by processes that do without.
+``config.json`` describes the quantisation under ``quantization_config``. A matrix of n weights is
+stored as ``<parameter>``, shape (n / 2, 1), with two codes per byte. Further tensors have the same
+name with a suffix:
+
+- ``absmax`` and ``quant_map``
+- ``nested_absmax`` and ``nested_quant_map``, with double quantisation
+- ``quant_state.bitsandbytes__nf4``, a JSON text that holds the shape
+
+``Nf4Matrix`` documents the first four. This module does not import torch, because processes that
+only open files do without it.
 """
 
 import math
@@ -15,44 +21,49 @@ from espalier.environment.bounded_json import read_json
 from espalier.errors import Mistake
 
 BLOCK = 64
-"""Weights that share a scale; they follow each other in a row."""
+"""Number of consecutive weights of a row that share a scale."""
 NESTED_BLOCK = 256
-"""Scales that share a scale of their own, with double quantisation."""
+"""Number of scales that share a second-level scale, with double quantisation."""
 LEVELS = 16
 NESTED_LEVELS = 256
 
 CONFIG_KEY = "quantization_config"
-"""Of ``config.json``."""
+"""Key of ``config.json`` that describes the quantisation."""
 STATE = "quant_state.bitsandbytes__nf4"
 OTHER_STATE = "quant_state.bitsandbytes__fp4"
 PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", STATE)
-"""What lies beside the codes of a matrix."""
+"""Suffixes of the tensors that are stored next to the codes of a matrix."""
 STATE_BYTES = 256
-"""Of a state that is written here: its text is shorter, and is filled up with spaces, which JSON allows. So the sizes of all
-tensors are known before the first is quantised, and floats lie at multiples of their size."""
+"""Size in bytes of a quantisation state that Espalier writes.
+
+The JSON text is shorter and is padded with spaces, which JSON allows. The sizes of all tensors are
+therefore known before the first one is quantised, and floats are aligned to multiples of their
+size.
+"""
 LONGEST_STATE = 4096
-"""Bytes of a state that is read at all."""
+"""Maximum size in bytes of a quantisation state that is read."""
 
 
 @dataclass(frozen=True)
 class HeldMatrix:
-    """What the state of a matrix says."""
+    """Content of the quantisation state of a matrix."""
 
     shape: tuple[int, int]
-    """(out_features, in_features)"""
+    """Shape (out_features, in_features)."""
     offset: float | None
-    """Mean of the scales, which a float32 holds; None without double quantisation."""
+    """Mean of the scales, representable in float32; None without double quantisation."""
 
 
 def quantisation_config(
     double_quantisation: bool, dtype: str, left_out: Sequence[str]
 ) -> dict[str, Any]:
-    """What transformers writes under ``quantization_config``.
+    """Return the value that transformers writes under ``quantization_config``.
 
     Parameters
     ----------
-    dtype : in which the linears compute, by torch's name
-    left_out : paths of the linears that are not quantised
+    double_quantisation : True if the scales are quantised too
+    dtype : name of the torch dtype in which the linears compute
+    left_out : module paths of the linears that are not quantised
     """
     return {
         "_load_in_4bit": True,
@@ -72,14 +83,20 @@ def quantisation_config(
 
 
 def is_doubly_quantised(document: Any, where: str) -> bool:
-    """Whether the scales are quantised too, by the ``quantization_config`` of a file ``where``.
+    """Return whether a ``quantization_config`` quantises the scales too.
+
+    Parameters
+    ----------
+    document : value of ``quantization_config``
+    where : name of the configuration file, for error messages
 
     Raises
     ------
     Mistake
-        The model is quantised in another way than NF4 by bitsandbytes; what differs is named.
+        The model is not quantised to NF4 by bitsandbytes. The message names the key that differs.
     """
     known = document if isinstance(document, Mapping) else {}
+    # Files may leave out keys with the default value, for which None stands.
     wanted: dict[str, tuple[Any, ...]] = {
         "quant_method": ("bitsandbytes",),
         "load_in_8bit": (False, None),
@@ -101,13 +118,20 @@ def is_doubly_quantised(document: Any, where: str) -> bool:
 def stored_parts(
     shape: tuple[int, int], double_quantisation: bool
 ) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """What lies beside the codes of a matrix but for its state: name -> (safetensors dtype, shape, bytes)."""
+    """Return the tensors that belong to the codes of a matrix, except its quantisation state.
+
+    Returns
+    -------
+    dict
+        Suffix of the tensor name -> (safetensors dtype, shape, number of bytes)
+    """
     blocks = shape[0] * shape[1] // BLOCK
     table: dict[str, tuple[str, tuple[int, ...], int]] = {
         "quant_map": ("F32", (LEVELS,), 4 * LEVELS)
     }
     if not double_quantisation:
         return {"absmax": ("F32", (blocks,), 4 * blocks)} | table
+    # Rounded up.
     nested = -(-blocks // NESTED_BLOCK)
     return {
         "absmax": ("U8", (blocks,), blocks),
@@ -118,12 +142,12 @@ def stored_parts(
 
 
 def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
-    """Read the state of a matrix.
+    """Parse the quantisation state of a matrix.
 
     Raises
     ------
     ValueError
-        It is no JSON text, or that of a matrix which is quantised otherwise.
+        The state is not a JSON text, or it describes another quantisation than NF4 in blocks of 64.
     """
     said = read_json(state)
     shape = tuple(said["shape"])
@@ -132,6 +156,7 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
         raise ValueError("it has no shape")
     if (said["quant_type"], said["blocksize"]) != ("nf4", BLOCK):
         raise ValueError(f"it is no NF4 in blocks of {BLOCK}")
+    # Blocks must not continue in the next row; see ``require_whole_blocks``.
     if shape[1] % BLOCK:
         raise ValueError(f"its rows are no whole number of blocks of {BLOCK}")
     if double_quantisation != ("nested_blocksize" in said):

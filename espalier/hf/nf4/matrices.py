@@ -1,9 +1,14 @@
-"""Matrices in NF4: 4 bits per weight and a scale per 64 of them (QLoRA, Dettmers et al. 2023, section 3).
+"""Matrices in NF4: 4 bits per weight and one scale per 64 weights.
 
-bitsandbytes computes with them, and its tables and kernels make the numbers. Two things are done here in place of its
-``quantize_4bit``. A matrix is quantised in stretches of whole blocks as it is read, so that neither the matrix nor the
-eight-fold temporary memory of its CPU code is ever there. And the mean scale is summed in float64: bitsandbytes sums it in
-float32, whose last bits depend on the number of threads, and two nodes would then hold different models.
+Source: QLoRA, Dettmers et al. 2023, section 3.
+
+bitsandbytes computes with them and supplies tables and kernels. Two steps replace its
+``quantize_4bit``:
+
+- A matrix is quantised in stretches of whole blocks as it is read. Neither the whole matrix nor the
+  temporary memory of bitsandbytes' CPU code, eight times as large, is ever allocated.
+- The mean scale is summed in float64. bitsandbytes sums it in float32, where the last bits depend
+  on the number of threads, so that two nodes would hold different models.
 """
 
 import logging
@@ -21,31 +26,31 @@ from espalier.models.plan import ModelPlan
 from espalier.settings.libraries import WITHOUT_BITSANDBYTES
 
 STRETCH = 1 << 20
-"""Weights that are quantised at a time, a multiple of a block."""
+"""Number of weights that are quantised at a time, a multiple of the block size."""
 
 
 @dataclass(frozen=True)
 class Nf4Matrix:
-    """One quantised matrix of n weights, row-major, in n / 64 blocks.
+    """Quantised matrix of n weights, in row-major order, in n / 64 blocks.
 
-    A weight is ``table[4 bits] * scale``; a scale is ``absmax``, or with double quantisation
-    ``nested_table[absmax] * nested_absmax + offset``.
+    A weight is ``table[code] * scale``, where a code has 4 bits. A scale is ``absmax``, or with
+    double quantisation ``nested_table[absmax] * nested_absmax + offset``.
     """
 
     shape: tuple[int, int]
-    """(out_features, in_features)"""
+    """Shape (out_features, in_features)."""
     packed: Tensor
-    """(n / 2, 1), uint8: two weights each, the earlier one in the upper four bits."""
+    """Codes, (n / 2, 1), uint8: two per byte, the first one in the upper four bits."""
     absmax: Tensor
-    """(blocks,): float32, or uint8 with double quantisation."""
+    """Scales, (blocks,): float32, or uint8 with double quantisation."""
     nested_absmax: Tensor | None = None
-    """(ceil(blocks / 256),), float32."""
+    """Second-level scales, (ceil(blocks / 256),), float32; None without double quantisation."""
     offset: Tensor | None = None
-    """Mean of the scales, a float32 scalar."""
+    """Mean of the scales, a float32 scalar; None without double quantisation."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What has to be kept of it, by name."""
+        """Tensors to store, by name."""
         kept = {
             "packed": self.packed,
             "absmax": self.absmax,
@@ -56,25 +61,25 @@ class Nf4Matrix:
 
 
 def hush() -> None:
-    """Keep the import of bitsandbytes, which peft imports too, from warning of what this program does without.
+    """Suppress warnings of bitsandbytes about features that Espalier does not use.
 
-    That is a kernel for AVX512-BF16, and a part of torch that is old: torch itself imports it for its compiler, and Flower's
-    simulation shows such warnings.
+    They concern a kernel for AVX512-BF16, and an old part of torch that torch itself imports for
+    its compiler. peft imports bitsandbytes too. Flower's simulation shows such warnings.
     """
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    # Setting it makes every logger of the process look anew at what it logs.
+    # Setting a level clears the level caches of all loggers, so it is done once.
     if logger.level != logging.ERROR:
         logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.jit.script_method` is ", DeprecationWarning)
 
 
 def bitsandbytes() -> Any:
-    """The library, imported when it is needed.
+    """Import bitsandbytes and return the module.
 
     Raises
     ------
     Mistake
-        It is not installed.
+        bitsandbytes is not installed.
     """
     hush()
     try:
@@ -90,14 +95,15 @@ def quantise(
     device: torch.device,
     double_quantisation: bool = True,
 ) -> Nf4Matrix:
-    """Quantise a matrix that comes in pieces, in row-major order.
+    """Quantise a matrix that arrives in pieces, in row-major order.
 
     Parameters
     ----------
-    pieces : flat tensors of any floating dtype; all but the last one have a multiple of 64 weights
+    pieces : flat tensors of any floating dtype; all but the last have a multiple of 64 weights
     shape : (out_features, in_features); see ``require_whole_blocks``
-    device : where it is done and where the result lies
-    double_quantisation : also quantise the scales, to 8 bits in blocks of 256 (QLoRA, section 3, "Double Quantization")
+    device : device of the computation and of the result
+    double_quantisation : also quantise the scales to 8 bits, in blocks of 256 (QLoRA, section 3,
+        "Double Quantization")
 
     Raises
     ------
@@ -120,21 +126,23 @@ def quantise(
             start += stretch.numel()
     if not double_quantisation:
         return Nf4Matrix(shape, packed, absmax)
+    # In float64 the result does not depend on the number of threads.
     offset = absmax.mean(dtype=torch.float64).to(torch.float32)
     codes, state = functional.quantize_blockwise(absmax - offset, blocksize=NESTED_BLOCK)
     return Nf4Matrix(shape, packed, codes, state.absmax, offset)
 
 
 def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None:
-    """Refuse rows that are no whole number of blocks; any number of rows will do.
+    """Refuse a matrix whose rows are not a whole number of blocks.
 
-    A block would go on in the next row. bitsandbytes quantises such a matrix well, and on CPUs with AVX-512 computes with
-    the scales of other blocks; nor could rows be cut out of it.
+    A block would continue in the next row. bitsandbytes quantises such a matrix correctly, but on
+    CPUs with AVX-512 it computes with the scales of other blocks. Rows could not be cut out of it
+    either. The number of rows is free.
 
     Raises
     ------
     Mistake
-        in_features is no multiple of 64.
+        in_features is not a multiple of 64.
     """
     if shape[1] % BLOCK:
         raise Mistake(
@@ -144,14 +152,26 @@ def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None
 
 
 def require_quantisable(plan: ModelPlan) -> None:
-    """Refuse a model with a matrix that ``require_whole_blocks`` does; the Mistake names it by its tensor in the files."""
+    """Refuse a model with a matrix that ``require_whole_blocks`` refuses.
+
+    Raises
+    ------
+    Mistake
+        The message names the matrix by its tensor in the files.
+    """
     for block in plan.blocks:
         for linear in block.linears:
             require_whole_blocks(linear.shape, linear.parameter)
 
 
 def tables(device: torch.device) -> dict[str, Tensor]:
-    """The values that codes stand for: ``table`` of weights, (16,), ``nested_table`` of scales, (256,), float32."""
+    """Return the values of the codes, float32.
+
+    Returns
+    -------
+    dict
+        ``table`` of the weights, (16,), and ``nested_table`` of the scales, (256,)
+    """
     functional = bitsandbytes().functional
     return {
         "table": functional.get_4bit_type("nf4", device=device),
@@ -162,9 +182,14 @@ def tables(device: torch.device) -> dict[str, Tensor]:
 def linear_of(
     matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.dtype, bias: bool
 ) -> nn.Module:
-    """A ``bitsandbytes.nn.Linear4bit`` that computes with a matrix; its bias, if any, is on the meta device still.
+    """Return a ``bitsandbytes.nn.Linear4bit`` with a quantised matrix.
 
-    ``known`` are the tables, shared by all linears.
+    Parameters
+    ----------
+    matrix : quantised matrix
+    known : lookup tables, shared by all linears; see ``tables``
+    compute_dtype : dtype of the matrix product
+    bias : True if the linear has a bias, which stays on the meta device
     """
     library = bitsandbytes()
     linear = library.nn.Linear4bit(
@@ -176,8 +201,8 @@ def linear_of(
         "nf4",
         device="meta",
     )
-    # Otherwise a forward pass in evaluation mode on a CPU with AVX512-BF16 repacks the weight in place: other scales,
-    # and whatever dequantises it later gets garbage.
+    # Otherwise a forward pass in evaluation mode on a CPU with AVX512-BF16 repacks the weight in
+    # place with other scales, and later dequantisation gives wrong values.
     linear.support_avx512bf16_for_cpu = False
     linear.weight = library.nn.Params4bit(
         matrix.packed,
@@ -194,30 +219,33 @@ def linear_of(
 
 
 def dequantised(matrix: Nf4Matrix, known: dict[str, Tensor]) -> Tensor:
-    """The weights, float32, shaped like the matrix; ``known`` are the tables."""
+    """Return the weights, float32, with the shape of the matrix; ``known`` are the tables."""
     return bitsandbytes().functional.dequantize_4bit(
         matrix.packed, state_of(matrix, known, torch.float32)
     )
 
 
 def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
-    """What dequantises rows of a matrix and no others, for kernels that go through it in stretches of rows.
+    """Return a function that dequantises some rows, for kernels that work on a few rows at a time.
+
+    The scales, one float32 per 64 weights, are dequantised once and kept.
 
     Parameters
     ----------
-    packed, state : as ``linear_of`` made them: ``linear.weight.data`` and ``linear.weight.quant_state``
+    packed, state : ``linear.weight.data`` and ``linear.weight.quant_state`` of ``linear_of``
 
     Returns
     -------
     Callable
-        From the first row and the one behind the last to these rows, (rows, in_features), float32, on the device of the matrix:
-        bit for bit those of ``dequantised``. The scales, one float32 per 64 weights, are dequantised once and held.
+        Function of the first row and the end (exclusive). It returns (rows, in_features), float32,
+        on the device of the matrix, bit for bit equal to the rows of ``dequantised``
     """
     functional = bitsandbytes().functional
     in_features = state.shape[1]
     scales = state.absmax
     if state.nested:
         scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    # Rows are whole numbers of blocks; see ``require_whole_blocks``.
     per_row = in_features // BLOCK
 
     def read(first: int, end: int) -> Tensor:
@@ -238,7 +266,14 @@ def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
 
 
 def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) -> Any:
-    """A ``bitsandbytes.functional.QuantState``: all but the codes; ``dtype`` is that of dequantised weights."""
+    """Return the ``bitsandbytes.functional.QuantState`` of a matrix, everything but the codes.
+
+    Parameters
+    ----------
+    matrix : quantised matrix
+    known : lookup tables, see ``tables``
+    dtype : dtype of dequantised weights
+    """
     make = bitsandbytes().functional.QuantState
     nested = None
     if matrix.offset is not None:
@@ -263,7 +298,13 @@ def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) ->
 def tensor_sizes(
     shape: tuple[int, int], double_quantisation: bool
 ) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """What ``Nf4Matrix.tensors`` will be of a matrix: name -> (safetensors dtype, shape, bytes)."""
+    """Return the tensors of ``Nf4Matrix.tensors`` for a shape.
+
+    Returns
+    -------
+    dict
+        Name -> (safetensors dtype, shape, number of bytes)
+    """
     require_whole_blocks(shape)
     weights = shape[0] * shape[1]
     pairs = weights // 2
@@ -281,17 +322,20 @@ def tensor_sizes(
 
 
 def matrix_bytes(shape: tuple[int, int], double_quantisation: bool = True) -> int:
-    """Bytes of one matrix in NF4, without the tables: 0.516 per weight with double quantisation, 0.563 without."""
+    """Return the size in bytes of one matrix in NF4, without the tables.
+
+    This is 0.516 bytes per weight with double quantisation, and 0.563 without.
+    """
     return sum(size for _, _, size in tensor_sizes(shape, double_quantisation).values())
 
 
 def nf4_bytes(shapes: Iterable[tuple[int, int]], double_quantisation: bool = True) -> int:
-    """Bytes of matrices in NF4: codes, scales, offsets, and the tables once."""
+    """Return the size in bytes of matrices in NF4: codes, scales, offsets and the shared tables."""
     return sum(matrix_bytes(shape, double_quantisation) for shape in shapes) + table_bytes(
         double_quantisation
     )
 
 
 def table_bytes(double_quantisation: bool = True) -> int:
-    """Bytes of the tables, which all matrices share."""
+    """Return the size in bytes of the tables, which all matrices share."""
     return 4 * (LEVELS + NESTED_LEVELS * double_quantisation)

@@ -1,7 +1,8 @@
-"""Checks of the base model before clients work: read as plain transformers reads it, and finite.
+"""Checks of the base model before clients start: equal to plain transformers, and finite.
 
-All tensors are read once, together with the hash that clients are compared by; a few tokens then go through the model twice,
-by plain transformers and block by block. A client whose model has the server's hash need not repeat it.
+All tensors are read once, together with the hash by which clients are compared. A few tokens then
+go through the model twice: with plain transformers, and block by block. A client whose model has
+the same hash as the server's skips these checks.
 """
 
 import math
@@ -24,24 +25,30 @@ from espalier.hf.whole.model import load_whole
 from espalier.progress.beats import beats
 
 TOKENS = 64
-"""Maximum number of tokens of each window that is compared."""
+"""Maximum number of tokens of each sequence that is compared."""
 
 
 def require_finite_weights(
     model: OpenedModel, computing: Computing, num_labels: int | None = None
 ) -> None:
-    """Refuse a model with a weight that is NaN or infinite, or becomes infinite in the computing dtype.
+    """Refuse a model with a weight that is NaN or infinite, also after a cast to the compute dtype.
 
-    Tensors that the model does not have, which transformers ignores, may hold anything.
+    Tensors that do not belong to the model, which transformers ignores, may hold any value.
+
+    Parameters
+    ----------
+    model : opened model
+    computing : compute dtype
+    num_labels : number of classes of an encoder; None for a decoder
 
     Raises
     ------
     Mistake
-        It names the tensor.
+        A weight is not finite. The message names the tensor.
     """
     used = _used_tensors(model, num_labels)
     for name, largest in model.magnitudes.items():
-        # Of a matrix in NF4: its scales.
+        # The scales of an NF4 matrix have the name of the matrix with a suffix.
         if name not in used and name.rpartition(".")[0] not in used:
             continue
         where = f"{model.stored.tensors[name].shard}: tensor {name}"
@@ -78,19 +85,22 @@ def _used_tensors(model: OpenedModel, num_labels: int | None) -> set[str]:
 
 @torch.no_grad()
 def require_same_logits(model: OpenedModel, computing: Computing, windows: Tensor) -> None:
-    """Refuse a decoder whose logits, computed block by block, are not those of plain transformers.
+    """Refuse a decoder whose block-by-block logits differ from those of plain transformers.
 
     Parameters
     ----------
-    model : a directory's, of which nothing was cut
-    windows : (windows, tokens), int64, a few windows of text; their first tokens are compared
+    model : model of a directory, from which nothing was cut
+    computing : device and dtype
+    windows : (num_sequences, sequence_length), int64, a few sequences of text; their first
+        ``TOKENS`` tokens are compared
 
     Raises
     ------
     Mistake
-        transformers loads other tensors, its configuration is another one, or logits differ or are not finite.
+        transformers loads other tensors or reads another configuration, or logits differ or are not
+        finite.
     """
-    # A few tokens; the run directory is not there yet.
+    # A few tokens fit in memory, and the run directory does not exist yet.
     in_memory = replace(computing, activations_folder=None)
     stream = BlockStream(model, in_memory)
     windows = windows[:, :TOKENS]
@@ -105,7 +115,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     found = list(_finite_logits(stream, windows))
     expected = whole_logits(plain, windows.to(computing.device))
     difference = relative_difference(found, expected)
-    # Bitsandbytes computes in a dtype of its own.
+    # bitsandbytes computes in its own dtype, so the tolerance is that of bfloat16.
     held_in_nf4 = model.stored is not model.checkpoint
     if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
         raise Mistake(
@@ -117,7 +127,8 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
 
 
 def _require_same_heads(model: OpenedModel) -> None:
-    """Raise Mistake if the plan has other blocks or attention heads than transformers' configuration."""
+    """Raise Mistake if the numbers of blocks or heads differ from transformers' configuration."""
+    # Blocks of a pruned model have no common number of heads.
     if has_own_code(model.config):
         return
     family = model.family
@@ -154,7 +165,7 @@ def _require_same_tensors(model: OpenedModel, told: dict[str, set[str]]) -> None
 
 
 def _finite_logits(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
-    """Yield logits in pieces of tokens, after each block's output was seen to be finite."""
+    """Yield logits in pieces of tokens, and check that the output of each block is finite."""
     activations = stream.start(windows)
     _require_finite(stream, activations, "the embeddings give")
     for block in beats(stream.model.plan.blocks, "checking block"):
@@ -174,7 +185,9 @@ def _require_finite(stream: BlockStream, activations: Activations, what: str) ->
 
 @torch.no_grad()
 def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: int) -> None:
-    """Refuse an encoder whose hidden states, as it is loaded for training, are not those of plain transformers.
+    """Refuse an encoder whose hidden states differ from those of plain transformers.
+
+    The encoder is loaded as for training.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The text of ``config.json``; what its values mean, and what it leaves out, says transformers' own object."""
+"""Text of ``config.json``; transformers' configuration object interprets it and adds defaults."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from espalier.errors import INTERRUPTS, Mistake
 
 CONFIG = "config.json"
 LONGEST_REASON = 300
-"""Characters of what a library says that are shown."""
+"""Maximum number of characters that are shown of a library's error message."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -19,7 +19,8 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises
     ------
     Mistake
-        There is no such file, it cannot be read, or it is no JSON object; the reason is named.
+        The file does not exist, cannot be read, or is not a JSON object. The message names the
+        reason.
     """
     try:
         document = read_json(path.read_text(encoding="utf-8"))
@@ -43,17 +44,18 @@ def read_config(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn what transformers raises of a configuration into a Mistake that names the file and the reason."""
+    """Turn exceptions of transformers about a configuration into a Mistake with file and reason."""
     try:
         yield
     except (Mistake, *INTERRUPTS):
         raise
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    # A panic in a Rust library is not an Exception.
+    except BaseException as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         raise Mistake(f"{where}: transformers cannot build this model: {why}") from error
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an exception says, on one line of a bounded length."""
+    """Return the message of an exception on one line of limited length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + " ..."

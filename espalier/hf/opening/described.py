@@ -1,8 +1,9 @@
-"""A model of which there is no more than its configuration, as a directory that can be opened like any other.
+"""Model of which only the configuration exists, as a directory that can be opened like any other.
 
-Its weights are holes: a safetensors file with the names, dtypes and shapes that transformers makes of ``config.json``. It has
-its full size and takes no room on a file system that knows holes. Whatever looks at headers finds what it would find in the
-model's own files. Nothing should compute with it: what is read are zeros.
+Its weights are holes: a sparse safetensors file with the names, dtypes and shapes that transformers
+derives from ``config.json``. The file has its full size but takes no space on a file system that
+supports sparse files. Code that reads headers finds the same as in the model's own files. Do not
+compute with such a model: all its weights are zero.
 """
 
 from collections.abc import Iterator
@@ -20,23 +21,29 @@ from espalier.hf.structured.configuration import STRUCTURE_FILE
 from espalier.messages.payload import DTYPE_BYTES
 
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""safetensors' name of the dtypes that a configuration may name."""
+"""safetensors' name of each dtype that a configuration may name."""
 ANY_LABELS = 2
-"""An encoder's head has some number of classes, and is made anew when it is tuned."""
+"""Number of classes of an encoder's head, which is created anew for tuning anyway."""
 
 
 @contextmanager
 def described(directory: Path) -> Iterator[Path]:
-    """A directory with the model's configuration and weights, real ones if ``directory`` has them.
+    """Yield a directory with the configuration and the weights of a model.
+
+    If ``directory`` has weights, it is yielded itself. Otherwise a temporary directory with weights
+    of zeros is created.
 
     Raises
     ------
     Mistake
-        There is neither; or it is a smaller model with blocks of its own, of which the configuration does not say all.
+        There are neither weights nor a configuration, the weights are damaged, or the directory
+        holds a pruned model with block shapes of its own, which the configuration does not describe
+        completely.
     """
     try:
         Checkpoint(directory)
     except Mistake:
+        # Damaged weights must be reported, not replaced by holes.
         if _has_weights(directory):
             raise
         if not (directory / CONFIG).is_file():
@@ -56,7 +63,7 @@ def described(directory: Path) -> Iterator[Path]:
 
 
 def _has_weights(directory: Path) -> bool:
-    """Whether there are files of weights, which are damaged then."""
+    """Return whether the directory holds weight files, which may be damaged."""
     return any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
 
 
@@ -70,7 +77,7 @@ def _write_holes(directory: Path, folder: Path) -> None:
         known = AutoConfig.for_model(
             **{key: value for key, value in config.items() if key != "quantization_config"}
         )
-    # Building the modules changes it.
+    # Read the dtype first: building the modules changes the configuration's dtype.
     dtype = STORED.get(str(known.dtype).removeprefix("torch."), "F32")
     skeleton = skeleton_of(
         known, family, ANY_LABELS if family.kind == "encoder" else None, str(path)
@@ -85,4 +92,5 @@ def _write_holes(directory: Path, folder: Path) -> None:
     header = shard_header(specs, {"format": "pt"})
     with open(folder / "model.safetensors", "wb") as file:
         file.write(header)
+        # Extending the file makes a hole, which reads as zeros.
         file.truncate(len(header) + sum(size for _, _, size in specs.values()))

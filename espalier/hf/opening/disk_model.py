@@ -1,10 +1,11 @@
-"""A model as plain transformers reads its directory, whose weights stay in the files until a module computes with them.
+"""Model loaded by plain transformers whose weights stay on disk until a module computes.
 
-``from_pretrained`` with ``device_map="disk"`` decides which file has which tensor, under which name, and which ones are tied.
+``from_pretrained`` with ``device_map="disk"`` determines which file holds each tensor, its name
+there, and which tensors are tied. Hooks read a module's weights before its forward pass and drop
+them afterwards. Peak memory is therefore the size of the largest module, regardless of the number
+of blocks.
 An attention implementation that ``config.json`` names is ignored: code of the hub would be
 fetched and run.
-Hooks read a module's weights when it is called and drop them when it has answered. So what is in memory is the largest module,
-however many blocks there are.
 """
 
 import logging
@@ -22,11 +23,11 @@ from espalier.hf.opening.opened import OpenedModel, forget_named_code, names_cod
 from espalier.hf.stream.edits import Edits
 
 ANY_LABELS = 2
-"""An encoder's modules have the same names for any number of classes."""
+"""Number of classes of a skeleton from which only module names are taken."""
 
 
 class ReloadError(RuntimeError):
-    """A directory does not hold what transformers needs to build its model."""
+    """Error for a directory that lacks something that transformers needs to build its model."""
 
 
 def plain_model(
@@ -37,7 +38,14 @@ def plain_model(
     reload_with: str,
     **given: Any,
 ) -> Any:
-    """Load a model by ``load_plain``, and require that nothing is missing.
+    """Load a model with ``load_plain`` and require that no tensor is missing.
+
+    The tensors of an encoder's new classification head may be missing.
+
+    Parameters
+    ----------
+    auto_class, dtype, device, reload_with, given : see ``load_plain``
+    directory : directory of the model
 
     Raises
     ------
@@ -62,18 +70,24 @@ def load_plain(
     reload_with: str,
     **given: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model's directory by plain ``from_pretrained``, in evaluation mode.
+    """Load a model directory with plain ``from_pretrained``, in evaluation mode.
 
     Parameters
     ----------
-    auto_class : one of transformers' ``AutoModelFor...``
-    reload_with : ``transformers`` loads it whole; ``streamed`` leaves the weights in the files. Weights that the files hold
-        in NF4 are loaded whole in both, in 4 bits: bitsandbytes cannot read them module by module
+    auto_class : one of transformers' ``AutoModelFor...`` classes
+    model : the opened directory
+    dtype : dtype of the weights
+    device : device of the computation
+    reload_with : ``transformers`` loads the whole model; ``streamed`` leaves the weights in the
+        files. Weights that the files hold in NF4 are loaded whole in both cases, in 4 bits, because
+        bitsandbytes cannot read them module by module
     given : further arguments of ``from_pretrained``
 
     Returns
     -------
-    The model, and what transformers says of its loading: ``missing_keys``, ``unexpected_keys`` and the like.
+    tuple
+        The model, and the loading information of transformers: ``missing_keys``,
+        ``unexpected_keys`` and so on
     """
     given = {
         "local_files_only": True,
@@ -103,7 +117,7 @@ def _from_pretrained(auto_class: Any, model: OpenedModel, **given: Any) -> Any:
 
 
 def _own_head(model: OpenedModel, given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the paths of an encoder's head, which may be new and then is in memory."""
+    """Return the module paths of an encoder's head, which may be new and is then in memory."""
     return tuple(model.family.head_linears.values()) if "num_labels" in given else ()
 
 
@@ -114,7 +128,10 @@ def _on_disk(
     device: torch.device,
     given: Mapping[str, Any],
 ) -> tuple[Any, dict[str, Any]]:
-    """Load it in the dtype of its files: what is not converted while it is loaded is not read then."""
+    """Load a model in the dtype of its files, with its weights on disk.
+
+    transformers reads tensors at load time only to convert them, so no conversion is requested.
+    """
     stored = TORCH_DTYPES[model.plan.blocks[0].linears[0].dtype]
     kept = _own_head(model, given)
     any_labels = ANY_LABELS if model.family.kind == "encoder" else None
@@ -123,43 +140,50 @@ def _on_disk(
     ]
     device_map = {path: "cpu" if path in kept else "disk" for path in parts}
     whole, found = _from_pretrained(auto_class, model, dtype=stored, device_map=device_map, **given)
+    # The hooks hold the map of weights, so it is read before they are removed.
     weights = _weights_of(whole)
     _unhook(whole)
     for parameter in whole.parameters():
         parameter.requires_grad_(False)
         if parameter.is_floating_point():
+            # Weights on disk are meta tensors here, of which only the dtype changes.
             parameter.data = parameter.data.to(dtype)
     read_when_used(whole, weights, device, kept)
     return whole.eval(), found
 
 
 def _with_tensors(whole: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that have parameters or buffers themselves, by path."""
+    """Yield the path and module of each module that has parameters or buffers of its own."""
     for path, module in whole.named_modules():
         if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             yield path, module
 
 
 def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
-    """The tensors in the files by the names of the model's parameters, as transformers found them."""
+    """Return the tensors in the files by parameter name, as transformers mapped them."""
     hooks = (getattr(module, "_hf_hook", None) for module in whole.modules())
     maps = (getattr(hook, "weights_map", None) for hook in hooks)
     found = next(weights for weights in maps if weights is not None).dataset
     for place in found.index.values():
         if "safetensors_file" in place:
-            # Else a float32 norm beside bfloat16 matrices would be rounded.
+            # Otherwise a float32 norm in a model of bfloat16 matrices would be rounded.
             place.pop("dtype", None)
-    ties: dict[str, str] = getattr(whole, "all_tied_weights_keys")  # noqa: B009 - as an attribute it is a Tensor to mypy
+    # mypy takes an unknown attribute of a module for a Tensor.
+    ties: dict[str, str] = getattr(whole, "all_tied_weights_keys")  # noqa: B009
     for pair in ties.items():
         for name, other in (pair, reversed(pair)):
-            if name not in found.index and other in found.index:  # the files hold one of the two
+            # The files hold only one tensor of a tied pair.
+            if name not in found.index and other in found.index:
                 found.index[name] = {"weight_name": other, **found.index[other]}
     tensors: Mapping[str, Tensor] = found
     return tensors
 
 
 def _unhook(whole: nn.Module) -> None:
-    """Take out accelerate's hooks, which would compute on the CPU, and what peft would ask whether weights are elsewhere."""
+    """Remove accelerate's hooks, which would compute on the CPU, and its device map.
+
+    peft would read the device map to find out whether weights are offloaded.
+    """
     from accelerate.hooks import remove_hook_from_submodules
 
     remove_hook_from_submodules(whole)
@@ -172,14 +196,18 @@ def read_when_used(
     device: torch.device,
     kept: tuple[str, ...] = (),
 ) -> None:
-    """Let each module read its parameters from ``weights`` when it is called, and drop them when it has answered.
+    """Let each module read its parameters when it is called, and drop them afterwards.
 
-    Until then each is a single zero that is there once, on the device: peft asks weights where they are.
+    Between calls each parameter is a single zero on the device, expanded to its shape, because peft
+    asks weights for their device.
 
     Parameters
     ----------
-    weights : by full name; read in the dtypes that the parameters have now
-    kept : paths of modules whose parameters are in memory: they are brought to the device and stay there
+    whole : the model
+    weights : tensors by full parameter name; they are cast to the present dtype of the parameter
+    device : device of the computation
+    kept : paths of modules whose parameters are in memory; they are moved to the device and stay
+        there
     """
     for path, module in list(_with_tensors(whole)):
         if path in kept:
@@ -191,7 +219,7 @@ def read_when_used(
 
 
 class _Reader:
-    """Hooks of one module that read its own parameters before a call and drop them after it."""
+    """Hooks of one module that read its own parameters before a call and drop them afterwards."""
 
     def __init__(
         self, module: nn.Module, prefix: str, weights: Mapping[str, Tensor], device: torch.device
@@ -210,6 +238,7 @@ class _Reader:
             )
         self.drop(module)
         module.register_forward_pre_hook(self.read)
+        # always_call drops the weights after an exception too.
         module.register_forward_hook(self.drop, always_call=True)
 
     def read(self, module: nn.Module, *_: Any) -> None:
@@ -219,14 +248,14 @@ class _Reader:
             setattr(module, name, nn.Parameter(value, requires_grad=False))
 
     def drop(self, module: nn.Module, *_: Any) -> None:
-        """Put the placeholders back."""
+        """Restore the placeholders."""
         for name, placeholder in self._placeholders.items():
             setattr(module, name, placeholder)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers and accelerate from warning of what is checked here, and from drawing bars."""
+    """Silence transformers and accelerate: checks here replace their warnings; no progress bars."""
     from transformers.utils import logging as transformers_logging
 
     accelerate = logging.getLogger("accelerate.big_modeling")
@@ -242,11 +271,13 @@ def quiet() -> Iterator[None]:
 
 
 class EditedWeights(Mapping[str, Tensor]):
-    """Tensors of an encoder with a classification head as they are meant: edited when they are read.
+    """Tensors of an encoder with a classification head, edited when they are read.
 
     Parameters
     ----------
-    head : by the name that transformers gives it: ``classifier.out_proj.weight`` ...
+    model : the base encoder
+    edits : changes to its weights
+    head : tensors of the head by transformers' name, such as ``classifier.out_proj.weight``
     """
 
     def __init__(self, model: OpenedModel, edits: Edits, head: Mapping[str, Tensor]) -> None:
@@ -260,7 +291,7 @@ class EditedWeights(Mapping[str, Tensor]):
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        """Read one."""
+        """Read one tensor and apply its edit."""
         if name in self._head:
             return self._head[name]
         stored = self._model.stored_name(name)

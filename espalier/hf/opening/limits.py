@@ -1,7 +1,7 @@
-"""What a run may ask of its model: sequences no longer than it takes, and a tokenizer whose tokens it all has embeddings for.
+"""Checks that a model can process the sequences and the tokens of a run.
 
-Beyond its positions a model with learned ones ends in an index error, and one with rotary ones computes something that it was
-not trained for, without a word.
+A model with learned positions raises an index error beyond its last position. A model with rotary
+positions silently computes something that it was not trained for.
 """
 
 from espalier.errors import Mistake
@@ -11,12 +11,13 @@ from espalier.settings.task import TEXT
 
 
 def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
-    """Refuse a run that asks more of a model, at the server or at a site.
+    """Refuse a run whose sequences or tokenizer exceed the limits of the model.
 
     Raises
     ------
     Mistake
-        With one line per key that is too large, and one if the tokenizer has too many tokens.
+        One line for each setting that is too large, and one line if the tokenizer has too many
+        tokens.
     """
     lines = []
     if (positions := model.num_positions) is not None:
@@ -39,7 +40,10 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
 
 
 def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:
-    """The settings that say how many tokens a model is given at once, of those that the run uses; encoders read no text."""
+    """Return the sequence lengths that a run sets, in tokens, by the name of the setting.
+
+    Settings that the run does not use are left out. Encoders do not evaluate on text.
+    """
     data = settings.data
     evaluation = settings.evaluation
     task = settings.task

@@ -1,4 +1,4 @@
-"""Which files of a model's directory belong to the model, beside its weights, and what the model is called."""
+"""Files of a model directory that belong to the model, in addition to its weights; and its name."""
 
 import re
 import shutil
@@ -29,27 +29,33 @@ KNOWN = {
     "chat_template.jinja",
     "chat_template.json",
 }
-"""Configuration, tokenizers and chat template, as transformers names them, and what a smaller model has beside them."""
+"""Names of configuration, tokenizer and chat template files, and files of pruned models."""
 
 LICENCE = re.compile(
     r"(licen[cs]e([-_](apache|mit|bsd|code|model|agreement)([-_]?[0-9.]*[0-9])?)?|notice|copying|(acceptable[-_])?use[-_]policy)"
     r"(\.(txt|md|rst|pdf))?",
     re.IGNORECASE,
 )
-"""Names of licences in full: whatever else begins with these words is somebody's own."""
+"""Complete names of licence files; other names that begin with these words may be private files."""
 
 ON_THE_HUB = r"([\w.-]+/)?[\w.-]+"
-"""Owner and name of a model there; a few old ones have no owner."""
+"""Pattern of a model's name on the Hugging Face hub; a few old models have no owner."""
 
 CHAT_TEMPLATES = "additional_chat_templates"
 """Directory of further chat templates, ``*.jinja``."""
 
 
 def copy_beside(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> None:
-    """Copy what belongs to a model but for its weights: configuration, tokenizer, chat templates, licence.
+    """Copy the files that belong to a model, except its weights.
 
-    Whatever else lies in the directory stays there: notes, texts and training data are no part of what is passed on, and a card
-    is about the model as it was.
+    These are configuration, tokenizer, chat templates and licence. Other files are not copied:
+    notes, texts and training data must not be passed on by accident, and a model card describes the
+    original model.
+
+    Parameters
+    ----------
+    source, target : directories
+    left_out : names of files that are not copied
     """
     for file in beside(source, left_out):
         shutil.copyfile(file, target / file.name)
@@ -59,7 +65,10 @@ def copy_beside(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> N
 
 
 def beside(source: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
-    """The files of a directory that belong to a model but for its weights and further chat templates, by name."""
+    """Return the files that belong to a model, sorted by name.
+
+    Weights and further chat templates are not included.
+    """
     return [
         file
         for file in sorted(source.iterdir())
@@ -72,11 +81,14 @@ def _belongs(file: Path) -> bool:
 
 
 def public_name(directory: Path, config: Mapping[str, Any]) -> str:
-    """What others call a model, never a path of this machine: ``owner/name`` on the Hugging Face hub where that is known.
+    """Return the name by which others know a model, never a local path.
 
-    It is known of a snapshot in the hub's cache, and where ``config.json`` names a model like the directory. ``config.json``
-    alone is not believed: a model that was tuned often still names the one that it was made from.
+    The result is ``owner/name`` on the Hugging Face hub if that is known: from a snapshot directory
+    in the hub's cache, or from ``config.json`` if it names a model like the directory.
+    ``config.json`` is not sufficient on its own, because tuned models often still name the model
+    they were made from. Otherwise the result is the name of the directory.
     """
+    # The hub's cache has directories such as models--owner--name/snapshots/<commit>.
     kind, *parts = directory.parent.parent.name.split("--")
     if (
         directory.parent.name == "snapshots"

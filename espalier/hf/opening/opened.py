@@ -1,7 +1,8 @@
-"""Open a model directory: its configuration, family, tensors, plan, tokenizer and hash; no weight is loaded yet.
+"""Opened model directory: configuration, family, tensors, plan, tokenizer and hash.
 
-torch and transformers take a second each to import. Flower starts a process for every message, and many messages need no more
-than the plan; so they are imported where a model or a tokenizer is made, or a weight is read.
+Opening loads no weights. torch and transformers take a second each to import. Flower starts a
+process for every message, and many messages need only the plan. Both libraries are therefore
+imported only when a model or a tokenizer is created, or a weight is read.
 """
 
 import hashlib
@@ -65,26 +66,29 @@ TOKENIZER_SETTINGS = (
     "added_tokens.json",
 )
 MOST_REMEMBERED = 1 << 21
-"""Token ids of texts that a model remembers, 16 MiB."""
+"""Maximum number of token ids that a model caches for encoded texts: 16 MiB."""
 
 
 class OpenedModel:
-    """A model directory in Hugging Face layout, or what a structure keeps of it.
+    """Model directory in Hugging Face layout, or the part of it that a structure keeps.
 
-    Matrices that its files hold in NF4 (``write_quantised``, or transformers with bitsandbytes) are float32 here, and
-    ``config`` does not say that they are quantised; ``held_in_nf4`` finds them as they are.
+    Matrices that the files hold in NF4 (``write_quantised``, or transformers with bitsandbytes)
+    appear as float32, and ``config`` does not say that they are quantised. ``held_in_nf4`` finds
+    their codes.
 
     Parameters
     ----------
-    directory : where it is; it may hold a smaller model itself
-    cut : what of it the model keeps; None keeps all
-    given : tensors that take the place of those in the files, or that the files do not have, by name; in the files' dtype
-    scales : (columns that stay,), float32: by name of a matrix, what its columns are multiplied by
+    directory : model directory; it may hold a pruned model itself
+    cut : structure to keep of it; None keeps everything
+    given : tensors by name that replace those in the files or are not in the files, in the dtype of
+        the files
+    scales : factors of a matrix's remaining columns, by name of the matrix: (remaining columns,),
+        float32
 
     Raises
     ------
     Mistake
-        The directory, a file or a tensor is missing, or the model is of a kind that is not supported.
+        The directory, a file or a tensor is missing, or the model is of an unsupported kind.
     """
 
     def __init__(
@@ -97,44 +101,50 @@ class OpenedModel:
         self.directory = directory
         path = directory / CONFIG
         self.config: dict[str, Any] = read_config(path)
-        """Content of ``config.json``, for exports; values are read by ``configured``."""
+        """Content of ``config.json``, for exports; use ``configured`` to read values."""
         self.cut: Structure | None = None
+        # All other code sees matrices in float32, and exports must not claim otherwise.
         quantisation = self.config.pop(CONFIG_KEY, None)
         doubly = bool(quantisation) and is_doubly_quantised(quantisation, str(path))
         self.family: Family = family_of(self.config, str(path))
         files = Checkpoint(directory)
         self.is_as_stored = not quantisation
-        """True if config.json and the tensors' names are those of the directory: a copy of them describes the model."""
+        """True if the configuration and the tensor names are those of the directory.
+
+        Copies of its configuration and index then describe the model.
+        """
         self._name_as_loaded(files)
         self.checkpoint: Checkpoint = QuantisedCheckpoint(files, doubly) if quantisation else files
         self.plan: ModelPlan = self._make_plan()
         self.structure = self._own_structure()
-        """What it keeps of the model that nothing was cut from; None if it is that model."""
+        """Structure relative to the original, uncut model; None if nothing was cut."""
         if cut is not None:
             self._cut_out(cut, given or {}, scales or {})
 
     def _name_as_loaded(self, files: Checkpoint) -> None:
-        """Give a decoder's tensors the names, and the configuration the tie, that transformers ends up with."""
+        """Rename a decoder's tensors and set the tie in the configuration, as transformers does."""
         if self.family.kind != "decoder":
-            return  # ``stored_name`` knows an encoder's names
+            # ``stored_name`` handles the names of an encoder.
+            return
         stored = files.tensors
         files.tensors = with_base_prefix(self.family, stored, self.directory)
         head, embedding = head_and_embedding(self.family)
         if head in files.tensors and self._says_tied():
             if embedding not in files.tensors:
                 files.tensors = under_embedding(self.family, files.tensors)
+            # Two different matrices are not tied, even if the configuration says so.
             elif has_other_head(self.family, files):
                 self.config[TIED] = False
                 self.is_as_stored = False
         self.is_as_stored &= list(stored) == list(files.tensors)
 
     def _says_tied(self) -> bool:
-        """Return True if the configuration ties head and embedding; whether they are tied depends on the files too."""
+        """Return whether the configuration ties head and embedding; the files may contradict it."""
         said = self.config.get(TIED)
         return bool(self.configured(TIED) if said is None else said)
 
     def _own_structure(self) -> Structure | None:
-        """That of a smaller model which lies in the directory."""
+        """Return the structure of a pruned model in the directory; None for other models."""
         if not str(self.config["model_type"]).startswith(STRUCTURED):
             return None
         path = self.directory / STRUCTURE_FILE
@@ -160,12 +170,12 @@ class OpenedModel:
         return structure
 
     def require_units(self) -> None:
-        """Refuse a model of which no units or blocks can be cut.
+        """Refuse a model from which no prunable groups or blocks can be removed.
 
         Raises
         ------
         Mistake
-            It is a sliced model.
+            The residual stream of the model was sliced.
         """
         if str(self.config["model_type"]).startswith(SLICED):
             raise Mistake(
@@ -216,11 +226,12 @@ class OpenedModel:
         )
 
     def _heads(self, block: BlockPlan) -> tuple[int, int]:
-        """Return the width of an attention head, and the number of query heads of a key-value group.
+        """Return the width of an attention head and the number of query heads per key-value group.
 
-        With the number of query heads given, the rows of the matrices say both, whatever the configuration leaves out.
+        Both follow from the number of query heads and the rows of the matrices, even if the
+        configuration does not name them.
         """
-        # Blocks of a smaller model have other numbers of heads.
+        # The number of heads differs between the blocks of a pruned model.
         if isinstance(widths := self.config.get(WIDTHS), dict):
             return self._positive(widths, "head_dim"), self._positive(widths, "heads_per_group")
         key = self.family.query_heads_key
@@ -238,7 +249,11 @@ class OpenedModel:
         return head_dim, heads // (key_rows // head_dim)
 
     def _count_of(self, key: str) -> int:
-        """Return a count that the plan needs; transformers, which takes seconds to import, is asked if it is not written."""
+        """Return a count that the plan needs.
+
+        transformers takes seconds to import, so it is asked for its default only if the file has
+        none.
+        """
         said = self.config.get(key)
         return self._positive({key: self.configured(key) if said is None else said}, key)
 
@@ -255,7 +270,10 @@ class OpenedModel:
         return BlockPlan(index, linears, tuple(sorted(self._beside_linears(index))))
 
     def _beside_linears(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """A block's other tensors: canonical name, or the path within the block of one that has none, and shape."""
+        """Yield the name and shape of a block's tensors other than its linears.
+
+        A tensor without a canonical name has its path within the block as name.
+        """
         linears = set(self.family.linears.values())
         norms = {path: name for name, path in self.family.norms.items()}
         for prefix in self.family.file_names(f"{self.family.blocks}.{index}."):
@@ -265,7 +283,10 @@ class OpenedModel:
                     yield f"{norms.get(of, of)}.{kind}", stored.shape
 
     def _parts(self) -> tuple[str, ...]:
-        """How names of the model's tensors begin; files of an encoder may hold heads for other tasks beside it."""
+        """Return the prefixes of the names of the model's tensors.
+
+        Files of an encoder may also hold heads for other tasks.
+        """
         family = self.family
         if family.kind == "decoder":
             return ("",)
@@ -276,7 +297,7 @@ class OpenedModel:
         )
 
     def stored_name(self, name: str) -> str | None:
-        """Name in the files of the model's tensor ``name``; None if they do not hold it."""
+        """Return the name of a model's tensor in the files; None if they do not hold it."""
         return next(
             (found for found in self.family.file_names(name) if found in self.checkpoint.tensors),
             None,
@@ -284,16 +305,17 @@ class OpenedModel:
 
     @cached_property
     def num_positions(self) -> int | None:
-        """How many tokens the model takes; None of a model without such a limit."""
+        """Maximum number of tokens of a sequence; None if the model has no such limit."""
         positions = self.configured("max_position_embeddings")
         if not isinstance(positions, int) or not self.family.first_position_after_padding:
             return positions if isinstance(positions, int) else None
+        # Positions are counted from pad_token_id + 1.
         pad = self.configured("pad_token_id")
         return positions - (pad + 1) if isinstance(pad, int) else positions
 
     @property
     def positions_key(self) -> str:
-        """What ``num_positions`` is made of."""
+        """Description of the configuration value that ``num_positions`` is made of."""
         key = "max_position_embeddings"
         return (
             f"{key} less those up to pad_token_id"
@@ -303,16 +325,16 @@ class OpenedModel:
 
     @property
     def num_embeddings(self) -> int | None:
-        """For how many tokens the model has embeddings."""
+        """Number of tokens that have an embedding; None if the configuration does not say."""
         found = self.configured("vocab_size")
         return found if isinstance(found, int) else None
 
     def configured(self, key: str) -> Any:
-        """Return a value of the configuration as transformers has it; None if it knows no such key."""
+        """Return a configuration value as transformers has it; None if it does not know the key."""
         return getattr(self._transformers_config(), key, None)
 
     def _transformers_config(self) -> "PretrainedConfig":
-        """Return transformers' own object of the configuration, a new one each time."""
+        """Return a new configuration object of transformers."""
         with explained(str(self.directory / CONFIG)):
             if self.cut is not None or has_own_code(self.config):
                 return build_config(self.config)
@@ -321,8 +343,9 @@ class OpenedModel:
             config = AutoConfig.from_pretrained(
                 self.directory, local_files_only=True, trust_remote_code=False
             )
-            # Else it would be said of modules that are not quantised.
+            # The modules are built without quantisation, so the configuration must not ask for it.
             vars(config).pop(CONFIG_KEY, None)
+            # transformers must not tie two different matrices.
             if not self.is_as_stored and self.config.get(TIED) is False:
                 setattr(config, TIED, False)
             return config
@@ -348,15 +371,17 @@ class OpenedModel:
         return linears
 
     def new_skeleton(self, num_labels: int | None = None) -> Any:
-        """The model's modules without their weights: parameters on the meta device, buffers real, evaluation mode.
+        """Return the model's modules without weights, in evaluation mode.
 
-        A decoder comes with its language-model head; an encoder with a head for ``num_labels`` classes, which only tuning
-        has a number for. So whoever prunes learns here that an encoder cannot be.
+        Parameters are on the meta device; buffers are real. A decoder has its language-model head,
+        and an encoder has a head for ``num_labels`` classes. Only tuning knows a number of classes,
+        so pruning methods refuse encoders here.
 
         Raises
         ------
         Mistake
-            transformers cannot build a model from ``config.json``, or ``num_labels`` does not go with the family.
+            transformers cannot build a model from ``config.json``, or ``num_labels`` does not match
+            the model family.
         """
         where = str(self.directory / CONFIG)
         check_labels(self.family, num_labels, where)
@@ -364,30 +389,34 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer; in one process all that open the same files have the same.
+        """Tokenizer of the model; all models of the same files share it within a process.
 
         Raises
         ------
         Mistake
-            It cannot be loaded; the reason names the file.
+            The tokenizer cannot be loaded. The message names the file and the reason.
         """
         if has_own_code(self.config):
-            self._transformers_config()  # so that transformers knows the classes of a smaller model
+            # This registers the classes of a pruned model with transformers.
+            self._transformers_config()
         return load_tokenizer(self.directory, _stamps(self.directory))
 
     @property
     def num_tokens(self) -> int:
-        """Number of the last token of the tokenizer, and one more."""
+        """Highest token id of the tokenizer, plus 1."""
         return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer adds by itself.
+        """Return the token ids of a text, with the special tokens that the tokenizer adds.
 
-        Those of the last texts are remembered: every round of a run asks for the same ones.
+        The results for the last texts are cached, because every round of a run encodes the same
+        texts.
         """
+        # A hash as key takes less memory than the text.
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         if (known := self._encoded.get(key)) is None:
             known = array("q", self.tokenizer(text, verbose=False)["input_ids"])
+            # Drop the oldest entries first.
             while (
                 self._encoded
                 and len(known) + sum(map(len, self._encoded.values())) > MOST_REMEMBERED
@@ -402,7 +431,7 @@ class OpenedModel:
 
     @cached_property
     def tokenizer_sha256(self) -> str:
-        """Hash of all that token ids depend on: the tokenizer's files, and the versions of the libraries that read them."""
+        """SHA-256 of the tokenizer's files and of the versions of the libraries that read them."""
         import tokenizers
         import transformers
 
@@ -416,10 +445,11 @@ class OpenedModel:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the weights and the tokenizer: names, dtypes, shapes and bytes as they are stored, however they are sharded.
+        """SHA-256 of the weights and the tokenizer.
 
-        Where a structure is cut out of the directory's model: of that model's hash, the structure's, the given tensors', and
-        those of matrices whose columns are scaled.
+        It covers names, dtypes, shapes and bytes as they are stored, but not the sharding. For a
+        model with a cut it covers the hash of the directory's model, the hash of the structure, the
+        given tensors, and the matrices whose columns are scaled.
         """
         if self.cut is not None:
             assert isinstance(self.checkpoint, SlicedCheckpoint)
@@ -435,7 +465,7 @@ class OpenedModel:
         return self._read_through(lambda name, chunk: None)
 
     def _read_through(self, see: Callable[[str, bytes], None]) -> str:
-        """Return the hash of the directory's files, and let ``see`` have each piece of each stored tensor on the way."""
+        """Return the hash of the directory's files; ``see`` gets each piece of each tensor."""
         digest = hashlib.sha256()
         files = self.stored
         for name in beats(sorted(files.tensors), "hashing tensor"):
@@ -451,7 +481,7 @@ class OpenedModel:
 
     @property
     def stored(self) -> Checkpoint:
-        """The tensors as the files hold them, where nothing is cut out of them: matrices in NF4 are codes and scales."""
+        """Tensors as the files hold them if nothing is cut: NF4 matrices as codes and scales."""
         return (
             self.checkpoint.files
             if isinstance(self.checkpoint, QuantisedCheckpoint)
@@ -460,9 +490,10 @@ class OpenedModel:
 
     @cached_property
     def magnitudes(self) -> dict[str, float]:
-        """The largest magnitude in each stored tensor of a floating dtype: NaN or infinity where one is not finite.
+        """Largest magnitude of each stored floating-point tensor.
 
-        The files are read once for it and for the hash together.
+        The value is NaN or infinity if a number of the tensor is not finite. The files are read
+        once for the magnitudes and the hash.
         """
         largest = {
             name: 0 for name, stored in self.stored.tensors.items() if stored.dtype in FLOATING
@@ -474,6 +505,7 @@ class OpenedModel:
                     largest[name], magnitude_bits(self.stored.tensors[name].dtype, chunk)
                 )
 
+        # Fill the cached property, so that the files are not read again for the hash.
         self.__dict__["sha256"] = self._read_through(see)
         return {
             name: magnitude(self.stored.tensors[name].dtype, bits) for name, bits in largest.items()
@@ -489,7 +521,10 @@ class OpenedModel:
 
 
 def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return values that change when a file of a directory does; for a dangling link, the link itself."""
+    """Return values that change when a file of a directory changes.
+
+    For a dangling link they describe the link itself.
+    """
     found = [
         (entry.name, entry.stat(follow_symlinks=os.path.exists(entry.path)))
         for entry in os.scandir(directory)
@@ -500,12 +535,12 @@ def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
-    """Refuse an encoder without a number of labels, and a decoder with one.
+    """Refuse an encoder without a number of classes, and a decoder with one.
 
     Raises
     ------
     Mistake
-        What is asked for does not go with the family.
+        ``num_labels`` does not match the model family, or is below 2.
     """
     if family.kind == "encoder" and num_labels is None:
         raise Mistake(
@@ -524,14 +559,18 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
 def skeleton_of(
     config: "PretrainedConfig", family: Family, num_labels: int | None, where: str
 ) -> Any:
-    """A model as ``OpenedModel.new_skeleton`` gives it, from a configuration alone; tied parameters are one parameter."""
+    """Return the modules of ``OpenedModel.new_skeleton`` for a configuration of transformers.
+
+    Tied parameters are one parameter.
+    """
     with importing():
         import torch
         import transformers
         from accelerate import init_empty_weights
         from transformers.initialization import no_init_weights
 
-    with explained(where), importing():  # of what transformers needs for this kind of model
+    # importing() again: transformers imports the code of this kind of model here.
+    with explained(where), importing():
         forget_named_code(config)
         if num_labels is not None:
             config.num_labels = num_labels
@@ -544,12 +583,15 @@ def skeleton_of(
 
 
 def names_code(document: Mapping[str, Any]) -> bool:
-    """Return True if a ``config.json`` says which code computes attention and the like."""
+    """Return whether a ``config.json`` names the code that computes attention and the like."""
     return any(_is_of_code(name) for name in document)
 
 
 def forget_named_code(config: "PretrainedConfig") -> None:
-    """Forget which code a configuration names for attention and the like: code of the hub would be fetched, and run."""
+    """Remove references to attention implementations and the like from a configuration.
+
+    transformers would otherwise download such code from the hub and run it.
+    """
     for name in [name for name in vars(config) if _is_of_code(name)]:
         vars(config)[name] = None
 
@@ -559,13 +601,18 @@ def _is_of_code(name: str) -> bool:
 
 
 def _of_a_run(directory: Path) -> Path:
-    """The model in a run's directory; other directories as they are."""
+    """Return the model directory within a run directory; other directories stay as they are."""
     is_one = (directory / "run.json").exists() and not (directory / "config.json").exists()
     return directory / "model" if is_one else directory
 
 
 def open_model(name: str) -> OpenedModel:
-    """Open ``demo``, the model that is installed with Espalier, a model's directory, or that of a run which wrote a model.
+    """Open a model by name.
+
+    Parameters
+    ----------
+    name : ``demo`` for the model that is installed with Espalier, a model directory, or the
+        directory of a run that wrote a model
 
     Raises
     ------
@@ -586,7 +633,9 @@ def open_model(name: str) -> OpenedModel:
 
 
 def opened_in(directory: Path) -> OpenedModel:
-    """The model of a directory; in one process all who ask while its files stay as they are have the same, with its hash.
+    """Open the model of a directory.
+
+    Within a process, callers share the same model and its hash as long as the files do not change.
 
     Raises
     ------

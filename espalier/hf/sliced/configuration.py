@@ -1,4 +1,4 @@
-"""Which models can be sliced, how wide they are, and ``config.json`` of the sliced one."""
+"""Configuration of sliced models: supported families, and ``config.json``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,21 @@ from espalier.methods.slicegpt.contract import dense_width
 from espalier.models.plan import ModelPlan
 
 SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")
-"""Families with an RMS norm before attention and one before the feed-forward part, whose sliced models have code."""
+"""Families that can be sliced.
+
+They have an RMS norm before attention and one before the feed-forward part, and code for their
+sliced models exists.
+"""
 
 
 def require_sliceable(model: OpenedModel) -> None:
-    """Refuse a model whose residual stream cannot be rotated, or whose files lack what stands before and behind the blocks.
+    """Refuse a model that cannot be sliced.
 
     Raises
     ------
     Mistake
-        It says which models can be, or which tensor is missing.
+        The residual stream of this model type cannot be rotated, or the files lack the embedding,
+        the final norm or the head.
     """
     found = model.config["model_type"]
     if found not in SLICEABLE:
@@ -37,20 +42,21 @@ def require_sliceable(model: OpenedModel) -> None:
 
 
 def is_tied(model: OpenedModel) -> bool:
-    """Whether a model's head is its embedding."""
+    """Return whether the head of a model is tied to its embedding."""
     return bool(model.configured("tie_word_embeddings"))
 
 
 def sliced_config(
     base: Mapping[str, Any], family: Family, plan: ModelPlan, width: int
 ) -> dict[str, Any]:
-    """The configuration of a sliced model.
+    """Return the configuration of a sliced model.
 
     Parameters
     ----------
     base : ``config.json`` of the dense model
-    plan : of the dense model
-    width : of the residual stream that is left
+    family : family of the model
+    plan : plan of the dense model
+    width : width of the sliced residual stream
     """
     from espalier.hf.sliced import modeling_sliced
 
@@ -61,7 +67,9 @@ def sliced_config(
         "model_type": cls.config_class.model_type,
         "hidden_size": width,
         "dense_hidden_size": dense_width(plan),
+        # transformers would derive another width from the smaller hidden size.
         "head_dim": plan.head_dim,
+        # Embedding and head have different bases, so they cannot be tied.
         "tie_word_embeddings": False,
         "architectures": [cls.__name__],
         "auto_map": {

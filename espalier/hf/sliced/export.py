@@ -1,6 +1,7 @@
-"""Write a sliced model: its tensors, and the code that builds it (``modeling_sliced.py``) beside them.
+"""Export of a sliced model: its tensors and the code that builds it.
 
-transformers runs the code with ``trust_remote_code=True``; where Espalier is installed importing that module is enough.
+The code is a copy of ``modeling_sliced.py``. transformers runs it with ``trust_remote_code=True``.
+If Espalier is installed, it is enough to import that module.
 """
 
 import shutil
@@ -16,18 +17,19 @@ from espalier.hf.structured.export import specs_of, write_shards
 from espalier.storage.atomic import write_json
 
 CODE = Path(modeling_sliced.__file__)
-"""The module that an export has a copy of."""
+"""Module that is copied into an export."""
 
 
 def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
-    """Write a sliced model, in the dtypes of the base's files.
+    """Write a sliced model in the dtypes of the base's files.
 
-    The directory appears whole or not at all; tensors are read, rotated and written one at a time.
+    The directory is written atomically: it appears complete or not at all. Tensors are read,
+    rotated and written one at a time.
 
     Raises
     ------
     Mistake
-        The file system refused.
+        Writing failed.
     """
     with made_whole(target) as unfinished:
         specs = specs_of(model)

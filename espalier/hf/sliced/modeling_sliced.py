@@ -1,16 +1,19 @@
-"""Models of transformers whose residual stream was rotated and sliced (SliceGPT): the code beside such an export.
+"""transformers models with a rotated and sliced residual stream (SliceGPT).
 
-An export holds a copy of this file, so that ``from_pretrained(..., trust_remote_code=True)`` finds it; where Espalier is
-installed, ``import espalier.hf.sliced.modeling_sliced`` does the same without remote code. It therefore imports torch and
-transformers alone. ``config.json`` is that of the family with two keys of another meaning:
+An export contains a copy of this file, so that ``from_pretrained(..., trust_remote_code=True)``
+finds it. If Espalier is installed, ``import espalier.hf.sliced.modeling_sliced`` has the same
+effect without remote code. The module therefore imports only torch and transformers.
+``config.json`` is that of the family with two keys:
 
-- ``hidden_size``: the width that is left of the residual stream; heads keep theirs, which ``head_dim`` says
-- ``dense_hidden_size``: the width before
+- ``hidden_size``: width of the sliced residual stream; the width of the heads is unchanged and
+  given by ``head_dim``
+- ``dense_hidden_size``: width before slicing
 
-Each block has two linears more, ``attn_shortcut`` and ``mlp_shortcut``, through which the residual stream goes from the basis
-in which attention, or the feed-forward part, reads it to the next one. Norms have no scale of their own: it is in the matrices
-that read behind them, and so is the root of ``dense_hidden_size / hidden_size``, since a norm here takes its mean over fewer
-numbers.
+Each block has two additional linears, ``attn_shortcut`` and ``mlp_shortcut``. They map the residual
+stream from the basis of the attention, or of the feed-forward part, to the next basis. Norms have
+no scale of their own. The scale is merged into the matrices that read the output of the norm. So is
+the factor ``sqrt(dense_hidden_size / hidden_size)``, because a norm here averages over fewer
+dimensions.
 """
 
 from typing import Any, ClassVar
@@ -35,10 +38,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 
 class _SlicedBlock:
-    """A block whose residual branches lead from basis to basis."""
+    """Block whose residual connections map from one basis to the next."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)  # type: ignore[call-arg]  # that of transformers
+        # The next class in the MRO is the block of transformers.
+        super().__init__(config, layer_idx)  # type: ignore[call-arg]
         block: Any = self
         for name in ("attn_shortcut", "mlp_shortcut"):
             setattr(block, name, nn.Linear(config.hidden_size, config.hidden_size, bias=False))
@@ -46,7 +50,10 @@ class _SlicedBlock:
             as_before(norm, config)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        """(windows, tokens, hidden_size), in the basis of this block's attention -> the same in that of the next block's."""
+        """Map hidden states from this block's basis to the next block's.
+
+        Both have shape (batch, sequence_length, hidden_size).
+        """
         block: Any = self
         attended, _ = block.self_attn(hidden_states=block.input_layernorm(hidden_states), **kwargs)
         hidden_states = block.attn_shortcut(hidden_states) + attended
@@ -56,33 +63,35 @@ class _SlicedBlock:
 
 
 def as_before(norm: Any, config: Any) -> None:
-    """Let a norm add what it added to the mean over all lanes, now that it takes the mean over fewer."""
+    """Set the epsilon of a norm so that it has the same effect on fewer dimensions."""
+    # The mean square over the kept dimensions is larger by this factor.
     norm.variance_epsilon = config.rms_norm_eps * config.dense_hidden_size / config.hidden_size
 
 
 class SlicedLlamaBlock(_SlicedBlock, LlamaDecoderLayer):
-    """LLaMA's."""
+    """Sliced block of LLaMA."""
 
 
 class SlicedMistralBlock(_SlicedBlock, MistralDecoderLayer):
-    """Mistral's."""
+    """Sliced block of Mistral."""
 
 
 class SlicedQwen2Block(_SlicedBlock, Qwen2DecoderLayer):
-    """Qwen2's."""
+    """Sliced block of Qwen2."""
 
 
 class SlicedQwen3Block(_SlicedBlock, Qwen3DecoderLayer):
-    """Qwen3's."""
+    """Sliced block of Qwen3."""
 
 
 class _Sliced:
-    """What the classes below add to those of transformers."""
+    """Mixin that replaces the blocks of a transformers model by sliced blocks."""
 
     block: ClassVar[Any]
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # that of transformers
+        # The next class in the MRO is the model of transformers.
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         decoder: Any = self.model  # type: ignore[attr-defined]
         for index in range(len(decoder.layers)):
             decoder.layers[index] = self.block(config, index)
@@ -90,31 +99,31 @@ class _Sliced:
 
 
 class SlicedLlamaConfig(LlamaConfig):
-    """LLaMA's, with ``dense_hidden_size``."""
+    """Configuration of LLaMA with ``dense_hidden_size``."""
 
     model_type = "sliced-llama"
     dense_hidden_size: int | None = None
 
     def validate_architecture(self) -> None:
-        """Heads have a width of their own, so they need not share that of the residual stream."""
+        """Accept any ``hidden_size``: the number of heads need not divide it."""
 
 
 class SlicedMistralConfig(MistralConfig):
-    """Mistral's, with ``dense_hidden_size``."""
+    """Configuration of Mistral with ``dense_hidden_size``."""
 
     model_type = "sliced-mistral"
     dense_hidden_size: int | None = None
 
 
 class SlicedQwen2Config(Qwen2Config):
-    """Qwen2's, with ``dense_hidden_size``."""
+    """Configuration of Qwen2 with ``dense_hidden_size``."""
 
     model_type = "sliced-qwen2"
     dense_hidden_size: int | None = None
 
 
 class SlicedQwen3Config(Qwen3Config):
-    """Qwen3's, with ``dense_hidden_size``."""
+    """Configuration of Qwen3 with ``dense_hidden_size``."""
 
     model_type = "sliced-qwen3"
     dense_hidden_size: int | None = None
@@ -161,7 +170,7 @@ CLASSES: tuple[Any, ...] = (
 
 
 def register() -> None:
-    """Make the classes known to transformers' Auto classes."""
+    """Register the classes with transformers' Auto classes."""
     for model in CLASSES:
         AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
         AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)

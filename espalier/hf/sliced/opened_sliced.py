@@ -1,4 +1,4 @@
-"""A base model sliced along given bases, as an opened model: its tensors are made when they are read."""
+"""Opened base model that is sliced along given bases; tensors are derived when they are read."""
 
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.sliced.configuration import is_tied, require_sliceable, sliced_config
@@ -6,18 +6,18 @@ from espalier.hf.sliced.rotated_checkpoint import Bases, RotatedCheckpoint
 
 
 class SlicedModel(OpenedModel):
-    """What is left of a base when its residual stream is rotated and sliced (section 3).
+    """Base model with a rotated and sliced residual stream (SliceGPT section 3).
 
     Parameters
     ----------
     base : the dense model
-    bases : by place, see ``rotated_checkpoint``
-    width : columns of each basis
+    bases : function from the place of a basis to the basis; see ``rotated_checkpoint``
+    width : number of columns of each basis
 
     Raises
     ------
     Mistake
-        The base's residual stream cannot be rotated.
+        The residual stream of the base cannot be rotated.
     """
 
     def __init__(self, base: OpenedModel, bases: Bases, width: int) -> None:

@@ -1,7 +1,9 @@
-"""The tensors of a sliced model, made of the base model's when they are read: fused, rotated, sliced, and rounded once.
+"""Tensors of a sliced model, derived from those of the base model when they are read.
 
-Block ``i`` reads the residual stream in the basis ``2 i`` at its attention and in ``2 i + 1`` at its feed-forward part; the
-last basis is that of the head. One tensor and three bases are in memory at a time.
+Each tensor is fused with the scale of its norm, rotated, sliced, and rounded once. Block ``i``
+reads the residual stream in basis ``2 i`` at its attention, and in basis ``2 i + 1`` at its
+feed-forward part. The last basis is that of the head. One tensor and three bases are in memory at a
+time.
 """
 
 import math
@@ -20,26 +22,27 @@ from espalier.methods.slicegpt.contract import dense_width
 from pruning_kernels.groups.slicing import shortcut, sliced_reader, sliced_writer
 
 Bases = Callable[[int], Tensor]
-"""Place of a basis -> the basis, (width, kept), any floating dtype."""
+"""Function from the place of a basis to the basis: (hidden_size, kept), any floating dtype."""
 
 READ_BEHIND = {
-    "attn.q": "norm.attn", "attn.k": "norm.attn", "attn.v": "norm.attn", "mlp.gate": "norm.mlp", "mlp.up": "norm.mlp",
+    "attn.q": "norm.attn", "attn.k": "norm.attn", "attn.v": "norm.attn",
+    "mlp.gate": "norm.mlp", "mlp.up": "norm.mlp",
 }  # fmt: skip
-"""Matrices that read the residual stream, and the norm behind which they do."""
+"""Matrices that read the residual stream, and the norm whose output they read."""
 PLACES = {"norm.attn": 0, "norm.mlp": 1, "attn.o": 1, "mlp.down": 2}
-"""The basis in which is read behind a norm, or written by a matrix, from the first of the block on."""
+"""Basis of a norm's output or of a matrix's output, relative to the first basis of the block."""
 SHORTCUTS = ("attn_shortcut", "mlp_shortcut")
 
 
 class RotatedCheckpoint(Checkpoint):
-    """A checkpoint whose tensors are made of another's.
+    """Checkpoint whose tensors are derived from those of another one.
 
     Parameters
     ----------
     base : the dense model
-    bases : by place
-    width : of the residual stream that is left, columns of each basis
-    tied : whether the base's head is its embedding; the sliced model's is not
+    bases : function from the place of a basis to the basis
+    width : width of the sliced residual stream, the number of columns of each basis
+    tied : True if the base's head is tied to its embedding; the sliced model's head never is
     """
 
     def __init__(self, base: OpenedModel, bases: Bases, width: int, tied: bool) -> None:
@@ -51,6 +54,7 @@ class RotatedCheckpoint(Checkpoint):
         self._family = base.family
         self._width = width
         self._dense = dense_width(base.plan)
+        # The tensors of a block use three bases.
         self._basis = lru_cache(maxsize=3)(lambda place: bases(place).to(torch.float64))
         self._made: dict[str, Callable[[], Tensor]] = {}
         self._copied: set[str] = set()
@@ -66,12 +70,12 @@ class RotatedCheckpoint(Checkpoint):
         for block in base.plan.blocks:
             self._add_shortcuts(block.index, block.linear("attn.o").parameter)
 
-    # ----- what there is ----------------------------------------------------------------------------------------------
+    # ----- names and shapes -----
 
     def _add(
         self, name: str, like: str, shape: tuple[int, ...], made: Callable[[], Tensor]
     ) -> None:
-        """A tensor in the shard and the dtype of one of the base's."""
+        """Add a tensor with the shard and dtype of one of the base's tensors."""
         stored = self._files.tensors[like]
         size = DTYPE_BYTES[stored.dtype] * math.prod(shape)
         self.tensors[name] = StoredTensor(stored.shard, stored.dtype, shape, 0, size)
@@ -83,7 +87,7 @@ class RotatedCheckpoint(Checkpoint):
         self._add(name, name, self._files.tensors[name].shape, partial(self._files.read, name))
 
     def _add_outer(self, tied: bool) -> None:
-        """Embedding, last norm and head."""
+        """Add embedding, final norm and head."""
         family = self._family
         last = 2 * len(self._base.plan.blocks)
         embedding = f"{family.embeddings}.weight"
@@ -95,6 +99,7 @@ class RotatedCheckpoint(Checkpoint):
         ):
             shape = (self._files.tensors[source].shape[0], self._width)
             self._add(name, source, shape, partial(self._reader, source, place, behind))
+        # The scale of the final norm is merged into the head.
         self._add(norm, norm, (self._width,), partial(torch.ones, self._width))
 
     def _add_of_block(self, name: str, index: int, path: str) -> None:
@@ -114,8 +119,10 @@ class RotatedCheckpoint(Checkpoint):
                 partial(self._writer, name, 2 * index + PLACES[own]),
             )
         elif own in PLACES:
+            # The scale of a norm is merged into the matrices that read its output.
             self._add(name, name, (self._width,), partial(torch.ones, self._width))
-        else:  # biases of what reads, and norms of heads: they are not on the residual stream
+        else:
+            # Biases of reading matrices and norms of heads are not on the residual stream.
             self._copy(name)
 
     def _add_shortcuts(self, index: int, like: str) -> None:
@@ -125,7 +132,7 @@ class RotatedCheckpoint(Checkpoint):
                 full, like, (self._width, self._width), partial(self._shortcut, 2 * index + step)
             )
 
-    # ----- how it is made ---------------------------------------------------------------------------------------------
+    # ----- values -----
 
     def _norm(self, index: int | None, name: str) -> str:
         path = self._family.parameter_path(f"{name}.weight", index)
@@ -133,7 +140,10 @@ class RotatedCheckpoint(Checkpoint):
         return path
 
     def _reader(self, name: str, place: int, norm: str) -> Tensor:
-        """With the norm's scale in it, and what the norm divides by too little, as it sees fewer lanes."""
+        """Return a reading matrix in a basis, with the scale of its norm.
+
+        The factor sqrt(dense width / width) corrects the norm's mean over fewer dimensions.
+        """
         scale: Tensor | float = 1.0
         if norm:
             scale = self._files.read(norm).to(torch.float64) * math.sqrt(self._dense / self._width)
@@ -145,20 +155,20 @@ class RotatedCheckpoint(Checkpoint):
     def _shortcut(self, place: int) -> Tensor:
         return shortcut(self._basis(place), self._basis(place + 1))
 
-    # ----- reading ----------------------------------------------------------------------------------------------------
+    # ----- reading -----
 
     def read_into(self, name: str, room: Tensor) -> Tensor:
-        """Fill the room of one tensor, and return it."""
+        """Compute one tensor into ``room`` and return it."""
         made = room.copy_(self._made[name]())
         if name not in self._copied:
             require_finite(name, made)
         return made
 
     def read_rows(self, name: str, first: int, last: int) -> Tensor:
-        """Rows of one tensor, which is made whole."""
+        """Return rows of one tensor, which is computed completely."""
         return self.read(name)[first:last].clone()
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of one tensor, in pieces of at most 16 MiB."""
+        """Yield the bytes of one tensor in pieces of at most 16 MiB."""
         raw = self.read(name).view(-1).view(torch.uint8)
         yield from (piece.numpy().tobytes() for piece in raw.split(CHUNK))

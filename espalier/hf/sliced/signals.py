@@ -1,6 +1,7 @@
-"""The signals of a dense model at its norms: second moments block after block, and the bases that they lead to.
+"""Second moments of a dense model's signals at its norms, and the bases that follow from them.
 
-A signal is what a norm gives but for its scale (section 3.3), so the squares of one token's signal sum to the width at most.
+A signal is the output of a norm without its scale (SliceGPT section 3.3). The squares of one
+token's signal therefore sum to at most the hidden size.
 """
 
 from collections.abc import Iterator
@@ -23,33 +24,36 @@ from pruning_kernels.groups.slicing import (
 )
 
 NORMS = ("norm.attn", "norm.mlp")
-"""Norms of a block, in the order in which it uses them."""
+"""Norms of a block, in order of use."""
 
 
 class _Watched:
-    """Forward hook of a norm: sums the second moments of its signals."""
+    """Forward pre-hook of a norm that sums the second moments of its signals."""
 
     def __init__(self, epsilon: float) -> None:
         self.moments: Tensor | None = None
         self._epsilon = epsilon
 
     def __call__(self, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """(windows, tokens, width)."""
+        """Add the signals of an input of shape (batch, sequence_length, hidden_size)."""
         seen = second_moments(normalised(inputs[0].flatten(0, -2), self._epsilon))
         self.moments = seen if self.moments is None else self.moments.add_(seen)
 
 
 @torch.no_grad()
 def mean_moments(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
-    """Second moments of one party's signals, place after place of the dense model, as means over tokens.
+    """Yield the second moments of one client's signals in the dense model, as means over tokens.
 
     Parameters
     ----------
-    windows : (windows, tokens), int64
+    stream : the dense model
+    windows : (num_samples, sequence_length), int64, calibration samples
 
     Yields
     ------
-    (width, width), float64, on the CPU: before attention and feed-forward part of each block, and before the head
+    Tensor
+        (hidden_size, hidden_size), float64, on the CPU: before attention and feed-forward part of
+        each block, and before the head
     """
     activations = stream.start(windows)
     family = stream.model.family
@@ -62,6 +66,7 @@ def mean_moments(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
                 hooks.callback(_hooked(block.get_submodule(family.norms[name]), own).remove)
             activations.through(index, block)
         yield from (_mean(own, windows) for own in watched)
+    # The input of the head passes the final norm, so its signals are normalised in the same way.
     behind = _Watched(epsilon)
     for batch in activations.batches():
         behind(nn.Identity(), (batch,))
@@ -78,18 +83,29 @@ def _mean(watched: _Watched, windows: Tensor) -> Tensor:
 
 
 def basis_of(moments: Tensor, width: int) -> tuple[Tensor, float]:
-    """The basis of a place, (hidden size, width), float32, and which share of the signals' squared length lies in it."""
+    """Return the basis of a place, and the fraction of the signals' squared length that it keeps.
+
+    Parameters
+    ----------
+    moments : (hidden_size, hidden_size), second moments of the signals
+    width : number of columns of the basis
+
+    Returns
+    -------
+    tuple
+        Basis, (hidden_size, width), float32; and the fraction
+    """
     basis = principal_basis(moments, width)
     return basis.to(torch.float32), kept_share(moments, basis)
 
 
 def pack_moments(moments: Tensor) -> bytes:
-    """Serialise those of a place: their upper triangle, float32."""
+    """Serialise the upper triangle of the moments of a place, float32."""
     return pack_tensors({MOMENTS: packed(moments).to(torch.float32).numpy()})
 
 
 def read_moments(blob: bytes) -> Tensor:
-    """Their upper triangle, float64."""
+    """Return the upper triangle of the moments from a blob, float64."""
     return torch.from_numpy(unpack_tensors(blob)[MOMENTS].copy()).to(torch.float64)
 
 
@@ -99,5 +115,5 @@ def pack_basis(basis: Tensor) -> bytes:
 
 
 def read_basis(blob: bytes) -> Tensor:
-    """Read it, (hidden size, width), float32."""
+    """Return a basis from a blob, (hidden_size, width), float32."""
     return torch.from_numpy(unpack_tensors(blob)[BASIS].copy())

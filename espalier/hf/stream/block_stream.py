@@ -1,8 +1,9 @@
-"""Walk a model block by block: only one block's weights and the windows' activations are in memory.
+"""Block-by-block forward pass of a model: only one block's weights are in memory at a time.
 
-The model's own code runs, never a copy of it. Its blocks are replaced by relays: a first pass through embeddings and
-relays records what the model passes to each block beside the hidden states (rotary embeddings, masks); a last pass
-hands the finished hidden states to the model's own final norm and head.
+The model's own code runs, never a copy. Its blocks are replaced by relays. A first pass through the
+embeddings and the relays records what the model passes to each block in addition to the hidden
+states (rotary embeddings, masks). A last pass hands the final hidden states to the model's own
+final norm and head.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,21 +26,25 @@ from espalier.models.plan import LinearPlan
 from espalier.progress.beats import beats
 
 TOKENS_PER_BATCH = 2048
-"""Tokens that pass through a block together, whatever the length of their windows; one window at least.
+"""Maximum number of tokens that pass through a block together; at least one sequence.
 
-What a block computes from a batch is many times as large as the hidden states, and must not grow with the windows. So windows
-of 256 tokens pass 8 at a time, of 2048 one by one. Another batch may change results by rounding; windows of one length are
-always batched alike.
+The intermediate results of a block are many times as large as the hidden states, and must not grow
+with the number of sequences. Sequences of 256 tokens therefore pass 8 at a time, and sequences of
+2048 tokens one by one. Another batch size may change results by rounding, but sequences of one
+length are always batched in the same way.
 """
 
 FLOAT16_REMEDY = "set dtype to 'bfloat16' or 'float32'"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a model passes to a block beside the hidden states: positional and named arguments."""
+"""Positional and named arguments that a model passes to a block, besides the hidden states."""
 
 
 class _Relay(nn.Module):
-    """Stands where a block stood: records the call, and returns the hidden states it was given or told to give."""
+    """Stand-in for a block: records the call and returns the hidden states.
+
+    If ``answer`` is set, it returns ``answer`` instead.
+    """
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -53,6 +58,7 @@ class _Relay(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            # Some models read attributes of their blocks, such as the kind of attention.
             return getattr(self.__dict__["block"], name)
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -62,7 +68,7 @@ class _Relay(nn.Module):
 
 
 class Activations:
-    """Hidden states of all windows between two blocks, in batches, and what the model passes to each block with them."""
+    """Hidden states of all samples between two blocks, with the arguments of each block."""
 
     def __init__(self, input_ids: list[Tensor], hidden: HiddenStates, calls: list[list[Call]]):
         self.input_ids = input_ids
@@ -71,57 +77,85 @@ class Activations:
 
     @property
     def num_windows(self) -> int:
-        """How many windows there are."""
+        """Number of samples."""
         return sum(len(batch) for batch in self.input_ids)
 
     def through(self, index: int, block: nn.Module, *, keep: bool = True) -> None:
-        """Run every batch through a block; with ``keep`` its output replaces the hidden states, in their place."""
+        """Run every batch through a block.
+
+        With ``keep`` the output replaces the hidden states in place; without it the output is
+        dropped.
+        """
         for batch, calls in enumerate(self._calls):
             args, kwargs = calls[index]
             output = block(self.hidden[batch], *args, **kwargs)
             if keep:
                 self.hidden[batch] = output[0] if isinstance(output, tuple) else output
-            del output  # not held while the next batch is computed
+            # Free the output before the next batch is computed.
+            del output
 
     def copied(self) -> "Activations":
-        """The same hidden states, to be kept while these go on."""
+        """Return a copy of the hidden states that stays unchanged while these proceed."""
         kept = self.hidden.emptied()
         for batch in self.batches():
             kept.append(batch.clone())
         return Activations(self.input_ids, kept, self._calls)
 
     def batches(self) -> Iterator[Tensor]:
-        """The hidden states, batch after batch."""
+        """Yield the hidden states batch by batch."""
         for batch in range(len(self.hidden)):
             yield self.hidden[batch]
 
     def of_windows(self, numbers: Sequence[int]) -> Tensor:
-        """The hidden states of some windows, in the order of ``numbers``, (windows, tokens, width); a batch is read once."""
+        """Return the hidden states of some samples.
+
+        Consecutive samples of the same batch are read together.
+
+        Parameters
+        ----------
+        numbers : indices of the samples
+
+        Returns
+        -------
+        Tensor
+            (len(numbers), sequence_length, hidden_size), in the order of ``numbers``
+        """
         at_once = windows_per_batch(self.input_ids[0].shape[1])
         rows = list[Tensor]()
-        # On disk a batch is read whole.
+        # Hidden states on disk are read one whole batch at a time.
         for place, own in groupby(numbers, key=lambda number: number // at_once):
             batch = self.hidden[place]
             rows += [batch[number % at_once] for number in own]
         return torch.stack(rows)
 
     def call(self, index: int) -> Call:
-        """What the model passes to a block with the first batch, beside the hidden states."""
+        """Return the arguments that the model passes to a block with the first batch."""
         return self._calls[0][index]
 
     def pieces(self) -> Iterator[memoryview]:
-        """The bytes of all hidden states, batch after batch."""
+        """Yield the bytes of all hidden states, batch by batch."""
         for batch in self.batches():
             yield memory_of(batch.cpu())
 
 
 class BlockStream:
-    """A causal language model whose blocks are loaded one at a time."""
+    """Causal language model whose blocks are loaded one at a time.
+
+    Parameters
+    ----------
+    model : model to run
+    computing : device, dtype and threads of the computation
+
+    Raises
+    ------
+    Mistake
+        The checkpoint lacks a tensor of the model, or holds it in another shape.
+    """
 
     def __init__(self, model: OpenedModel, computing: Computing) -> None:
         self.model = model
         self.computing = computing
-        # On a CPU the thread would take time and memory from the computation.
+        # On a CPU the reading thread would compete with the computation for time and memory.
         on_cuda = computing.device.type == "cuda"
         self._ahead = ReadingAhead(model.checkpoint, pinned=True) if on_cuda else None
         self._skeleton = model.new_skeleton()
@@ -143,10 +177,14 @@ class BlockStream:
         edits: Mapping[str, WeightEdit] | None = None,
         following: int | None = None,
     ) -> Iterator[nn.Module]:
-        """Load one block's weights, edited, in the computing dtype and on its device; they are dropped on leaving.
+        """Load one block on the device, in the compute dtype, and drop its weights on exit.
 
-        ``following`` is the block that will be asked for next: on a CUDA device it is read while this one computes. What cannot
-        be read of it is told when it is asked for.
+        Parameters
+        ----------
+        index : index of the block
+        edits : edits of its weights, by canonical linear name
+        following : index of the block that will be loaded next. On a CUDA device it is read while
+            this block computes. Read errors are raised when that block is loaded
         """
         block = self._blocks[index]
         weights = {
@@ -165,17 +203,25 @@ class BlockStream:
             block.to("meta")
 
     def stored_weight(self, linear: LinearPlan, edit: WeightEdit | None = None) -> Tensor:
-        """One matrix as it is in the model's files, edited, on the computing device: not rounded to the computing dtype."""
+        """Return one matrix as the files hold it, edited, on the compute device.
+
+        It keeps the dtype of the files and is not rounded to the compute dtype.
+        """
         value = self.model.checkpoint.read(linear.parameter)
         return (edit(value) if edit else value).to(self.computing.device)
 
     def linears(self, index: int, block: nn.Module) -> dict[str, nn.Linear]:
-        """The block's prunable linears by canonical name."""
+        """Return the prunable linears of a block by canonical name."""
         return {name: block.get_submodule(path) for name, path in self.model.family.linears.items()}  # type: ignore[misc]
 
     @torch.no_grad()
     def start(self, windows: Tensor) -> Activations:
-        """Embed token windows, shape (windows, tokens), int64; the result stands before the first block."""
+        """Embed token sequences; the result holds the hidden states before the first block.
+
+        Parameters
+        ----------
+        windows : (num_samples, sequence_length), int64
+        """
         batches = list(windows.to(self.computing.device).split(windows_per_batch(windows.shape[1])))
         hidden = hidden_states(self.computing.activations_folder)
         calls = list[list[Call]]()
@@ -186,20 +232,28 @@ class BlockStream:
                 assert first is not None
                 hidden.append(first)
                 passed = [relay.call for relay in self._relays]
+                # Most models pass equal arguments with every batch; they are stored once.
                 calls.append(calls[-1] if calls and _alike(calls[-1], passed) else passed)
                 for relay in self._relays:
+                    # Do not keep the batch in memory until the next one.
                     relay.received = None
                     relay.call = ((), {})
         return Activations(batches, hidden, calls)
 
     def resume(self, windows: Tensor, kept: BinaryIO) -> Activations:
-        """Activations that stand where the bytes in ``kept`` were taken from ``Activations.pieces``.
+        """Restore activations from bytes that ``Activations.pieces`` yielded.
+
+        Parameters
+        ----------
+        windows : (num_samples, sequence_length), int64: the same samples as then
+        kept : open file with the bytes
 
         Raises
         ------
         Mistake
-            There are fewer or more bytes than these windows have in the computing dtype.
+            The number of bytes does not match these samples in the compute dtype.
         """
+        # This records the calls. The hidden states are overwritten below.
         activations = self.start(windows)
         for batch in range(len(activations.hidden)):
             hidden = torch.empty_like(activations.hidden[batch], device="cpu")
@@ -218,7 +272,10 @@ class BlockStream:
 
     @contextmanager
     def final_norm(self) -> Iterator[nn.Module]:
-        """Load the norm behind the last block; the identity in a model that has none there, such as OPT-350M."""
+        """Load the norm after the last block.
+
+        Yields the identity for a model that has no such norm, such as OPT-350M.
+        """
         path = self.model.family.final_norm
         parent, _, name = path.rpartition(".")
         if not path or getattr(self._skeleton.get_submodule(parent), name) is None:
@@ -229,20 +286,23 @@ class BlockStream:
 
     @torch.no_grad()
     def logits(self, activations: Activations) -> Iterator[Tensor]:
-        """Final norm and head over the hidden states after the last block, token by token.
+        """Apply the final norm and the head to the hidden states after the last block.
 
         Yields
         ------
-        (tokens, vocabulary), of as many tokens as ``tokens_at_once`` says: all tokens of the first window, then of the next
+        Tensor
+            (tokens, vocab_size), with up to ``tokens_at_once`` tokens: all tokens of the first
+            sample, then those of the next
         """
         last = self._relays[-1]
         with self._without_unused_embeddings() as width, self._loaded("") as skeleton:
             at_once = tokens_at_once(skeleton.config.vocab_size)
             try:
                 for batch in range(len(activations.hidden)):
-                    # Norm and head look at one token at a time, so each can be a window of its own.
+                    # Norm and head work on single tokens, so each token becomes a sequence.
                     for piece in activations.hidden[batch].flatten(0, 1)[:, None].split(at_once):
                         last.answer = piece
+                        # The model requires embeddings, but the last relay ignores its input.
                         embedded = piece.new_zeros(1).expand(len(piece), 1, width)
                         yield skeleton(inputs_embeds=embedded, use_cache=False).logits.squeeze(1)
             finally:
@@ -250,7 +310,7 @@ class BlockStream:
 
     @contextmanager
     def _without_unused_embeddings(self) -> Iterator[int]:
-        """Take the embeddings out of the skeleton, unless they are its head too; gives their width."""
+        """Remove the embeddings unless the head is tied to them; yields their width."""
         path = self.model.family.embeddings
         embeddings: Any = self._skeleton.get_submodule(path)
         tied = getattr(self._skeleton, "all_tied_weights_keys", {}) or {}
@@ -263,7 +323,10 @@ class BlockStream:
 
     @contextmanager
     def _loaded(self, path: str) -> Iterator[Any]:
-        """Load what a submodule has beside the blocks: embeddings, norms, head; it is dropped on leaving."""
+        """Load the weights of a submodule outside the blocks, and drop them on exit.
+
+        Such submodules are embeddings, norms and the head.
+        """
         module = self._skeleton.get_submodule(path)
         self._load(module, f"{path}." if path else "", {})
         if not path:
@@ -274,7 +337,10 @@ class BlockStream:
             drop_weights(module)
 
     def _load(self, module: nn.Module, prefix: str, edits: Mapping[str, WeightEdit]) -> None:
-        """Give a module's parameters and persistent buffers the values of the checkpoint; tied ones may be missing."""
+        """Assign the values of the checkpoint to a module's parameters and persistent buffers.
+
+        Tied parameters may be missing in the checkpoint.
+        """
         values: dict[str, Tensor] = {}
         for full in self._stored(module, prefix):
             name = full.removeprefix(prefix)
@@ -287,7 +353,7 @@ class BlockStream:
         module.load_state_dict(values, strict=False, assign=True)
 
     def _stored(self, module: nn.Module, prefix: str) -> list[str]:
-        """What the checkpoint has of a module, by its names there."""
+        """Return the names of the checkpoint's tensors that belong to a module."""
         return [
             prefix + name
             for name in module.state_dict()
@@ -295,12 +361,18 @@ class BlockStream:
         ]
 
     def _computed(self, value: Tensor) -> Tensor:
-        """A stored tensor in the computing dtype on its device: made wider there, where it costs no bytes on the way."""
+        """Convert a stored tensor to the compute dtype on the device.
+
+        The cast happens on the device, because the transfer is smaller in the stored dtype.
+        """
         value = value.to(self.computing.device, non_blocking=True)
         return value.to(self.computing.dtype) if value.is_floating_point() else value
 
     def _require_tensors(self, module: nn.Module, prefix: str) -> None:
-        """Raise Mistake if the checkpoint lacks a tensor of a module, or has it in another shape; none is read."""
+        """Raise Mistake if the checkpoint lacks a tensor of a module or holds it in another shape.
+
+        Only headers are read.
+        """
         stored = self.model.checkpoint.tensors
         tied = set(getattr(self._skeleton, "all_tied_weights_keys", {}) or {})
         for name, wanted in module.state_dict().items():
@@ -312,7 +384,13 @@ class BlockStream:
 
 
 def not_finite(stream: BlockStream, what: str) -> Mistake:
-    """Return the error about hidden states or logits that are not finite; ``what`` begins it, as ``block 1 gives``."""
+    """Return the error for hidden states or logits that are not finite.
+
+    Parameters
+    ----------
+    stream : the model
+    what : start of the sentence, such as ``block 1 gives``
+    """
     where = stream.model.directory
     if stream.computing.dtype == torch.float16:
         return Mistake(
@@ -327,12 +405,12 @@ def not_finite(stream: BlockStream, what: str) -> Mistake:
 
 
 def windows_per_batch(tokens: int) -> int:
-    """How many windows of so many tokens pass through a block together: see ``TOKENS_PER_BATCH``."""
+    """Return the number of samples of a given length per batch; see ``TOKENS_PER_BATCH``."""
     return max(1, TOKENS_PER_BATCH // tokens)
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two arguments are the same, tensors by value: most models pass the same to every batch."""
+    """Return whether two arguments are equal; tensors are compared by value."""
     if isinstance(one, Tensor):
         same = isinstance(other, Tensor) and one.shape == other.shape and one.dtype == other.dtype
         return same and torch.equal(one, other)
@@ -346,7 +424,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def drop_weights(module: nn.Module) -> None:
-    """Replace all parameters by ones without memory; buffers stay."""
+    """Move all parameters to the meta device, which frees their memory; buffers stay."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             setattr(part, name, nn.Parameter(parameter.detach().to("meta"), requires_grad=False))
@@ -354,7 +432,13 @@ def drop_weights(module: nn.Module) -> None:
 
 @torch.no_grad()
 def apply_prune_masks(linears: dict[str, nn.Linear], prune_masks: dict[str, Tensor]) -> None:
-    """Set the masked weights of a loaded block to zero; masks are bool, shaped like the weights."""
+    """Set the masked weights of a loaded block to zero.
+
+    Parameters
+    ----------
+    linears : linears of the block by canonical name
+    prune_masks : bool masks by canonical name, with the shape of the weights
+    """
     for name, prune_mask in prune_masks.items():
         weight = linears[name].weight
         weight.masked_fill_(prune_mask.to(weight.device), 0)
@@ -362,7 +446,16 @@ def apply_prune_masks(linears: dict[str, nn.Linear], prune_masks: dict[str, Tens
 
 @torch.no_grad()
 def run_through(stream: BlockStream, windows: Tensor, edits: Edits = dense) -> Activations:
-    """Pass token windows, shape (windows, tokens), through all blocks of the edited model; ``stream.logits`` finishes."""
+    """Pass token sequences through all blocks of the edited model.
+
+    ``BlockStream.logits`` computes the logits of the result.
+
+    Parameters
+    ----------
+    stream : the dense model
+    windows : (num_samples, sequence_length), int64
+    edits : changes to the weights of each block
+    """
     activations = stream.start(windows)
     for block_plan in beats(stream.model.plan.blocks, "passing block"):
         with stream.block(block_plan.index, edits(block_plan.index), block_plan.index + 1) as block:

@@ -1,8 +1,8 @@
-"""One party prunes a model with its calibration windows, block by block (the procedure of Wanda, Sun et al. 2023, section 3).
+"""Block-by-block pruning of a model by one client (Wanda, Sun et al. 2023, section 3).
 
-Per block: one pass of all windows through the block gathers statistics of its linears' inputs; then all its linears
-are pruned; then the windows pass through the pruned block, so that the next block sees what it would see in the pruned
-model.
+For each block, a pass of all calibration samples collects statistics of the inputs of its linears.
+Then all its linears are pruned. Then the samples pass through the pruned block, so that the next
+block sees the inputs that it gets in the pruned model.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,25 +24,26 @@ from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.sparsegpt.sparsegpt import Factor
 
 ChoosePruneMask = Callable[[Tensor, Any], Tensor]
-"""(weight, what was watched of its input) -> prune mask; see ``pruning_kernels.selection.local``."""
+"""Function (weight, statistics of its input) -> prune mask; see ``pruning_kernels.selection.local``."""
 
 
 @torch.no_grad()
 def prune_by_block(
     stream: BlockStream, windows: Tensor, choose: ChoosePruneMask, watch: Watch = InputSquareSums
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Prune every block for one party; the kept weights stay as they are.
+    """Prune every block for one client; the kept weights stay unchanged.
 
     Parameters
     ----------
     stream : the dense model
-    windows : (windows, tokens), int64, the party's calibration windows
-    choose : decides the prune mask of one matrix
-    watch : what it wants to know of the matrix's inputs
+    windows : (num_samples, sequence_length), int64, the calibration samples of the client
+    choose : function that chooses the prune mask of one matrix
+    watch : class that collects the input statistics which ``choose`` needs
 
     Yields
     ------
-    (block index, prune masks by canonical linear name), bool, shaped like the weights
+    tuple
+        Block index, and prune masks by canonical linear name: bool, with the shape of the weights
     """
     activations = stream.start(windows)
     for block_plan in beats(stream.model.plan.blocks, "pruning block"):
@@ -55,13 +56,13 @@ def prune_by_block(
 
 @dataclass(frozen=True)
 class PrunedLayer:
-    """One block after one party pruned it and, with SparseGPT, adjusted what it kept."""
+    """Block after one client pruned it and, with SparseGPT, updated the kept weights."""
 
     index: int
     matrices: dict[str, PrunedMatrix]
-    """By canonical linear name."""
+    """Pruned matrices by canonical linear name."""
     damping: float
-    """The largest damping that a matrix needed; 0 without SparseGPT."""
+    """Largest damping that a matrix needed; 0 without SparseGPT."""
 
 
 @torch.no_grad()
@@ -72,15 +73,17 @@ def prune_layers(
     layers: Collection[int],
     edits: Edits = dense,
 ) -> Iterator[PrunedLayer]:
-    """Prune some blocks for one party, in order (FedSpaLLM equation 9); the walk ends after the last of them.
+    """Prune some blocks for one client, in order (FedSpaLLM equation 9).
+
+    The forward pass ends after the last block that is pruned.
 
     Parameters
     ----------
     stream : the dense model
-    windows : (windows, tokens), int64, the party's calibration windows
-    pruning : of one matrix
-    layers : indices of the blocks that are pruned; the others are passed as they are
-    edits : what makes the dense model the one that is pruned
+    windows : (num_samples, sequence_length), int64, the calibration samples of the client
+    pruning : pruning of one matrix
+    layers : indices of the blocks to prune; other blocks are only passed
+    edits : changes that turn the dense model into the model to prune
     """
     activations = stream.start(windows)
     for index in beats(range(max(layers) + 1), "pruning block"):
@@ -90,6 +93,7 @@ def prune_layers(
                 if index in layers
                 else None
             )
+            # No block needs the output of the last one.
             if index < max(layers):
                 activations.through(index, block)
         if pruned is not None:
@@ -104,7 +108,10 @@ def choose_in_dense_block(
     choose: ChoosePruneMask,
     watch: Watch = InputSquareSums,
 ) -> dict[str, Tensor]:
-    """Prune masks of one block for one party, whose activations stand before it and stay there."""
+    """Return the prune masks of one block for one client.
+
+    The activations must stand before the block, and stay there.
+    """
     with stream.block(index) as block:
         return _choose_in_block(stream, activations, index, block, choose, watch)
 
@@ -131,9 +138,10 @@ def _prune_block(
     pruning: LocalPruning,
     edits: Mapping[str, WeightEdit],
 ) -> PrunedLayer:
-    """Prune a loaded block; it then has the weights that are sent.
+    """Prune a loaded block, which then holds the weights that are sent.
 
-    What is pruned are the weights of the model's files; those of the block, in the computing dtype, only pass activations.
+    The weights of the model's files are pruned. The block's own weights, in the compute dtype, only
+    pass the activations.
     """
     linears = stream.linears(index, block)
     with _refusals_explained(stream, index):
@@ -146,6 +154,7 @@ def _prune_block(
             prune_mask, weight = pruning.prune(
                 stream.stored_weight(plan, edits.get(name)), inputs[name]
             )
+        # The next block sees the output of the weights that are sent, rounded as in the files.
         linears[name].weight.copy_(weight.to(dtype))
         matrices[name] = PrunedMatrix.of(weight, prune_mask, dtype)
     dampings = [factor.damping for factor in inputs.values() if isinstance(factor, Factor)]
@@ -154,7 +163,7 @@ def _prune_block(
 
 @contextmanager
 def _refusals_explained(stream: BlockStream, index: int) -> Iterator[None]:
-    """Name the block whose inputs or weights are not finite, and float16 where it overflows."""
+    """Turn NotFiniteError into an error that names the block and, if it overflowed, float16."""
     try:
         yield
     except NotFiniteError as error:
@@ -168,7 +177,7 @@ def _watched(
     linears: dict[str, nn.Linear],
     watch: Watch,
 ) -> Mapping[str, InputStatistics]:
-    """What one pass of all windows tells of the inputs of a block's linears."""
+    """Return the input statistics of a block's linears after one pass of all samples."""
     watched = watch(linears)
     watched.windows = activations.num_windows
     with watched.watching():

@@ -1,7 +1,7 @@
-"""What is done to the dense weights of a block before it runs or is exported: the result of a method, as functions.
+"""Changes to the dense weights of a block before it runs or is exported.
 
-An edit takes a weight in the dtype of the model's files and returns one of the same shape and dtype, so a model that is
-evaluated while it streams has the bits of the model that is exported.
+An edit takes a weight in the dtype of the model's files and returns a tensor of the same shape and
+dtype. A model that is evaluated while it streams therefore equals the exported model bit for bit.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,25 +11,31 @@ from torch import Tensor
 
 WeightEdit = Callable[[Tensor], Tensor]
 Edits = Callable[[int], Mapping[str, WeightEdit]]
-"""Block index -> edits by canonical linear name; a linear that is not named stays as it is."""
+"""Block index -> edits by canonical linear name; other linears stay unchanged."""
 
 PruneMasks = Callable[[int], dict[str, Tensor]]
-"""Block index -> prune masks by canonical linear name: bool, shaped like the weights; a missing one prunes nothing."""
+"""Block index -> prune masks by canonical linear name.
+
+Masks are bool and have the shape of the weight. Linears without an entry are not pruned.
+"""
 
 Weights = Callable[[int], Mapping[str, Tensor]]
-"""Block index -> whole weights by canonical linear name; a linear that is not named stays as it is."""
+"""Block index -> whole weights by canonical linear name; other linears stay unchanged."""
 
 KeptShares = Callable[[int], dict[str, Tensor]]
-"""Block index -> factor of each weight by canonical linear name: float32 in [0, 1], shaped like the weights."""
+"""Block index -> factors by canonical linear name.
+
+Factors are float32 in [0, 1] and have the shape of the weight.
+"""
 
 
 def dense(_: int) -> dict[str, WeightEdit]:
-    """No edits: the dense model."""
+    """Return no edits, which leaves the model dense."""
     return {}
 
 
 def masked(prune_masks: PruneMasks) -> Edits:
-    """Set masked weights to zero: ``W * (1 - M)`` (FedPrLLM step 5)."""
+    """Return edits that set masked weights to zero: ``W * (1 - M)`` (FedPrLLM step 5)."""
 
     def edits(index: int) -> dict[str, WeightEdit]:
         return {name: _Masking(mask) for name, mask in prune_masks(index).items()}
@@ -38,9 +44,10 @@ def masked(prune_masks: PruneMasks) -> Edits:
 
 
 def masked_and_scaled(prune_masks: PruneMasks, shares: KeptShares) -> Edits:
-    """Set masked weights to zero and shrink the others: ``W * (1 - M) * share`` (FedPrLLM step 6).
+    """Return edits that zero masked weights and scale the others (FedPrLLM step 6).
 
-    The product is made in float32 and rounded to the weight's own dtype; the reference code casts to float16 instead.
+    The result is ``W * (1 - M) * share``. The product is computed in float32 and rounded to the
+    dtype of the weight. The reference code casts to float16 instead.
     """
 
     def edits(index: int) -> dict[str, WeightEdit]:
@@ -51,7 +58,7 @@ def masked_and_scaled(prune_masks: PruneMasks, shares: KeptShares) -> Edits:
 
 
 def replaced(weights: Weights) -> Edits:
-    """Put other weights in the place of the dense ones, in their dtype."""
+    """Return edits that replace dense weights by other weights, cast to the dense dtype."""
 
     def edits(index: int) -> dict[str, WeightEdit]:
         return {name: _Replacement(weight) for name, weight in weights(index).items()}

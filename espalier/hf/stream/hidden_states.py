@@ -1,8 +1,11 @@
-"""The hidden states of all windows between two blocks, batch by batch: in memory, or spilled to a file without a name.
+"""Hidden states of all samples between two blocks, batch by batch, in memory or on disk.
 
-Covers: nobody else can open a spilled file, since no directory lists it, and the system removes it with the process, also
-when that is killed.
-Does not cover: who reads the disk itself; hidden states are not encrypted.
+On disk they are in a file without a name.
+
+Covers: no other process can open the file, because no directory lists it. The kernel deletes it
+when the process ends, even if the process is killed.
+
+Does not cover: an attacker who reads the disk itself; hidden states are not encrypted.
 """
 
 import os
@@ -19,13 +22,16 @@ from espalier.errors import Mistake
 
 
 class HiddenStates(Protocol):
-    """Batches of shape (windows, tokens, hidden size), all but the last with equally many windows."""
+    """Batches of shape (samples, sequence_length, hidden_size).
+
+    All batches but the last have the same number of samples.
+    """
 
     def emptied(self) -> "HiddenStates":
-        """Another of the kind, without any batch."""
+        """Return a new container of the same kind without batches."""
 
     def append(self, batch: Tensor) -> None:
-        """Add a batch after the others."""
+        """Add a batch at the end."""
 
     def __len__(self) -> int: ...
 
@@ -35,22 +41,22 @@ class HiddenStates(Protocol):
 
 
 def hidden_states(folder: Path | None) -> HiddenStates:
-    """Where hidden states are kept: in memory, or in a file on the disk of a folder."""
+    """Return a container in memory, or on the disk of ``folder`` if it is given."""
     return InMemory() if folder is None else OnDisk(folder)
 
 
 class InMemory:
-    """Batches stay where they were computed; a new value takes the old one's place without a second copy."""
+    """Batches in memory, on the device where they were computed; assignment copies in place."""
 
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
 
     def emptied(self) -> "InMemory":
-        """Another of the kind, without any batch."""
+        """Return a new container of the same kind without batches."""
         return InMemory()
 
     def append(self, batch: Tensor) -> None:
-        """Add a batch after the others."""
+        """Add a batch at the end."""
         self._batches.append(batch)
 
     def __len__(self) -> int:
@@ -64,26 +70,27 @@ class InMemory:
 
 
 class OnDisk:
-    """Batches are in a file; only the one in hand is in memory.
+    """Batches in a file; only the batch in use is in memory.
 
     Parameters
     ----------
-    folder : on whose disk the file is; it must exist
+    folder : existing directory on whose disk the file is created
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with self._refusals_explained():
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115, it lives as long as this object
+            # The file stays open as long as this object lives.
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._shapes: list[torch.Size] = []
         self._like = torch.empty(0)
 
     def emptied(self) -> "OnDisk":
-        """Another of the kind, without any batch."""
+        """Return a new container of the same kind without batches."""
         return OnDisk(self.folder)
 
     def append(self, batch: Tensor) -> None:
-        """Add a batch after the others."""
+        """Add a batch at the end."""
         self._like = batch.new_empty(0)
         self._shapes.append(batch.shape)
         self[len(self) - 1] = batch
@@ -96,6 +103,7 @@ class OnDisk:
         waiting = memory_of(batch)
         place = self._place(index)
         while waiting:
+            # One call may read less than requested.
             read = os.preadv(self._file.fileno(), [waiting], place)
             if not read:
                 raise Mistake(
@@ -116,6 +124,7 @@ class OnDisk:
                 place = place + written
 
     def _place(self, index: int) -> int:
+        # All batches but the last have the size of the first.
         return index * self._shapes[0].numel() * self._like.element_size()
 
     @contextmanager
@@ -131,5 +140,5 @@ class OnDisk:
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU; no copy if it is contiguous."""
+    """Return the bytes of a CPU tensor as a memory view, without a copy if it is contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data

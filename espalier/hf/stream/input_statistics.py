@@ -1,4 +1,4 @@
-"""What calibration windows tell of a linear's inputs: square sums per channel, or the gram of all channels."""
+"""Input statistics of linears: sums of squares per channel, or the Gram matrix of all channels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +15,17 @@ CHANNELS_AT_ONCE = 512
 
 
 class Watched(ABC):
-    """Watches the inputs of a block's linears while windows pass through it."""
+    """Observer of the inputs of a block's linears while samples pass through the block."""
 
     windows = 0
-    """How many pass through the block; told before ``found`` is asked."""
+    """Number of samples that pass through the block; set before ``found`` is called."""
 
     def __init__(self, linears: dict[str, nn.Linear]) -> None:
         self._linears = linears
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Learn from the inputs of every forward pass within the block."""
+        """Collect statistics from every forward pass within this context."""
         hooks = [
             linear.register_forward_pre_hook(self._hook(name))
             for name, linear in self._linears.items()
@@ -42,22 +42,22 @@ class Watched(ABC):
 
     @abstractmethod
     def _see(self, name: str, inputs: Tensor) -> None:
-        """Learn from the inputs of one linear, (..., channels)."""
+        """Update the statistics with the input of one linear, (..., channels)."""
 
     @abstractmethod
     def _forget_last(self) -> None:
-        """Let the last inputs go."""
+        """Drop the reference to the last input."""
 
     @abstractmethod
     def found(self) -> Mapping[str, InputStatistics]:
-        """What was learnt, by canonical linear name; to be asked once, after the last pass."""
+        """Return the statistics by canonical linear name; call it once, after the last pass."""
 
 
 class InputSquareSums(Watched):
-    """Sum over tokens of each linear's squared input, per input channel, float64.
+    """Sum over tokens of the squared input of each linear, per input channel, float64.
 
-    Squares are float32, sums are float64, so the result depends on how windows are batched by no more than the forward
-    pass itself does.
+    Squares are float32 and sums are float64. The batch size therefore influences the result only as
+    much as it influences the forward pass.
     """
 
     def __init__(self, linears: dict[str, nn.Linear]) -> None:
@@ -70,7 +70,7 @@ class InputSquareSums(Watched):
         self._last_sum: Tensor | None = None
 
     def _see(self, name: str, inputs: Tensor) -> None:
-        # query, key and value share their input.
+        # Query, key and value share their input, so the last sum is reused.
         if inputs is not self._last_input or self._last_sum is None:
             self._last_input = inputs
             self._last_sum = _square_sum(inputs)
@@ -80,14 +80,15 @@ class InputSquareSums(Watched):
         self._last_input = self._last_sum = None
 
     def found(self) -> dict[str, Tensor]:
-        """(channels,) per linear, by canonical name."""
+        """Return the sums by canonical linear name, (channels,) each."""
         return self.sums
 
 
 class InputGrams(Watched):
-    """Sum over tokens of the outer product of each linear's input with itself: (channels, channels), float32.
+    """Sum over tokens of the outer product of each linear's input with itself.
 
-    Linears that are given the same input have one gram and one factor together: query, key and value, or gate and up.
+    The Gram matrix is (channels, channels), float32. Linears with the same input, such as query,
+    key and value, or gate and up, share one Gram matrix and one factor.
     """
 
     def __init__(
@@ -95,13 +96,14 @@ class InputGrams(Watched):
     ) -> None:
         super().__init__(linears)
         self.grams: dict[str, Tensor] = {}
-        """By the name of the first linear that is given an input."""
+        """Gram matrices by the name of the first linear that gets an input."""
         self._damping = damping
         self._damping_mean = damping_mean
         self._leader: dict[str, str] = {}
         self._last: tuple[Tensor, str] | None = None
 
     def _see(self, name: str, inputs: Tensor) -> None:
+        # Linears with a shared input are called in sequence with the same tensor.
         shares = self._last is not None and inputs is self._last[0]
         leader = self._last[1] if self._last is not None and shares else name
         if self._leader.setdefault(name, leader) != leader:
@@ -119,7 +121,8 @@ class InputGrams(Watched):
         self._last = None
 
     def found(self) -> dict[str, Factor]:
-        """The factor of each linear's gram, by canonical name; the grams are used up."""
+        """Return the factor of each linear's Gram matrix by name, and free the matrices."""
+        # SparseGPT's published code counts a dead channel as 1 in 2 / n * X^T X, so as n / 2 here.
         dead = self.windows / 2 if self._damping_mean == "all" else None
         factors = {
             leader: factorise(self.grams.pop(leader), self._damping, dead)
@@ -129,7 +132,10 @@ class InputGrams(Watched):
 
 
 def _square_sum(inputs: Tensor) -> Tensor:
-    """Over tokens, per channel, float64: a few channels at a time, because torch sums a copy in float64."""
+    """Return the sum of squares over tokens, per channel, float64.
+
+    A few channels are summed at a time, because torch makes a float64 copy of what it sums.
+    """
     pieces = inputs.flatten(0, -2).split(CHANNELS_AT_ONCE, dim=1)
     return torch.cat(
         [piece.to(torch.float32).square().sum(dim=0, dtype=torch.float64) for piece in pieces]
@@ -137,14 +143,15 @@ def _square_sum(inputs: Tensor) -> Tensor:
 
 
 def _tokens(inputs: Tensor) -> Tensor:
-    return inputs.flatten(0, -2).to(torch.float32)  # OPT flattens windows and tokens itself
+    # OPT flattens samples and tokens itself.
+    return inputs.flatten(0, -2).to(torch.float32)
 
 
 Watch = Callable[[dict[str, nn.Linear]], Watched]
 
 
 def watch_for(pruning: LocalPruning) -> Watch:
-    """What has to be watched for a way of pruning."""
+    """Return the class that collects the input statistics of a pruning method."""
     if not pruning.needs_grams:
         return InputSquareSums
     return partial(InputGrams, damping=pruning.damping, damping_mean=pruning.damping_mean)

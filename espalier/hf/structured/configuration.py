@@ -1,4 +1,4 @@
-"""``config.json`` of a smaller model, in the two forms that transformers can build: its own classes, or the family's."""
+"""``config.json`` of a pruned model, for Espalier's classes or for the classes of the family."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,25 +11,26 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 WIDTHS = "structure"
-"""Key of ``config.json`` under which they are."""
+"""Key of ``config.json`` for the widths of the blocks."""
 STRUCTURE_FILE = "structure.json"
-"""Beside a compact export: which units of which base it keeps."""
+"""File of a compact export that describes what it keeps of its base."""
 
 STRUCTURED_CLASS = "Structured"
-"""How names of the classes of smaller models begin."""
+"""Prefix of the class names of pruned models."""
 
 
 def structured_config(
     base: Mapping[str, Any], family: Family, plan: ModelPlan, cut: Structure, structure: Structure
 ) -> dict[str, Any]:
-    """The configuration of a model with blocks of unequal width.
+    """Return the configuration of a model whose blocks have different widths.
 
     Parameters
     ----------
-    base : ``config.json`` of the base, which may be a smaller model itself
-    plan : of the smaller model
-    cut : what it keeps of the base
-    structure : what it keeps of the model that nothing was cut from
+    base : ``config.json`` of the base, which may be a pruned model itself
+    family : family of the model
+    plan : plan of the pruned model
+    cut : structure relative to the base
+    structure : structure relative to the original, uncut model
     """
     return _with_blocks(base, family, cut) | {
         "model_type": STRUCTURED + str(base["model_type"]).removeprefix(STRUCTURED),
@@ -40,15 +41,23 @@ def structured_config(
 def plain_config(
     document: Mapping[str, Any], family: Family, plan: ModelPlan, structure: Structure
 ) -> dict[str, Any] | None:
-    """The same in the family's own terms; None where the blocks are not alike, or the family has no words for their shape.
+    """Return the configuration of a pruned model for the classes of the family.
 
-    ``document`` is what ``structured_config`` gave.
+    Returns None if the blocks are not alike, or if the family cannot express their shape.
+
+    Parameters
+    ----------
+    document : result of ``structured_config``
+    family : family of the model
+    plan : plan of the pruned model
+    structure : structure relative to the original, uncut model
     """
     (units, *others), was = {units_of(plan, block) for block in plan.blocks}, structure.base[0]
     if others or structure.cuts_lanes or structure.added_biases:
         return None
     config = {key: value for key, value in document.items() if key not in (WIDTHS, "auto_map")}
-    if architectures := config.get("architectures"):  # of a base that is a smaller model itself
+    # The base may be a pruned model itself.
+    if architectures := config.get("architectures"):
         config["architectures"] = [name.removeprefix(STRUCTURED_CLASS) for name in architectures]
     config["model_type"] = config["model_type"].removeprefix(STRUCTURED)
     if units.groups != was.groups:
@@ -56,7 +65,7 @@ def plain_config(
         if not family.kv_heads_key:
             return None
         heads = units.groups * plan.heads_per_group
-        # Transformers refuses it, whatever head_dim says.
+        # transformers requires this of LLaMA even if head_dim is given.
         if family.name == "llama" and units.attn_reads % heads:
             return None
         config |= {
@@ -70,22 +79,22 @@ def plain_config(
 
 
 def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
-    """transformers' own object of a configuration, also of a smaller model's."""
+    """Return the configuration object of transformers, also for a pruned model."""
     from transformers import AutoConfig
 
     kind = str(document.get("model_type"))
     if kind.startswith(STRUCTURED):
         import espalier.hf.structured.modeling_structured
     elif kind.startswith(SLICED):
-        import espalier.hf.sliced.modeling_sliced  # noqa: F401 - makes its classes known
+        import espalier.hf.sliced.modeling_sliced  # noqa: F401 - registers its classes
 
     return AutoConfig.for_model(**document)
 
 
 def _with_blocks(base: Mapping[str, Any], family: Family, structure: Structure) -> dict[str, Any]:
-    """A configuration with as many blocks as stay; what it lists for each block is listed for those."""
+    """Return a configuration with the remaining blocks, also in lists with an entry per block."""
     config = dict(base)
-    # Else transformers makes it of the new numbers.
+    # Otherwise transformers derives layer_types from the new block numbers.
     if config.get("use_sliding_window") and not config.get("layer_types"):
         config["layer_types"] = list(getattr(build_config(base), "layer_types", None) or ())
     sources = [block.source for block in structure.blocks]

@@ -1,9 +1,12 @@
-"""Write a smaller model in a form that others can read, and check it by loading it again.
+"""Export of a pruned model in a form that others can read, and a check that reloads it.
 
-- ``compact``: the slices, ``structure.json``, and the code that builds blocks of unequal width (``modeling_structured.py``),
-  which transformers runs with ``trust_remote_code=True``; where Espalier is installed importing that module is enough
-- ``plain``: the slices, for transformers alone; blocks must be alike (some dropped, or all of the same widths)
-- ``zero-filled``: the base's shapes with zeros for what was cut, for transformers alone; nothing is smaller or faster
+- ``compact``: the slices, ``structure.json``, and the code that builds blocks of different widths
+  (``modeling_structured.py``). transformers runs the code with ``trust_remote_code=True``. If
+  Espalier is installed, it is enough to import that module.
+- ``plain``: the slices, for transformers without additional code. All blocks must be alike: blocks
+  were dropped, or all have the same widths.
+- ``zero-filled``: the base's shapes with zeros for everything that was cut, for transformers
+  without additional code. The model is not smaller or faster.
 """
 
 import shutil
@@ -44,24 +47,27 @@ Form = Literal["compact", "plain", "zero-filled"]
 FORMS = get_args(Form)
 
 CODE = Path(modeling_structured.__file__)
-"""The module that a compact export has a copy of."""
+"""Module that is copied into a compact export."""
 
 BIAS_KEYS = {
     ("llama", "attn.o"): "attention_bias",
     ("llama", "mlp.down"): "mlp_bias",
     ("qwen3", "attn.o"): "attention_bias",
 }
-"""Configuration keys that give the matrices of a part biases, of families that have none by themselves."""
+"""Configuration keys that add biases to matrices, for families that have none by default."""
 WITH_BIASES = ("opt", "bert", "roberta")
 PARTS = {
     "attention_bias": ("attn.q", "attn.k", "attn.v", "attn.o"),
     "mlp_bias": ("mlp.gate", "mlp.up", "mlp.down"),
 }
-"""Matrices that get a bias by such a key, all of them."""
+"""Matrices that get a bias by each key."""
 
 
 def possible_forms(model: OpenedModel) -> dict[Form, str]:
-    """Forms in which a smaller model cannot be written, and why not; empty where all are possible."""
+    """Return the forms in which a pruned model cannot be written, with the reason.
+
+    The result is empty if all forms are possible.
+    """
     structure = model.structure
     refused = dict[Form, str]()
     assert structure is not None
@@ -83,25 +89,33 @@ def possible_forms(model: OpenedModel) -> dict[Form, str]:
 
 
 def best_form(model: OpenedModel) -> Form:
-    """``plain`` where that is possible, else ``compact``."""
+    """Return ``plain`` if possible, otherwise ``compact``."""
     return "compact" if "plain" in possible_forms(model) else "plain"
 
 
 def require_writable(
     model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: Sequence[int]
 ) -> None:
-    """Refuse a share that cannot be cut out of some blocks, and a form in which what is left could not be written.
+    """Refuse a pruning ratio that cannot be reached, or a form that cannot be written.
+
+    Parameters
+    ----------
+    model : the dense model
+    job : settings of the method
+    biases : canonical names of the matrices that get a bias
+    blocks : indices of the blocks that may be pruned
 
     Raises
     ------
     Mistake
-        It begins with the key of the method's table.
+        The message begins with the key in the method's table.
     """
     units = ModelUnits.of(model.plan, blocks)
     share = units.share_of_units(model.plan, job)
+    # Scores of zero give a structure with the shape constraints of the real one.
     any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
     like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
-    # Whether blocks come out alike, scores will say.
+    # Whether blocks become alike depends on scores that do not exist yet.
     if job.form == "plain" and job.selection != "kind":
         raise Mistake(
             "form = 'plain': its blocks need not be alike; with selection = 'kind' all blocks stay"
@@ -111,12 +125,12 @@ def require_writable(
 
 
 def require_form(model: OpenedModel, form: str) -> None:
-    """Refuse a form in which a smaller model cannot be written.
+    """Refuse a form in which a pruned model cannot be written.
 
     Raises
     ------
     Mistake
-        It begins with the key ``form``.
+        The message begins with the key ``form``.
     """
     refused = possible_forms(model)
     why = {str(other): reason for other, reason in refused.items()}.get(form)
@@ -130,14 +144,23 @@ def require_form(model: OpenedModel, form: str) -> None:
 def export_structured(
     model: OpenedModel, edits: Edits, target: Path, form: Form, card: str = ""
 ) -> None:
-    """Write a smaller model with edited weights, in the dtypes of the base's files.
+    """Write a pruned model with edited weights, in the dtypes of the base's files.
 
-    The directory appears whole or not at all; tensors are read, cut, edited and written one at a time.
+    The directory is written atomically: it appears complete or not at all. Tensors are read, cut,
+    edited and written one at a time.
+
+    Parameters
+    ----------
+    model : the pruned model
+    edits : changes to its weights
+    target : directory to write
+    form : form of the export
+    card : content of ``README.md``; an empty string writes none
 
     Raises
     ------
     Mistake
-        The model cannot be written in this form, or the file system refused.
+        The model cannot be written in this form, or writing failed.
     """
     if form in (refused := possible_forms(model)):
         others = " or ".join(repr(other) for other in FORMS if other not in refused)
@@ -152,7 +175,10 @@ def export_structured(
 
 
 def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[str, Any]) -> None:
-    """What a smaller model has beside its weights: configuration, tokenizer, licence, and in ``compact`` structure and code."""
+    """Write the files of a pruned model other than its weights.
+
+    These are configuration, tokenizer and licence, and with ``compact`` the structure and the code.
+    """
     copy_beside(model.directory, folder, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
     write_json(folder / "config.json", dict(config))
     if form == "compact":
@@ -165,18 +191,20 @@ def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[s
 def check_structured(
     stream: BlockStream, target: Path, windows: Tensor, form: Form, reload_with: str
 ) -> None:
-    """Reload an exported smaller model and compare its logits and tensors with what was meant.
+    """Reload an exported pruned model and compare its logits and tensors with the intended ones.
 
     Parameters
     ----------
-    stream : the smaller model
-    windows : (windows, tokens), int64, a few windows of public text
-    reload_with : as ``check_export`` has it
+    stream : the pruned model
+    target : directory of the export
+    windows : (num_sequences, sequence_length), int64, a few sequences of the evaluation text
+    form : form of the export
+    reload_with : see ``check_export``
 
     Raises
     ------
     ExportError
-        Logits differ by more than the computing dtype explains, or a tensor is another one.
+        Logits differ by more than rounding in the compute dtype explains, or a tensor differs.
     """
     if form != "zero-filled":
         check_export(stream, dense, target, windows, reload_with)
@@ -193,11 +221,11 @@ def check_structured(
 
 
 Specs = dict[str, tuple[str, tuple[int, ...], str]]
-"""Name -> dtype by safetensors' name, shape, and the name of the shard."""
+"""Name -> (safetensors dtype, shape, name of the shard)."""
 
 
 def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Write tensors as they come, shard after shard, and the index if there are several."""
+    """Write tensors as they arrive, shard by shard, and an index if there are several shards."""
     shards = list(dict.fromkeys(shard for _, _, shard in specs.values()))
     for shard in shards:
         own = {
@@ -207,6 +235,7 @@ def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Pa
         }
         with replacing(folder / shard) as file:
             writer = ShardWriter(file, own, {"format": "pt"})
+            # The tensors arrive in the order of ``specs``.
             for _ in own:
                 name, value = next(tensors)
                 writer.write(name, bits_of(value).numpy().data)
@@ -221,7 +250,7 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
-    """``config.json`` of a smaller model in a form."""
+    """Return ``config.json`` of a pruned model in the given form."""
     structure = model.structure
     assert structure is not None
     if form == "zero-filled":
@@ -242,11 +271,11 @@ def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
     return model.config | {"architectures": [cls.__name__], "auto_map": auto}
 
 
-# ----- slices ---------------------------------------------------------------------------------------------------------
+# ----- slices -----
 
 
 def specs_of(model: OpenedModel) -> Specs:
-    """What the files of a smaller model hold, shard after shard of its base."""
+    """Return the tensors of a pruned model's files, in the order of the base's shards."""
     shards = model.checkpoint.shards
     ordered = sorted(
         model.checkpoint.tensors.items(), key=lambda entry: shards.index(entry[1].shard)
@@ -258,7 +287,7 @@ def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
     return edited_tensors(model, list(specs_of(model)), edits, "writing")
 
 
-# ----- zeros for what was cut -----------------------------------------------------------------------------------------
+# ----- zeros for everything that was cut -----
 
 
 def _filled_specs(model: OpenedModel) -> Specs:
@@ -275,10 +304,14 @@ def _filled_specs(model: OpenedModel) -> Specs:
 
 
 def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in the base's shapes: what was cut is zero, and all linears of a dropped block."""
+    """Yield tensors in the base's shapes, with zeros for everything that was cut.
+
+    All linears of a dropped block are zero.
+    """
     cut = model.checkpoint
     specs = _filled_specs(model)
     base = OpenedModel(model.directory).checkpoint
+    # The pruned model renumbers its blocks, so names are mapped back to the base.
     sources = (
         {slice.source: name for name, slice in cut.all_slices.items()}
         if isinstance(cut, SlicedCheckpoint)
@@ -291,13 +324,14 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
             ((_, value),) = edited_tensors(model, [own], edits, "writing")
             yield name, _spread(model, own, value, shape)
         elif name in base.tensors and not _is_of_a_linear(model, name):
+            # Norms of a dropped block stay: its linears of zeros hide them.
             yield name, base.read(name)
         else:
             yield name, torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
 
 
 def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A slice among zeros."""
+    """Return a slice in the base's shape, with zeros elsewhere."""
     cut = model.checkpoint
     assert isinstance(cut, SlicedCheckpoint)
     slice = cut.all_slices.get(name) or cut.all_slices.get(name.removesuffix("bias") + "weight")
@@ -310,7 +344,7 @@ def _spread(model: OpenedModel, name: str, value: Tensor, shape: tuple[int, ...]
 
 
 def _given_names(model: OpenedModel) -> dict[str, str]:
-    """Tensors that the base does not have, by the name that they have in the base's numbering of blocks."""
+    """Return the tensors that the base lacks, by their name in the base's block numbering."""
     cut = model.checkpoint
     structure = model.cut
     found = dict[str, str]()
@@ -322,7 +356,7 @@ def _given_names(model: OpenedModel) -> dict[str, str]:
 
 
 def _missing_biases(model: OpenedModel) -> list[str]:
-    """Names of all biases that a configuration key adds, in the base's numbering."""
+    """Return the biases that a configuration key adds, by name in the base's block numbering."""
     structure = model.structure
     base = OpenedModel(model.directory)
     assert structure is not None
@@ -341,10 +375,16 @@ def _is_of_a_linear(model: OpenedModel, name: str) -> bool:
 
 
 def _bias_key(model: OpenedModel, name: str) -> str | None:
-    """Configuration key that gives a matrix a bias; empty where the family has it anyway, None where it cannot have one."""
+    """Return the configuration key that gives a matrix a bias.
+
+    Returns an empty string if the family always has this bias, and None if it cannot have one.
+    """
     return "" if model.family.name in WITH_BIASES else BIAS_KEYS.get((model.family.name, name))
 
 
 def _is_identity_when_zero(model: OpenedModel) -> bool:
-    """Whether a block whose linears are zero gives back what it gets: whether norms stand before the linears alone."""
+    """Return whether a block whose linears are zero returns its input.
+
+    This holds if all norms come before the linears.
+    """
     return model.family.kind == "decoder" and model.config.get("do_layer_norm_before", True) is True

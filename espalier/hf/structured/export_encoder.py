@@ -1,4 +1,4 @@
-"""Write a smaller encoder whole, with merged adapters and its classification head, in the best form that it can have."""
+"""Export of a pruned encoder with merged adapters and a classification head."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,19 +21,24 @@ def export_cut_encoder(
     target: Path,
     card: str = "",
 ) -> None:
-    """As ``export_encoder``, of what a structure keeps: for transformers alone where blocks are alike, else with their code.
+    """Write a pruned encoder, like ``export_encoder``.
+
+    The form is ``plain`` if all blocks are alike, otherwise ``compact``, which includes the code
+    that builds the model.
 
     Parameters
     ----------
-    model : what is kept of an encoder, which may be all
-    head : its tensors by canonical name, float32: ``head.dense.weight`` ...
+    model : encoder with its structure, which may keep everything
+    edits : changes to its weights
+    head : tensors of the head by canonical name, such as ``head.dense.weight``, float32
     classes : names of the classes in the head's order, for ``config.json``
-    card : its ``README.md``; an empty one is not written
+    target : directory to write
+    card : content of ``README.md``; an empty string writes none
 
     Raises
     ------
     Mistake
-        The file system refused.
+        Writing failed.
     """
     skeleton = model.new_skeleton(len(classes))
     form = best_form(model)

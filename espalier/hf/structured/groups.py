@@ -1,4 +1,7 @@
-"""The units of a model that can be cut, as the kernels see them: side by side, with their costs and who competes with whom."""
+"""Prunable groups of a model in the flat form of the kernels: scores, costs, and competition.
+
+A prunable group is a key-value group of attention or a feed-forward channel.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,19 +22,20 @@ from pruning_kernels.groups.groups import searched, share_of, within_each
 
 @dataclass(frozen=True)
 class ModelUnits:
-    """Groups and channels of some blocks: for each block its groups, then its channels."""
+    """Prunable groups of some blocks: for each block its key-value groups, then its channels."""
 
     blocks: tuple[int, ...]
+    """Indices of the blocks."""
     numbers: tuple[tuple[int, int], ...]
-    """How many groups and channels each of the blocks has."""
+    """Number of key-value groups and of channels of each block."""
     costs: Tensor
-    """(units,), int64: parameters of each."""
+    """Number of parameters of each group, (groups,), int64."""
     pools: Tensor
-    """(units,), int64: twice the block's place among the blocks, plus 1 for channels."""
+    """Pool of each group, (groups,), int64: twice the place of its block, plus 1 for channels."""
 
     @staticmethod
     def of(plan: ModelPlan, blocks: Sequence[int] | None = None) -> "ModelUnits":
-        """All units of a model, or those of some of its blocks."""
+        """Return all prunable groups of a model, or those of some of its blocks."""
         chosen = tuple(range(len(plan.blocks)) if blocks is None else blocks)
         numbers = []
         costs = list[int]()
@@ -47,7 +51,11 @@ class ModelUnits:
         return ModelUnits(chosen, tuple(numbers), torch.tensor(costs), torch.tensor(pools))
 
     def competing(self, selection: str) -> Tensor:
-        """(units,), int64: which units compete, by the setting ``selection``."""
+        """Return the number of the competition that each group takes part in, (groups,), int64.
+
+        The setting ``selection`` determines whether groups of the whole model, of a block, or of a
+        kind in a block compete.
+        """
         return {"block": self.pools // 2, "kind": self.pools}.get(
             selection, torch.zeros_like(self.pools)
         )
@@ -59,19 +67,27 @@ class ModelUnits:
         share: float,
         gone: Sequence[Mapping[str, NDArray]] | None = None,
     ) -> list[dict[str, NDArray]]:
-        """Which units are cut: for each of the blocks, bool arrays by kind.
+        """Choose the groups with the lowest scores for removal.
 
         Parameters
         ----------
-        scores : for each of the blocks, (units,) by kind
-        share : of what the units cost together, see ``share_of_units``; at least so much goes, and less than a unit more
-        gone : what went before, as this returned it; it stays gone, whatever its scores are, and counts, so that a growing
-            share makes cuts that grow (FedSpine section 4.2)
+        scores : for each block, (groups,) by kind
+        job : settings of the method
+        share : minimum fraction of the cost of all groups to remove, exceeded by less than one
+            group in each competition; see ``share_of_units``
+        gone : earlier result of this method. These groups stay removed regardless of their scores,
+            and count towards ``share``, so that a growing share removes growing sets (FedSpine
+            section 4.2)
+
+        Returns
+        -------
+        list of dict
+            For each block, bool arrays by kind: True for removed groups
 
         Raises
         ------
         Mistake
-            A score is no number, as where the model has a weight that is none.
+            A score is NaN, for example because a weight of the model is NaN.
         """
         flat = torch.cat([own[kind].to(torch.float64).cpu() for own in scores for kind in KINDS])
         if torch.isnan(flat).any():
@@ -100,6 +116,7 @@ class ModelUnits:
         for place, (own, found) in enumerate(zip(cuts, scores, strict=True)):
             values = found["channels"].to(torch.float64).cpu().numpy().copy()
             if gone is not None:
+                # Channels that were removed earlier must not come back to fill a multiple.
                 values[gone[place]["channels"]] = -np.inf
             _keep_a_multiple(own["channels"], values, job.channel_multiple)
         return cuts
@@ -107,7 +124,14 @@ class ModelUnits:
     def structure(
         self, plan: ModelPlan, cuts: Sequence[Mapping[str, NDArray]], biases: Sequence[str] = ()
     ) -> Structure:
-        """What stays of the model; ``cuts`` as ``lowest`` gives them."""
+        """Return the structure of the pruned model.
+
+        Parameters
+        ----------
+        plan : plan of the dense model
+        cuts : result of ``lowest``
+        biases : canonical names of the matrices that get a bias
+        """
         kept = {
             index: {kind: np.flatnonzero(~units).tolist() for kind, units in cut.items()}
             for index, cut in zip(self.blocks, cuts, strict=True)
@@ -116,16 +140,18 @@ class ModelUnits:
         return Structure(made.base, made.blocks, tuple(biases))
 
     def share_of_units(self, plan: ModelPlan, job: CutSettings) -> float:
-        """The share that the settings ask for, as a share of what these units cost.
+        """Return the pruning ratio of the settings as a fraction of the cost of these groups.
 
         Raises
         ------
         Mistake
-            Units have to stay (one group and one multiple of channels in each block) that cost more than may stay.
+            Too many parameters would have to be removed: one key-value group and one multiple of
+            channels stay in each block.
         """
         everything = int(self.costs.sum())
         whole = ModelUnits.of(plan) if len(self.blocks) < len(plan.blocks) else self
         of = plan.num_parameters if job.share_of == "model" else int(whole.costs.sum())
+        # The setting may refer to the whole model; the kernels need a fraction of these groups.
         share = job.share * of / everything
         if short := self._short(share, job):
             total, staying = short
@@ -137,7 +163,10 @@ class ModelUnits:
         return share
 
     def _short(self, share: float, job: CutSettings) -> tuple[int, int] | None:
-        """Parameters of units that compete and of those that stay, where too many do; None where so large a share can go."""
+        """Return the first competition that cannot reach a pruning ratio; None if all can.
+
+        The result is its number of parameters, and the number of parameters that must stay.
+        """
         sets = zip(self._totals(self.competing(job.selection)), self._staying(job), strict=True)
         return next(
             (
@@ -149,8 +178,9 @@ class ModelUnits:
         )
 
     def _staying(self, job: CutSettings) -> list[int]:
-        """Of all units that compete with each other the parameters of those that have to stay."""
+        """Return the number of parameters that must stay, for each competition."""
         competing = self.competing(job.selection)
+        # Groups of one pool are adjacent and cost the same, so the first one represents its pool.
         first = torch.ones_like(self.pools, dtype=torch.bool)
         first[1:] = self.pools[1:] != self.pools[:-1]
         least = torch.where(
@@ -162,13 +192,18 @@ class ModelUnits:
         return stay.scatter_add_(0, competing[first], (self.costs * least)[first]).tolist()
 
     def _remedy(self, share: float, job: CutSettings) -> str:
-        """What lets a share go: a lower one, more units that compete, or a smaller multiple of channels; or all of these."""
+        """Return advice for an unreachable pruning ratio, for an error message.
+
+        It proposes a lower ratio, a wider selection or a smaller multiple of channels, or a
+        combination.
+        """
         if self._can_go_at_all(job):
             return "lower it"
         wider = {"kind": ("kind", "block", "global"), "block": ("block", "global")}.get(
             job.selection, (job.selection,)
         )
         multiples = dict.fromkeys((job.channel_multiple, 1))
+        # Changes that keep the pruning ratio are preferred.
         for of_less in (False, True):
             for multiple, selection in product(multiples, wider):
                 changed = job.model_copy(
@@ -183,7 +218,7 @@ class ModelUnits:
         return "nothing can go of some of them, whatever the share"
 
     def _can_go_at_all(self, job: CutSettings) -> bool:
-        """Whether there is a share, however small, that can go of all units that compete with each other."""
+        """Return whether each competition has parameters that need not stay."""
         totals = self._totals(self.competing(job.selection))
         return all(
             staying < total for total, staying in zip(totals, self._staying(job), strict=True)
@@ -195,8 +230,13 @@ class ModelUnits:
 
 
 def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> None:
-    """Cut the lowest of what stays, so that a multiple of channels does; where too few stay, the highest come back."""
+    """Change the removed channels so that a multiple of ``multiple`` stays.
+
+    The lowest of the remaining channels are removed. If too few remain, the highest removed ones
+    come back.
+    """
     stay = len(cut) - int(cut.sum())
+    # At least one multiple stays, or all channels if there are fewer.
     wanted = max(stay // multiple * multiple, min(multiple, len(cut)))
     order = np.argsort(scores, kind="stable")
     if wanted < stay:
@@ -206,7 +246,7 @@ def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> 
 
 
 def _channels(job: CutSettings) -> str:
-    """The fewest that stay in a block, in words."""
+    """Return the minimum number of channels per block, in words."""
     return (
         f"{job.channel_multiple} channels (channel-multiple)"
         if job.channel_multiple > 1

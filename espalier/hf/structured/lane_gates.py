@@ -1,8 +1,9 @@
-"""Gates on the lanes of the residual stream (SFT-P, section 3.1): what they cost, which are chosen, and the model that is left.
+"""Gates on residual dimensions (SFT-P, section 3.1): costs, choice, and the pruned model.
 
-Attention and feed-forward part of a block each read some lanes and write some. A lane that is not read saves a column of the
-matrices that read, one that is not written a row of the one that writes; so T(g) counts weights of the blocks' matrices, with
-grouped queries as they are.
+Attention and feed-forward part of a block each read some residual dimensions and write some. A
+dimension that is not read removes a column of the matrices that read, and one that is not written
+removes a row of the matrix that writes. T(g) therefore counts weights of the blocks' matrices, also
+with grouped queries.
 """
 
 from collections.abc import Mapping
@@ -19,21 +20,24 @@ from espalier.models.structure import COLUMNS, LANES, ROWS, Structure, units_of
 from pruning_kernels.groups.gates import within_budget
 
 Scope = Literal["blocks", "model"]
-"""Of what a share is pruned: of the blocks' matrices, or of all parameters, of which the others stay whole."""
+"""Parameters to which a pruning ratio refers.
+
+Either the blocks' matrices, or all parameters of the model, of which the others are not pruned.
+"""
 Gate = tuple[int, str]
-"""Number of a block, and kind of lane."""
+"""Index of a block, and kind of gate: one of ``LANES``."""
 Gates = Mapping[Gate, Tensor]
 
 
 @dataclass(frozen=True)
 class LaneGates:
-    """The gates of a model, for each block those of ``LANES``."""
+    """Gates of a model: for each block, those of ``LANES``."""
 
     plan: ModelPlan
 
     @cached_property
     def widths(self) -> dict[Gate, int]:
-        """Lanes of each gate, in order."""
+        """Number of residual dimensions of each gate, in order."""
         return {
             (block.index, kind): getattr(units_of(self.plan, block), kind)
             for block in self.plan.blocks
@@ -42,7 +46,7 @@ class LaneGates:
 
     @cached_property
     def costs(self) -> dict[Gate, int]:
-        """Weights of one lane of each gate."""
+        """Number of weights per residual dimension of each gate."""
         return {
             (block.index, kind): lane_cost(block, kind)
             for block in self.plan.blocks
@@ -51,17 +55,24 @@ class LaneGates:
 
     @property
     def total(self) -> int:
-        """T of all gates: the weights of the blocks' matrices."""
+        """T of open gates: the number of weights of the blocks' matrices."""
         return sum(width * self.costs[gate] for gate, width in self.widths.items())
 
     def target(self, share: float, scope: Scope) -> int:
-        """Weights that may stay where a share is pruned.
+        """Return the number of weights of the blocks' matrices that may stay.
+
+        Parameters
+        ----------
+        share : pruning ratio
+        scope : parameters to which the ratio refers
 
         Raises
         ------
         Mistake
-            What has to stay is more than that: parameters beside the blocks' matrices, or one lane of each gate.
+            More weights must stay: the parameters outside the blocks' matrices, or one dimension of
+            each gate.
         """
+        # Parameters outside the blocks' matrices are not pruned.
         fixed = self.plan.num_parameters - self.total if scope == "model" else 0
         target = int((1 - share) * (self.total + fixed)) - fixed
         if target < (least := sum(self.costs.values())):
@@ -72,20 +83,26 @@ class LaneGates:
         return target
 
     def spent(self, gates: Gates) -> Tensor:
-        """T(g): weights of the lanes that are on; float32, (), with the gates' gradient."""
+        """Return T(g), the number of weights of the dimensions that are on.
+
+        The result is a float32 scalar that carries the gradient of the gates.
+        """
         sums = [gates[gate].float().sum() * float(cost) for gate, cost in self.costs.items()]
         return torch.stack(sums).sum()
 
     def chosen(self, logits: Gates, target: int | None) -> dict[Gate, Tensor]:
-        """Gates without chance: within a budget, or with None those whose logit is not negative, and one of each at least.
+        """Choose gates deterministically.
 
         Parameters
         ----------
-        logits : (lanes,) of each gate
+        logits : (dimensions,) for each gate
+        target : number of weights that may stay; None opens the gates whose logit is not negative,
+            and at least one per kind
 
         Returns
         -------
-        (lanes,), bool, of each gate
+        dict
+            (dimensions,), bool, for each gate
         """
         if target is None:
             found = {gate: logits[gate].detach().cpu() >= 0 for gate in self.widths}
@@ -105,7 +122,13 @@ class LaneGates:
         )
 
     def structure(self, chosen: Gates, *, norm_of_read: bool = False) -> Structure:
-        """The smaller model that these gates leave; ``norm_of_read``: its norms see the lanes that are read alone."""
+        """Return the structure of the pruned model.
+
+        Parameters
+        ----------
+        chosen : gates, see ``LaneGates.chosen``
+        norm_of_read : True if norms see only the dimensions that are read
+        """
         kept = {
             block.index: {
                 kind: chosen[block.index, kind].nonzero().squeeze(1).tolist() for kind in LANES
@@ -116,7 +139,10 @@ class LaneGates:
 
 
 def lane_cost(block: BlockPlan, kind: str) -> int:
-    """Weights of a block's matrices that belong to one lane of a kind: a row of what writes it, a column of what reads it."""
+    """Return the number of weights of a block's matrices per residual dimension of a kind.
+
+    These are a row of the matrix that writes it, or a column of each matrix that reads it.
+    """
     rows = (linear.shape[1] for linear in block.linears if ROWS[linear.name] == kind)
     columns = (linear.shape[0] for linear in block.linears if COLUMNS[linear.name] == kind)
     return sum(rows) + sum(columns)

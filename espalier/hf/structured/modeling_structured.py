@@ -1,16 +1,21 @@
-"""Models of transformers some of whose blocks are narrower than the others: the code beside a compact export.
+"""transformers models whose blocks have different widths.
 
-An export holds a copy of this file, so that ``from_pretrained(..., trust_remote_code=True)`` finds it; where Espalier is
-installed, ``import espalier.hf.structured.modeling_structured`` does the same without remote code. It therefore imports
-torch and transformers alone. ``config.json`` says how wide each block is, under ``structure``:
+A compact export contains a copy of this file, so that ``from_pretrained(...,
+trust_remote_code=True)`` finds it. If Espalier is installed, ``import
+espalier.hf.structured.modeling_structured`` has the same effect without remote code. The
+module therefore imports only torch and transformers. ``config.json`` gives the width of each block
+under ``structure``:
 
-- ``head_dim``: rows of a query, key or value matrix that are one head
-- ``heads_per_group``: query heads that share a head of keys and values
-- ``groups``, ``channels``: for each block, the number of its key-value groups and of its feed-forward channels
-- ``biases``: matrices that have a bias whether or not the family gives them one, ``attn.o`` and ``mlp.down``
-- ``lanes``: null, or for each block which lanes of the residual stream attention and feed-forward part read and write, as
-  ranges ``"0-3,7"``; what is read is selected behind the norm, what is written is put in its lanes among zeros
-- ``norm_of_read``: where it is true, a norm divides by the root mean square of the lanes that are read, not of all
+- ``head_dim``: rows of a query, key or value matrix per head
+- ``heads_per_group``: query heads per key-value head
+- ``groups``, ``channels``: number of key-value groups and of feed-forward channels of each block
+- ``biases``: matrices that have a bias even if the family gives them none: ``attn.o`` and
+  ``mlp.down``
+- ``lanes``: null, or the residual dimensions that attention and feed-forward part of each block
+  read and write, as ranges ``"0-3,7"``. Dimensions to read are selected after the norm. The output
+  is placed in its dimensions, with zeros elsewhere.
+- ``norm_of_read``: if true, a norm divides by the root mean square of the dimensions that are read,
+  instead of all dimensions
 """
 
 from typing import Any, ClassVar
@@ -40,63 +45,73 @@ from transformers import (
 )
 
 LIKE_LLAMA = {
-    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
+    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
     "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
 }  # fmt: skip
 LIKE_OPT = {
-    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.out_proj",
+    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj", "attn.o": "self_attn.out_proj",
     "mlp.up": "fc1", "mlp.down": "fc2",
 }  # fmt: skip
 LIKE_BERT = {
-    "attn.q": "attention.self.query", "attn.k": "attention.self.key", "attn.v": "attention.self.value",
-    "attn.o": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
+    "attn.q": "attention.self.query", "attn.k": "attention.self.key",
+    "attn.v": "attention.self.value", "attn.o": "attention.output.dense",
+    "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
 }  # fmt: skip
 LANES_OF = {"attn": ("input_layernorm", "self_attn"), "mlp": ("post_attention_layernorm", "mlp")}
-"""Norm behind which lanes are read, and module whose output is written, in families like LLaMA."""
+"""Norm after which residual dimensions are read, and module whose output is written.
+
+Valid for families like LLaMA.
+"""
 
 
 class Lanes:
-    """Numbers of residual lanes, on the device that asks for them."""
+    """Indices of residual dimensions, as a tensor on each device that uses them."""
 
     def __init__(self, lanes: list[int]) -> None:
         self.lanes = lanes
         self._known: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
-        """(lanes,), int64; made when they are first asked for: models are built on no device at all."""
+        """Return the indices as a tensor on a device, (dimensions,), int64.
+
+        The tensor is created at first use, because models are built on the meta device.
+        """
         if device not in self._known:
             self._known[device] = torch.tensor(self.lanes, device=device)
         return self._known[device]
 
 
 class ReadLanes(Lanes):
-    """Forward hook of a norm: selects lanes of what it gives."""
+    """Forward hook of a norm that selects residual dimensions of its output."""
 
     def __call__(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """(..., width) -> (..., lanes)."""
+        """Map (..., hidden_size) to (..., dimensions)."""
         return output.index_select(-1, self.on(output.device))
 
 
 class NormReadLanes(ReadLanes):
-    """The same of an RMS norm that is to see the selected lanes alone."""
+    """Forward hook of an RMS norm that also normalises by the selected dimensions only."""
 
     def __call__(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """(..., width) -> (..., lanes)."""
+        """Map (..., hidden_size) to (..., dimensions)."""
         squares, epsilon = inputs[0].float().square(), float(norm.variance_epsilon)  # type: ignore[arg-type]
+        # The norm has divided by the root mean square of all dimensions; correct its output.
         seen = squares.index_select(-1, self.on(output.device)).mean(-1, keepdim=True)
         factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
         return (super().__call__(norm, inputs, output) * factor).to(output.dtype)
 
 
 class WriteLanes(Lanes):
-    """Forward hook of attention or feed-forward part: puts its output in its lanes, among zeros."""
+    """Forward hook of attention or feed-forward part that expands the output to the full width."""
 
     def __init__(self, lanes: list[int], width: int) -> None:
         super().__init__(lanes)
         self.width = width
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        """(..., lanes) -> (..., width); of a tuple the first."""
+        """Map (..., dimensions) to (..., hidden_size); in a tuple, only the first entry."""
         first = output[0] if isinstance(output, tuple) else output
         wide = first.new_zeros(*first.shape[:-1], self.width).index_copy(
             -1, self.on(first.device), first
@@ -105,13 +120,23 @@ class WriteLanes(Lanes):
 
 
 def numbers(text: str) -> list[int]:
-    """``"0-3,7"`` as numbers."""
+    """Return the numbers of a text such as ``"0-3,7"``."""
     parts = (part.split("-") for part in text.split(","))
     return [number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)]
 
 
 def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width: int) -> None:
-    """Make the linears of blocks as wide as the structure says, without values; lanes are read and written by hooks."""
+    """Resize the linears of blocks to the widths of a structure, without values.
+
+    Hooks read and write the residual dimensions.
+
+    Parameters
+    ----------
+    blocks : blocks of the model
+    paths : path within a block of each linear by canonical name
+    structure : value of ``structure`` in ``config.json``
+    width : hidden size of the model
+    """
     for index, block in enumerate(blocks):
         heads = structure["groups"][index] * structure["heads_per_group"]
         key_rows = structure["groups"][index] * structure["head_dim"]
@@ -124,14 +149,16 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
         reads = {part: len(lanes.get(f"{part}_reads", range(width))) for part in LANES_OF}
         writes = {part: len(lanes.get(f"{part}_writes", range(width))) for part in LANES_OF}
         shapes = {
-            "attn.q": (query_rows, reads["attn"]), "attn.k": (key_rows, reads["attn"]), "attn.v": (key_rows, reads["attn"]),
-            "attn.o": (writes["attn"], query_rows), "mlp.gate": (channels, reads["mlp"]), "mlp.up": (channels, reads["mlp"]),
+            "attn.q": (query_rows, reads["attn"]),
+            "attn.k": (key_rows, reads["attn"]), "attn.v": (key_rows, reads["attn"]),
+            "attn.o": (writes["attn"], query_rows),
+            "mlp.gate": (channels, reads["mlp"]), "mlp.up": (channels, reads["mlp"]),
             "mlp.down": (writes["mlp"], channels),
         }  # fmt: skip
         for name, path in paths.items():
             _resize(block, path, shapes[name], name in structure["biases"])
         attention = block.get_submodule(paths["attn.q"].rpartition(".")[0])
-        # Where the code of the family asks for them.
+        # The code of some families reads the number of heads from these attributes.
         for attribute in ("num_heads", "num_attention_heads"):
             if hasattr(attention, attribute):
                 setattr(attention, attribute, heads)
@@ -162,75 +189,76 @@ def _route(
 
 
 class _Structured:
-    """What the classes below add to those of transformers."""
+    """Mixin that resizes the blocks of a transformers model."""
 
     paths: ClassVar[dict[str, str]]
     blocks: ClassVar[str]
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # that of transformers
+        # The next class in the MRO is the model of transformers.
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         module: Any = self
         narrow(module.get_submodule(self.blocks), self.paths, config.structure, config.hidden_size)
 
 
 class StructuredLlamaConfig(LlamaConfig):
-    """LLaMA's, with ``structure``."""
+    """Configuration of LLaMA with ``structure``."""
 
     model_type = "structured-llama"
     structure: dict[str, Any] | None = None
 
 
 class StructuredMistralConfig(MistralConfig):
-    """Mistral's, with ``structure``."""
+    """Configuration of Mistral with ``structure``."""
 
     model_type = "structured-mistral"
     structure: dict[str, Any] | None = None
 
 
 class StructuredQwen2Config(Qwen2Config):
-    """Qwen2's, with ``structure``."""
+    """Configuration of Qwen2 with ``structure``."""
 
     model_type = "structured-qwen2"
     structure: dict[str, Any] | None = None
 
 
 class StructuredQwen3Config(Qwen3Config):
-    """Qwen3's, with ``structure``."""
+    """Configuration of Qwen3 with ``structure``."""
 
     model_type = "structured-qwen3"
     structure: dict[str, Any] | None = None
 
 
 class StructuredOPTConfig(OPTConfig):
-    """OPT's, with ``structure``."""
+    """Configuration of OPT with ``structure``."""
 
     model_type = "structured-opt"
     structure: dict[str, Any] | None = None
 
 
 class StructuredBertConfig(BertConfig):
-    """BERT's, with ``structure``."""
+    """Configuration of BERT with ``structure``."""
 
     model_type = "structured-bert"
     structure: dict[str, Any] | None = None
 
 
 class StructuredRobertaConfig(RobertaConfig):
-    """RoBERTa's, with ``structure``."""
+    """Configuration of RoBERTa with ``structure``."""
 
     model_type = "structured-roberta"
     structure: dict[str, Any] | None = None
 
 
 class StructuredXLMRobertaConfig(XLMRobertaConfig):
-    """XLM-RoBERTa's, with ``structure``."""
+    """Configuration of XLM-RoBERTa with ``structure``."""
 
     model_type = "structured-xlm-roberta"
     structure: dict[str, Any] | None = None
 
 
 class StructuredLlamaForCausalLM(_Structured, LlamaForCausalLM):
-    """LLaMA with blocks of unequal width."""
+    """LLaMA with blocks of different widths."""
 
     config_class = StructuredLlamaConfig
     paths = LIKE_LLAMA
@@ -238,7 +266,7 @@ class StructuredLlamaForCausalLM(_Structured, LlamaForCausalLM):
 
 
 class StructuredMistralForCausalLM(_Structured, MistralForCausalLM):
-    """Mistral with blocks of unequal width."""
+    """Mistral with blocks of different widths."""
 
     config_class = StructuredMistralConfig
     paths = LIKE_LLAMA
@@ -246,7 +274,7 @@ class StructuredMistralForCausalLM(_Structured, MistralForCausalLM):
 
 
 class StructuredQwen2ForCausalLM(_Structured, Qwen2ForCausalLM):
-    """Qwen2 with blocks of unequal width."""
+    """Qwen2 with blocks of different widths."""
 
     config_class = StructuredQwen2Config
     paths = LIKE_LLAMA
@@ -254,7 +282,7 @@ class StructuredQwen2ForCausalLM(_Structured, Qwen2ForCausalLM):
 
 
 class StructuredQwen3ForCausalLM(_Structured, Qwen3ForCausalLM):
-    """Qwen3 with blocks of unequal width."""
+    """Qwen3 with blocks of different widths."""
 
     config_class = StructuredQwen3Config
     paths = LIKE_LLAMA
@@ -262,7 +290,7 @@ class StructuredQwen3ForCausalLM(_Structured, Qwen3ForCausalLM):
 
 
 class StructuredOPTForCausalLM(_Structured, OPTForCausalLM):
-    """OPT with blocks of unequal width."""
+    """OPT with blocks of different widths."""
 
     config_class = StructuredOPTConfig
     paths = LIKE_OPT
@@ -270,7 +298,7 @@ class StructuredOPTForCausalLM(_Structured, OPTForCausalLM):
 
 
 class StructuredBertForSequenceClassification(_Structured, BertForSequenceClassification):
-    """BERT with blocks of unequal width."""
+    """BERT with blocks of different widths."""
 
     config_class = StructuredBertConfig
     paths = LIKE_BERT
@@ -278,7 +306,7 @@ class StructuredBertForSequenceClassification(_Structured, BertForSequenceClassi
 
 
 class StructuredRobertaForSequenceClassification(_Structured, RobertaForSequenceClassification):
-    """RoBERTa with blocks of unequal width."""
+    """RoBERTa with blocks of different widths."""
 
     config_class = StructuredRobertaConfig
     paths = LIKE_BERT
@@ -288,7 +316,7 @@ class StructuredRobertaForSequenceClassification(_Structured, RobertaForSequence
 class StructuredXLMRobertaForSequenceClassification(
     _Structured, XLMRobertaForSequenceClassification
 ):
-    """XLM-RoBERTa with blocks of unequal width."""
+    """XLM-RoBERTa with blocks of different widths."""
 
     config_class = StructuredXLMRobertaConfig
     paths = LIKE_BERT
@@ -308,7 +336,7 @@ CLASSES: tuple[Any, ...] = (
 
 
 def register() -> None:
-    """Make the classes known to transformers' Auto classes."""
+    """Register the classes with transformers' Auto classes."""
     for model in CLASSES:
         auto = (
             AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""A smaller model from what was decided about it: the base, the cut units, and the biases or scales that make up for them."""
+"""Pruned model opened from blobs: removed groups, and biases or scales that compensate."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,13 +14,16 @@ from espalier.models.structure import structured_plan, unit_size
 def open_cut(
     model: OpenedModel, blob_of: Callable[[int], bytes], biases: Sequence[str]
 ) -> OpenedModel:
-    """Open what a base keeps; scales of its units go into the columns of the matrices that read them.
+    """Open the pruned model that the blobs describe.
+
+    Scales of groups are applied to the columns of the matrices that read them.
 
     Parameters
     ----------
     model : the base
-    blob_of : block index -> its blob (``espalier.messages.blobs.cuts``)
-    biases : canonical names of the matrices that get a bias; it is rounded to the dtype of their weights
+    blob_of : function from a block index to its blob (``espalier.messages.blobs.cuts``)
+    biases : canonical names of the matrices that get a bias, which is rounded to the dtype of their
+        weights
     """
     structure = structure_of(model.plan, blob_of, biases)
     given: dict[str, Tensor] = {}
@@ -33,6 +36,7 @@ def open_cut(
         for kind, own in scales_of(blob).items():
             size = unit_size(model.plan, READERS[kind], kind)
             columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)
+            # Columns with scales of 1 are read unchanged.
             if not (columns == 1).all():
                 scales[block.linear(READERS[kind]).parameter] = columns
         for linear in block.linears:

@@ -1,9 +1,13 @@
-"""Routing while training (SFT-P, section 3.1): lanes of the residual stream are switched by hooks, and its width stays.
+"""Routing of residual dimensions during training (SFT-P, section 3.1).
 
-A gate multiplies what a norm gives, before attention or feed-forward part read it, and what they write, before it is added.
-That is the smaller dense model of ``LaneGates.structure``, as long as gates are 0 or 1; and their gradients come with it. The
-norm sees all lanes: the paper's equation 3 routes first, its closest published code normalises first, and so the pretrained
-scale stays. The paper's order can be had: then a norm divides by the root mean square of the lanes that are on.
+Hooks switch residual dimensions on and off, while the residual stream keeps its width. A gate
+multiplies the output of a norm before attention or feed-forward part read it, and their output
+before it is added to the residual stream. If all gates are 0 or 1, this equals the smaller dense
+model of ``LaneGates.structure``. Gates also get a gradient.
+
+By default the norm sees all dimensions: the paper's equation 3 routes first, but its closest
+published code normalises first, which keeps the pretrained scale. In the paper's order, a norm
+divides by the root mean square of the dimensions that are on.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,30 +27,30 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "mlp_reads": ("norms", "norm.mlp"),
     "mlp_writes": ("linears", "mlp.down"),
 }
-"""Whose output a gate switches, by canonical name."""
+"""Module whose output a gate switches, by canonical name."""
 
 
 Norm = Literal["all", "read"]
-"""Lanes that a norm sees: all of the residual stream, or those alone that are read behind it (equation 3)."""
+"""Dimensions that a norm sees: all of them, or only those that are read after it (equation 3)."""
 
 
 class Routing:
-    """Hooks in a whole model; without ``gates`` they change nothing.
+    """Hooks in a whole model; while ``gates`` is None they change nothing.
 
-    A backward pass that computes activations again needs the gates of its forward pass: whoever trains sets ``gates`` and
-    leaves them until then.
+    A backward pass that recomputes activations needs the gates of its forward pass. Training code
+    must therefore set ``gates`` and keep them until the backward pass has finished.
 
     Parameters
     ----------
-    whole : as of Hugging Face; adapters may be in it
-    family : with lanes
-    num_blocks : its blocks
-    norm : which lanes norms see
+    whole : Hugging Face model, with or without adapters
+    family : model family with residual dimensions that can be removed
+    num_blocks : number of blocks
+    norm : dimensions that norms see
 
     Raises
     ------
     Mistake
-        The family's blocks are built otherwise.
+        The blocks of the family have another structure.
     """
 
     def __init__(
@@ -69,12 +73,13 @@ class Routing:
                 )
 
     def remove(self) -> None:
-        """Take the hooks out of the model."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 
     def _hook(self, gate: Gate) -> Callable[..., Tensor | None]:
         def switch(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
+            # A forward hook that returns None leaves the output unchanged.
             return None if self.gates is None else output * self.gates[gate].to(output.dtype)
 
         return switch
@@ -86,6 +91,7 @@ class Routing:
             own = self.gates[gate]
             squares = inputs[0].float().square()
             epsilon = float(norm.variance_epsilon)
+            # The norm has divided by the root mean square of all dimensions; correct its output.
             seen = (squares * own).sum(-1, keepdim=True) / own.sum().clamp_min(1.0)
             factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
             return (output * own * factor).to(output.dtype)
@@ -94,7 +100,12 @@ class Routing:
 
     @contextmanager
     def by(self, gates: Gates) -> Iterator[None]:
-        """Route by gates, (lanes,) each, on the model's device, and then no more."""
+        """Route by gates within this context.
+
+        Parameters
+        ----------
+        gates : (dimensions,) for each gate, on the device of the model
+        """
         before = self.gates
         self.gates = gates
         try:

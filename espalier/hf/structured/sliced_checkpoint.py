@@ -1,6 +1,7 @@
-"""The tensors of a smaller model, read out of the base model's files: what it does not keep is hardly read, and never held.
+"""Tensors of a pruned model, read from the base model's files.
 
-Scales of columns go into a matrix as it is read.
+Parts that are not kept are mostly skipped, and never held in memory. Column scales are applied as a
+matrix is read.
 """
 
 import math
@@ -16,20 +17,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAP = 64 * 1024
-"""Bytes between two kept rows that are read along rather than passed by: a read of its own costs as much."""
+"""Maximum number of bytes between two kept rows that are read along and dropped.
+
+A separate read takes as long.
+"""
 
 Stretch = tuple[int, int, int, int]
-"""Rows of the base from ... to, and which of the kept ones are among them, from ... to."""
+"""Range of rows in the base (first, end), and range of kept rows in it (first, end)."""
 
 
 class SlicedCheckpoint(Checkpoint):
-    """A checkpoint whose tensors are slices of another's, and some that are given.
+    """Checkpoint whose tensors are slices of another one's tensors, or given tensors.
 
     Parameters
     ----------
-    base : the files
-    slices : each tensor by its name here, and what it is of the base's
-    given : tensors in memory that take the place of slices, or that the base does not have; they are never changed
+    base : checkpoint of the base
+    slices : slice of the base by name of the tensor in this checkpoint
+    given : tensors in memory that replace slices or that the base does not have; they are never
+        changed
     """
 
     def __init__(
@@ -40,7 +45,7 @@ class SlicedCheckpoint(Checkpoint):
         self.directory = base.directory
         self.base = base
         self.all_slices = dict(slices)
-        """Also of tensors in whose place others are given."""
+        """All slices, including those that are replaced by given tensors."""
         self.slices = {name: slice for name, slice in slices.items() if name not in given}
         self.given = dict(given)
         self.tensors: dict[str, StoredTensor] = {}
@@ -59,7 +64,10 @@ class SlicedCheckpoint(Checkpoint):
         )
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
-        """Fill the room of one tensor, and return it; beside it at most 16 MiB of the base's are in memory."""
+        """Read one tensor into ``room`` and return it.
+
+        In addition, at most 16 MiB of the base are in memory.
+        """
         if name in self.given:
             return room.copy_(self.given[name])
         slice = self.slices[name]
@@ -70,7 +78,7 @@ class SlicedCheckpoint(Checkpoint):
         return room
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of one tensor, in pieces of at most 16 MiB, of whole rows where it is cut."""
+        """Yield the bytes of one tensor in pieces of at most 16 MiB; whole rows for a slice."""
         import torch
 
         if name in self.given:
@@ -85,7 +93,7 @@ class SlicedCheckpoint(Checkpoint):
             yield piece.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
     def _pieces(self, slice: Slice) -> Iterator[tuple[int, "Tensor"]]:
-        """What is kept, row after row: the number of the first row among the kept ones, and rows."""
+        """Yield the kept rows in pieces: index of the first row among the kept ones, and rows."""
         import torch
 
         stored = self.base.tensors[slice.source]
@@ -94,6 +102,7 @@ class SlicedCheckpoint(Checkpoint):
         columns = None if slice.columns is None else torch.tensor(slice.columns)
         for first, last, start, stop in stretches(rows, width * DTYPE_BYTES[stored.dtype]):
             piece = self.base.read_rows(slice.source, first, last)
+            # The stretch contains rows that are not kept.
             if last - first != stop - start:
                 piece = piece.index_select(0, torch.tensor(rows[start:stop]) - first)
             piece = piece if columns is None else piece.index_select(1, columns)
@@ -108,7 +117,10 @@ class SlicedCheckpoint(Checkpoint):
 
 
 def stretches(rows: Sequence[int], row_bytes: int) -> Iterator[Stretch]:
-    """Cut ascending rows into stretches that are read at once: at most 16 MiB, unless one row is longer, and no long gap."""
+    """Split ascending row numbers into stretches that are read at once.
+
+    A stretch has at most 16 MiB, unless one row is longer, and no gap of more than ``GAP`` bytes.
+    """
     most = max(1, CHUNK // max(1, row_bytes))
     gap = GAP // max(1, row_bytes)
     start = 0

@@ -1,4 +1,4 @@
-"""Which rows and columns of a base model's tensors a structure keeps, and under which names."""
+"""Rows and columns of a base model's tensors that a structure keeps, and their new names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,22 +14,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slice:
-    """What is kept of a tensor; None stands for all."""
+    """Kept part of a tensor; None stands for all rows or columns."""
 
     source: str
-    """Its name in the base model's files."""
+    """Name of the tensor in the base model's files."""
     rows: Sequence[int] | None = None
     columns: Sequence[int] | None = None
     scales: "Tensor | None" = None
-    """(kept columns,), float32: what each is multiplied by, and then rounded to the tensor's dtype."""
+    """Factors of the kept columns, (kept columns,), float32.
+
+    The product is rounded to the dtype of the tensor.
+    """
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the tensor as it is."""
+        """True if the slice is the unchanged tensor."""
         return self.rows is None and self.columns is None and self.scales is None
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of what is kept of a tensor of this shape."""
+        """Return the shape of the slice of a tensor of shape ``whole``."""
         kept = (self.rows, self.columns)[: len(whole)]
         return (
             *(side if own is None else len(own) for side, own in zip(whole, kept, strict=False)),
@@ -40,11 +43,15 @@ class Slice:
 def slices(
     family: Family, plan: ModelPlan, structure: Structure, stored: Sequence[str]
 ) -> dict[str, Slice]:
-    """Every tensor of the smaller model by its name, which numbers the blocks anew, and what it is of the base's.
+    """Return the slice of each tensor of the pruned model, by its name there.
+
+    Blocks are renumbered.
 
     Parameters
     ----------
-    plan : of the base
+    family : model family
+    plan : plan of the base
+    structure : structure to keep of the base
     stored : names of the tensors in the base's files
     """
     places = {block.source: (index, block) for index, block in enumerate(structure.blocks)}
@@ -61,7 +68,13 @@ def slices(
 
 
 def block_of(family: Family, name: str) -> tuple[str, int, str] | None:
-    """What stands before a block's number in a tensor's name, the number, and the path within the block; None of others."""
+    """Split the name of a block's tensor; None for other tensors.
+
+    Returns
+    -------
+    tuple
+        Prefix before the index of the block, the index, and the path within the block
+    """
     for prefix in family.file_names(f"{family.blocks}."):
         number, dot, path = name.removeprefix(prefix).partition(".")
         if name.startswith(prefix) and dot and number.isdecimal():
@@ -99,10 +112,20 @@ def kept_indices(
     linear: str,
     kinds: Mapping[str, str],
 ) -> Sequence[int] | None:
-    """Rows or columns that the kept units stand for; None where all units are kept."""
+    """Return the rows or columns of the kept groups; None if all groups are kept.
+
+    Parameters
+    ----------
+    plan : plan of the base
+    structure : structure to keep
+    block : block of the structure
+    linear : canonical name of the matrix
+    kinds : ``ROWS`` or ``COLUMNS``
+    """
     kind = kinds[linear]
     kept = block.kept(kind)
     size = unit_size(plan, linear, kind)
     if len(kept) == getattr(structure.base[block.source], kind):
         return None
+    # The rows or columns of a group are contiguous.
     return kept if size == 1 else [unit * size + at for unit in kept for at in range(size)]

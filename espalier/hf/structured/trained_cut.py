@@ -1,7 +1,8 @@
-"""What is trained follows a cut, when units go in mid-run: adapters, and tensors that are trained whole.
+"""Removal of prunable groups from trained tensors: adapters, and tensors that are trained whole.
 
-A LoRA update is ``scaling * B A``. Without some columns of the matrix A loses the same columns, without some rows B loses the
-same rows, so that the smaller adapter is the slice of the larger one's update, and no number of it changes.
+A LoRA update is ``scaling * B A``. If columns of the matrix are removed, the same columns of A are
+removed. If rows are removed, the same rows of B are removed. The update of the smaller adapter is
+therefore a slice of the update of the larger one, and no value changes.
 """
 
 from collections.abc import Mapping
@@ -18,11 +19,11 @@ from espalier.models.structure import COLUMNS, ROWS, BlockStructure, Structure, 
 SIDES = {
     "lora_a": (None, COLUMNS), "lora_b": (ROWS, None), "weight": (ROWS, COLUMNS), "bias": (ROWS,),
 }  # fmt: skip
-"""Kind of unit that each side of a tensor of a matrix belongs to, by the end of its name."""
+"""Kind of prunable group of each dimension of a matrix's tensor, by the suffix of its name."""
 
 
 def cut_adapter_plan(adapters: AdapterPlan, plan: ModelPlan, structure: Structure) -> AdapterPlan:
-    """The adapters of a smaller model: blocks are numbered anew, ranks and scalings stay."""
+    """Return the adapters of a pruned model: blocks are renumbered, ranks and scalings stay."""
     smaller = structured_plan(plan, structure)
     blocks = dict[int, tuple[Adapter, ...]]()
     for index, block in enumerate(structure.blocks):
@@ -30,6 +31,7 @@ def cut_adapter_plan(adapters: AdapterPlan, plan: ModelPlan, structure: Structur
             blocks[index] = tuple(
                 replace(one, linear=smaller.blocks[index].linear(one.linear.name)) for one in own
             )
+    # Tensors on the meta device give the shapes after the cut without allocating memory.
     empty = {
         key: {name: torch.empty(shape, device="meta") for name, shape in own.items()}
         for key, own in adapters.whole.items()
@@ -44,13 +46,13 @@ def cut_adapter_plan(adapters: AdapterPlan, plan: ModelPlan, structure: Structur
 def cut_trained(
     tensors: Tensors, plan: ModelPlan, structure: Structure
 ) -> dict[str, dict[str, Tensor]]:
-    """What is trained of a smaller model.
+    """Return the trained tensors of a pruned model.
 
     Parameters
     ----------
     tensors : by blob key and canonical name
-    plan : of the model that they were trained with
-    structure : what is kept of it
+    plan : plan of the model with which they were trained
+    structure : structure to keep of it
     """
     return {
         key: {name: _cut(value, name, old, plan, structure) for name, value in tensors[old].items()}
@@ -59,7 +61,7 @@ def cut_trained(
 
 
 def _keys(structure: Structure, keys: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Keys of the blobs that are left, and the keys that they have then."""
+    """Return pairs of old and new keys of the remaining blobs."""
     places = {
         block_key(block.source): block_key(index) for index, block in enumerate(structure.blocks)
     }
@@ -69,9 +71,10 @@ def _keys(structure: Structure, keys: Mapping[str, object]) -> list[tuple[str, s
 
 
 def _cut(value: Tensor, name: str, key: str, plan: ModelPlan, structure: Structure) -> Tensor:
-    """What is kept of one tensor of the blob ``key``."""
+    """Return the kept part of one tensor of the blob ``key``."""
     linear, _, kind = name.rpartition(".")
     block = _block(structure, key)
+    # Norms, and tensors outside the blocks, keep their shape.
     if block is None or linear not in ROWS or kind not in SIDES:
         return value
     for side, kinds in enumerate(SIDES[kind]):

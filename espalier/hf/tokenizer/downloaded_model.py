@@ -1,8 +1,8 @@
-"""A model that a server brought: its tokenizer runs in a process of its own, with limits on time and memory.
+"""Model that a server sent; its tokenizer runs in a separate process with time and memory limits.
 
-What comes back of it are numbers: token ids, masks, offsets and a few facts, as many as the texts' lengths allow. Results are
-those of the tokenizer itself. Where the process dies, or says what it cannot do, the work fails with a sentence, and the next
-question starts another process.
+The process returns only numbers: token ids, masks, offsets and a few facts, bounded by the lengths
+of the texts. Results equal those of the tokenizer itself. If the process dies or reports a failure,
+the work fails with an error message, and the next request starts a new process.
 """
 
 import json
@@ -29,32 +29,39 @@ from espalier.progress.imports import importing
 
 MOST_HEAD = 1 << 20
 HEAD_PER_TEXT = 16
-"""Characters of an answer's head, and how many more for each text."""
+"""Maximum size of an answer's head in bytes: ``MOST_HEAD``, plus this number per text."""
 TOKENS_PER_CHARACTER = 64
+"""Maximum number of tokens per character.
+
+A character has up to four bytes, each of which may be a token, and a normalizer may turn it into
+16 characters.
+"""
 MORE_TOKENS = 4096
-"""Most tokens of a text: a character has at most four bytes, each a token, and may become 16 in a normalizer; and more."""
+"""Number of tokens of a text that are allowed in addition."""
 MOST_DECODED = 4096
-"""Characters of a text that tokens are decoded to."""
+"""Maximum number of characters of a decoded text."""
 DYING_SECONDS = 60.0
 """Seconds to wait for the exit code of a process that has closed its output."""
 
 
 class DownloadedModel(OpenedModel):
-    """A model directory that a server brought."""
+    """Model directory that a server sent."""
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, which runs elsewhere; in one process all that open the same files have the same."""
+        """Tokenizer in another process; all models of the same files share it within a process."""
         return _tokenizer_in_process(self.directory, _stamps(self.directory))
 
     @property
     def num_tokens(self) -> int:
-        """Number of the last token of the tokenizer, and one more."""
+        """Highest token id of the tokenizer, plus 1."""
         return int(self.tokenizer.facts["num_tokens"])
 
 
 def open_downloaded(directory: Path) -> DownloadedModel:
-    """Open a model that a server brought; in one process all who ask while its files stay as they are have the same.
+    """Open a model that a server sent.
+
+    Within a process, callers share the same model as long as the files do not change.
 
     Raises
     ------
@@ -75,7 +82,7 @@ def _tokenizer_in_process(directory: Path, stamps: object) -> "ProcessTokenizer"
 
 
 class ProcessTokenizer:
-    """A tokenizer in another process, with those methods of Hugging Face's tokenizers that clients use."""
+    """Tokenizer in another process, with those methods of Hugging Face that clients use."""
 
     def __init__(self, directory: Path) -> None:
         self._process = TokenizerProcess(directory)
@@ -99,29 +106,29 @@ class ProcessTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Token that ends a text."""
+        """Token id that ends a text."""
         return self.facts["eos_token_id"]
 
     @property
     def pad_token_id(self) -> int | None:
-        """Token for padding."""
+        """Token id for padding."""
         return self.facts["pad_token_id"]
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Tokens that stand for no text."""
+        """Token ids that stand for no text."""
         return list(self.facts["all_special_ids"])
 
     def __len__(self) -> int:
         return int(self.facts["length"])
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         found: list[int] = self(text, **options)["input_ids"]
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of some tokens."""
+        """Return the text of some token ids."""
         text = self._process.ask({"what": "decode", "ids": list(ids)}, 0)[0].get("text")
         if not isinstance(text, str) or len(text) > MOST_DECODED:
             raise self._process.fault("made more of a token than any tokenizer does")
@@ -134,10 +141,19 @@ class ProcessTokenizer:
         return_tensors: str = "",
         **options: Any,
     ) -> dict[str, Any]:
-        """Encode a text or several, each with the one beside it if there are ``pairs``, as Hugging Face's tokenizers do.
+        """Encode one or several texts, like the tokenizers of Hugging Face.
 
-        Returns lists, or with ``return_tensors = "pt"`` tensors, by name: ``input_ids``, ``attention_mask`` and, if asked for,
-        ``offset_mapping``.
+        Parameters
+        ----------
+        texts : one text or several
+        pairs : second text of each pair, if any
+        return_tensors : ``"pt"`` for tensors, otherwise lists
+        options : further options of the tokenizer
+
+        Returns
+        -------
+        dict
+            ``input_ids``, ``attention_mask`` and, if requested, ``offset_mapping``
         """
         many = not isinstance(texts, str)
         columns = [
@@ -147,6 +163,7 @@ class ProcessTokenizer:
         ]
         request = {"what": "encode", "many": many, "texts": columns, "options": options}
         longest = max((sum(map(len, row)) for row in zip(*columns, strict=True)), default=0)
+        # Padding makes every row as long as the longest one.
         padded = (
             max(longest * TOKENS_PER_CHARACTER, options.get("max_length") or 0)
             if options.get("padding")
@@ -162,7 +179,8 @@ class ProcessTokenizer:
         return _tensors(rows) if return_tensors == "pt" else rows
 
     def _cut(self, head: dict[str, Any], data: bytes, texts: int) -> dict[str, Any]:
-        """Cut the numbers of an answer into arrays and texts."""
+        """Split the numbers of an answer into arrays and texts, after checking that they fit."""
+        # The process is not trusted: check that the parts of the answer fit together.
         numbers = np.frombuffer(data, np.int32)
         names = head.get("names")
         lengths = head.get("lengths")
@@ -196,7 +214,10 @@ class ProcessTokenizer:
 
 
 class TokenizerProcess:
-    """The process; it is started with the first question, and again after it ended."""
+    """Handle of the tokenizer process.
+
+    The process starts with the first request, and restarts with the next request after it ended.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -205,12 +226,19 @@ class TokenizerProcess:
         self._end: weakref.finalize[..., Any] | None = None
 
     def ask(self, request: dict[str, Any], most_tokens: int) -> tuple[dict[str, Any], bytes]:
-        """Return the head and the numbers of its answer, at most three for each of ``most_tokens``, and another for offsets.
+        """Send a request and return the head and the numbers of the answer.
+
+        The answer may hold up to four int32 numbers per token: id, mask and two offsets.
+
+        Parameters
+        ----------
+        request : JSON values
+        most_tokens : maximum number of tokens of the answer
 
         Raises
         ------
         Mistake
-            It ended, could not do what was asked, or answered with more.
+            The process ended, could not answer the request, or returned too much.
         """
         line = json.dumps(request).encode() + b"\n"
         texts = sum(map(len, request.get("texts", ())))
@@ -244,14 +272,16 @@ class TokenizerProcess:
                 "cannot be used"
                 f" ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})"
             )
+        # A Mistake is answered with its text; other errors only with their type.
         if "mistake" in head:
             self._stop()
+            # The local path tells the user nothing about the server's model.
             told = str(head["mistake"]).replace(f"{self._directory}/", "")
             raise Mistake(f"the model that the run's server brought: {told}")
         return head, data
 
     def fault(self, what: str) -> Mistake:
-        """End the process, and return the error that says what the tokenizer did."""
+        """End the process and return an error that describes what the tokenizer did."""
         self._stop()
         return Mistake(
             f"the tokenizer that the run's server brought {what}; the run needs another model"
@@ -260,7 +290,7 @@ class TokenizerProcess:
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self._stop()
-            # In a run of Flower's, the app lies in a folder.
+            # In a Flower run, the app is imported from a folder on sys.path.
             path = os.pathsep.join(entry for entry in sys.path if entry)
             self._process = subprocess.Popen(
                 command(self._directory),
@@ -269,6 +299,7 @@ class TokenizerProcess:
                 env={
                     **os.environ,
                     "PYTHONPATH": path,
+                    # The tokenizer must not download anything.
                     "HF_HUB_OFFLINE": "1",
                     "TOKENIZERS_PARALLELISM": "false",
                 },
@@ -277,7 +308,7 @@ class TokenizerProcess:
         return self._process
 
     def _stop(self, seconds: float = 0.0) -> int:
-        """End the process, which is given some time to end by itself, and return how it ended."""
+        """Kill the process after up to ``seconds`` to exit by itself, and return its exit code."""
         process = self._process
         self._process = None
         if process is not None and seconds:
@@ -289,12 +320,13 @@ class TokenizerProcess:
 
 
 def command(directory: Path) -> list[str]:
-    """Return what starts the process."""
+    """Return the command that starts the process."""
+    # -P keeps the current directory out of sys.path.
     return [sys.executable, "-P", "-m", tokenizer_process.__name__, str(directory)]
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process that is not asked any more."""
+    """Kill a process and close its pipes."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.kill()

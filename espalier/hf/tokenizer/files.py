@@ -1,7 +1,7 @@
-"""A model directory's tokenizer, and why it cannot be loaded.
+"""Tokenizer of a model directory, and error messages for one that cannot be loaded.
 
-transformers tells little of files that are missing or damaged, and where it finds none it may build a tokenizer without a
-vocabulary, which encodes every text as nothing.
+transformers reports little about missing or damaged files. If it finds no vocabulary, it may build
+a tokenizer that encodes every text as an empty sequence.
 """
 
 import json
@@ -29,7 +29,7 @@ JSON_FILES = (
     "tekken.json",
 )
 PAIR = ("vocab.json", "merges.txt")
-"""Files that need each other where there is no tokenizer.json."""
+"""Files that need each other if there is no tokenizer.json."""
 VOCABULARIES = (
     "tokenizer.json",
     "*.model",
@@ -39,20 +39,25 @@ VOCABULARIES = (
     "tekken.json",
     "*.tiktoken",
 )
-"""Names of files that hold a vocabulary."""
+"""Name patterns of files that hold a vocabulary."""
 LARGE_FILE_POINTER = b"version https://git-lfs"
 MOST_OF_A_REASON = 200
-"""Characters of an error of a library that are shown."""
+"""Maximum number of characters that are shown of a library's error message."""
 
 
 @lru_cache(maxsize=4)
 def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer of a directory whose files have such ``stamps``.
+    """Return the tokenizer of a directory.
+
+    Parameters
+    ----------
+    directory : model directory
+    stamps : state of its files; part of the cache key, so that changed files are loaded again
 
     Raises
     ------
     Mistake
-        It cannot be loaded; the reason names the file.
+        The tokenizer cannot be loaded. The message names the file and the reason.
     """
     try:
         with importing():
@@ -63,8 +68,10 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
             )
     except INTERRUPTS:
         raise
-    except BaseException as error:  # a panic of the library tokenizers is no Exception
+    # A panic in Rust, as in the tokenizers library, is not an Exception.
+    except BaseException as error:
         raise _refused(directory, _reason(directory, error)) from error
+    # transformers may return a tokenizer without any vocabulary instead of failing.
     own = {name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)}
     if (
         own
@@ -80,7 +87,8 @@ def _refused(directory: Path, reason: str) -> Mistake:
 
 
 def _reason(directory: Path, error: BaseException) -> str:
-    """Say what is wrong with the files, or else what the library says."""
+    """Return why loading failed: a damaged file if one is found, else the library's error."""
+    # A damaged file explains more than the message of the library.
     damaged = next(_damages(directory), "")
     if damaged:
         return f"{damaged}; copy the file again from where the model came from"
@@ -135,7 +143,7 @@ def _told_by_library(directory: Path, found: set[str], error: BaseException) -> 
 
 
 def _broken(path: Path) -> str:
-    """Return why the library tokenizers by itself cannot read a file; nothing if it can."""
+    """Return why the tokenizers library cannot read a file; an empty string if it can."""
     from tokenizers import Tokenizer
 
     try:
@@ -157,11 +165,15 @@ def _holding_vocabularies(directory: Path) -> Iterator[Path]:
 
 
 def _own_code(directory: Path, error: BaseException) -> str:
-    """Return the class of a tokenizer that comes with its code, if that is why transformers refused; else nothing."""
+    """Return the tokenizer class that needs remote code, if that is why transformers refused.
+
+    Returns an empty string for other errors.
+    """
     try:
         named: Any = read_json((directory / SETTINGS_FILE).read_bytes()).get("auto_map") or {}
     except (OSError, ValueError, AttributeError):
         return ""
+    # transformers names this option in its message if it refuses remote code.
     if "trust_remote_code" not in str(error):
         return ""
     classes = named.get("AutoTokenizer") if isinstance(named, dict) else named
@@ -170,7 +182,7 @@ def _own_code(directory: Path, error: BaseException) -> str:
 
 
 def _damages(directory: Path) -> Iterator[str]:
-    """Yield a sentence on each file of the tokenizer that is not what its name says."""
+    """Yield a sentence for each tokenizer file whose content does not match its name."""
     names = {
         *JSON_FILES,
         *PAIR,

@@ -1,8 +1,11 @@
-"""The process that a downloaded tokenizer runs in: it loads the tokenizer, and answers one request after the other.
+"""Process of a downloaded tokenizer: it loads the tokenizer and answers requests one by one.
 
-A request is a line of JSON; an answer is two lengths, a head in JSON, and token ids, masks and offsets as int32. With each
-request it may use some seconds of processor time, and it has a fixed amount of memory beyond what its libraries take; the
-kernel ends it when it uses more. It writes no files. It ends when its standard input does.
+A request is a line of JSON. An answer consists of two lengths, a head in JSON, and token ids, masks
+and offsets as int32.
+
+Covers: each request may use a limited number of seconds of CPU time, and the process may use a
+fixed amount of memory in addition to its libraries. The kernel kills a process that uses more time,
+and refuses it more memory. The process writes no files, and it ends when its standard input ends.
 """
 
 import json
@@ -17,27 +20,28 @@ from typing import Any, BinaryIO
 import numpy as np
 
 MEMORY = 4 << 30
-"""Bytes that tokenizer and texts may take; of address space, of which allocators take more than they use."""
+"""Bytes of address space for tokenizer and texts; allocators reserve more than they use."""
 LOADING_SECONDS = 180
-"""Seconds of processor time for loading, libraries included; the largest vocabularies take 20."""
+"""Seconds of CPU time for loading, including libraries; the largest vocabularies take 20."""
 REQUEST_SECONDS = 30
 CHARACTERS_PER_SECOND = 10_000
-"""Seconds of processor time for a request, and characters for each second more."""
+"""Characters of a request per second of CPU time in addition to ``REQUEST_SECONDS``."""
 LENGTHS = struct.Struct("<QQ")
 ARRAYS = ("input_ids", "attention_mask", "offset_mapping")
 
 
 def allow_seconds(seconds: int) -> None:
-    """Let this process use so much processor time more; then the kernel ends it."""
+    """Allow this process more CPU time; the kernel kills it afterwards."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = int(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
 
 
 def limit_memory() -> None:
-    """Let this process take ``MEMORY`` bytes more than it has, and write no files."""
+    """Allow this process ``MEMORY`` more bytes of address space, and forbid writing files."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY
+    # A process cannot raise its own hard limit.
     before = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = most if before == resource.RLIM_INFINITY else min(most, before)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -46,12 +50,12 @@ def limit_memory() -> None:
 
 
 def load(directory: Path) -> Any:
-    """Load the tokenizer of a directory, whose parts are checked before and afterwards.
+    """Load the tokenizer of a directory, and check its components before and after.
 
     Raises
     ------
     Mistake
-        It has parts that are not allowed.
+        A component is not allowed.
     """
     from transformers import AutoTokenizer
 
@@ -62,13 +66,15 @@ def load(directory: Path) -> Any:
     limit_memory()
     config = read_json((directory / "config.json").read_bytes())
     require_known_tokenizer(directory)
-    if has_own_code(config):  # so that transformers knows the classes of a smaller model
+    # This registers the classes of a pruned model with transformers.
+    if has_own_code(config):
         from espalier.hf.structured.configuration import build_config
 
         build_config(config)
     tokenizer = AutoTokenizer.from_pretrained(
         directory, local_files_only=True, trust_remote_code=False
     )
+    # transformers may have built another tokenizer than the file describes.
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         require_known_parts(read_json(backend.to_str()), "the tokenizer")
@@ -76,7 +82,7 @@ def load(directory: Path) -> Any:
 
 
 def facts_of(tokenizer: Any) -> dict[str, Any]:
-    """Properties of a tokenizer that are asked for in addition to encodings."""
+    """Return the properties of a tokenizer that are requested in addition to encodings."""
     return {
         "num_tokens": 1 + max(tokenizer.get_vocab().values(), default=-1),
         "length": len(tokenizer),
@@ -119,7 +125,10 @@ def _write(answers: BinaryIO, head: dict[str, Any], rows: list[list[int]]) -> No
 
 
 def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Load the tokenizer and answer requests until there are no more; an error is an answer, by its type, and ends this."""
+    """Load the tokenizer and answer requests until there are no more.
+
+    An error is answered with its type, and ends the loop.
+    """
     from espalier.errors import INTERRUPTS, Mistake
 
     tokenizer = None
@@ -127,6 +136,7 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
     for line in requests:
         try:
             request = json.loads(line)
+            # Loading belongs to the first request, so that its errors are answered too.
             if tokenizer is None:
                 tokenizer = load(directory)
             allow_seconds(REQUEST_SECONDS + len(line) // CHARACTERS_PER_SECOND)
@@ -146,5 +156,6 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
 
 if __name__ == "__main__":
     own = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    # Output that a library prints goes to stderr, so that it cannot be part of an answer.
+    os.dup2(2, 1)
     serve(Path(sys.argv[1]), sys.stdin.buffer, own)

@@ -1,8 +1,11 @@
-"""Allow-list for tokenizers that a server sends: parts and patterns of known tokenizers.
+"""Allow-list for tokenizers that a server sends: components and patterns of known tokenizers.
 
-Covers: ``tokenizer.json``, as it lies there and as transformers has built it. Parts have known types, regular expressions are
-made of alternatives of published tokenizers', texts grow by no more than a small factor, and nothing is drawn at random.
-Does not cover: what a library does with a vocabulary that was made to harm; therefore it runs in a process with limits.
+Covers: ``tokenizer.json``, both the file and the tokenizer that transformers built from it.
+Components have known types, regular expressions consist of alternatives from published tokenizers,
+normalizers lengthen a text by at most a small factor, and no token is drawn at random.
+
+Does not cover: a vocabulary that exploits a weakness of a library. The tokenizer therefore runs in
+a process with limits.
 """
 
 import re
@@ -14,12 +17,12 @@ from espalier.environment.bounded_json import read_json
 from espalier.errors import Mistake
 
 NORMALIZERS = frozenset(
-    ("Sequence", "BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend",
-     "Replace", "Strip", "StripAccents")
+    ("Sequence", "BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt",
+     "Precompiled", "Prepend", "Replace", "Strip", "StripAccents")
 )  # fmt: skip
 PRE_TOKENIZERS = frozenset(
-    ("Sequence", "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
-     "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
+    ("Sequence", "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength",
+     "Metaspace", "Punctuation", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
 )  # fmt: skip
 POST_PROCESSORS = frozenset(
     ("Sequence", "BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing")
@@ -46,10 +49,11 @@ KINDS = {
     "decoder": DECODERS,
     "model": MODELS,
 }
-"""Types that each section of the file may have."""
+"""Allowed types of each section of the file."""
 
 KNOWN_PATTERNS = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+    # GPT-2.
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     # LLaMA 3.
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -60,7 +64,8 @@ KNOWN_PATTERNS = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     ),
-    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",  # Qwen3.5
+    # Qwen3.5.
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
     # GPT-4.
     (
         r"'(?:[sdmt]|ll|ve|re)|'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|"
@@ -72,36 +77,43 @@ KNOWN_PATTERNS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-    r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",  # CLIP
-    r"\p{N}{1,3}|[0-9]{1,3}|[0-9]|\d|\p{N}+",  # digits
-    r"[一-龥぀-ゟ゠-ヿ]+",  # DeepSeek-V3
+    # CLIP.
+    r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+    # Digits.
+    r"\p{N}{1,3}|[0-9]{1,3}|[0-9]|\d|\p{N}+",
+    # DeepSeek-V3.
+    r"[一-龥぀-ゟ゠-ヿ]+",
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
-    # Of SentencePiece, as transformers writes them.
+    # SentencePiece, as transformers writes it.
     r" {2,}|\s{2,}|[\n\r\t]|\n|\s+|\A +| +\z|\A▁|^▁+$| +▁|[\r\n]",
-    r" ?[^(\s|.,!?…。，、।۔،)]+|\s?\p{L}+|\s?\p{N}+",  # BLOOM
+    # BLOOM.
+    r" ?[^(\s|.,!?…。，、।۔،)]+|\s?\p{L}+|\s?\p{N}+",
 )
-"""Regular expressions of published tokenizers; any alternatives of theirs may be joined."""
+"""Regular expressions of published tokenizers; their alternatives may be combined."""
 LITERAL = re.compile(r"(?:\\[^A-Za-z0-9]|[^\\.^$*+?{}\[\]()|])+")
-"""An alternative that stands for itself, as ``re.escape`` writes it."""
+"""Alternative that matches only itself, as ``re.escape`` writes it."""
 
 MOST_PARTS = 64
 """Maximum number of parts of a sequence or template, and of tokens for one part."""
 MOST_GROWTH = 16
-"""Maximum number of characters that a normalizer may make of one."""
+"""Maximum number of characters that a normalizer may produce from one character."""
 MOST_WORD = 256
-"""Characters of what a normalizer looks for, or puts in its place."""
+"""Maximum number of characters of a normalizer's search text or replacement."""
 MOST_ADDED = 1 << 16
 MOST_ADDED_CHARACTERS = 4096
 MOST_CHARSMAP = 1 << 21
-"""Characters of SentencePiece's table of normal forms."""
+"""Maximum number of characters of SentencePiece's normalisation table."""
 MOST_PADDING = 1 << 20
 MOST_WORDPIECE = 1000
-"""Characters of a word that WordPiece looks at; its time grows with their square."""
+"""Maximum number of characters of a word for WordPiece, whose time grows with their square."""
 
 
 def alternatives(pattern: str) -> Iterator[str]:
-    """Yield the alternatives of a regular expression, split at each ``|`` that is in no group and no class."""
+    """Yield the alternatives of a regular expression.
+
+    The expression is split at each ``|`` outside of groups and character classes.
+    """
     start = depth = 0
     in_class = escaped = False
     for place, letter in enumerate(pattern):
@@ -111,6 +123,7 @@ def alternatives(pattern: str) -> Iterator[str]:
             escaped = True
         elif in_class:
             in_class = (
+                # A "]" that comes first in a class is a literal and does not close it.
                 letter != "]" or pattern[place - 1] == "[" or pattern[place - 2 : place] == "[^"
             )
         elif letter == "[":
@@ -129,17 +142,22 @@ _KNOWN = frozenset(
 
 
 def is_known_pattern(pattern: str) -> bool:
-    """Return whether a regular expression is made of alternatives of known tokenizers, or of plain words."""
+    """Return whether a regular expression consists of known alternatives or literal text."""
     return all(part in _KNOWN or LITERAL.fullmatch(part) for part in alternatives(pattern))
 
 
 def require_known_parts(document: Any, where: str) -> None:
-    """Refuse a ``tokenizer.json`` with other parts.
+    """Refuse a ``tokenizer.json`` with components that are not on the allow-list.
+
+    Parameters
+    ----------
+    document : content of the file
+    where : name of the file, for error messages
 
     Raises
     ------
     Mistake
-        It names the section and what is wrong with it.
+        A component is not allowed. The message names the section and the reason.
     """
     try:
         for section, types in KINDS.items():
@@ -164,7 +182,15 @@ def require_known_parts(document: Any, where: str) -> None:
 
 
 def require_known_tokenizer(directory: Path) -> None:
-    """Refuse a model directory whose ``tokenizer.json`` has other parts, if it has such a file; raises as the above does."""
+    """Refuse a model directory whose ``tokenizer.json`` has components that are not allowed.
+
+    A directory without this file passes.
+
+    Raises
+    ------
+    Mistake
+        The file is not JSON, or see ``require_known_parts``.
+    """
     path = directory / "tokenizer.json"
     if not path.exists():
         return
@@ -178,17 +204,18 @@ def require_known_tokenizer(directory: Path) -> None:
 
 
 class _Fault(Exception):
-    """A section with something that is not allowed."""
+    """Error for a section with something that is not allowed."""
 
     def __init__(self, section: str, what: str) -> None:
         super().__init__(f"{section}: {what}")
 
 
 def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
-    """Yield a part, and those that it is made of."""
+    """Yield a component and, recursively, the components that it consists of."""
     if part is None:
         return
-    if section == "model" and "type" not in part:  # older files; the library finds it out by trying
+    # Older files have no type; the library tries the types one by one.
+    if section == "model" and "type" not in part:
         part = {
             **part,
             "type": (
@@ -218,7 +245,7 @@ def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _require_plain(section: str, part: Mapping[str, Any]) -> None:
-    """Refuse patterns that are not known, and numbers that make a part slow or large."""
+    """Refuse unknown patterns, and numbers that make a component slow or its output large."""
     for name in ("pattern", "delimiter"):
         _require_pattern(section, part.get(name, ""))
     for name in ("content", "prepend", "replacement"):
@@ -256,7 +283,7 @@ def _require_pattern(section: str, pattern: str | Mapping[str, str]) -> None:
 
 
 def _require_growth(document: Mapping[str, Any]) -> None:
-    """Refuse normalizers that together could make a long text of a short one."""
+    """Refuse normalizers that together could turn a short text into a long one."""
     growth = 1.0
     for part in _parts(document.get("normalizer"), "normalizer"):
         if part["type"] == "Replace":
@@ -270,7 +297,7 @@ def _require_growth(document: Mapping[str, Any]) -> None:
 
 
 def _require_added(document: Mapping[str, Any]) -> None:
-    """Refuse more or longer added tokens than vocabularies have, and padding to lengths that no model has."""
+    """Refuse too many or too long added tokens, and padding beyond any model's length."""
     added = document.get("added_tokens") or []
     if len(added) > MOST_ADDED or any(
         len(token["content"]) > MOST_ADDED_CHARACTERS for token in added

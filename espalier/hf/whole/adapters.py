@@ -1,4 +1,7 @@
-"""LoRA adapters in a whole model: peft puts them in; they are read and set under canonical names, as they travel."""
+"""LoRA adapters in a whole model.
+
+peft inserts the adapters. Their values are read and set under canonical names, as on the wire.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,21 +22,29 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 NAME = "default"
-"""peft's name of an adapter that was given none."""
+"""Name that peft gives to an adapter by default."""
 
 
 def module_path(family: Family, index: int, linear: str) -> str:
-    """Path of a block's matrix in the Hugging Face model."""
+    """Return the path of a block's matrix in the Hugging Face model."""
     return f"{family.blocks}.{index}.{family.linears[linear]}"
 
 
 def lora_config(
     family: Family, adapters: AdapterPlan, num_blocks: int, dropout: float
 ) -> "LoraConfig":
-    """peft's description of the adapters.
+    """Return peft's configuration of the adapters.
 
-    It names matrices where all blocks are adapted alike, and otherwise their whole paths: also where a name is the end of
-    another one's path, as BERT's ``output.dense`` is of ``attention.output.dense``, which peft would then adapt too.
+    ``target_modules`` holds module names if all blocks are adapted in the same way, and whole paths
+    otherwise. It also holds paths if a name is the suffix of another module's path, such as BERT's
+    ``output.dense`` and ``attention.output.dense``: peft would adapt both.
+
+    Parameters
+    ----------
+    family : model family
+    adapters : adapters of the run
+    num_blocks : number of blocks of the model
+    dropout : dropout probability of the input of the adapters
     """
     hush()
     with importing():
@@ -57,6 +68,7 @@ def lora_config(
         r=usual.rank,
         lora_alpha=_alpha(usual),
         target_modules=chosen if alike and unmistakable else list(paths),
+        # peft treats the keys of both patterns as regular expressions.
         rank_pattern={re.escape(path): a.rank for path, a in paths.items() if a.rank != usual.rank},
         alpha_pattern={
             re.escape(path): _alpha(a) for path, a in paths.items() if _alpha(a) != _alpha(usual)
@@ -70,12 +82,18 @@ def lora_config(
 
 
 def _saved_whole(path: str) -> str:
-    """The module of a head that peft keeps whole: it takes ``classifier`` with all that is in it, whatever it is told."""
+    """Return the module of a head that peft saves completely.
+
+    peft always takes ``classifier`` with all its submodules.
+    """
     return path.split(".")[0] if path.startswith("classifier") else path
 
 
 def _alpha(adapter: Adapter) -> float:
-    """What peft divides by the rank; a whole number as such, since other readers of peft's files expect one."""
+    """Return peft's ``lora_alpha``, which peft divides by the rank.
+
+    A whole number is returned as int, because other readers of peft's files expect one.
+    """
     alpha = adapter.scaling * adapter.rank
     return int(alpha) if alpha.is_integer() else alpha
 
@@ -83,21 +101,29 @@ def _alpha(adapter: Adapter) -> float:
 def put_in(
     whole: nn.Module, family: Family, adapters: AdapterPlan, num_blocks: int, dropout: float
 ) -> dict[str, dict[str, nn.Parameter]]:
-    """Put adapters into a whole model, and return their parameters: float32, trainable, by blob key and canonical name.
+    """Insert adapters into a whole model and return their parameters.
 
-    Their values are peft's, at random; ``set_values`` gives them those that are meant. No global generator is moved by it. A
-    classification head that was trainable before still is.
+    The values are random values of peft; ``set_values`` sets others. Global random generators keep
+    their state. A classification head that was trainable stays trainable.
+
+    Returns
+    -------
+    dict
+        Trainable float32 parameters by blob key and canonical name
     """
     hush()
     with importing():
         from peft import inject_adapter_in_model
 
     config = lora_config(family, adapters, num_blocks, dropout)
-    config.modules_to_save = None  # the head is trained where it is
+    # The head is trained in place; peft would make a copy.
+    config.modules_to_save = None
     trainable = [parameter for parameter in whole.parameters() if parameter.requires_grad]
+    # peft draws the initial values from the global generator, whose state must not change.
     with torch.random.fork_rng([]):
         inject_adapter_in_model(config, whole, adapter_name=NAME)
-    for parameter in trainable:  # peft freezes all that is not its own
+    # peft freezes all parameters that are not its own.
+    for parameter in trainable:
         parameter.requires_grad_(True)
     parameters: dict[str, dict[str, nn.Parameter]] = {}
     for index, adapter in adapters:
@@ -114,12 +140,13 @@ def put_in(
 
 @torch.no_grad()
 def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Tensors) -> None:
-    """Give parameters the values of tensors of the same blob keys, names and shapes.
+    """Copy tensors into parameters with the same blob keys, names and shapes.
 
     Raises
     ------
     ValueError
-        A tensor is shaped otherwise; ``copy_`` would repeat the one row of an adapter of rank 1.
+        A tensor has another shape. ``copy_`` would broadcast the single row of an adapter of rank
+        1.
     """
     for key, block in parameters.items():
         for name, parameter in block.items():
@@ -131,7 +158,7 @@ def set_values(parameters: Mapping[str, Mapping[str, nn.Parameter]], tensors: Te
 
 
 def values(parameters: Mapping[str, Mapping[str, nn.Parameter]]) -> dict[str, dict[str, Tensor]]:
-    """Copies of the parameters' values on the CPU."""
+    """Return copies of the parameters' values on the CPU."""
     return {
         key: {name: parameter.detach().to("cpu", copy=True) for name, parameter in block.items()}
         for key, block in parameters.items()
@@ -141,7 +168,7 @@ def values(parameters: Mapping[str, Mapping[str, nn.Parameter]]) -> dict[str, di
 def factors_of(
     adapters: AdapterPlan, index: int, tensors: Mapping[str, Tensor]
 ) -> dict[str, Factors]:
-    """The adapters of one block from its tensors, by canonical linear name."""
+    """Return the adapters of one block as factors, by canonical linear name."""
     return {
         adapter.linear.name: Factors(
             tensors[adapter.name_b], tensors[adapter.name_a], adapter.scaling
@@ -153,9 +180,10 @@ def factors_of(
 def merged(
     block_factors: Callable[[int], Mapping[str, Factors]], keep_zeros: bool = False
 ) -> Edits:
-    """Add the adapters' updates to the dense weights: ``W + scaling * B A``, in float32, rounded to the weight's own dtype.
+    """Return edits that add the adapters' updates to the dense weights: ``W + scaling * B A``.
 
-    With ``keep_zeros`` weights that are zero stay zero.
+    The sum is computed in float32 and rounded to the dtype of the weight. With ``keep_zeros``
+    weights that are zero stay zero.
     """
 
     def edits(index: int) -> dict[str, WeightEdit]:

@@ -1,7 +1,8 @@
-"""Adapters that leave zeros alone: the update of a pruned matrix is masked, in training as in the merged model.
+"""Adapters whose updates do not change zeros of a pruned matrix, in training and after merging.
 
-With ``W`` the matrix of the files and ``M`` one where it is not zero, what is computed is ``W + M * (scaling * B A)``. The
-product of the factors is made whole for that, so a step takes as much memory more as the adapted matrices have, and some time.
+With ``W`` the stored matrix and ``M`` its mask of non-zero weights, the forward pass uses ``W + M *
+(scaling * B A)``. For this, the product of the factors is computed completely. A step therefore
+takes additional memory of the size of the adapted matrices, and additional time.
 """
 
 from typing import Any
@@ -14,7 +15,14 @@ from espalier.models.adapters import AdapterPlan
 
 
 def keep_zeros(model: OpenedModel, whole: nn.Module, adapters: AdapterPlan) -> None:
-    """Mask the updates of all adapters that were put into a whole model; ``model`` has the matrices with their zeros."""
+    """Mask the updates of all adapters in a whole model.
+
+    Parameters
+    ----------
+    model : source of the matrices with their zeros
+    whole : model in memory with adapters inserted
+    adapters : adapters of the run
+    """
     for index, adapter in adapters:
         module: Any = whole.get_submodule(module_path(model.family, index, adapter.linear.name))
         zeros = model.checkpoint.read(adapter.linear.parameter) == 0
@@ -22,14 +30,14 @@ def keep_zeros(model: OpenedModel, whole: nn.Module, adapters: AdapterPlan) -> N
 
 
 class _MaskedForward:
-    """Takes the place of peft's forward pass of one matrix."""
+    """Replacement of peft's forward pass of one matrix."""
 
     def __init__(self, module: Any, zeros: Tensor) -> None:
         self._module = module
         self._zeros = zeros
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features), in the dtype of the base's output."""
+        """Map (..., in_features) to (..., out_features), in the dtype of the base's output."""
         module = self._module
         b = module.lora_B[NAME].weight
         a = module.lora_A[NAME].weight

@@ -1,8 +1,9 @@
-"""A whole model in memory for tuning: the Hugging Face model with its base frozen, in float32, bfloat16 or NF4.
+"""Whole model in memory for tuning, with its base frozen in float32, bfloat16 or NF4.
 
-The modules are built without memory, then filled from the files tensor by tensor, each converted in pieces as it is read:
-what is in memory beyond the model itself is one piece. In NF4 only the linears of the blocks are quantised, as in QLoRA;
-embeddings, norms, biases and a language model's head stay in the computing dtype.
+The modules are built on the meta device and filled from the files tensor by tensor. Each tensor is
+converted in pieces as it is read, so the only memory in addition to the model is one piece. In NF4
+only the linears of the blocks are quantised, as in QLoRA; embeddings, norms, biases and a
+language-model head stay in the compute dtype.
 """
 
 from pathlib import Path
@@ -21,7 +22,7 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.progress.beats import beats
 
 Base = Literal["float32", "bfloat16", "nf4"]
-"""How the frozen weights are held."""
+"""Format of the frozen weights."""
 
 
 def load_whole(
@@ -34,28 +35,34 @@ def load_whole(
     cache_folder: Path | None = None,
     double_quantisation: bool = True,
 ) -> Any:
-    """Load a whole model, ready for a forward pass, in evaluation mode, with no parameter of the base asking for a gradient.
+    """Load a whole model with a frozen base, in evaluation mode.
 
     Parameters
     ----------
-    model : what is loaded
-    computing : the device; with ``nf4`` also the dtype of the forward pass and of what is not quantised
+    model : model to load
+    computing : device; with ``nf4`` also the dtype of the forward pass and of the weights that are
+        not quantised
     base : dtype of the weights, or ``nf4``
-    num_labels : of an encoder, the number of classes; None for a decoder
-    seed : of a new classification head. The head is float32 whatever the base, and is trained: see ``head_parameters``
-    cache_folder : where a node keeps quantised weights between processes; None quantises every time. Used by ``nf4`` alone
-    double_quantisation : of ``nf4``, see ``quantise``
+    num_labels : number of classes of an encoder; None for a decoder
+    seed : seed of a new classification head. The head is always float32 and is trained; see
+        ``head_parameters``
+    cache_folder : node's cache of quantised weights; None quantises every time. Used only with
+        ``nf4``
+    double_quantisation : used only with ``nf4``; see ``quantise``
 
     Returns
     -------
-    What ``AutoModelForCausalLM`` or ``AutoModelForSequenceClassification`` would give; with ``nf4`` the linears of its blocks
-    are ``bitsandbytes.nn.Linear4bit``, and peft finds it ``is_loaded_in_4bit``. Tied weights are one parameter.
+    PreTrainedModel
+        The model that ``AutoModelForCausalLM`` or ``AutoModelForSequenceClassification`` would
+        return. With ``nf4`` the linears of its blocks are ``bitsandbytes.nn.Linear4bit``, and it
+        has the attribute ``is_loaded_in_4bit`` for peft. Tied weights are one parameter.
 
     Raises
     ------
     Mistake
-        A tensor is missing, has another shape than ``config.json`` says, or cannot be read; ``num_labels`` does not go with
-        the family; transformers cannot build the model; bitsandbytes is not installed; the cache cannot be written.
+        A tensor is missing, has another shape than ``config.json`` says or cannot be read;
+        ``num_labels`` does not match the model family; transformers cannot build the model;
+        bitsandbytes is not installed; or the cache is not writable.
     """
     whole = model.new_skeleton(num_labels)
     sources = _sources(model, whole)
@@ -64,6 +71,7 @@ def load_whole(
         if base == "nf4"
         else {"float32": torch.float32, "bfloat16": torch.bfloat16}[base]
     )
+    # First, so that the blocks' linears are never in memory at full precision.
     if base == "nf4":
         _quantise_linears(model, whole, computing, cache_folder, double_quantisation)
     _fill(model, whole, sources, dtype, computing.device)
@@ -73,9 +81,10 @@ def load_whole(
 
 
 def head_parameters(family: Family, whole: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of the classification head by canonical name, ``head.dense.weight`` first; none of a decoder's.
+    """Return the parameters of the classification head by canonical name; empty for a decoder.
 
-    Shapes: ``head.dense`` (hidden, hidden), ``head.out`` (labels, hidden), each with a bias; float32.
+    The linears are ``head.dense`` (hidden_size, hidden_size) and ``head.out`` (num_labels,
+    hidden_size), each with a bias, in float32. ``head.dense.weight`` is first.
     """
     return {
         f"{name}.{kind}": getattr(whole.get_submodule(path), kind)
@@ -85,7 +94,10 @@ def head_parameters(family: Family, whole: nn.Module) -> dict[str, nn.Parameter]
 
 
 def _sources(model: OpenedModel, whole: nn.Module) -> dict[str, str]:
-    """Parameter of the base -> name in the files, after shapes were compared; nothing is read yet."""
+    """Return the name in the files of each parameter of the base, after comparing shapes.
+
+    Only headers are read.
+    """
     head = tuple(f"{path}." for path in model.family.head_linears.values())
     sources = {}
     for name, wanted in whole.named_parameters():
@@ -106,7 +118,7 @@ def _quantise_linears(
     cache_folder: Path | None,
     double_quantisation: bool,
 ) -> None:
-    """Put ``Linear4bit`` in the place of the blocks' linears; their biases stay without memory."""
+    """Replace the linears of the blocks by ``Linear4bit``; their biases stay on the meta device."""
     family = model.family
     known = tables(computing.device)
     paths = {
@@ -120,7 +132,8 @@ def _quantise_linears(
         path = paths[linear.parameter]
         bias = whole.get_submodule(path).bias is not None
         whole.set_submodule(path, linear_of(matrix, known, computing.dtype, bias))
-    whole.is_loaded_in_4bit = True  # type: ignore[assignment]  # where peft looks whether to adapt Linear4bit
+    # peft reads this attribute to decide whether to adapt Linear4bit.
+    whole.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
 def _fill(
@@ -130,7 +143,7 @@ def _fill(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Give parameters that have no memory their values, frozen, and bring buffers to the device."""
+    """Assign frozen values to the parameters on the meta device, and move buffers to the device."""
     filled: dict[int, nn.Parameter] = {}
     for path, module in beats(list(whole.named_modules()), "loading module"):
         for name, parameter in module.named_parameters(recurse=False):
@@ -138,7 +151,8 @@ def _fill(
             if id(parameter) not in filled and parameter.is_meta and full in sources:
                 value = converted(model.checkpoint, sources[full], dtype, device)
                 filled[id(parameter)] = nn.Parameter(value, requires_grad=False)
-            if id(parameter) in filled:  # a tied one is met again
+            # A tied parameter is visited once per module that holds it.
+            if id(parameter) in filled:
                 setattr(module, name, filled[id(parameter)])
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
@@ -147,14 +161,19 @@ def _fill(
 def first_head(
     model: OpenedModel, whole: Any, seed: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """First values of the classification head, float32, by canonical name: random as in BERT (normal, zero biases).
+    """Return the initial values of the classification head by canonical name, float32.
 
-    A dense layer that the files hold is taken from there. The last layer is always new: the classes of a model that was tuned
+    Values are random as in BERT: normal weights, zero biases. If the files hold a dense layer, its
+    values are used. The last layer is always new, because the classes of a model that was tuned
     before are not those of the task.
 
     Parameters
     ----------
-    whole : the model, or its skeleton without values, which says shapes and the width of the normal distribution
+    model : opened model
+    whole : the model or its skeleton, for the shapes and the standard deviation of the normal
+        distribution
+    seed : seed of the random values
+    device : device of the result
     """
     generator = torch.Generator().manual_seed(seed)
     found = dict[str, Tensor]()
@@ -187,5 +206,5 @@ def _make_head(model: OpenedModel, whole: Any, seed: int, device: torch.device) 
 
 
 def _in_own_dtype(linear: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The head computes in float32 also where the encoder gives it bfloat16: its steps are too small for the latter."""
+    """Cast the input of the head to float32, because training steps are too small for bfloat16."""
     return (inputs[0].to(linear.weight.dtype), *inputs[1:])

@@ -1,7 +1,9 @@
-"""Tensors of a whole model that are trained whole: a classification head, norms, biases, by blob key and canonical name.
+"""Tensors of a model that are trained completely, in contrast to adapters.
 
-They are float32 whatever the base is held in, as a step is too small for bfloat16. The model goes on to compute in its own
-dtype: it is given the float32 tensor rounded to that, and its gradient goes to the float32 one.
+Examples are a classification head, norms and biases. They are addressed by blob key and canonical
+name. They are float32 regardless of the format of the base, because training steps are too small
+for bfloat16. The model still computes in its own dtype: it uses the float32 tensor rounded to that
+dtype, and the gradient flows to the float32 tensor.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,12 +22,17 @@ Names = Mapping[str, Iterable[str]]
 
 
 def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tensor]]:
-    """What the model's files hold, which is where training begins: float32, on the CPU, by blob key and canonical name.
+    """Return the values in the model's files, from which training starts.
+
+    Returns
+    -------
+    dict
+        float32 tensors on the CPU by blob key and canonical name
 
     Raises
     ------
     Mistake
-        The model's files hold no such tensor, or it cannot be read.
+        The model's files do not hold the tensor, or it cannot be read.
     """
     cpu = torch.device("cpu")
     return {
@@ -40,9 +47,14 @@ def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tenso
 def trained_whole(
     model: OpenedModel, whole: nn.Module, names: Names
 ) -> dict[str, dict[str, nn.Parameter]]:
-    """Let tensors of a whole model be trained: its parameters, float32, with the values that it has, by blob key and name.
+    """Make tensors of a model trainable and return their parameters.
 
-    It comes before adapters are put in. A head is trained as it stands: it is float32 already.
+    Call it before adapters are inserted. A head is trained as it is, because it is float32 already.
+
+    Returns
+    -------
+    dict
+        float32 parameters with the values of the model, by blob key and canonical name
 
     Raises
     ------
@@ -72,11 +84,12 @@ def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.
         return found
     owner, _, kind = path.rpartition(".")
     module = whole.get_submodule(owner)
+    # Training starts from the stored value, not from the value rounded to the base's dtype.
     exact = nn.Parameter(
         converted(model.checkpoint, _stored(model, key, name), torch.float32, found.device)
     )
     setattr(module, kind, exact)
-    # unsafe: to another dtype.
+    # unsafe=True allows a parametrization that changes the dtype.
     parametrize.register_parametrization(module, kind, _Rounded(found.dtype), unsafe=True)
     return exact
 
