@@ -342,7 +342,7 @@ class Enroller:
         ):
             return (
                 f"has another base model ({enrolment.model_sha256[:12]}, the server"
-                f" {self.model_sha256[:12]}); give the node the same model and tokenizer with"
-                " model-path"
+                f" {self.model_sha256[:12]}); give the node the same weights, tokenizer and"
+                " config.json with model-path"
             )
         return None

@@ -124,6 +124,26 @@ def test_the_hash_changes_with_the_tokenizer(copied: Path, untied: Path) -> None
     assert OpenedModel(copied).sha256 != OpenedModel(untied).sha256
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("rms_norm_eps", 1e-3), ("rope_parameters", {"rope_theta": 5e5}), ("new", 1)]
+)
+def test_the_hash_changes_with_the_configuration(
+    copied: Path, untied: Path, key: str, value: Any
+) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {key: value}))
+    assert OpenedModel(copied).sha256 != OpenedModel(untied).sha256
+
+
+@pytest.mark.parametrize("key", ["transformers_version", "_name_or_path", "dtype"])
+def test_the_hash_does_not_depend_on_who_wrote_the_configuration(
+    copied: Path, untied: Path, key: str
+) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({key: "5.14.0", **config} | {key: "bfloat16"}))
+    assert OpenedModel(copied).sha256 == OpenedModel(untied).sha256
+
+
 def test_the_hash_changes_with_the_dtype_of_the_whole_model(untied: Path, tmp_path: Path) -> None:
     halved = save_model(tmp_path / "bf16", llama_config(), dtype=torch.bfloat16)
     assert OpenedModel(halved).sha256 != OpenedModel(untied).sha256

@@ -65,6 +65,9 @@ TOKENIZER_SETTINGS = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+WITHOUT_EFFECT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Keys of ``config.json`` that do not change what a model in given dtypes computes."""
+
 MOST_REMEMBERED = 1 << 21
 """Maximum number of token ids that a model caches for encoded texts: 16 MiB."""
 
@@ -445,7 +448,7 @@ class OpenedModel:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the weights and the tokenizer.
+        """SHA-256 of the weights, the tokenizer and the configuration.
 
         It covers names, dtypes, shapes and bytes as they are stored, but not the sharding. For a
         model with a cut it covers the hash of the directory's model, the hash of the structure, the
@@ -477,7 +480,22 @@ class OpenedModel:
         for file in TOKENIZER_FILES:
             if (path := self.directory / file).exists():
                 digest.update(file.encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(self._computed_by)
         return digest.hexdigest()
+
+    @property
+    def _computed_by(self) -> bytes:
+        """Keys and values of ``config.json`` that can change what the model computes.
+
+        The text counts, and not transformers' object: its defaults differ between releases.
+        """
+        document = read_config(self.directory / CONFIG)
+        kept = {
+            name: value
+            for name, value in document.items()
+            if name not in WITHOUT_EFFECT and not _is_of_code(name)
+        }
+        return json.dumps(kept, sort_keys=True).encode()
 
     @property
     def stored(self) -> Checkpoint:
