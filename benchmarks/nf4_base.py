@@ -34,7 +34,7 @@ from benchmarks.random_llama import Shape, save_model
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.scored_items import ScoredItems
 from espalier.data.windows import all_windows
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing, set_up
 from espalier.hf.machine.model_memory import footprint
@@ -165,7 +165,9 @@ def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequence
     held_out = settings.evaluation.max_windows
     if not 0 < held_out < len(windows):
         have = f"--text {path} has {len(windows)} windows of {tokens} tokens"
-        raise Mistake(f"--held-out-windows {held_out}: {have}, and some of both kinds are needed")
+        raise InputError(
+            f"--held-out-windows {held_out}: {have}, and some of both kinds are needed"
+        )
     encoded = [Encoded(tuple(window.tolist()), tokens - 1) for window in windows]
     ones = (1,) * held_out
     tests = ScoredItems(tuple(encoded[-held_out:]), ones, (0,) * held_out, ones)
@@ -177,7 +179,7 @@ def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> di
     command = [sys.executable, "-m", "benchmarks.nf4_base", "--measure", task]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise Mistake(
+        raise InputError(
             f"{flat['training.base']}: the process that measures it ended with {done.returncode};"
             " see above"
         )
@@ -344,9 +346,9 @@ def _arguments() -> argparse.Namespace:
 def study(given: argparse.Namespace) -> None:
     """Measure one model, and write its report."""
     if given.text is None or not given.text.is_file():
-        raise Mistake(f"--text {given.text}: is no file; name the text to train on")
+        raise InputError(f"--text {given.text}: is no file; name the text to train on")
     if given.steps < 2:
-        raise Mistake(f"--steps {given.steps}: the first is not timed; give at least 2")
+        raise InputError(f"--steps {given.steps}: the first is not timed; give at least 2")
     common = {
         "method": "fedpetuning", "model": given.model, "threads": given.threads, "device": given.device,
         "data.source": "text", "data.path": str(given.text), "data.window-tokens": given.window_tokens,
@@ -378,7 +380,7 @@ def main() -> int:
                 save_model(Path(folder), RANDOM)
                 given.model = folder
             study(given)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(mistake, file=sys.stderr)
         return 2
     return 0

@@ -17,7 +17,7 @@ from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.reading import read_items
 from espalier.data.tasks.sharing import shares_of_items
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 MOST_LABELS = 10
 OTHERS = "all others"
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     partition = Partition(given.partition, given.clients, given.alpha, given.seed)
     try:
         counts = counts_per_client(partition, given.file, given.task)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         parser.error(str(mistake))
     alpha = f", alpha {given.alpha:g}" if given.partition in ("dirichlet", "quantity") else ""
     total = sum(count.total() for count in counts)

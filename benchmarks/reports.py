@@ -25,7 +25,7 @@ from benchmarks.studies import report as fedprllm
 from benchmarks.studies.rows import Rows
 from benchmarks.tuning import report as tuning
 from benchmarks.tuning import studies as tuning_studies
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 
 def write_again(csv: Path) -> bool:
@@ -38,7 +38,7 @@ def write_again(csv: Path) -> bool:
 
     Raises
     ------
-    Mistake
+    InputError
         The file or its conditions are damaged.
     """
     path = csv.with_suffix("")
@@ -102,7 +102,7 @@ def main() -> int:
     for csv in sorted(parser.parse_args().directory.glob("*.csv")):
         try:
             print(f"{csv.name}: {'written' if write_again(csv) else 'left alone'}")
-        except Mistake as mistake:
+        except EspalierError as mistake:
             print(mistake, file=sys.stderr)
             return 2
     return 0

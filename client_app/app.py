@@ -26,7 +26,7 @@ from client_app.protocol.parts import hand_out
 from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
 from espalier.environment.loopback import keep_on_loopback
-from espalier.errors import INTERRUPTS, Mistake, StateLost
+from espalier.errors import INTERRUPTS, EspalierError, StateLost
 from espalier.identity.code_hash import code_sha256
 from espalier.messages.contract import check
 from espalier.messages.contracts import contract_for
@@ -130,7 +130,7 @@ def _evaluate(site: Site, request: Letter) -> Letter:
 
 
 def _require_within_limits(site: Site) -> None:
-    """Raise Mistake if the settings exceed what the site's own model supports.
+    """Raise InputError if the settings exceed what the site's own model supports.
 
     The model hash covers weights and vocabulary only, so the site's ``config.json`` and tokenizer
     may differ from the server's.
@@ -208,9 +208,9 @@ def _told(request: Letter, context: Context, reason: str) -> str:
 def _answer(message: Message, context: Context, work: Work) -> Message:
     """Read the request, do the work, and return the reply.
 
-    The reply to a Mistake contains its message, the reply to any other error only the type of the
-    error. The part of a Mistake that describes a real site's data stays in the node's log
-    (``Mistake.outward``).
+    The reply to a InputError contains its message, the reply to any other error only the type of the
+    error. The part of a InputError that describes a real site's data stays in the node's log
+    (``InputError.outward``).
     """
     request = read(message.content)
     try:
@@ -229,7 +229,7 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
             letter = work(site, request)
             # The number of parts follows from the contract, not from the handler.
             letter.header.num_parts = contract.num_parts
-    except Mistake as mistake:
+    except EspalierError as mistake:
         logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)
         told = str(mistake) if in_simulation() else mistake.outward
         letter = failure(

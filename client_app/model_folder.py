@@ -18,7 +18,7 @@ from typing import Any
 
 from client_app.model_quota import FOUND, MODELS
 from espalier.environment.bounded_json import UnboundedJsonError, read_json, require_flat
-from espalier.errors import Mistake, StateLost
+from espalier.errors import InputError, StateLost
 from espalier.messages.blobs.model_pieces import Manifest, Offer
 from espalier.messages.message import validate
 from espalier.storage.atomic import replacing, write_json
@@ -121,7 +121,7 @@ class ModelFolder:
 
         Raises
         ------
-        Mistake
+        InputError
             A file does not have the offered hash, or is JSON that is nested too deeply. Files and
             pieces are deleted.
         """
@@ -137,7 +137,7 @@ class ModelFolder:
             if digest.hexdigest() != wanted[name]:
                 self.store.keep_only([])
                 self.remove_files()
-                raise Mistake(
+                raise InputError(
                     f"deliver: file {name} of the model does not have the hash that was offered;"
                     " begin a new run"
                 )
@@ -148,7 +148,7 @@ class ModelFolder:
         self.store.keep_only([])
 
     def _require_flat(self, name: str) -> None:
-        """Raise Mistake and delete everything if a JSON file is nested too deeply for a parser."""
+        """Raise InputError and delete everything if a JSON file is nested too deeply for a parser."""
         if not name.endswith(".json"):
             return
         try:
@@ -156,7 +156,7 @@ class ModelFolder:
         except UnboundedJsonError as error:
             self.store.keep_only([])
             self.remove_files()
-            raise Mistake(
+            raise InputError(
                 f"deliver: file {name} of the model cannot be used: {error}; begin a new run"
             ) from None
 

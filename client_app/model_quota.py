@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.settings.node import NodeSettings
 from espalier.storage.atomic import write_json
@@ -41,14 +41,14 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The model exceeds the owner's limit, alone or together with the models that are stored or
         offered here.
     """
     most = node.most_bytes_of_models()
     wanted = manifest.num_bytes
     if most is not None and wanted > most:
-        raise Mistake(
+        raise InputError(
             f"most-model-bytes = {most}: this site's owner allows no larger model, the run's has"
             f" {wanted} bytes; raise it in --node-config"
         )
@@ -58,7 +58,7 @@ def reserve(node: NodeSettings, manifest: Manifest) -> None:
         if most is not None and _taken_beside(folder) + wanted > most:
             _remove_abandoned(folder)
         if most is not None and (taken := _taken_beside(folder)) + wanted > most:
-            raise Mistake(
+            raise InputError(
                 f"most-model-bytes = {most}: models of other runs take or have reserved {taken}"
                 f" bytes, so that this one, of {wanted} bytes, has no room; raise it in"
                 " --node-config, or remove some below models/ in the site's state-dir"

@@ -8,7 +8,7 @@ from flwr.app import Context
 
 from client_app.model_folder import downloaded_model
 from client_app.simulated import in_simulation
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.hf.tokenizer.downloaded_model import open_downloaded
 from espalier.identity.code_hash import code_sha256
@@ -42,15 +42,15 @@ class Site:
 
         Raises
         ------
-        Mistake
+        InputError
             A setting is invalid.
         """
         node = parse_node(context.node_config, simulated=in_simulation())
         try:
             settings = parse(context.run_config)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             program = code_sha256()[:12]
-            raise Mistake(
+            raise InputError(
                 f"{mistake}\n  (this node runs program {program}; the server may run another:"
                 " install its release here)"
             ) from None
@@ -66,7 +66,7 @@ class Site:
 
         Raises
         ------
-        Mistake
+        InputError
             The run names a model but the site has none, or the model cannot be opened.
         StateLost
             The server has not pushed the model yet, or it is damaged.
@@ -77,7 +77,7 @@ class Site:
             # In a simulation the model comes from this machine's own server and needs no checks.
             return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
-            raise Mistake(
+            raise InputError(
                 "model-path: this site names no base model of its own, and opens none that a run"
                 f" names (model = {self.settings.model!r}); give the site its copy, with model-path"
                 " in --node-config"
@@ -86,8 +86,8 @@ class Site:
             return open_model(self.settings.model)
         try:
             return open_model(self.node.model_path)
-        except Mistake as mistake:
-            raise Mistake(f"model-path in --node-config: {mistake}") from None
+        except EspalierError as mistake:
+            raise InputError(f"model-path in --node-config: {mistake}") from None
 
     @cached_property
     def computing(self) -> "Computing":

@@ -27,7 +27,7 @@ Rust library raises ``PanicException``, which derives from ``BaseException``.
 """
 
 
-class Mistake(ValueError):
+class EspalierError(ValueError):
     """Error that a person can fix: it names the key or file, the value and the remedy.
 
     Parameters
@@ -47,7 +47,15 @@ class Mistake(ValueError):
         return str(self) if self.told is None else self.told
 
 
-class StateLost(Mistake):
+class InputError(EspalierError):
+    """Error in a setting, file or other input of a user."""
+
+
+class ProtocolError(EspalierError):
+    """Error in a message that breaks its contract."""
+
+
+class StateLost(EspalierError):
     """Error of a client that lost the state of earlier rounds.
 
     If the method supports it, the server sends the client what it needs to catch up.

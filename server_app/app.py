@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, Mistake
+from espalier.errors import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, EspalierError, InputError
 from espalier.flower.grid import is_simulation
 from espalier.flower.shared_nodes import with_enough_nodes
 from espalier.hf.export.model import ExportError
@@ -47,7 +47,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
     try:
         run_method(grid, context)
-    except (ExportError, Mistake, RunFailed, OSError) as error:
+    except (ExportError, EspalierError, RunFailed, OSError) as error:
         print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
         # The message is for users, who need no traceback.
         raise error.with_traceback(None) from None
@@ -60,7 +60,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
 
     Raises
     ------
-    Mistake
+    InputError
         A setting, the model or an evaluation text is invalid. Nothing was started.
     RunFailed
         Too few clients completed their work.
@@ -76,7 +76,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     settings = settings.with_quorum(simulation=simulation)
     grid = with_enough_nodes(grid, settings.num_clients)
     if settings.evaluation.centralized == "on" and settings.evaluation.baselines and not simulation:
-        raise Mistake(
+        raise InputError(
             "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one"
             " place and exists in simulation only; set it to 'off' or 'auto'"
         )
@@ -110,10 +110,10 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     except BaseException as error:
         # Without its directory the run cannot record its end.
         if isinstance(error, Exception) and not folder.is_there():
-            raise Mistake(_what_remains(run)) from None
+            raise InputError(_what_remains(run)) from None
         set_aside(folder.path)
         # If the disk is full, ``summary.json`` stays unchanged and says "running".
-        with suppress(Mistake):
+        with suppress(EspalierError):
             _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, "completed", None)
@@ -168,7 +168,7 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     ------
     ExportError
         The result was written and evaluated, but the reloaded model gives other logits.
-    Mistake
+    InputError
         The result was written and evaluated, but some numbers are NaN or infinite.
     """
     strategy: Method = part(METHODS[run.settings.method].strategy)(run, _evaluation(run, tests))

@@ -6,7 +6,7 @@ A SuperLink of another installation may lack these libraries.
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from espalier.errors import FLOWER_REPORTS_IT_TOO, Mistake
+from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError
 from espalier.flower.grid import is_simulation
 from server_app.own_superlink import require_own_superlink
 
@@ -19,7 +19,7 @@ def main(grid: Grid, context: Context) -> None:
     if is_simulation(grid):
         try:
             require_own_superlink()
-        except Mistake as mistake:
+        except EspalierError as mistake:
             print(f"\nthe run failed: {mistake}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
             raise mistake.with_traceback(None) from None
     from server_app.app import main as run

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from espalier.data.special_tokens import prompt_encoder
 from espalier.data.tasks.catalogue import task_named
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.base_check import (
     require_finite_weights,
@@ -32,7 +32,7 @@ def require_fit(
     *,
     simulation: bool,
 ) -> None:
-    """Raise Mistake if every client would fail in this run, or the server at its end.
+    """Raise InputError if every client would fail in this run, or the server at its end.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def require_fit(
 
     Raises
     ------
-    Mistake
+    InputError
         A library that the settings need is missing; the method cannot work on the model; the
         simulated fleet does not exist or is too small; prompts plus generated answers are longer
         than the model accepts; or real sites, which receive the model, would not accept its
@@ -56,7 +56,7 @@ def require_fit(
         settings.evaluation.every
         and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS
     ):
-        raise Mistake(
+        raise InputError(
             f"evaluation.every = {settings.evaluation.every}: {settings.method} is measured at the"
             " end alone; set it to 0"
         )
@@ -70,11 +70,11 @@ def require_fit(
 
 
 def require_sound_base(model: OpenedModel, computing: Computing, tests: PublicTests) -> None:
-    """Raise Mistake if the base model is not finite, or differs from plain transformers.
+    """Raise InputError if the base model is not finite, or differs from plain transformers.
 
     Raises
     ------
-    Mistake
+    InputError
         The message names the tensor, or the difference.
     """
     labels = tests.num_classes or None
@@ -89,7 +89,7 @@ def _require_room_for_answers(
     settings: RunSettings, model: OpenedModel, tests: PublicTests
 ) -> None:
     if model.tokenizer.eos_token_id is None:
-        raise Mistake(
+        raise InputError(
             f"{model.directory}: the tokenizer has no token that ends a text, and answers of the"
             f" task {settings.task.name} end with it; name one as eos_token in"
             " tokenizer_config.json, or leave task.test-path empty"
@@ -105,7 +105,7 @@ def _require_room_for_answers(
         if prompt < positions
         else "leave out items with prompts that long"
     )
-    raise Mistake(
+    raise InputError(
         f"task.answer-tokens = {wanted}: behind the longest prompt of the test items, {prompt}"
         f" tokens, that makes {prompt + wanted}, and the model has {positions} positions; {remedy}"
     )

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.flower.processes import LocalSuperLink, Submitter, local_superlink, submitters
 from espalier.flower.programs import PORT_VARIABLE
 
@@ -57,7 +57,7 @@ def require_own_superlink() -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         It belongs to another user, environment or checkout.
     """
     if os.environ.get(SHARED):
@@ -67,7 +67,7 @@ def require_own_superlink() -> None:
         return
     here = surroundings()
     if reason := difference(here, superlink, submitters(superlink)):
-        raise Mistake(_told(reason, here, superlink))
+        raise InputError(_told(reason, here, superlink))
 
 
 def surroundings() -> Surroundings:

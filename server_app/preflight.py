@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.files.hub import CANNOT_BE_LOADED
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.limits import require_within_limits
 from espalier.hf.opening.opened import OpenedModel, open_model
@@ -34,7 +34,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         An input cannot be used. The errors of all clients are reported together.
     """
     settings = parse(config, simulation=True).with_quorum(simulation=True)
@@ -52,7 +52,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     lines = [f"{_clients(clients)}: {reason}" for reason, clients in unusable.items()]
     left = settings.num_clients - sum(map(len, unusable.values()))
     if left < math.ceil(round(settings.num_clients * settings.quorum, 6)):
-        raise Mistake("\n".join(lines))
+        raise InputError("\n".join(lines))
     for line in lines:
         tell(
             f"{line}\n  (the run goes on without; its quorum is {settings.quorum:g} of num-clients"
@@ -67,7 +67,7 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
         try:
             with beats_of(f"client {client}"):
                 read_client_data(settings, simulated_node(), model, client)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             found.setdefault(str(mistake), []).append(client)
             # The data set then cannot be loaded for any other client, and each attempt takes long.
             if settings.data.source == "hub" and CANNOT_BE_LOADED in str(mistake):
@@ -94,7 +94,7 @@ def main(config: Mapping[str, Any]) -> int:
     try:
         with heard_by(Pace(_tell)):
             open_all(config, _tell)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     return 0

@@ -10,7 +10,7 @@ from espalier.data.public_text import public_windows
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import ScoredItems
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -44,7 +44,7 @@ def public_tests(
 
     Raises
     ------
-    Mistake
+    InputError
         A text or the items cannot be read, the task is not suitable for this kind of model, or the
         model cannot be built.
     """
@@ -57,7 +57,7 @@ def public_tests(
         return _of_task(settings, model, texts, 0)
     classes = settings.task.num_classes
     if not classes:
-        raise Mistake(
+        raise InputError(
             f"task.name = '{settings.task.name}': an encoder classifies; choose sst2, mnli or"
             " boolq, or another model"
         )

@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.lineage import lineage_of
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
@@ -68,7 +68,7 @@ def open_run_directory(
 
     Raises
     ------
-    Mistake
+    InputError
         The directory cannot be written; or ``resume-from`` is not a run directory, another server
         works there, ``run.json`` is damaged, the run is completed, or it had other settings (each
         is named) or another model.
@@ -101,7 +101,7 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         For the reasons of ``open_run_directory`` and, for a resumed run, of loading its checkpoint.
     """
     if not settings.resume_from:
@@ -117,7 +117,7 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
 
 
 def _require_place(settings: RunSettings) -> None:
-    """Raise Mistake if no directory can be made in ``out-dir``.
+    """Raise InputError if no directory can be made in ``out-dir``.
 
     The closest existing parent must be a directory in which this process can write.
     """
@@ -138,8 +138,8 @@ def _require_place(settings: RunSettings) -> None:
         return
 
 
-def _cannot_be_made(settings: RunSettings, path: Path, why: str | None) -> Mistake:
-    return Mistake(
+def _cannot_be_made(settings: RunSettings, path: Path, why: str | None) -> EspalierError:
+    return InputError(
         f"out-dir = {settings.out_dir!r}: {path} cannot be made ({why}); name another directory"
     )
 
@@ -155,7 +155,7 @@ def _resumed(settings: RunSettings, model: OpenedModel) -> Iterator[RunDirectory
 def _existing(settings: RunSettings) -> Path:
     path = at_home(settings.resume_from).absolute()
     if not os.path.isfile(path / FILE):
-        raise Mistake(f"{_given(settings)}: {path} is not a run directory")
+        raise InputError(f"{_given(settings)}: {path} is not a run directory")
     return path
 
 
@@ -170,9 +170,9 @@ def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) ->
     if was["model_sha256"] != model.sha256:
         differing.append("the base model is another one")
     if differing:
-        raise Mistake(f"{given}: a resumed run keeps its settings, but {'; '.join(differing)}")
+        raise InputError(f"{given}: a resumed run keeps its settings, but {'; '.join(differing)}")
     if was["completed"]:
-        raise Mistake(f"{given}: that run is completed; leave resume-from empty for a new run")
+        raise InputError(f"{given}: that run is completed; leave resume-from empty for a new run")
     return was
 
 
@@ -184,13 +184,13 @@ def _read(path: Path, given: str) -> dict[str, Any]:
     try:
         return read_sealed(path / FILE, VERSION)
     except Damaged as damaged:
-        raise Mistake(
+        raise InputError(
             f"{given}: {damaged}; nothing else in the directory was touched, but which run it is"
             f" can no longer be said: bring {FILE} back from a copy, or begin a new run with the"
             f" settings of {path / 'settings.toml'}"
         ) from None
-    except Mistake as mistake:
-        raise Mistake(f"{given}: {mistake}") from None
+    except EspalierError as mistake:
+        raise InputError(f"{given}: {mistake}") from None
 
 
 def _of_the_result(settings: RunSettings) -> dict[str, Any]:

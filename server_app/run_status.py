@@ -17,7 +17,7 @@ from typing import Any
 from espalier.amounts import count, duration
 from espalier.environment.bounded_json import read_json
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.identity.printable import printable
 from espalier.storage.directory_lock import holder_of
 
@@ -36,7 +36,7 @@ def run_status(folder: Path) -> tuple[str, str]:
 
     Raises
     ------
-    Mistake
+    InputError
         The directory is not a run directory, or cannot be read.
     """
     document = _summary(folder)
@@ -66,11 +66,11 @@ def _summary(folder: Path) -> Mapping[str, Any]:
             raise ValueError
         return document
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"{folder}: is no run directory ({path.name}: {error.strerror}); name one of runs/"
         ) from None
     except (ValueError, RecursionError):
-        raise Mistake(f"{path}: is no summary of a run; bring it back from a copy") from None
+        raise InputError(f"{path}: is no summary of a run; bring it back from a copy") from None
 
 
 def main(folders: Sequence[str]) -> int:
@@ -86,7 +86,7 @@ def main(folders: Sequence[str]) -> int:
         try:
             status, reason = run_status(at_home(folder))
             print(f"{folder}: {status}{f' ({reason})' if reason else ''}", flush=True)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             print(f"espalier: {mistake}", file=sys.stderr)
             code = 2
     return code

@@ -81,7 +81,7 @@ class HetLoRA(FedPETuning):
 
         Raises
         ------
-        Mistake
+        InputError
             Some sites measured their capability and others state theirs.
         """
         seats = self.rounds.roster.seats

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.group_scores.mask_tuning import cut_of_blocks, scaled_cuts, scales_or_none
 from espalier.hf.group_scores.taylor import read_factor, taylor_cuts
 from espalier.hf.opening.opened import OpenedModel
@@ -91,8 +91,8 @@ class LlmPruner(Cutting):
         super().require_fit(settings, model, capabilities)
         try:
             require_sendable(model.plan, settings.of(LlmPrunerSettings))
-        except Mistake as mistake:
-            raise Mistake(f"{settings.method}.{mistake}") from None
+        except EspalierError as mistake:
+            raise InputError(f"{settings.method}.{mistake}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""

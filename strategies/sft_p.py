@@ -8,7 +8,7 @@ every client builds its own smaller dense model from the result, within its own 
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.lane_gates import LaneGates
 from espalier.messages.local_baseline import Alone
@@ -76,11 +76,11 @@ class SftP(FedPETuning):
         method = settings.method
         try:
             of_generator((), settings).settings(settings.training)
-        except Mistake as mistake:
-            raise Mistake(f"{method}.learning-rate, {method}.weight-decay: {mistake}") from None
+        except EspalierError as mistake:
+            raise InputError(f"{method}.learning-rate, {method}.weight-decay: {mistake}") from None
         if not model.family.has_lanes:
             family = model.family.name
-            raise Mistake(
+            raise InputError(
                 f"method = '{method}': models of the family {family} have no lanes to cut; name one"
                 " like LLaMA"
             )
@@ -89,7 +89,7 @@ class SftP(FedPETuning):
             and model.structure.cuts_lanes
             and (job.norm == "read" or model.structure.norm_of_read)
         ):
-            raise Mistake(
+            raise InputError(
                 f"{method}.norm = '{job.norm}': lanes of the model were cut before, and norms that"
                 " see only what is read cannot be cut again, or mixed with others; set it to all,"
                 " or name the model that nothing was cut from"
@@ -97,8 +97,8 @@ class SftP(FedPETuning):
         for client in range(settings.num_clients):
             try:
                 LaneGates(model.plan).target(job.share_of_client(client), job.share_of)
-            except Mistake as mistake:
-                raise Mistake(f"{method}.{mistake}") from None
+            except EspalierError as mistake:
+                raise InputError(f"{method}.{mistake}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""

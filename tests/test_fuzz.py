@@ -10,7 +10,7 @@ from toy_method import ROW
 from benchmarks.fuzz.__main__ import fuzz
 from benchmarks.fuzz.letters import exchanges
 from benchmarks.fuzz.targets import targets
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.methods.privacy_table import privacy_table
 from espalier.settings.methods import METHODS
 
@@ -31,8 +31,8 @@ INPUTS = 1000
 def test_nothing_but_a_mistake_comes_of_an_input(name: str, tmp_path: Path) -> None:
     outcome = fuzz(name, targets(tmp_path)[name], 1, range(INPUTS))
     assert outcome.foreign == []
-    assert outcome.counts["taken"] + outcome.counts["Mistake"] == INPUTS
-    assert outcome.counts["Mistake"] > INPUTS / 4
+    assert outcome.counts["taken"] + outcome.counts["EspalierError"] == INPUTS
+    assert outcome.counts["EspalierError"] > INPUTS / 4
 
 
 def test_these_are_all_targets(tmp_path: Path) -> None:
@@ -46,14 +46,14 @@ def test_what_comes_of_each_input_is_counted_and_an_input_repeats_by_its_number(
         drawn.append(random.random())
         yield
         if drawn[-1] < 0.25:
-            raise Mistake("as it should be")
+            raise InputError("as it should be")
         if drawn[-1] > 0.75:
             raise KeyError("round")
 
     outcome = fuzz("made up", target, 3, range(400))
     low = sum(number < 0.25 for number in drawn)
     high = sum(number > 0.75 for number in drawn)
-    assert outcome.counts == {"Mistake": low, "KeyError": high, "taken": 400 - low - high}
+    assert outcome.counts == {"EspalierError": low, "KeyError": high, "taken": 400 - low - high}
     first = next(number for number, value in enumerate(drawn) if value > 0.75)
     assert outcome.foreign[0] == f"made up {first}: KeyError: \"'round'\""
     fuzz("made up", target, 3, range(first, first + 1))

@@ -21,14 +21,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 
 
 def _tables(given: argparse.Namespace) -> None:
     from benchmarks.fedsoda import tables
 
     if given.tokens < 1:
-        raise Mistake(f"--tokens {given.tokens}: must be at least 1")
+        raise InputError(f"--tokens {given.tokens}: must be at least 1")
     models = tables.models()
     figures = tables.figures(models, given.tokens)
     text = tables.report(models, figures, given.tokens)
@@ -107,11 +107,11 @@ def _add_measured(study: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one study; return 2 after a Mistake, whose message is printed on stderr."""
+    """Run one study; return 2 after a InputError, whose message is printed on stderr."""
     given = _arguments(arguments)
     try:
         COMMANDS[given.command](given)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(mistake, file=sys.stderr)
         return 2
     return 0

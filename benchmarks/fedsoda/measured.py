@@ -11,7 +11,7 @@ from benchmarks.fedsoda.runs import Bench
 from benchmarks.fedsoda.sources import make_sources
 from benchmarks.fedsoda.studies import STUDIES, work
 from benchmarks.fedspallm.rows import Rows
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
@@ -65,7 +65,7 @@ def chosen(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise Mistake(f"--set {pair}: is no KEY=VALUE, for instance training.steps=5")
+            raise InputError(f"--set {pair}: is no KEY=VALUE, for instance training.steps=5")
         try:
             found[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

@@ -14,7 +14,7 @@ from benchmarks.fedsoda.cells import COMMON, IID, METHODS, Cell
 from benchmarks.fedsoda.measured import chosen
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.larger_than_memory import peak
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.group_scores.similar_groups import evenly_dropped
 from espalier.hf.machine.computing import set_up
 from espalier.hf.nf4.matrices import bitsandbytes
@@ -85,7 +85,7 @@ def in_a_fresh_process(settings: Mapping[str, Any]) -> dict[str, float]:
 
     Raises
     ------
-    Mistake
+    InputError
         The process failed.
     """
     with tempfile.TemporaryDirectory() as scratch:
@@ -97,7 +97,7 @@ def in_a_fresh_process(settings: Mapping[str, Any]) -> dict[str, float]:
             text=True,
         )
     if done.returncode:
-        raise Mistake(
+        raise InputError(
             f"memory: the process of {settings['method']} ended with {done.returncode}; see above"
         )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -14,7 +14,7 @@ from espalier.data.passages import digest
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.reading import read_items
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.settings.run import RunSettings
 from espalier.storage.atomic import write_bytes
 
@@ -53,7 +53,7 @@ def make_sources(
 
     Raises
     ------
-    Mistake
+    InputError
         A file is missing, damaged or too short, or the public text has questions of test items.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,13 +75,13 @@ def make_sources(
         elif len(private) < records:
             private.append(line)
     if not private or not text:
-        raise Mistake(f"{train}: has too few records for clients and public text")
+        raise InputError(f"{train}: has too few records for clients and public text")
     write_bytes(found.clients, "".join(private).encode())
     write_bytes(found.in_domain, _joined(text, letters).encode())
     write_bytes(found.tested, _joined(tested).encode())
     other = _beginning(public, letters)
     if shared := known & {digest(line) for line in other.splitlines()}:
-        raise Mistake(
+        raise InputError(
             f"{public}: has {len(shared)} lines that are questions of test items; give another text"
         )
     write_bytes(found.out_of_domain, other.encode())
@@ -126,4 +126,4 @@ def _beginning(text: Path, letters: int) -> str:
         with open(text, encoding="utf-8") as file:
             return file.read(letters).rpartition("\n")[0] + "\n"
     except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"{text}: cannot be read ({error})") from None
+        raise InputError(f"{text}: cannot be read ({error})") from None

@@ -539,7 +539,7 @@ def write(figures: Sequence[Figure], text: str, directory: Path) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The directory cannot be written to.
     """
     lines = io.StringIO()

@@ -21,7 +21,7 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import STUDIES, WINDOWS, Bench
 from espalier.data.public_text import public_windows
 from espalier.data.windows import windows_sha256
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
@@ -81,7 +81,7 @@ def main() -> int:
         settings = parse(common)
         study = STUDIES[given.study]
         if missing := [str(file) for file in given.private if not file.is_file()]:
-            raise Mistake(f"--private {', '.join(missing)}: is no file")
+            raise InputError(f"--private {', '.join(missing)}: is no file")
         model = open_model(settings.model)
         texts = public_windows(settings.evaluation, model.encode)
         bench = Bench(
@@ -106,7 +106,7 @@ def main() -> int:
         path = given.out / f"fedspallm-{given.study}"
         rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
         study.work(bench, rows)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
     write_report(study, rows, conditions, path)

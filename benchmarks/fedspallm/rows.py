@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import together
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.storage.atomic import write_json
 
 Row = dict[str, str]
@@ -26,7 +26,7 @@ class Rows:
 
     Raises
     ------
-    Mistake
+    InputError
         The file has rows of other conditions.
     """
 
@@ -46,7 +46,7 @@ class Rows:
             found = json.loads(beside.read_text()) if beside.exists() else {}
             self.conditions, differ = together(found, conditions)
             if differ:
-                raise Mistake(
+                raise InputError(
                     f"{path}: was measured with other {', '.join(differ)}; move it away or give"
                     " another --out"
                 )

@@ -19,11 +19,11 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import steps, task_study
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
 from benchmarks.fedspine.report import write_report
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one study; return 2 after a Mistake, whose message is printed on stderr."""
+    """Run one study; return 2 after a InputError, whose message is printed on stderr."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fedspine",
         description=__doc__,
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         {"regret": _regret, "steps": steps.work, "tasks": task_study.work}[given.study](given)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
     return 0

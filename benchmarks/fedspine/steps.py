@@ -26,7 +26,7 @@ from benchmarks import random_llama, random_roberta
 from benchmarks.larger_than_memory import peak
 from benchmarks.structured import structure_of
 from espalier.data.tasks.batches import Batch
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import load_whole
@@ -324,7 +324,7 @@ def _kept(given: argparse.Namespace, conditions: dict[str, Any]) -> dict[str, di
 
     Raises
     ------
-    Mistake
+    InputError
         They do not exist, or were measured under other conditions.
     """
     path = _path(given)
@@ -333,7 +333,7 @@ def _kept(given: argparse.Namespace, conditions: dict[str, Any]) -> dict[str, di
         return {}
     there = json.loads(path.read_text()) if path.exists() else {"conditions": None, "rows": {}}
     if there["conditions"] != conditions or not set(wanted) <= set(there["rows"]):
-        raise Mistake(
+        raise InputError(
             f"--only {' '.join(given.only)}: {path} has not all other rows, or others' conditions;"
             " measure all cells"
         )

@@ -9,7 +9,7 @@ from benchmarks.fedspine import tasks
 from benchmarks.fedspine.task_report import found_in, write_report
 from benchmarks.smaller.bench import Bench
 from espalier.data.client_items import public_items
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
@@ -71,7 +71,7 @@ def work(given: argparse.Namespace) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         A setting or file is wrong, or existing rows were measured under other conditions.
     """
     trained = {
@@ -110,7 +110,7 @@ def work(given: argparse.Namespace) -> None:
     name = given.name or given.task
     path = given.out / f"fedspine-{name}"
     if given.rounds % given.every:
-        raise Mistake(
+        raise InputError(
             f"tasks: --rounds {given.rounds} --every {given.every}: the last round would not be"
             " measured; give a divisor"
         )
@@ -127,7 +127,7 @@ def work(given: argparse.Namespace) -> None:
     if model.family.kind == "encoder":
         wanted = [cell for cell in wanted if cell.cut != "first"]
     elif any(cell.cut for cell in wanted) and not calibrated:
-        raise Mistake(
+        raise InputError(
             "tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one"
         )
     tasks.measure(bench, files, wanted, metric, given.calibration)
@@ -139,7 +139,7 @@ def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
 
     Raises
     ------
-    Mistake
+    InputError
         Existing rows were measured under other conditions.
     """
     return tasks.Files(
@@ -163,7 +163,7 @@ def _files(given: argparse.Namespace) -> list[Path]:
 
     Raises
     ------
-    Mistake
+    InputError
         They do not exist.
     """
     files = (
@@ -176,7 +176,7 @@ def _files(given: argparse.Namespace) -> list[Path]:
         )
     )
     if not files or (given.train and given.clients):
-        raise Mistake(
+        raise InputError(
             "tasks: needs --train FILE, or --clients DIRECTORY with client_0.jsonl and so on"
         )
     files = (
@@ -185,7 +185,7 @@ def _files(given: argparse.Namespace) -> list[Path]:
         else [given.clients / f"client_{device}.jsonl" for device in range(tasks.DEVICES)]
     )
     if missing := [str(file) for file in (*files, given.test) if not file.is_file()]:
-        raise Mistake(f"tasks: {', '.join(missing)}: is no file; name the records of the task")
+        raise InputError(f"tasks: {', '.join(missing)}: is no file; name the records of the task")
     return files
 
 

@@ -1,1 +1,1 @@
-"""Fuzzing: random and mutated inputs may only lead to a ``Mistake``."""
+"""Fuzzing: random and mutated inputs may only lead to a ``InputError``."""

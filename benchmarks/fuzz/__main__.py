@@ -1,4 +1,4 @@
-"""Fuzzing with random and mutated inputs of every kind; they may only lead to a ``Mistake``.
+"""Fuzzing with random and mutated inputs of every kind; they may only lead to a ``InputError``.
 
     python -m benchmarks.fuzz --inputs 1000000
 
@@ -18,10 +18,10 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.fuzz.targets import Target, targets
-from espalier.errors import INTERRUPTS, Mistake
+from espalier.errors import INTERRUPTS, EspalierError
 
 TAKEN = "taken"
-MISTAKE = "Mistake"
+MISTAKE = "InputError"
 SHOWN = 5
 """Maximum number of unexpected exceptions per target that are listed."""
 
@@ -31,11 +31,11 @@ class Outcome:
     """Outcomes of the inputs of one target."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """Number of inputs by outcome: ``taken``, ``Mistake``, or the name of another exception."""
+    """Number of inputs by outcome: ``taken``, ``InputError``, or the name of another exception."""
     foreign: list[str] = field(default_factory=list)
     """First unexpected exceptions, with the numbers of their inputs."""
     longest: int = 0
-    """Characters of the longest message of a Mistake."""
+    """Characters of the longest message of a InputError."""
 
 
 def fuzz(name: str, target: Target, seed: int, numbers: range) -> Outcome:
@@ -47,7 +47,7 @@ def fuzz(name: str, target: Target, seed: int, numbers: range) -> Outcome:
         next(drawn)
         try:
             next(drawn, None)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             outcome.counts[MISTAKE] += 1
             outcome.longest = max(outcome.longest, len(str(mistake)))
         except INTERRUPTS:
@@ -78,7 +78,7 @@ def main() -> int:
             parser.error(f"--target is one of {', '.join(known)}")
         chosen = {name: target for name, target in known.items() if given.target in (None, name)}
         print(
-            "| target | inputs | taken | Mistake | other exceptions | inputs per second of CPU"
+            "| target | inputs | taken | InputError | other exceptions | inputs per second of CPU"
             " |\n|---|---|---|---|---|---|",
             flush=True,
         )

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.mutations import scalar, word
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.contract import Contract, check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.enrolment import Enrolment, SignedEnrolment
@@ -123,7 +123,7 @@ def _reply(
         reply = Letter(header, told, blobs)
         try:
             check_reply(reply, asking, contract)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             mistakes.append(str(mistake))
         else:
             return reply

@@ -14,7 +14,7 @@ from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.letters import exchanges, letters
 from benchmarks.fuzz.mutations import changed_bytes, changed_document, document_bytes, value, word
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.tokenizer.rules import KNOWN_PATTERNS, require_known_parts
 from espalier.identity.code_hash import bundle_sha256
 from espalier.messages.payload import tensor_specs, views
@@ -178,7 +178,7 @@ def _bundles() -> Target:
         try:
             bundle_sha256(bundle)
         except zipfile.BadZipFile as error:
-            raise Mistake(str(error)) from None
+            raise InputError(str(error)) from None
 
     return target
 
@@ -203,7 +203,7 @@ def _documents(random: Random) -> Iterator[None]:
     try:
         found = read_json(data)
     except ValueError as error:
-        raise Mistake(str(error)) from None
+        raise InputError(str(error)) from None
     if found != json.loads(data):
         raise AssertionError("another document was read")
 

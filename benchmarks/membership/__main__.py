@@ -25,7 +25,7 @@ from benchmarks.membership.kinds import (
     recognised_by_adapters,
     recognised_by_statistics,
 )
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.storage.atomic import write_json
 
@@ -100,7 +100,7 @@ def main() -> int:
     Returns
     -------
     int
-        2 after a Mistake, whose message is printed on stderr
+        2 after a InputError, whose message is printed on stderr
     """
     given = _arguments()
     torch.set_num_threads(1)
@@ -120,7 +120,7 @@ def main() -> int:
             for one in outcomes(clients):
                 print(*one, flush=True)
                 found.append(one)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             print(f"{mistake}", file=sys.stderr)
             return 2
         text = report(clients, found)

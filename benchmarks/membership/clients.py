@@ -15,7 +15,7 @@ from client_app.app import app
 from espalier.data.builtin.built_in import BUILT_IN, own_records
 from espalier.data.client_text import client_windows, training_windows
 from espalier.data.passages import split
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.identity.lineage import lineage_of
 from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
@@ -59,7 +59,7 @@ class Clients:
 
         Raises
         ------
-        Mistake
+        InputError
             The text has too few passages.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class Clients:
             own: list[str] = []
             while (have := self._num_windows(own)) < self.windows:
                 if (passage := next(left, None)) is None:
-                    raise Mistake(
+                    raise InputError(
                         f"--clients {self.number}: the text is enough for {client}; ask for fewer,"
                         " or fewer --windows"
                     )
@@ -113,7 +113,7 @@ class Clients:
 
         Raises
         ------
-        Mistake
+        InputError
             A client refuses.
         """
         settings = self.settings(method)
@@ -136,6 +136,8 @@ class Clients:
             (reply,) = grid.pull_messages([message])
             letter = read(reply.content)
             if letter.header.status != "ok":
-                raise Mistake(f"client {client}: {letter.scalars.get('reason', 'did not answer')}")
+                raise InputError(
+                    f"client {client}: {letter.scalars.get('reason', 'did not answer')}"
+                )
             found.append(letter)
         return found

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.random_llama import Shape, save_model
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
 from espalier.settings.methods import METHODS
@@ -140,7 +140,7 @@ def _in_a_fresh_process(module: str, config: Mapping[str, Any], *arguments: str)
         command, input=json.dumps(config), stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     if done.returncode:
-        raise Mistake(f"{module} ended with {done.returncode}; see above\n{done.stdout[-2000:]}")
+        raise InputError(f"{module} ended with {done.returncode}; see above\n{done.stdout[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

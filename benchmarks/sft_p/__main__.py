@@ -17,7 +17,7 @@ from benchmarks.fedspallm.report import write_report
 from benchmarks.sft_p import tables
 from benchmarks.sft_p.studies import STUDIES, TRAINED
 from benchmarks.smaller.bench import add_arguments, measure
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,11 +39,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run one study; return 2 after a Mistake, whose message is printed on stderr."""
+    """Run one study; return 2 after a InputError, whose message is printed on stderr."""
     given = _arguments()
     try:
         _count(given) if given.study == "tables" else _measure(given)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
     return 0
@@ -61,7 +61,7 @@ def _measure(given: argparse.Namespace) -> None:
     Each private text needs an evaluation text.
     """
     if len(given.private) != len(given.text):
-        raise Mistake(
+        raise InputError(
             f"{len(given.private)} private texts and {len(given.text)} public ones; give one of"
             " each domain"
         )

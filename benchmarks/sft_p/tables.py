@@ -208,7 +208,7 @@ def write(directory: Path) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The directory cannot be written to.
     """
     text = io.StringIO()

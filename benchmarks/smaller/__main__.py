@@ -16,7 +16,7 @@ from benchmarks.fedspallm.report import write_report
 from benchmarks.smaller.bench import add_arguments, measure
 from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 
 def _arguments() -> argparse.Namespace:
@@ -36,7 +36,7 @@ def main() -> int:
     Returns
     -------
     int
-        2 after a Mistake, whose message is printed on stderr
+        2 after a InputError, whose message is printed on stderr
     """
     given = _arguments()
     study = STUDIES[given.study]
@@ -45,7 +45,7 @@ def main() -> int:
         rows, conditions = measure(
             given, study, path, {"data.window-tokens": given.window_tokens}, {}
         )
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
     if given.study == "latency":

@@ -17,7 +17,7 @@ from benchmarks.fedspallm.studies import Study
 from client_app.app import app
 from espalier.data.public_text import public_windows
 from espalier.data.windows import windows_sha256
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
 from espalier.storage.atomic import write_json
@@ -65,7 +65,7 @@ class Bench:
 
         Raises
         ------
-        Mistake
+        InputError
             The run under this name has other settings.
         """
         folder = self.work / name
@@ -93,11 +93,11 @@ class Bench:
 
         Raises
         ------
-        Mistake
+        InputError
             It does not exist.
         """
         if (found := self._completed(name)) is None:
-            raise Mistake(
+            raise InputError(
                 f"{self.work / name}: holds no completed run; do the study first that makes it,"
                 " with the same --work"
             )
@@ -120,11 +120,11 @@ def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         They differ, or those of the existing run are unknown.
     """
     if not path.exists():
-        raise Mistake(
+        raise InputError(
             f"{path.parent}: holds a run of which nobody knows what it was asked for; give another"
             " --work"
         )
@@ -132,7 +132,7 @@ def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
     if differ := sorted(
         key for key in found.keys() | settings.keys() if found.get(key) != settings.get(key)
     ):
-        raise Mistake(
+        raise InputError(
             f"{path.parent}: holds a run with another {', '.join(differ)}; give another --work, or"
             " remove it"
         )
@@ -187,7 +187,7 @@ def measure(
 
     Raises
     ------
-    Mistake
+    InputError
         A setting or file is wrong, or existing rows were measured under other conditions.
     """
     common = {
@@ -228,6 +228,6 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"--private {file}: cannot be read ({error.strerror}); name the text of a client"
         ) from None

@@ -21,7 +21,7 @@ from benchmarks.studies.report import write_report
 from benchmarks.studies.rows import Rows
 from espalier.data.public_text import public_windows
 from espalier.data.windows import windows_sha256
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
@@ -66,7 +66,7 @@ def _arguments() -> argparse.Namespace:
 
 def _seeds(text: str) -> list[int]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise Mistake(
+        raise InputError(
             f"--seeds {text!r}: give whole numbers with commas between them, for instance 0,1,2"
         )
     return [int(seed) for seed in text.split(",")]
@@ -92,7 +92,7 @@ def main() -> int:
         settings = parse(common)
         seeds = _seeds(given.seeds)
         if not Path(given.private).is_file():
-            raise Mistake(f"--private {given.private}: is no file")
+            raise InputError(f"--private {given.private}: is no file")
         model = open_model(settings.model)
         texts = public_windows(settings.evaluation, model.encode)
         bench = Bench(
@@ -124,7 +124,7 @@ def main() -> int:
         rows = Rows(given.out / f"{name}.csv", conditions)
         cells = list(STUDIES[given.study](seeds))
         measure(bench, cells, rows)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
     write_report(given.study, rows, given.out / name)

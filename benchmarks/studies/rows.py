@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.conditions import together
 from benchmarks.studies.cells import Cell, Setting
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.storage.atomic import write_bytes, write_json
 
 COLUMNS = (
@@ -43,7 +43,7 @@ class Rows:
 
     Raises
     ------
-    Mistake
+    InputError
         The file has rows of other conditions, lacks its conditions, or is damaged.
     """
 
@@ -54,7 +54,7 @@ class Rows:
         beside = path.with_suffix(".json")
         if path.exists() != beside.exists():
             there, missing = (path, beside) if path.exists() else (beside, path)
-            raise Mistake(
+            raise InputError(
                 f"{there}: {missing.name} is not beside it; bring it back, or move this file away"
             )
         if path.exists():
@@ -69,10 +69,10 @@ class Rows:
         try:
             found = json.loads(beside.read_text())
         except ValueError:
-            raise Mistake(f"{beside}: is damaged; move it and {self.path.name} away") from None
+            raise InputError(f"{beside}: is damaged; move it and {self.path.name} away") from None
         self.conditions, differ = together(found, self.conditions)
         if differ:
-            raise Mistake(
+            raise InputError(
                 f"{self.path}: was measured with other {', '.join(differ)}; move it away or give"
                 " another --out"
             )
@@ -87,7 +87,7 @@ class Rows:
             try:
                 self.rows.append(_read(record))
             except (KeyError, TypeError, ValueError):
-                raise Mistake(
+                raise InputError(
                     f"{self.path}: line {number} is damaged; restore or remove it"
                 ) from None
         if len(whole) < len(lines):

@@ -25,7 +25,7 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.tuning.report import write_report
 from benchmarks.tuning.studies import ALPHAS, FIGURES, KEYS, STUDIES, Bench, first_records
 from espalier.data.partition import Partition
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
@@ -65,7 +65,7 @@ def _files(given: argparse.Namespace) -> list[Path]:
 
     Raises
     ------
-    Mistake
+    InputError
         They do not exist.
     """
     if given.study == "encoder":
@@ -80,9 +80,9 @@ def _files(given: argparse.Namespace) -> list[Path]:
         else "--clients DIRECTORY with client_0.jsonl and so on"
     )
     if not files:
-        raise Mistake(f"{given.study}: needs {wanted}")
+        raise InputError(f"{given.study}: needs {wanted}")
     if missing := [str(file) for file in (*files, given.test) if not file.is_file()]:
-        raise Mistake(
+        raise InputError(
             f"{', '.join(missing)}: is no file; {given.study} needs {wanted}, and --test FILE"
         )
     return files
@@ -94,7 +94,7 @@ def _chosen(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise Mistake(f"--set {pair}: is no KEY=VALUE, for instance training.steps=10")
+            raise InputError(f"--set {pair}: is no KEY=VALUE, for instance training.steps=10")
         try:
             chosen[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
@@ -160,7 +160,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as scratch:
             _run(_arguments(), Path(scratch))
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
     return 0

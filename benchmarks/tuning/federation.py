@@ -18,7 +18,7 @@ from torch import Tensor
 
 from espalier.data.client_items import as_tests, client_items
 from espalier.data.tasks.scored_items import ScoredItems
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.evaluation.scores import score
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
@@ -80,7 +80,7 @@ class Federation:
 
     Raises
     ------
-    Mistake
+    InputError
         No client has anything to train on.
     """
 
@@ -107,7 +107,7 @@ class Federation:
         self._first: dict[int, tuple[dict[str, dict[str, Tensor]], Moments]] = {}
         self.sequences = dict(sequences or self._all_sequences())
         if not self.sequences:
-            raise Mistake("data: no client has items to train on")
+            raise InputError("data: no client has items to train on")
 
     def _all_sequences(self) -> dict[int, Sequences]:
         """Return the training data of each client.
@@ -120,7 +120,7 @@ class Federation:
                 found[client] = client_sequences(
                     self.settings, simulated_node(), self.model, client
                 )
-            except Mistake as mistake:
+            except EspalierError as mistake:
                 print(f"client {client} is left out: {mistake}", flush=True)
         return found
 

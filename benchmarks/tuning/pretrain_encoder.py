@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.data import passages
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.seeds import derive_seed
 
 SPECIAL = {
@@ -233,7 +233,7 @@ def make_encoder(texts: Sequence[str], recipe: Recipe, out: Path) -> dict[str, A
 
     Raises
     ------
-    Mistake
+    InputError
         The texts have too few passages for training and held-out data, or their vocabulary size is
         not that of the recipe.
     """
@@ -241,14 +241,14 @@ def make_encoder(texts: Sequence[str], recipe: Recipe, out: Path) -> dict[str, A
     training, held = passages.split(texts)
     tokenizer = train_tokenizer(training, recipe.vocabulary)
     if len(tokenizer) != recipe.vocabulary:
-        raise Mistake(
+        raise InputError(
             f"--text: gives a vocabulary of {len(tokenizer)} tokens, --vocabulary is"
             f" {recipe.vocabulary}; lower it"
         )
     rows, held_rows = (sequences(tokenizer, part, recipe.tokens) for part in (training, held))
     held_rows = held_rows[:: max(1, len(held_rows) // MOST_HELD_OUT)][:MOST_HELD_OUT]
     if not (len(rows) and len(held_rows)):
-        raise Mistake(
+        raise InputError(
             f"--text: gives {len(rows)} sequences to train on and {len(held_rows)} held out; give"
             " more text"
         )
@@ -294,9 +294,9 @@ def main() -> int:
     torch.set_num_threads(given.pop("threads"))
     try:
         if missing := [str(file) for file in files if not file.is_file()]:
-            raise Mistake(f"--text {', '.join(missing)}: is no file")
+            raise InputError(f"--text {', '.join(missing)}: is no file")
         report = make_encoder([file.read_text() for file in files], Recipe(**given), out)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
     print(

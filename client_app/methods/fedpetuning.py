@@ -27,7 +27,7 @@ from client_app.protocol.push import brought, taken
 from client_app.protocol.task_evaluation import answer_on_task, require_own_data
 from client_app.site import Site
 from espalier.data.data_protection import require_tokens
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.stream.edits import Edits
 from espalier.hf.whole.adapters import factors_of, merged
 from espalier.messages.blobs.adapters import differences, pack_adapters, sums, unpack_adapters
@@ -103,7 +103,7 @@ def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
 
 def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
-    """Raise Mistake if training uses fewer tokens in these steps than the site policy requires."""
+    """Raise InputError if training uses fewer tokens in these steps than the site policy requires."""
     tokens = training.rests_on(steps, site.node.fewest_tokens())
     remedy = (
         "give the site more data, raise training.steps, training.batch-size or"
@@ -196,7 +196,7 @@ def _training(
 
     Raises
     ------
-    Mistake
+    InputError
         The first round would use fewer tokens than the site policy requires.
     """
     settings = site.settings
@@ -258,23 +258,23 @@ def begins_with(
 
 
 def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
-    """Raise Mistake if the pushed parts belong to another model than the one in the order.
+    """Raise InputError if the pushed parts belong to another model than the one in the order.
 
     Raises
     ------
-    Mistake
+    InputError
         A blob is missing, or contains other tensors.
     """
     specs = blob_specs(adapters, settings)
     if lacking := sorted(specs.keys() - blobs.keys()):
-        raise Mistake(
+        raise InputError(
             f"train: of the adapters that the work begins with {', '.join(lacking)} were not"
             " brought to this client"
         )
     if other := sorted(
         key for key, of_blob in specs.items() if tensor_specs(blobs[key]) != of_blob
     ):
-        raise Mistake(
+        raise InputError(
             f"train: of the adapters that the work begins with {', '.join(other)} are those of"
             " another model"
         )

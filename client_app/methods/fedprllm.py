@@ -18,7 +18,7 @@ from client_app.protocol.local_baseline import kept_alone, make_alone
 from client_app.protocol.push import taken
 from client_app.site import Site
 from espalier.data.client_text import client_windows
-from espalier.errors import Mistake, StateLost
+from espalier.errors import EspalierError, InputError, StateLost
 from espalier.hf.stream.block_stream import Activations, BlockStream
 from espalier.hf.stream.calibration import choose_in_dense_block, prune_by_block
 from espalier.hf.stream.edits import Edits, WeightEdit, masked, masked_and_scaled
@@ -62,7 +62,7 @@ def train(site: Site, request: Letter) -> Letter:
             return
         # With other pushed parts the answer would differ, and each round is answered once.
         if is_answered(state, number):
-            raise Mistake(
+            raise InputError(
                 f"train: this client answered round {number} and lost what it went on from; begin a"
                 " new run"
             )
@@ -132,7 +132,7 @@ def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:
     store = state.blobs(server_round)
     try:
         left = state.load(server_round, "activations")
-    except Mistake:
+    except EspalierError:
         return None
     return (
         left if left is not None and all(store.is_whole(blob) for blob in left.values()) else None
@@ -175,7 +175,7 @@ def _delivered_again(site: Site, header: Header) -> Edits:
     parts = decided_parts(site.model.plan, site.settings, number)
     try:
         delivered = taken(site, header, len(parts))
-    except Mistake:
+    except EspalierError:
         raise StateLost(f"this client no longer has the hidden states of round {number}") from None
     return _edits(
         site, *delivered, scaled=site.settings.of(FedPrLLMSettings).continue_behind == "scaled"
@@ -223,7 +223,7 @@ def alone(site: Site, request: Letter) -> Letter:
         server_round = request.header.server_round
         kept = state.load(server_round, "activations")
         if kept is None:
-            raise Mistake(
+            raise InputError(
                 f"alone: this client kept no hidden states of round {server_round}; run the round"
                 " again"
             )

@@ -6,7 +6,7 @@ from typing import Any
 from client_app.protocol.model_download import offered_sha256, take_offer, take_piece
 from client_app.protocol.push import take
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake, StateLost
+from espalier.errors import EspalierError, StateLost
 from espalier.messages.message import Letter, NoScalars, validate
 from espalier.methods.fedsoda.contract import NEVER, EmulatorPart, SubModelOrder
 from espalier.storage.client_state import PrivateState
@@ -78,7 +78,7 @@ class HeldEmulator:
         store = state.blobs_of(EMULATOR)
         try:
             return {key: store.get(blob) for key, blob in self.hashes.items()}
-        except Mistake as mistake:
+        except EspalierError as mistake:
             raise StateLost(f"train: the emulator's LoRA at this site: {mistake}") from None
 
 

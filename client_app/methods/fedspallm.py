@@ -14,7 +14,7 @@ from client_app.protocol.evaluation import answer, require_own_text
 from client_app.protocol.kernel_errors import mistakes_of_kernels
 from client_app.site import Site
 from espalier.data.client_text import client_windows
-from espalier.errors import Mistake, StateLost
+from espalier.errors import InputError, StateLost
 from espalier.hf.stream.block_stream import BlockStream
 from espalier.hf.stream.calibration import prune_layers
 from espalier.hf.stream.edits import Edits, WeightEdit, replaced
@@ -111,7 +111,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
     held = held_in(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
     if not holds(state, held, sample.versions, others):
-        raise Mistake(
+        raise InputError(
             "evaluate: this client does not hold the layers that the server sent; run the round"
             " again"
         )

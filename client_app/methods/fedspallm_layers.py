@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.message import Letter, NoScalars, validate
 from espalier.methods.fedspallm.contract import Update
 from espalier.models.plan import block_key
@@ -70,6 +70,6 @@ def _document(state: PrivateState, server_round: int) -> Held:
 
     They are {} if the document is missing or damaged, so that its layers count as lost.
     """
-    with suppress(Mistake):
+    with suppress(EspalierError):
         return dict(state.load(server_round, "held") or {})
     return {}

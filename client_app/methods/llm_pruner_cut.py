@@ -19,7 +19,7 @@ def delivered_cut(
 
     Raises
     ------
-    Mistake
+    InputError
         The server has not pushed all parts.
     """
     parts = parts_of(cut_specs(site.model.plan, biases, scaled), site.settings.part_bytes)

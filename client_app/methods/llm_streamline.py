@@ -20,7 +20,7 @@ from client_app.protocol.push import brought, taken
 from client_app.site import Site
 from espalier.data.client_text import client_windows
 from espalier.data.data_protection import require_tokens
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.group_scores.streamline import (
     first_layer,
     likest,
@@ -177,7 +177,7 @@ def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> St
         "settings": site.settings.digest(),
     }
     # A missing or damaged document is computed again.
-    with suppress(Mistake):
+    with suppress(EspalierError):
         kept = state.load_lasting(STRETCH) or {}
         if kept.get("walked") == walked:
             with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:

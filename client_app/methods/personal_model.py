@@ -51,7 +51,7 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
 
     Raises
     ------
-    Mistake
+    InputError
         The file system refused.
     ExportError
         The loaded model computes other values. Its files are deleted.
@@ -75,7 +75,7 @@ def write_own_encoder(
 
     Raises
     ------
-    Mistake
+    InputError
         The file system refused.
     ExportError
         The loaded model computes other values. Its files are deleted.

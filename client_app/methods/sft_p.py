@@ -49,13 +49,13 @@ OWN = "own"
 
 
 def require_ready(site: Site) -> None:
-    """Raise Mistake if the owner's pruning ratio is impossible for the site's model.
+    """Raise InputError if the owner's pruning ratio is impossible for the site's model.
 
     The check runs before the site enrols.
 
     Raises
     ------
-    Mistake
+    InputError
         The text that is sent to the server does not contain the pruning ratio.
     """
     if site.node.pruned_share:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from client_app.site import Site
 from espalier.data.client_text import validation_windows
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream
@@ -73,7 +73,7 @@ class SmallerModel:
                 site.settings, site.node, site.model.encode, header.client, number
             )
         # The perplexity is only informative, so a missing one must not cost a round.
-        except Mistake as mistake:
+        except EspalierError as mistake:
             logging.getLogger("espalier").warning("no validation: %s", mistake)
             return None
         return perplexity(
@@ -112,7 +112,7 @@ def own_target(site: Site, header: Header | None) -> int:
 
     Raises
     ------
-    Mistake
+    InputError
         The pruning ratio is too large. A ratio that the site's owner chose is not sent to the
         server.
     """
@@ -125,10 +125,10 @@ def own_target(site: Site, header: Header | None) -> int:
     )
     try:
         return LaneGates(site.model.plan).target(own or run_s, job.share_of)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         if own:
-            raise Mistake(f"pruned-share in --node-config: {mistake}", OUTWARD) from None
-        raise Mistake(f"{site.settings.method}.{mistake}") from None
+            raise InputError(f"pruned-share in --node-config: {mistake}", OUTWARD) from None
+        raise InputError(f"{site.settings.method}.{mistake}") from None
 
 
 OUTWARD = (

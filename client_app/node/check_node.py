@@ -22,7 +22,7 @@ from client_app.policy.site_policy import require_allowed
 from client_app.protocol.readiness import require_ready
 from client_app.site import Site
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.identity.code_hash import code_sha256
 from espalier.identity.site_keys import fingerprint
 from espalier.messages.message import UNREAD
@@ -42,7 +42,7 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
 
     Raises
     ------
-    Mistake
+    InputError
         The node would refuse the run, for the reason given.
     """
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
@@ -111,7 +111,7 @@ def main(given: Mapping[str, Any]) -> int:
         with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
             for line in look(given["node"], given["run"]):
                 print(line, flush=True)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     return 0

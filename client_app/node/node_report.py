@@ -55,7 +55,7 @@ def device(site: Site) -> Iterator[str]:
 
     Raises
     ------
-    Mistake
+    InputError
         The configured device does not exist.
     """
     computing = site.computing

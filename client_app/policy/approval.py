@@ -22,7 +22,7 @@ from collections.abc import Callable
 from client_app.policy.egress_log import described, egress_log, now
 from client_app.protocol.node_error import NoAnswerError
 from client_app.site import Site
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.lifetime import seconds_of
 from espalier.messages.message import Letter
 from espalier.storage.blobs import BlobStore, sha256
@@ -37,7 +37,7 @@ class StillHeldError(NoAnswerError):
     """Error for an attempt that ends without a decision; the next attempt uses the stored reply."""
 
 
-class Refused(Mistake):
+class Refused(EspalierError):
     """Decision of a person that a reply does not leave."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from client_app.policy.approval import note_hold
 from client_app.policy.egress_log import egress_log, now
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.storage.waiting_replies import Decision, Held, HeldReplies, held_at
 
 COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "held since")
@@ -29,10 +29,10 @@ SHOWN_TENSORS = 12
 Waiting = list[tuple[HeldReplies, Held]]
 
 
-def waiting(root: Path) -> tuple[Waiting, list[Mistake]]:
+def waiting(root: Path) -> tuple[Waiting, list[EspalierError]]:
     """Return all undecided replies in a state directory, and the errors of unreadable ones."""
     found = Waiting()
-    damaged = list[Mistake]()
+    damaged = list[EspalierError]()
     for replies in held_at(root):
         undecided, mistakes = replies.undecided()
         found += [(replies, held) for held in undecided]
@@ -45,15 +45,15 @@ def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
 
     Raises
     ------
-    Mistake
+    InputError
         No reply or several replies match, or an id has fewer than ``LEAST_OF_ID`` characters.
     """
     if short := [word for word in ids if len(word) < LEAST_OF_ID]:
-        raise Mistake(f"release: {short[0]!r}: give {LEAST_OF_ID} characters of an id or more")
+        raise InputError(f"release: {short[0]!r}: give {LEAST_OF_ID} characters of an id or more")
     several = {word: [pair for pair in found if pair[1].id.startswith(word)] for word in ids}
     for word, pairs in several.items():
         if len(pairs) != 1:
-            raise Mistake(
+            raise InputError(
                 f"release: {word!r}: {len(pairs)} held replies are called so; give the id of one"
                 " that is listed"
             )
@@ -65,7 +65,7 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
 
     Raises
     ------
-    Mistake
+    InputError
         This account is not the node's. Or, after all other decisions: another person decided
         meanwhile, a file was changed, or the log or the decision cannot be written.
     """
@@ -77,12 +77,12 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
         try:
             with replies.deciding(held):
                 _decide(root, replies, held, decision)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             mistakes.append(str(mistake))
         else:
             yield f"{_word(decision):<10} {held.id}  {_what(held.entry)}"
     if mistakes:
-        raise Mistake("\n".join(mistakes))
+        raise InputError("\n".join(mistakes))
 
 
 def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) -> None:
@@ -94,13 +94,13 @@ def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) ->
     try:
         note_hold(log.append, held, _word(decision), by=decision.by, **why)
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"{log.path}: cannot be written ({error.strerror}); nothing was decided on {held.id}"
         ) from None
     try:
         replies.decide(held, decision)
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"{replies.folder}: cannot be written ({error.strerror}); the log has"
             f" {_word(decision)!r} of {held.id}, which is still held all the same: make room, and"
             " decide again"
@@ -120,17 +120,17 @@ def account(uid: int) -> str:
 
 
 def require_owner(root: Path) -> None:
-    """Raise Mistake unless this account is the node's, which must be able to read decisions.
+    """Raise InputError unless this account is the node's, which must be able to read decisions.
 
     Raises
     ------
-    Mistake
+    InputError
         The message names both accounts.
     """
     owner = root.stat().st_uid
     own = os.geteuid()
     if owner != own:
-        raise Mistake(
+        raise InputError(
             f"release: {root} belongs to {account(owner)}, and this is {account(own)}; decide as"
             f" {account(owner)}"
         )
@@ -193,11 +193,11 @@ def main(given: Mapping[str, Any]) -> int:
     try:
         root = at_home(given["state_dir"])
         if not root.is_dir():
-            raise Mistake(
+            raise InputError(
                 f"release: {root}: is no directory; name the state-dir of the site's node"
             )
         if given["all"] and given["ids"]:
-            raise Mistake(
+            raise InputError(
                 f"release: {' '.join(given['ids'])} --all: name replies, or release all; not both"
             )
         # Another account cannot read the directory and would find nothing.
@@ -216,15 +216,15 @@ def main(given: Mapping[str, Any]) -> int:
             [pair for pair in released if pair[1].id not in ids] if given["all"] else released
         )
         if both := sorted(ids & {held.id for _, held in released}):
-            raise Mistake(f"release: {', '.join(both)}: cannot be released and refused at once")
+            raise InputError(f"release: {', '.join(both)}: cannot be released and refused at once")
         for pairs, is_released in ((refused, False), (released, True)):
             try:
                 for line in decide(root, pairs, is_released, given["reason"]):
                     print(line, flush=True)
-            except Mistake as mistake:
+            except EspalierError as mistake:
                 print(f"espalier: {mistake}", file=sys.stderr)
                 failed = True
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     except OSError as error:

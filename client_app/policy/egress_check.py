@@ -22,7 +22,7 @@ from client_app.policy import approval as hold
 from client_app.policy.egress_log import egress_log, now, reply_entry
 from client_app.simulated import in_simulation
 from client_app.site import Site
-from espalier.errors import INTERRUPTS, Mistake
+from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.messages.contract import FAILED, check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import UNREAD, Letter, failure, read, write
@@ -69,10 +69,10 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 
 def _reason(error: BaseException) -> str:
-    """Return the error text for the server: a Mistake's message, else only the error's type."""
+    """Return the error text for the server: a InputError's message, else only the error's type."""
     return (
         error.outward
-        if isinstance(error, Mistake)
+        if isinstance(error, EspalierError)
         else f"unexpected {type(error).__name__}; see this node's log"
     )
 
@@ -96,7 +96,7 @@ def _failed(message: Message, context: Context, request: Letter, reason: str) ->
 def _checked(request: Letter, reply: Message, context: Context) -> Letter:
     """Return the reply if it answers the request and matches its contract; raise otherwise."""
     if not reply.has_content():
-        raise Mistake("the reply has no content")
+        raise InputError("the reply has no content")
     letter = read(reply.content)
     if letter.header.status == "failed":
         check(letter, FAILED)
@@ -126,7 +126,7 @@ def _log(context: Context, letter: Letter, reply: Message, released: str) -> Non
     """Append one entry to the site's egress log."""
     try:
         node = parse_node(context.node_config, simulated=in_simulation())
-    except Mistake:
+    except EspalierError:
         # The node's own settings are invalid, so there is no log to write to. Only the reason for
         # that leaves.
         return
@@ -136,6 +136,6 @@ def _log(context: Context, letter: Letter, reply: Message, released: str) -> Non
     try:
         egress_log(node.state_root(), letter.header.lineage, site_id(node)).append(entry)
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"the egress log cannot be written ({error.strerror}); check the node's state-dir"
         ) from None

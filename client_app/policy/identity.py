@@ -11,7 +11,7 @@ installed here.
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client_app.site import Site
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.identity.site_keys import private_key
 from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment
 from espalier.messages.message import Letter, validate
@@ -23,11 +23,11 @@ def own_key(site: Site) -> ec.EllipticCurvePrivateKey:
 
     Raises
     ------
-    Mistake
+    InputError
         The site names no key, or an unusable one.
     """
     if not site.node.site_key:
-        raise Mistake(
+        raise InputError(
             "site-key: sites of this run say their names with their keys (site-keys), and this one"
             " names none; give it its private key, with site-key in --node-config"
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from espalier.amounts import count
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.identity.printable import without_control
 from espalier.storage.chain_check import Checked, chain_check
 
@@ -34,7 +34,7 @@ def logs_of(where: Path) -> list[Path]:
 
     Raises
     ------
-    Mistake
+    InputError
         There is no log, or the directory cannot be read.
     """
     try:
@@ -48,11 +48,11 @@ def logs_of(where: Path) -> list[Path]:
     except FileNotFoundError:
         found = []
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"check-log: {where}: cannot be read ({error.strerror}); look as the node's account"
         ) from None
     if not found:
-        raise Mistake(
+        raise InputError(
             f"check-log: {where}: is no egress log, and no state directory or run directory"
             " with any"
         )
@@ -96,11 +96,11 @@ def noted(word: str) -> str:
 
     Raises
     ------
-    Mistake
+    InputError
         ``word`` is not a complete SHA-256 in hexadecimal.
     """
     if re.fullmatch("[0-9a-fA-F]{64}", word) is None:
-        raise Mistake(
+        raise InputError(
             f"--head {word[:80]!r}: is no hash; give all 64 characters that check-log printed"
             " behind 'head'"
         )
@@ -150,14 +150,14 @@ def main(given: Mapping[str, Any]) -> int:
     try:
         wanted = [noted(word) for word in given["heads"]]
         logs = logs_of(at_home(given["where"]))
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return UNKNOWN
     missing = set(wanted)
     for path in logs:
         try:
             checked = chain_check(path, wanted)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             print(f"espalier: {mistake}", file=sys.stderr)
             code = worst(code, UNKNOWN)
         else:

@@ -11,17 +11,17 @@ which forgets its runs.
 """
 
 from client_app.site import Site
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.message import Header
 from espalier.storage.client_state import lineages_of
 
 
 def require_allowed(site: Site, header: Header) -> None:
-    """Raise Mistake if the site policy does not permit the run.
+    """Raise InputError if the site policy does not permit the run.
 
     Raises
     ------
-    Mistake
+    InputError
         One line for each violated limit.
     """
     lines = []
@@ -46,7 +46,7 @@ def require_allowed(site: Site, header: Header) -> None:
         )
     if lines:
         text = "\n".join(f"  {line}" for line in lines)
-        raise Mistake(
+        raise InputError(
             "this site does not allow the run; lower it, or have the site's owner change"
             f" --node-config:\n{text}"
         )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.message import Header, Letter, Scalars, validate
 from espalier.storage.blobs import sha256
 from espalier.storage.client_state import PrivateState
@@ -59,7 +59,7 @@ def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
 
     Raises
     ------
-    Mistake
+    InputError
         This round was answered or begun for another order, or a later round was answered and the
         reply of this one is gone.
     """
@@ -95,12 +95,12 @@ def kept_report(site: Site, header: Header, what: str) -> dict[str, Any]:
 
     Raises
     ------
-    Mistake
+    InputError
         The round was not answered. The message names ``what`` is missing.
     """
     saved = site.state(header).load(header.server_round, REPORT)
     if saved is None:
-        raise Mistake(
+        raise InputError(
             f"{header.kind}: this client kept no {what} of round {header.server_round}; run the"
             " round again"
         )
@@ -129,11 +129,11 @@ def _require_new(
     if saved is not None and known == asked:
         return
     if number < (last := max(answered, default=0)):
-        raise Mistake(
+        raise InputError(
             f"train: this client answered round {last}; round {number} is over; begin a new run"
         )
     if known not in (None, asked):
-        raise Mistake(
+        raise InputError(
             f"train: this client answered another order of round {number}; begin a new run"
         )
 

@@ -8,7 +8,7 @@ import torch
 
 from client_app.site import Site, reply_to
 from espalier.data.client_text import held_out_windows
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, not_finite
@@ -33,7 +33,7 @@ def require_own_text(site: Site, header: Header) -> None:
 
 
 def require_many_at_a_site(site: Site, request: Letter) -> None:
-    """Raise Mistake if a real site gets too few or too many evaluation texts or items.
+    """Raise InputError if a real site gets too few or too many evaluation texts or items.
 
     A mean loss over few predictions would reveal how the local model continues a single sentence.
     The maximum number of sequences is set by the site policy (``most-windows``).
@@ -44,7 +44,7 @@ def require_many_at_a_site(site: Site, request: Letter) -> None:
     most = site.node.most("most_windows")
     require_many(texts)
     if most is not None and sum(texts.num_windows) > most:
-        raise Mistake(
+        raise InputError(
             f"most-windows = {most}: the public texts of evaluation.texts have"
             f" {sum(texts.num_windows)} windows; lower evaluation.max-windows, or have the site's"
             " owner change --node-config"

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable
 
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.messages.evaluation import Losses
 from espalier.messages.message import Letter, validate
 from espalier.storage.blobs import sha256
@@ -28,7 +28,7 @@ def told_once(site: Site, request: Letter, work: Callable[[], Letter]) -> Letter
 
     Raises
     ------
-    Mistake
+    InputError
         Another evaluation was requested before in this run.
     """
     state = site.state(request.header)
@@ -37,7 +37,7 @@ def told_once(site: Site, request: Letter, work: Callable[[], Letter]) -> Letter
         asked = _asked(state, request)
         kept = state.load_lasting(EVALUATION)
         if kept is not None and kept["asked"] != asked:
-            raise Mistake(
+            raise InputError(
                 "evaluate: this client answered another evaluation in this run; begin a new run"
             )
         if kept is not None and kept["told"] is not None:
@@ -47,7 +47,7 @@ def told_once(site: Site, request: Letter, work: Callable[[], Letter]) -> Letter
         try:
             letter = work()
         # No result was sent, so the evaluation does not count.
-        except Mistake:
+        except EspalierError:
             if kept is None:
                 state.forget_lasting(EVALUATION)
             raise

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from pruning_kernels.selection.scores import NotFiniteError
 from pruning_kernels.sparsegpt.sparsegpt import NoFactorError
 
 
 @contextmanager
 def mistakes_of_kernels() -> Iterator[None]:
-    """Convert the errors of kernels into Mistake, with the same message."""
+    """Convert the errors of kernels into InputError, with the same message."""
     try:
         yield
     except (NotFiniteError, NoFactorError) as error:
-        raise Mistake(str(error)) from error
+        raise InputError(str(error)) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.local_baseline import AloneReport
 from espalier.messages.message import Header, Letter
 from espalier.storage.client_state import PrivateState
@@ -40,12 +40,12 @@ def kept_alone(site: Site, header: Header) -> dict[str, Any]:
 
     Raises
     ------
-    Mistake
+    InputError
         There was no ``alone`` request in this round.
     """
     saved = site.state(header).load(header.server_round, ALONE)
     if saved is None or saved["settings"] != site.settings.digest():
-        raise Mistake(
+        raise InputError(
             f"{header.kind}: this client made nothing by itself in round {header.server_round};"
             " resume the run"
         )

@@ -18,7 +18,7 @@ sends.
 from client_app.model_folder import MODEL, ModelFolder, offered_sha256
 from client_app.model_quota import reserve
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake, StateLost
+from espalier.errors import InputError, StateLost
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Lacking, Offer, Piece
 from espalier.messages.message import Letter, NoScalars, validate
 from espalier.messages.payload import views
@@ -31,14 +31,14 @@ def take_offer(site: Site, request: Letter) -> Letter:
 
     Raises
     ------
-    Mistake
+    InputError
         The model is larger than the site's owner permits, or another model was offered in this run.
     """
     manifest = validate(Offer, request.scalars).manifest()
     state = site.state(request.header)
     with state.locked():
         if offered_sha256(state) not in ("", manifest.sha256):
-            raise Mistake(
+            raise InputError(
                 "deliver: this site was offered another model in this run; begin a new run"
             )
         reserve(site.node, manifest)
@@ -63,7 +63,7 @@ def take_piece(site: Site, request: Letter) -> Letter:
     ------
     StateLost
         This model was not offered here, or the offer is gone.
-    Mistake
+    InputError
         The bytes do not have the size or the hash that was offered.
     """
     piece = validate(Piece, request.scalars)
@@ -79,9 +79,9 @@ def take_piece(site: Site, request: Letter) -> Letter:
     kept = ModelFolder(site.node.state_root(), piece.model_sha256)
     data = views(request.blobs[PIECE])[BYTES].tobytes()
     if piece.index >= len(manifest.piece_sha256) or len(data) != manifest.piece_size(piece.index):
-        raise Mistake(f"deliver: piece {piece.index} is not of the size that was offered")
+        raise InputError(f"deliver: piece {piece.index} is not of the size that was offered")
     if sha256(data) != manifest.piece_sha256[piece.index]:
-        raise Mistake(f"deliver: piece {piece.index} does not have the hash that was offered")
+        raise InputError(f"deliver: piece {piece.index} does not have the hash that was offered")
     with in_turn(kept.folder):
         if not kept.is_sound():
             kept.make_room(manifest, len(data))

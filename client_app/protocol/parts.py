@@ -1,7 +1,7 @@
 """Replies in parts: computed once, stored in the client state, sent part by part."""
 
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import Letter, NoScalars
 
@@ -11,7 +11,7 @@ def hand_out(site: Site, request: Letter) -> Letter:
 
     Raises
     ------
-    Mistake
+    InputError
         The number of hashes does not match the part, or a blob does not exist.
     """
     hashes = request.scalars["blob_sha256"]
@@ -19,7 +19,7 @@ def hand_out(site: Site, request: Letter) -> Letter:
         contract_for(request, lambda: site.model.plan, site.settings).up.specs(NoScalars())
     )
     if len(hashes) != len(keys):
-        raise Mistake(
+        raise InputError(
             f"fetch: part {request.header.part} has {len(keys)} blobs, {len(hashes)} were asked for"
         )
     store = site.state(request.header).blobs(request.header.server_round)

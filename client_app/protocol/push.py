@@ -1,7 +1,7 @@
 """Federated result on its way to a client, stored part by part in the client state."""
 
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.message import Header, Letter, NoScalars
 from espalier.storage.blobs import BlobStore
 
@@ -38,7 +38,7 @@ def taken(
 
     Raises
     ------
-    Mistake
+    InputError
         The server has not pushed all parts.
     """
     state = site.state(header)
@@ -46,7 +46,7 @@ def taken(
         state.load(header.server_round, _name(part)) for part in range(first, first + num_parts)
     ]
     if (found := [part for part in parts if part is not None]) != parts:
-        raise Mistake(
+        raise InputError(
             f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were"
             " delivered"
         )
@@ -61,7 +61,7 @@ def brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
 
     Raises
     ------
-    Mistake
+    InputError
         The server has not pushed all parts.
     """
     store, hashes, _ = taken(site, request.header, num_parts - 1)

@@ -3,7 +3,7 @@
 from client_app.site import Site
 from espalier.data.data_protection import not_allowed
 from espalier.data.sufficiency import require_enough, require_readable
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.limits import require_within_limits
 from espalier.settings.methods import METHODS, part
 
@@ -14,20 +14,20 @@ NO_MODEL_FROM_OUTSIDE = (
 
 
 def require_ready(site: Site) -> None:
-    """Raise Mistake if the site's own model or data file does not suffice, before it enrols.
+    """Raise InputError if the site's own model or data file does not suffice, before it enrols.
 
     A simulated node has neither; ``espalier run`` has checked its data before.
 
     Raises
     ------
-    Mistake
+    InputError
         The same message as in the round that would fail.
     """
     node = site.node
     if site.settings.evaluation.own_text and not node.allows_own_text():
         raise not_allowed()
     if not site.settings.job.NEEDS_BASE_MODEL and node.most_bytes_of_models() == 0:
-        raise Mistake(NO_MODEL_FROM_OUTSIDE, NO_MODEL_FROM_OUTSIDE)
+        raise InputError(NO_MODEL_FROM_OUTSIDE, NO_MODEL_FROM_OUTSIDE)
     # Without a base model there is no tokenizer either, until the server pushes one.
     if not site.settings.job.NEEDS_BASE_MODEL:
         require_readable(site.settings, node)

@@ -10,7 +10,7 @@ from client_app.protocol.evaluation import require_many_at_a_site, require_own_t
 from client_app.site import Site, reply_to
 from espalier.data.client_items import held_out_items
 from espalier.data.tasks.scored_items import ScoredItems, from_arrays
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.evaluation.scores import score
 from espalier.messages.evaluation import (
     LOSS_DIGITS,
@@ -55,14 +55,14 @@ def _own_items(site: Site, header: Header) -> ScoredItems:
 
 
 def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> None:
-    """Raise Mistake if a public item is longer than the site's model accepts.
+    """Raise InputError if a public item is longer than the site's model accepts.
 
     The site's ``config.json`` may differ from the server's.
     """
     longest = max(len(one.token_ids) for one in items.requests)
     positions = site.model.num_positions
     if positions is not None and longest - (not classes) > positions:
-        raise Mistake(
+        raise InputError(
             f"evaluate: a test item has {longest} tokens, and the model at this site has"
             f" {positions} positions ({site.model.positions_key} in its config.json); the site"
             " needs the config.json of the server's model"
@@ -88,7 +88,7 @@ def answer_on_task(site: Site, request: Letter, model_of: Callable[[str], Any]) 
         _require_that_model_takes(site, items, classes)
         scores = score(model_of("local_only"), items, classes, size, device)
         if not all(map(math.isfinite, scores.values())):
-            raise Mistake(
+            raise InputError(
                 "evaluate: the scores of this client's model on the public test items are NaN or"
                 " infinite; set dtype to 'float32', or lower training.learning-rate"
             )

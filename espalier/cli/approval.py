@@ -61,7 +61,7 @@ def run_officer(given: argparse.Namespace) -> int:
 
     Raises
     ------
-    Mistake
+    InputError
         The app is not found.
     """
     document: dict[str, Any]

@@ -25,7 +25,7 @@ def check_node(app: Path, node_config: str, words: Sequence[str]) -> int:
 
     Raises
     ------
-    Mistake
+    InputError
         Flower cannot read the node configuration, or the run's settings are wrong.
     """
     run, _ = configuration(app, words, on_this_machine=False)

@@ -41,7 +41,7 @@ from espalier.cli.check_node import check_node
 from espalier.cli.node import run_node
 from espalier.cli.plan import add_plan, plan
 from espalier.cli.run_status import add_status, show_status
-from espalier.errors import FLOWER_REPORTS_IT_TOO, Mistake
+from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError, InputError
 from espalier.flower.control_api import warn_of_answering_control_api, warn_of_open_control_api
 from espalier.flower.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
 from espalier.launch.app_folder import find_app, installed_app
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"client-resources-num-gpus={given.gpus_per_client}"
         )
         return _simulate(watched, app, config, federation)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     except SuperLinkLost as lost:
@@ -160,7 +160,7 @@ def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
         return run_node(
             installed_app(), words, given.port, given.warm_seconds, given.most_idle_megabytes
         )
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -174,7 +174,7 @@ def _keys(given: argparse.Namespace) -> int:
     try:
         for line in make_keys(Path(given.directory), given.server, given.site, given.days):
             print(line)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -192,7 +192,7 @@ def _at_the_site(given: argparse.Namespace) -> int:
     """Decide on replies that wait for approval, or check a log."""
     try:
         return run_officer(given)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -203,7 +203,7 @@ def _show_app() -> int:
     """Print the folder of the app, for ``flwr run "$(espalier app)"``, and for presets to copy."""
     try:
         print(find_app(None))
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     return 0
@@ -335,9 +335,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _require_ray() -> None:
-    """Raise Mistake without Ray, which runs simulated clients; images for sites have no Ray."""
+    """Raise InputError without Ray, which runs simulated clients; images for sites have no Ray."""
     if find_spec("ray") is None:
-        raise Mistake(
+        raise InputError(
             "Ray is not installed here, and simulated clients need it: `pip install -e .` brings it"
             " (README, 'Set up and run'); container images come without. With --superlink the run"
             " takes the sites that are connected there"
@@ -447,7 +447,7 @@ def _break_off(superlink: SuperLink, watched: WatchedRun, run_id: str) -> None:
     """
     if superlink.process is not None or watched.status:
         return
-    with uninterrupted(), suppress(Mistake, SuperLinkLost):
+    with uninterrupted(), suppress(EspalierError, SuperLinkLost):
         superlink.stop_run(run_id)
         watched.status = superlink.status(run_id)[0]
 

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.identity.site_keys import PRIVATE, PUBLIC
 from espalier.launch.authority import (
     AUTHORITY_DAYS,
@@ -130,7 +130,7 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
 
     Raises
     ------
-    Mistake
+    InputError
         Before anything is made: a name is invalid, a key exists already, or the authority is
         missing. Later: a file cannot be
         written.
@@ -209,12 +209,12 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
             ]
     try:
         names_of_server(servers)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         lines.append(str(mistake))
     if servers:
         lines += _of_server(keys)
     if lines:
-        raise Mistake("\n".join(lines))
+        raise InputError("\n".join(lines))
 
 
 def _of_server(keys: Keys) -> Iterator[str]:
@@ -254,7 +254,7 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise Mistake(f"{file}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from None
 
 
 def _write(file: Path, data: bytes, mode: int) -> None:
@@ -262,7 +262,7 @@ def _write(file: Path, data: bytes, mode: int) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The file exists already, or the file system refuses.
     """
     try:
@@ -284,7 +284,7 @@ def _write(file: Path, data: bytes, mode: int) -> None:
         finally:
             os.unlink(name)
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"{file}: cannot be written ({error.strerror}); name another directory"
         ) from None
-    raise Mistake(f"{file}: {NEVER_OVERWRITTEN}; move it away")
+    raise InputError(f"{file}: {NEVER_OVERWRITTEN}; move it away")

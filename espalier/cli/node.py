@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 
 from espalier.environment.loopback import past_proxies
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.flower.node_config import read_node_config
 from espalier.flower.programs import SET_BY_US, SUPERNODE_MODULE, process_supernode
 from espalier.flower.supernode_log import SupernodeLog
@@ -57,7 +57,7 @@ def run_node(
 
     Raises
     ------
-    Mistake
+    InputError
         The command sets one of the options itself, or a number is out of range.
     """
     _check(words, port, warm_seconds, most_idle_megabytes)
@@ -112,23 +112,23 @@ def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megab
     if own := sorted(
         {word for word in given if any(option.startswith(word) for option in SET_BY_US)}
     ):
-        raise Mistake(
+        raise InputError(
             f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out"
         )
     # Flower silently ignores unknown keys and what it cannot read, so they are checked here.
     for config in _values_of(NODE_CONFIG, words):
         parse_node(read_node_config(config))
     if not 0 < warm_seconds <= MOST_WARM_SECONDS:
-        raise Mistake(
+        raise InputError(
             f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}"
         )
     if most_idle_megabytes < 0:
-        raise Mistake(
+        raise InputError(
             f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 is half of what the"
             " machine has"
         )
     if not 0 <= port <= MOST_PORT:
-        raise Mistake(f"--port {port}: must be between 1 and {MOST_PORT}, or 0 for a free one")
+        raise InputError(f"--port {port}: must be between 1 and {MOST_PORT}, or 0 for a free one")
 
 
 def _log_of(words: Sequence[str]) -> SupernodeLog:
@@ -141,7 +141,7 @@ def _log_of(words: Sequence[str]) -> SupernodeLog:
     shown = ""
     for key in keys[-1:]:
         # ``flower-supernode`` itself reports what is wrong with the key.
-        with suppress(Mistake):
+        with suppress(EspalierError):
             shown = fingerprint(private_key(key).public_key())
     superlink = list(_values_of("--superlink", words))
     site = claimed_name(configs[-1]) if configs else ""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.launch.app_process import run_in_app
 from espalier.launch.configuration import configuration
 
@@ -52,14 +52,14 @@ def plan(
 
     Raises
     ------
-    Mistake
+    InputError
         A word is no setting, or a speed is invalid.
     """
     for name, value in (("--teraflops", teraflops), ("--megabits", megabits)):
         if value is not None and not LEAST_SPEED <= value <= MOST_SPEED:
-            raise Mistake(f"{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
+            raise InputError(f"{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
     if measure and teraflops is not None:
-        raise Mistake(
+        raise InputError(
             f"--teraflops {teraflops:g} --measure: state the speed, or let it be measured; not both"
         )
     run, _ = configuration(app, words, on_this_machine=True, works=False)

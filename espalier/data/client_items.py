@@ -17,7 +17,7 @@ from espalier.data.tasks.reading import read_hub_items, read_items
 from espalier.data.tasks.scored_items import ScoredItems, class_items, scored_items
 from espalier.data.tasks.sharing import shares_of_items, split_items
 from espalier.data.tasks.task import Task
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 
@@ -41,7 +41,7 @@ def client_items(
 
     Raises
     ------
-    Mistake
+    InputError
         The source or file is missing, empty or malformed, or nothing is left to train on.
     """
     task = task_named(settings.task.name)
@@ -61,7 +61,7 @@ def client_items(
         own = _dealt(settings, task, deal)[client]
     train, held_out = split_items(own)
     if not train:
-        raise Mistake(
+        raise InputError(
             f"data: the client has no items of the task {task.name} to train on; items that are"
             " equal count once, and one in ten is held out; give it some, or a larger data.alpha"
         )
@@ -117,7 +117,7 @@ def held_out_items(
 
     Raises
     ------
-    Mistake
+    InputError
         The site does not permit it, the source or file is wrong, or there are so few items that a
         mean would reveal single ones.
     """
@@ -138,7 +138,7 @@ def held_out_items(
             " a mean over them says too much about single ones; give the client more items, or"
             f" raise task.max-test-items, which is {settings.task.max_test_items} (0 takes all)"
         )
-        raise Mistake(text, text)
+        raise InputError(text, text)
     return found
 
 
@@ -171,7 +171,7 @@ def public_items(settings: RunSettings) -> list[Item]:
 
     Raises
     ------
-    Mistake
+    InputError
         The file or dataset cannot be read, or clients train on its test split.
     """
     chosen = settings.task
@@ -199,7 +199,7 @@ def _require_other_split(settings: RunSettings, task: Task) -> None:
     split = _training_split(settings, task)
     names = {re.split(r"[\[(]", part)[0].strip() for part in split.split("+")}
     if names & {task.hub.test, "all"}:
-        raise Mistake(
+        raise InputError(
             f"data.hub-split = {split!r}: clients train on {task.hub.test!r}, which has the public"
             f" test items of the task {task.name}; choose another split, or name other test items"
             " in task.test-path"

@@ -26,7 +26,7 @@ from espalier.data.windows import (
     evaluation_windows,
 )
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.seeds import derive_seed
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings, RunSettings
@@ -57,7 +57,7 @@ def split_passages(
 
     Raises
     ------
-    Mistake
+    InputError
         The source or file is missing, empty or malformed.
     """
     require_own_data(node, data)
@@ -115,7 +115,7 @@ def own_file(directory: str, client: int, num_clients: int) -> str:
         str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith(".")
     )
     if len(files) < num_clients:
-        raise Mistake(
+        raise InputError(
             f"data.path = {directory!r}: by-file needs a directory with"
             f" {count(num_clients, 'file')}, one per client; it has {len(files)}"
         )
@@ -133,7 +133,7 @@ def client_windows(
 
     Raises
     ------
-    Mistake
+    InputError
         The source or file is wrong, there is too little text, or the samples have fewer tokens than
         ``least-tokens``.
     """
@@ -162,7 +162,7 @@ def training_windows(
 
     Raises
     ------
-    Mistake
+    InputError
         The source or file is wrong, or the text is shorter than one window.
     """
     data = settings.data
@@ -191,7 +191,7 @@ def held_out_windows(
 
     Raises
     ------
-    Mistake
+    InputError
         The site does not permit it, the source or file is wrong, or the held-out passages have too
         few tokens. The error has the required number but not the text.
     """
@@ -206,7 +206,7 @@ def held_out_windows(
             " too much about single words; give the client more text, or raise"
             " evaluation.max-windows or evaluation.window-tokens"
         )
-        raise Mistake(text, text)
+        raise InputError(text, text)
     return windows
 
 
@@ -220,7 +220,7 @@ def validation_windows(
 
     Raises
     ------
-    Mistake
+    InputError
         The source or file is wrong, or the held-out passages are shorter than one window.
     """
     return _held_out(

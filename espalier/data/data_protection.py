@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import BUILT_IN_TEXTS, DataSettings
 from espalier.settings.task import TEXT
@@ -33,7 +33,7 @@ def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
     def reading(*args: P.args, **named: P.kwargs) -> R:
         try:
             return read(*args, **named)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             if mistake.told is None:
                 mistake.told = OUTWARD
             raise
@@ -41,7 +41,7 @@ def told_at_the_site(read: Callable[P, R]) -> Callable[P, R]:
     return reading
 
 
-def no_data() -> Mistake:
+def no_data() -> EspalierError:
     """Return the error for a site without data.
 
     In a deployment the run's ``[data]`` can name no file, because sites have their own.
@@ -50,16 +50,16 @@ def no_data() -> Mistake:
         "data-path: this site names no file of its own, and the run's data.path names none either;"
         " give the site one, with data-path in --node-config"
     )
-    return Mistake(text, text)
+    return InputError(text, text)
 
 
-def not_allowed() -> Mistake:
+def not_allowed() -> EspalierError:
     """Return the error for a site that does not permit evaluation on its own data."""
     text = (
         "evaluation.own-text: this site does not allow it; its owner can, with own-text=true in"
         " --node-config"
     )
-    return Mistake(text, text)
+    return InputError(text, text)
 
 
 def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -> None:
@@ -69,7 +69,7 @@ def require_own_data(node: NodeSettings, data: DataSettings, task: str = TEXT) -
 
     Raises
     ------
-    Mistake
+    InputError
         The run names the data, or it needs records of a task that the site's file does not have.
     """
     if node.simulated:
@@ -95,7 +95,7 @@ def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         There are fewer tokens than ``least-tokens``.
     """
     if tokens < (least := node.fewest_tokens()):
@@ -106,4 +106,4 @@ def require_tokens(node: NodeSettings, tokens: int, remedy: str) -> None:
 
 
 def _refuse(text: str) -> None:
-    raise Mistake(text, text)
+    raise InputError(text, text)

@@ -17,7 +17,7 @@ def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | Fi
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, empty or not UTF-8.
     """
     if path:
@@ -36,7 +36,7 @@ def public_windows(
 
     Raises
     ------
-    Mistake
+    InputError
         A file is missing, empty or not UTF-8, or is shorter than one window.
     """
     return {

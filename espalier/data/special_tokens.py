@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from espalier.data.token_pieces import Encode
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 _PROBES = ("a", "b", "0", ".", "the")
 """Texts that most tokenizers encode without special tokens."""
@@ -29,7 +29,7 @@ def prompt_encoder(tokenizer: Any, encode: Encode | None = None) -> Encode:
 
     Raises
     ------
-    Mistake
+    InputError
         The added tokens cannot be determined.
     """
     whole = encode or tokenizer.encode
@@ -49,7 +49,7 @@ def added_behind(tokenizer: Any) -> tuple[int, ...]:
 
     Raises
     ------
-    Mistake
+    InputError
         The tokenizer encodes every text differently with special tokens than without them.
     """
     for text in _probes(tokenizer):
@@ -62,7 +62,7 @@ def added_behind(tokenizer: Any) -> tuple[int, ...]:
         places = [place for place in range(room + 1) if whole[place : place + len(plain)] == plain]
         if plain and len(places) == 1:
             return tuple(whole[places[0] + len(plain) :])
-    raise Mistake(
+    raise InputError(
         "tokenizer: which tokens it adds behind a text cannot be told, because its special tokens"
         " change or hide the others; take a model whose tokenizer adds them before or behind the"
         " text"

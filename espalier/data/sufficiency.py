@@ -19,7 +19,7 @@ from espalier.data.tasks.reading import read_items
 from espalier.data.tasks.sharing import split_items
 from espalier.data.windows import Encode
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 from espalier.settings.task import TEXT
@@ -45,7 +45,7 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
 
     Raises
     ------
-    Mistake
+    InputError
         Neither site nor run names a file, the file cannot be read, or it has too little data.
     """
     tunes = settings.tunes
@@ -56,7 +56,7 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
         return
     if _size(node.data_path) > LARGE:
         # The full read below raises the error again.
-        with suppress(Mistake):
+        with suppress(EspalierError):
             if (
                 _begins_with_items(settings, node)
                 if on_items
@@ -77,7 +77,7 @@ def require_readable(settings: RunSettings, node: NodeSettings) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The file cannot be read, or has nothing to train on.
     """
     on_items = settings.tunes and settings.task.name != TEXT

@@ -14,7 +14,7 @@ from torch import Tensor
 from espalier.amounts import count
 from espalier.data.files.file_text import FileText
 from espalier.data.token_pieces import Encode, TokenPieces
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 ONCE = "passages that are equal count once"
 """Hint in errors about a client's text that is too short, because its file may be long."""
@@ -34,14 +34,14 @@ def calibration_windows(
 
     Raises
     ------
-    Mistake
+    InputError
         The text is too short. The error has the numbers but not the text.
     """
     tokens = TokenPieces(passages, encode) if passages else ()
     available = len(tokens) // window_tokens
     if not isinstance(tokens, TokenPieces) or available < num_windows:
         remedy = "give the client more text, or lower data.windows or data.window-tokens"
-        raise Mistake(
+        raise InputError(
             f"data: the client's text gives {count(available, 'window')} of {window_tokens} tokens,"
             f" data.windows = {num_windows} are needed; {ONCE}; {remedy}",
             f"data: the client's text gives too few windows of data.window-tokens = {window_tokens}"
@@ -70,7 +70,7 @@ def evaluation_windows(
 
     Raises
     ------
-    Mistake
+    InputError
         The text is shorter than one window.
     """
     tokens = _tokens(text, encode)
@@ -103,7 +103,7 @@ def all_windows(
 
     Raises
     ------
-    Mistake
+    InputError
         The text is shorter than one window.
     """
     tokens = _tokens(text, encode)
@@ -123,7 +123,7 @@ def _available(tokens: TokenPieces, window_tokens: int, what: str, key: str) -> 
             f"{what} has fewer than {key} = {window_tokens} tokens; give a longer text or lower"
             f" {key}"
         )
-        raise Mistake(text, text)
+        raise InputError(text, text)
     return available
 
 

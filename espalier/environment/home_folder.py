@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 
 def at_home(path: str) -> Path:
@@ -10,13 +10,13 @@ def at_home(path: str) -> Path:
 
     Raises
     ------
-    Mistake
+    InputError
         No such user has a home directory on this machine.
     """
     try:
         return Path(path).expanduser()
     except RuntimeError:
         who = Path(path).parts[0]
-        raise Mistake(
+        raise InputError(
             f"{path!r}: {who} has no home directory on this machine; write the path from / on"
         ) from None

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 DEMO = "demo"
 """Name of the model that is installed with Espalier."""
@@ -17,12 +17,12 @@ def require_model(name: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The message explains how to download the model.
     """
     if name != DEMO and OF_A_MODEL.fullmatch(name) and not Path(name).exists():
         folder = name.rpartition("/")[2]
-        raise Mistake(
+        raise InputError(
             f"model = {name!r}: there is no directory {Path(name).absolute()}. If it is the name of"
             f" a model on the Hugging Face hub, download it first (hf download {name} --local-dir"
             f" {folder}) and give its directory (model={folder})"
@@ -34,11 +34,11 @@ def require_data(source: str, path: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The message explains how to use a dataset of the hub.
     """
     if source in ("text", "jsonl") and OF_A_DATASET.fullmatch(path) and not Path(path).exists():
-        raise Mistake(
+        raise InputError(
             f"data.path = {path!r}: there is no file or directory {Path(path).absolute()}, and"
             f" data.source = {source!r} reads one. If it is the name of a dataset on the Hugging"
             " Face hub, set data.source = 'hub'"

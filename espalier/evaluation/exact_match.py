@@ -13,7 +13,7 @@ from torch import Tensor
 from espalier.data.special_tokens import prompt_encoder
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Generation
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.progress.beats import beats
 
 NOT_FOUND = "[invalid]"
@@ -70,7 +70,7 @@ def generate(
 
     Raises
     ------
-    Mistake
+    InputError
         ``max_tokens`` is not larger than ``how.max_new_tokens``.
     """
     room = _room(how, max_tokens)
@@ -108,7 +108,7 @@ def shortened(tokenizer: Any, prompts: Sequence[str], how: Generation, max_token
 def _room(how: Generation, max_tokens: int) -> int:
     """Return the maximum number of tokens of a prompt."""
     if (room := max_tokens - how.max_new_tokens) < 1:
-        raise Mistake(
+        raise InputError(
             f"the model takes {max_tokens} tokens, and an answer may have {how.max_new_tokens},"
             " which leaves none for the prompt; lower task.answer-tokens, or take a model that"
             " takes more"

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")
 """Pattern of what Flower takes for a key and its value; it ignores everything else."""
@@ -14,26 +14,26 @@ def read_node_config(text: str) -> dict[str, Any]:
 
     Raises
     ------
-    Mistake
+    InputError
         Flower could not read the text or would ignore a part.
     """
     from flwr.common.config import parse_config_args
 
     if not text.endswith(".toml") and (rest := PAIR.sub("", text).strip()):
-        raise Mistake(
+        raise InputError(
             f"node-config: {rest!r} is no key=value, and Flower would pass over it; write"
             " key=value, without blanks"
         )
     try:
         return dict(parse_config_args([text]))
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"node-config: {text}: cannot be read ({error.strerror}); name a TOML file, or give"
             " key=value pairs"
         ) from None
     except Exception:
         # The library that Flower uses may raise any exception.
-        raise Mistake(
+        raise InputError(
             f"node-config: {text!r}: Flower cannot read it; a value is a number, true, false or a"
             " string in its own quotes, for instance 'site=\"hospital-a\" windows=16'"
         ) from None

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.settings.node import is_site_name
 
 PRIVATE = ".key"
@@ -45,7 +45,7 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
 
     Raises
     ------
-    Mistake
+    InputError
         The file cannot be read, other users can read it, or it is no key that a SuperNode accepts.
         Nothing of its content is quoted.
     """
@@ -54,25 +54,25 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
             status = os.fstat(file.fileno())
             data = file.read(MOST_BYTES)
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"site-key = {path!r}: cannot be read ({error.strerror}); name the site's private key"
         ) from None
     # A file of another user, for instance root in a container, is not for this user to change.
     if status.st_uid == os.getuid() and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise Mistake(f"site-key = {path!r}: others of this machine can read it; chmod 600 it")
+        raise InputError(f"site-key = {path!r}: others of this machine can read it; chmod 600 it")
     try:
         key = load_ssh_private_key(data, None)
     except TypeError:
-        raise Mistake(
+        raise InputError(
             f"site-key = {path!r}: asks for a passphrase, which a node cannot give; name a key"
             " without one"
         ) from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
-        raise Mistake(
+        raise InputError(
             f"site-key = {path!r}: is no private key in OpenSSH's format; {MAKE_ONE}"
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
-        raise Mistake(
+        raise InputError(
             f"site-key = {path!r}: is no ECDSA key on a curve that a SuperNode takes; {MAKE_ONE}"
         )
     return key
@@ -83,7 +83,7 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
 
     Raises
     ------
-    Mistake
+    InputError
         The message has one line per invalid file; or the directory holds no key or cannot be read.
     """
     try:
@@ -94,7 +94,7 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
         )
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise Mistake(
+        raise InputError(
             f"site-keys = {folder!r}: cannot be read ({why}); name a directory on the server with"
             f" the NAME{PUBLIC} of each site"
         ) from None
@@ -105,7 +105,7 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
         try:
             name = _site(file)
             key = public_key(file)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             lines.append(str(mistake))
             continue
         other = holders.setdefault(_bytes_of(key), name)
@@ -115,7 +115,7 @@ def public_keys(folder: str) -> dict[str, ec.EllipticCurvePublicKey]:
     if not files:
         lines.append(f"holds no key; put the NAME{PUBLIC} of each site there")
     if lines:
-        raise Mistake(f"site-keys = {folder!r}:\n" + "\n".join(f"  {line}" for line in lines))
+        raise InputError(f"site-keys = {folder!r}:\n" + "\n".join(f"  {line}" for line in lines))
     return found
 
 
@@ -124,24 +124,24 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
 
     Raises
     ------
-    Mistake
+    InputError
         The file is not named like a site's key, or holds something else.
     """
     if not _site(file):
-        raise Mistake(
+        raise InputError(
             f"{file.name}: is not named NAME{PUBLIC} after a site; rename it, or take it away"
         )
     try:
         with open(file, "rb") as opened:
             key = load_ssh_public_key(opened.read(MOST_BYTES))
     except OSError as error:
-        raise Mistake(f"{file.name}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{file.name}: cannot be read ({error.strerror})") from None
     except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
-        raise Mistake(
+        raise InputError(
             f"{file.name}: is no public key in OpenSSH's format; ask the site for its {file.name}"
         ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
-        raise Mistake(
+        raise InputError(
             f"{file.name}: is no ECDSA key on a curve that a SuperLink takes; have the site"
             f" {MAKE_ONE}"
         )

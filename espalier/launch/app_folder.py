@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import espalier
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 
 def installed_app() -> Path:
@@ -19,7 +19,7 @@ def installed_app() -> Path:
 
     Raises
     ------
-    Mistake
+    InputError
         The app is not installed.
     """
     return _first_app(_installed())
@@ -32,7 +32,7 @@ def find_app(given: str | None) -> Path:
 
     Raises
     ------
-    Mistake
+    InputError
         No candidate contains the app.
     """
     return _first_app([Path(given)] if given else [Path.cwd(), *_installed()])
@@ -48,7 +48,7 @@ def _first_app(candidates: Sequence[Path]) -> Path:
         if _is_app(candidate):
             return candidate.resolve()
     tried = ", ".join(str(candidate.absolute()) for candidate in candidates)
-    raise Mistake(
+    raise InputError(
         f"no Espalier app in {tried}; install Espalier, or name a checkout of it with --app"
     )
 
@@ -75,7 +75,7 @@ def read_preset(app: Path, name: str) -> dict[str, Any]:
 
     Raises
     ------
-    Mistake
+    InputError
         The file does not exist or is not TOML.
     """
     path = Path(name) if name.endswith(".toml") else app / "conf" / f"{name}.toml"
@@ -85,13 +85,13 @@ def read_preset(app: Path, name: str) -> dict[str, Any]:
         known = sorted(file.stem for file in (app / "conf").glob("*.toml"))
         close = difflib.get_close_matches(name.lower(), known, n=1)
         meant = f"did you mean '{close[0]}'? " if close else ""
-        raise Mistake(
+        raise InputError(
             f"preset '{name}': there is no {path}; {meant}known presets are {', '.join(known)}"
         ) from None
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"preset '{name[:200]}': cannot be read ({error.strerror}); name a preset or a TOML"
             " file"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Mistake(f"preset '{name}': {path} is not TOML: {error}") from None
+        raise InputError(f"preset '{name}': {path} is not TOML: {error}") from None

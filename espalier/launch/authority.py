@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 AUTHORITY_DAYS = 3650
 SKEW = timedelta(hours=1)
@@ -46,7 +46,7 @@ def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
 
     Raises
     ------
-    Mistake
+    InputError
         A name is neither, for instance because it has a scheme or a port.
     """
     found = list[x509.GeneralName]()
@@ -64,7 +64,7 @@ def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
                     " port"
                 )
     if wrong:
-        raise Mistake("\n".join(wrong))
+        raise InputError("\n".join(wrong))
     return found
 
 
@@ -94,14 +94,14 @@ def new_server_certificate(
 
     Raises
     ------
-    Mistake
+    InputError
         It would be valid for longer than the authority's certificate.
     """
     issuer, signing_key = authority
     end = datetime.now(UTC) + timedelta(days=days)
     # The authority may have been made moments ago with the same lifetime, hence a day of tolerance.
     if end - timedelta(days=1) > issuer.not_valid_after_utc:
-        raise Mistake(
+        raise InputError(
             f"--days {days}: the authority's own certificate ends on"
             f" {issuer.not_valid_after_utc:%Y-%m-%d}; give fewer"
         )
@@ -131,14 +131,14 @@ def read_authority(
 
     Raises
     ------
-    Mistake
+    InputError
         A file is damaged or of another kind, or key and certificate do not match.
     """
     try:
         read = x509.load_pem_x509_certificate(certificate)
         signing_key = load_pem_private_key(key, None)
     except (ValueError, TypeError):
-        raise Mistake(
+        raise InputError(
             "ca: ca.crt or ca.key is damaged, or was not made by espalier keys; bring them back"
             " from a copy"
         ) from None
@@ -146,7 +146,7 @@ def read_authority(
         not isinstance(signing_key, ec.EllipticCurvePrivateKey)
         or read.public_key() != signing_key.public_key()
     ):
-        raise Mistake("ca: ca.key is not the key of ca.crt; bring the one back that is")
+        raise InputError("ca: ca.key is not the key of ca.crt; bring the one back that is")
     return read, signing_key
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from espalier.environment.home_folder import at_home
 from espalier.environment.hub_names import require_data, require_model
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.launch.app_folder import default_config, read_preset
 from espalier.launch.setting_words import require_pairs
 from espalier.settings.libraries import require_libraries
@@ -36,7 +36,7 @@ def configuration(
 
     Raises
     ------
-    Mistake
+    InputError
         A word is neither a preset nor a pair, or settings are wrong or not read in such a run; all
         errors are reported together. On
         this machine also: a library is missing, or the name of a model or file looks like a name on
@@ -46,7 +46,7 @@ def configuration(
     presets = [word for word in words if "=" not in word]
     require_pairs(words, defaults)
     if len(presets) > 1:
-        raise Mistake(
+        raise InputError(
             f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs"
         )
     preset = _flatten(read_preset(app, presets[0])) if presets else {}

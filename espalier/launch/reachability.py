@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.5
@@ -23,12 +23,12 @@ def require_address(address: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         It is not of the form ``host:port``, or there is no such port.
     """
     found = ADDRESS.fullmatch(address)
     if found is None or not 1 <= int(found[1]) <= MOST_PORT:
-        raise Mistake(
+        raise InputError(
             f"--superlink {address!r}: is no HOST:PORT; write a name or an address without http://"
             f" in front, and a port from 1 to {MOST_PORT} behind it, for instance 127.0.0.1:9093"
         )

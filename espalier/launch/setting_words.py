@@ -3,20 +3,20 @@
 import difflib
 from collections.abc import Collection, Sequence
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 FORM = "settings are given as key=value, without dashes in front and without blanks"
 
 
 def require_pairs(words: Sequence[str], keys: Collection[str]) -> None:
-    """Raise Mistake if a word is only the name of a setting.
+    """Raise InputError if a word is only the name of a setting.
 
     Examples are ``num-clients 3``, ``num-clients: 3`` and ``num-clients = 3``.
     """
     for place, word in enumerate(words):
         key = word.removesuffix(":")
         if key in keys:
-            raise Mistake(f"{key}: {FORM}; write {key}={_value_in(words[place + 1 :], keys)}")
+            raise InputError(f"{key}: {FORM}; write {key}={_value_in(words[place + 1 :], keys)}")
 
 
 def explain_options(options: Sequence[str], words: Sequence[str], keys: Collection[str]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.loopback import keep_on_loopback
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
 from espalier.launch.child_processes import kept
 from espalier.launch.free_port import free_port
@@ -80,7 +80,7 @@ class SuperLink:
 
         Raises
         ------
-        Mistake
+        InputError
             Flower refused the run; its message is quoted.
         """
         answer = self._flwr(
@@ -95,7 +95,7 @@ class SuperLink:
         )
         if not answer.get("success"):
             said = " ".join(str(answer.get("error-message", answer)).split())
-            raise Mistake(
+            raise InputError(
                 "Flower did not start the run:"
                 f" {said}{CERTIFICATES if 'unavailable' in said else ''}"
             )
@@ -122,7 +122,7 @@ class SuperLink:
         try:
             answer = self._flwr("ls", CONNECTION, "--run-id", run_id, "--format", "json")
             run = answer["runs"][0]
-        except (Mistake, KeyError, IndexError) as error:
+        except (EspalierError, KeyError, IndexError) as error:
             raise SuperLinkLost(
                 self._what_became_of_it(str(answer.get("error-message", error)))
             ) from None
@@ -175,7 +175,7 @@ class SuperLink:
         try:
             answer: dict[str, Any] = json.loads(done.stdout[start:])
         except ValueError:
-            raise Mistake(f"flwr {arguments[0]} failed:\n{done.stdout}{done.stderr}") from None
+            raise InputError(f"flwr {arguments[0]} failed:\n{done.stdout}{done.stderr}") from None
         return answer
 
 
@@ -204,7 +204,7 @@ def own_superlink() -> Iterator[SuperLink]:
 
     Raises
     ------
-    Mistake
+    InputError
         It did not start; the end of its log is quoted.
     """
     control = free_port()
@@ -230,7 +230,7 @@ def _flower_home(connection: str) -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix="espalier-flower-"))
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"no temporary directory can be made ({error.strerror}); set TMPDIR to one that you can"
             " write"
         ) from None
@@ -276,7 +276,9 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
             process.wait(0.2)
         except subprocess.TimeoutExpired:
             continue
-    raise Mistake(f"flower-superlink did not start:\n{log.read_text(errors='replace')[-LOG_END:]}")
+    raise InputError(
+        f"flower-superlink did not start:\n{log.read_text(errors='replace')[-LOG_END:]}"
+    )
 
 
 def _program(name: str) -> str:
@@ -284,7 +286,7 @@ def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise Mistake(
+        raise InputError(
             f"{name} is not installed; install Espalier again, which brings Flower along (README,"
             " 'Set up and run')"
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.message import UNREAD, Failure, Header, Letter, Scalars, validate
 from espalier.messages.payload import TensorSpec, tensor_specs
 
@@ -23,7 +23,7 @@ BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
 """Tensor specs by blob key and tensor name."""
 
 CheckValues = Callable[[str, bytes], None]
-"""Function of a blob's key and bytes that raises ``Mistake`` if values are out of range."""
+"""Function of a blob's key and bytes that raises ``ProtocolError`` if values are out of range."""
 
 HEADER_ROOM = 64 * 1024
 """Bytes that the safetensors header of a blob may take in addition to its data."""
@@ -43,7 +43,7 @@ class Side:
     check_values: CheckValues | None = None
     """Check of the values of each blob."""
     check_scalars: Callable[[Scalars], None] | None = None
-    """Check that raises ``Mistake`` if fields contradict each other or the request."""
+    """Check that raises ``ProtocolError`` if fields contradict each other or the request."""
     blob_sha256: Callable[[Scalars], Mapping[str, str]] | None = None
     """Function of the fields that returns the hexadecimal SHA-256 of each blob, by key.
 
@@ -76,7 +76,7 @@ def check(letter: Letter, side: Side) -> Scalars:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the content differs from the contract. The error names the difference and quotes no
         value.
     """
@@ -85,14 +85,14 @@ def check(letter: Letter, side: Side) -> Scalars:
     surplus = set(letter.blobs) - set(expected)
     missing = set(expected) - set(letter.blobs)
     if surplus or missing:
-        raise Mistake(
+        raise ProtocolError(
             f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(expected)}"
         )
     # Check the total size before any blob is parsed.
     size = sum(len(blob) for blob in letter.blobs.values())
     limit = byte_limit(expected)
     if size > limit:
-        raise Mistake(f"blobs: {size} bytes, at most {limit} are allowed")
+        raise ProtocolError(f"blobs: {size} bytes, at most {limit} are allowed")
     for key, blob in letter.blobs.items():
         _check_blob(key, blob, expected[key])
         if side.check_values is not None:
@@ -112,7 +112,7 @@ def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the reply belongs to another round, client, attempt or part, or if its content differs
         from the contract.
     """
@@ -129,7 +129,7 @@ def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
             for name in Header.model_fields
             if getattr(reply.header, name) != getattr(expected, name)
         ]
-        raise Mistake(f"header: {', '.join(wrong)} not as the request demands")
+        raise ProtocolError(f"header: {', '.join(wrong)} not as the request demands")
     return check(reply, FAILED if failed else contract.up)
 
 
@@ -140,7 +140,7 @@ def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> No
     """
     for key, blob in blobs.items():
         if sha256(blob).hexdigest() != expected[key]:
-            raise Mistake(f"{key}: the bytes do not have the SHA-256 that was named for them")
+            raise ProtocolError(f"{key}: the bytes do not have the SHA-256 that was named for them")
 
 
 def byte_limit(specs: BlockSpecs) -> int:
@@ -153,13 +153,13 @@ def byte_limit(specs: BlockSpecs) -> int:
 def _check_blob(key: str, blob: bytes, expected: Mapping[str, TensorSpec]) -> None:
     found = tensor_specs(blob)
     if set(found) != set(expected):
-        raise Mistake(
+        raise ProtocolError(
             f"{key}: holds {count(len(found), 'tensor')}, and not the {len(expected)} that the"
             " contract names"
         )
     for name, spec in expected.items():
         if found[name] != spec:
-            raise Mistake(
+            raise ProtocolError(
                 f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be"
                 f" {spec.dtype} {list(spec.shape)}"
             )

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages import enrolment, evaluation, local_baseline, refusal
 from espalier.messages.contract import Contract
 from espalier.messages.message import Letter, validate
@@ -36,12 +36,14 @@ def contract_for(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Con
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the request names another method, or a round or part that does not exist.
     """
     header = request.header
     if header.method != settings.method:
-        raise Mistake(f"message: is of method {header.method!r}, the run's is {settings.method!r}")
+        raise ProtocolError(
+            f"message: is of method {header.method!r}, the run's is {settings.method!r}"
+        )
     if header.kind == "enrol":
         require_round(header, range(0), settings)
         return enrolment.contract(settings.method, signed=bool(settings.site_keys))

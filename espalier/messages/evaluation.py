@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.identity.printable import printable
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import MOST_SECONDS, Scalars
@@ -88,23 +88,23 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If it does; the error names the setting.
     """
     chosen = run.evaluation
     on_text = run.task.name == TEXT
     if texts.names and not (run.clients_evaluate and on_text):
-        raise Mistake(
+        raise ProtocolError(
             "Texts: texts are not allowed with evaluation.local-only or evaluation.baselines ="
             " false, or a task"
         )
     if set(texts.names) - chosen.named_texts().keys():
-        raise Mistake("Texts: evaluation.texts names no such text")
+        raise ProtocolError("Texts: evaluation.texts names no such text")
     if texts.names and texts.window_tokens != chosen.window_tokens:
         told = f"evaluation.window-tokens = {chosen.window_tokens}"
-        raise Mistake(f"Texts: windows of {texts.window_tokens} tokens, {told}")
+        raise ProtocolError(f"Texts: windows of {texts.window_tokens} tokens, {told}")
     if chosen.max_windows and (most := max(texts.num_windows, default=0)) > chosen.max_windows:
-        raise Mistake(
+        raise ProtocolError(
             f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}"
         )
     # 0 as ``task.max-test-items`` means no limit.
@@ -112,13 +112,13 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
         run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
     )
     if texts.test_items > most_items:
-        raise Mistake(f"Texts: {texts.test_items} test items, {most_items} are allowed")
+        raise ProtocolError(f"Texts: {texts.test_items} test items, {most_items} are allowed")
     if set(texts.test_metrics) - METRICS or len(set(texts.test_metrics)) < len(texts.test_metrics):
-        raise Mistake(
+        raise ProtocolError(
             f"Texts: test_metrics are not some of {', '.join(sorted(METRICS))}, each once"
         )
     if bool(texts.test_metrics) != bool(texts.test_items):
-        raise Mistake("Texts: test_metrics without test_items, or the other way round")
+        raise ProtocolError("Texts: test_metrics without test_items, or the other way round")
 
 
 def require_many(texts: Texts) -> None:
@@ -128,19 +128,19 @@ def require_many(texts: Texts) -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a text or the test items are too few; the error has the numbers and the remedy.
     """
     for name, number in zip(texts.names, texts.num_windows, strict=True):
         if (predictions := number * (texts.window_tokens - 1)) < LEAST_PREDICTIONS:
-            raise Mistake(
+            raise ProtocolError(
                 f"evaluation.texts: '{printable(name)}' gives {predictions} predictions, sites"
                 f" evaluate what they make alone on {LEAST_PREDICTIONS} or more; take a longer"
                 " text, raise evaluation.max-windows or evaluation.window-tokens, or set"
                 " evaluation.local-only to false"
             )
     if 0 < texts.test_items < LEAST_ITEMS:
-        raise Mistake(
+        raise ProtocolError(
             f"task.test-path: there are {texts.test_items} test items, sites score what they make"
             f" alone on {LEAST_ITEMS} or more; give more items, raise task.max-test-items, or set"
             " evaluation.local-only to false"
@@ -178,13 +178,13 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the fields contradict each other or ``own_text``.
     """
     if texts.own_text != own_text:
-        raise Mistake("Texts: own_text is not what evaluation.own-text says")
+        raise ProtocolError("Texts: own_text is not what evaluation.own-text says")
     if not len(set(texts.names)) == len(texts.names) == len(texts.num_windows):
-        raise Mistake(
+        raise ProtocolError(
             f"Texts: {len(set(texts.names))} different names, {len(texts.num_windows)} numbers of"
             " windows"
         )
@@ -206,24 +206,24 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
                 f"{len(report.losses)} losses for {len(texts.names)} texts,"
                 f" {len(report.own_losses)} own for {own}"
             )
-            raise Mistake(f"Losses: {found}")
+            raise ProtocolError(f"Losses: {found}")
         for name in ("losses", "own_losses", "test_scores") if isinstance(report, Losses) else ():
             if any(value != round(value, LOSS_DIGITS) for value in getattr(report, name)):
-                raise Mistake(f"Losses: {name} have more than {LOSS_DIGITS} decimals")
+                raise ProtocolError(f"Losses: {name} have more than {LOSS_DIGITS} decimals")
         if isinstance(report, Losses) and any(
             not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses
         ):
-            raise Mistake(f"Losses: own_losses are not between 0 and {OWN_LOSS_LIMIT}")
+            raise ProtocolError(f"Losses: own_losses are not between 0 and {OWN_LOSS_LIMIT}")
         if isinstance(report, Losses) and len(report.test_scores) != len(texts.test_metrics):
-            raise Mistake(
+            raise ProtocolError(
                 f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics"
             )
         if isinstance(report, Losses) and any(not 0 <= loss <= MOST_LOSS for loss in report.losses):
-            raise Mistake(f"Losses: losses are not between 0 and {MOST_LOSS}")
+            raise ProtocolError(f"Losses: losses are not between 0 and {MOST_LOSS}")
         if isinstance(report, Losses) and not all(
             map(_is_score, texts.test_metrics, report.test_scores)
         ):
-            raise Mistake(
+            raise ProtocolError(
                 "Losses: test_scores are not between 0 and 1, or a loss among them is below 0"
             )
 

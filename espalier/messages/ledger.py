@@ -9,7 +9,7 @@ from typing import Any, Literal
 from flwr.app import RecordDict
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.message import Header, Letter, num_bytes
 from espalier.messages.payload import DTYPE_BYTES, tensor_specs
 from espalier.models.plan import ModelPlan, block_key
@@ -197,5 +197,5 @@ def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:
 def _raw_bytes(blob: bytes) -> int | None:
     try:
         return sum(spec.num_bytes for spec in tensor_specs(blob).values())
-    except Mistake:
+    except EspalierError:
         return None

@@ -10,7 +10,7 @@ so it has a message of its own and is no part of the evaluation.
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import MOST_SECONDS, Letter, Scalars, validate
 from espalier.settings.run import RunSettings
@@ -41,20 +41,22 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If clients of this method compute nothing on their own, have nothing to fit, or if no
         adapter has such a rank.
     """
     if not settings.job.makes_alone:
-        raise Mistake(
+        raise ProtocolError(
             f"message: clients of {settings.method} make nothing alone after their rounds"
         )
     largest = settings.lora.largest_rank if settings.tunes else 0
     order = validate(Alone, request.scalars)
     if order.fits and not settings.job.fits_alone(settings.federation):
-        raise Mistake(f"message: clients of {settings.method} have nothing to fit")
+        raise ProtocolError(f"message: clients of {settings.method} have nothing to fit")
     if order.rank_limit > largest:
-        raise Mistake(f"message: rank_limit is above {largest}, the largest rank of an adapter")
+        raise ProtocolError(
+            f"message: rank_limit is above {largest}, the largest rank of an adapter"
+        )
     return Contract(
         kind="alone",
         method=settings.method,

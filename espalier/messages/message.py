@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.identity.lineage import LINEAGE, NO_LINEAGE
 from espalier.identity.printable import printable, without_control
 from espalier.messages.payload import MOST_BLOBS, from_record, to_record
@@ -145,12 +145,12 @@ def read(content: RecordDict) -> Letter:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If records are missing, surplus or too large, if the header is malformed, or if its schema
         version is unknown.
     """
     if set(content) != set(RECORDS):
-        raise Mistake(
+        raise ProtocolError(
             f"message: records are {_named({str(name) for name in content})}, expected header,"
             " scalars and blobs"
         )
@@ -162,13 +162,15 @@ def read(content: RecordDict) -> Letter:
         and isinstance(scalars, ConfigRecord)
         and isinstance(blobs, ArrayRecord)
     ):
-        raise Mistake("message: header and scalars must be config records, blobs an array record")
+        raise ProtocolError(
+            "message: header and scalars must be config records, blobs an array record"
+        )
     # Limit the size of both records before any value is read.
     _require_bounded("header", header)
     _require_bounded("scalars", scalars)
     version = header.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise Mistake(
+        raise ProtocolError(
             f"message: schema version {printable(str(version), 20)} is unknown here, this program"
             f" speaks version {SCHEMA_VERSION}; install the same release of espalier on server and"
             " nodes"
@@ -198,7 +200,7 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If fields are wrong; the error names them without their values.
     """
     try:
@@ -208,7 +210,7 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
             ".".join(str(part) for part in detail["loc"])
             for detail in error.errors(include_url=False, include_input=False)
         }
-        raise Mistake(
+        raise ProtocolError(
             f"{model.__name__}: missing, surplus or out of range: {_named(names)}"
         ) from None
 
@@ -216,18 +218,18 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
 def _require_bounded(name: str, record: ConfigRecord) -> None:
     """Check the numbers of fields, values and characters of a record; errors quote no content."""
     if len(record) > MOST_FIELDS:
-        raise Mistake(
+        raise ProtocolError(
             f"message: {name} has {len(record)} fields, at most {MOST_FIELDS} are allowed"
         )
     for key, value in record.items():
         values = value if isinstance(value, list) else [value]
         if len(key) > MOST_NAME or len(values) > MOST_VALUES:
-            raise Mistake(
+            raise ProtocolError(
                 f"message: {name} has a name of {len(key)} characters, or {len(values)} values; too"
                 " many"
             )
         if sum(len(text) for text in values if isinstance(text, str | bytes)) > MOST_TEXT:
-            raise Mistake(f"message: {name} has a field of more than {MOST_TEXT} characters")
+            raise ProtocolError(f"message: {name} has a field of more than {MOST_TEXT} characters")
 
 
 def _named(names: set[str]) -> str:

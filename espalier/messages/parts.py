@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract, Side
 from espalier.messages.message import MOST_SECONDS, Letter, NoScalars, Scalars
 from espalier.models.plan import cut_into_parts
@@ -81,13 +81,13 @@ class Reply:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If there is no such part.
         """
         header = request.header
         fetched = request.header.kind == "fetch"
         if header.part >= len(self.parts) or (header.part > 0) != fetched:
-            raise Mistake(
+            raise ProtocolError(
                 f"message: part {header.part} of a {header.kind} does not exist, a reply has"
                 f" {len(self.parts)}"
             )
@@ -95,7 +95,7 @@ class Reply:
 
         def check_down(asked: Scalars) -> None:
             if isinstance(asked, PartRequest) and len(asked.blob_sha256) != len(part):
-                raise Mistake(
+                raise ProtocolError(
                     f"{type(asked).__name__}: {len(asked.blob_sha256)} hashes for {len(part)} blobs"
                 )
             if self.check_order is not None:
@@ -103,7 +103,7 @@ class Reply:
 
         def check_up(told: Scalars) -> None:
             if isinstance(told, Report) and len(told.blob_sha256) != len(self.specs):
-                raise Mistake(
+                raise ProtocolError(
                     f"{type(told).__name__}: {len(told.blob_sha256)} hashes for {len(self.specs)}"
                     " blobs"
                 )
@@ -158,12 +158,12 @@ class Delivery:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If there is no such part.
         """
         part = request.header.part - self.first
         if not 0 <= part < len(self.parts):
-            raise Mistake(
+            raise ProtocolError(
                 f"message: part {request.header.part} of a deliver does not exist, there are"
                 f" {len(self.parts)}"
             )
@@ -177,11 +177,11 @@ def require_result_wanted(run: RunSettings) -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If ``evaluation.own-text`` is off.
     """
     if not run.evaluation.own_text:
-        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
+        raise ProtocolError("message: a result is delivered, but evaluation.own-text is off")
 
 
 def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
@@ -218,7 +218,9 @@ def hashes_of_part(
     def named(scalars: Scalars) -> dict[str, str]:
         hashes = (request.scalars if fetched else scalars.model_dump()).get("blob_sha256", [])
         if len(hashes) != len(keys):
-            raise Mistake(f"{request.header.kind}: {len(hashes)} hashes for {len(keys)} blobs")
+            raise ProtocolError(
+                f"{request.header.kind}: {len(hashes)} hashes for {len(keys)} blobs"
+            )
         return dict(zip(keys, hashes, strict=True))
 
     return named

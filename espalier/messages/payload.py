@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 
 STYPE = "safetensors"
 """Serialization type of the blobs in Flower's records."""
@@ -96,13 +96,13 @@ def unpack_tensors(blob: bytes) -> dict[str, NDArray]:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If it is not a safetensors blob.
     """
     try:
         return load(blob)
     except SafetensorError:
-        raise Mistake("payload: not a safetensors blob") from None
+        raise ProtocolError("payload: not a safetensors blob") from None
 
 
 def views(blob: bytes) -> dict[str, NDArray]:
@@ -110,7 +110,7 @@ def views(blob: bytes) -> dict[str, NDArray]:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         See ``tensor_specs``.
     """
     specs = tensor_specs(blob)
@@ -138,7 +138,7 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the header is not that of a safetensors blob, exceeds the limits of this module, does not
         exactly describe the bytes that follow, or differs from the form that ``pack_tensors``
         writes. Because of the last check it cannot carry metadata or text.
@@ -146,11 +146,11 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
     if len(blob) < 8 or (size := struct.unpack("<Q", blob[:8])[0]) > min(
         MAX_HEADER_BYTES, len(blob) - 8
     ):
-        raise Mistake("payload: not a safetensors blob (header length)")
+        raise ProtocolError("payload: not a safetensors blob (header length)")
     text = blob[8 : 8 + size]
     # Each tensor has one brace and two brackets; the header itself has one brace.
     if TOO_MANY_DIGITS.search(text) or text.count(b"{") + text.count(b"[") > 3 * MOST_TENSORS + 1:
-        raise Mistake("payload: the safetensors header has too many digits or entries")
+        raise ProtocolError("payload: the safetensors header has too many digits or entries")
     try:
         header = read_json(text)
         _require_small(header)
@@ -162,11 +162,13 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
             sorted(specs.items(), key=lambda item: tuple(header[item[0]]["data_offsets"]))
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Mistake("payload: not a safetensors blob (header entries)") from None
+        raise ProtocolError("payload: not a safetensors blob (header entries)") from None
     if text != canonical:
-        raise Mistake("payload: the safetensors header is not in its one permitted form")
+        raise ProtocolError("payload: the safetensors header is not in its one permitted form")
     if sum(spec.num_bytes for spec in specs.values()) != len(blob) - 8 - size:
-        raise Mistake("payload: the safetensors header does not describe the bytes that follow it")
+        raise ProtocolError(
+            "payload: the safetensors header does not describe the bytes that follow it"
+        )
     return specs
 
 
@@ -235,14 +237,14 @@ def from_record(record: ArrayRecord) -> dict[str, bytes]:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If there are too many blobs, a key is too long, or an array has another serialization.
     """
     if len(record) > MOST_BLOBS:
-        raise Mistake(f"payload: {len(record)} blobs, a message has at most {MOST_BLOBS}")
+        raise ProtocolError(f"payload: {len(record)} blobs, a message has at most {MOST_BLOBS}")
     for key, array in record.items():
         if len(key) > MOST_KEY:
-            raise Mistake(f"payload: a key of {len(key)} characters, {MOST_KEY} are allowed")
+            raise ProtocolError(f"payload: a key of {len(key)} characters, {MOST_KEY} are allowed")
         if array.stype != STYPE or array.dtype or tuple(array.shape):
-            raise Mistake(f"payload {str(key)!r}: serialisation is not '{STYPE}'")
+            raise ProtocolError(f"payload {str(key)!r}: serialisation is not '{STYPE}'")
     return {key: array.data for key, array in record.items()}

@@ -5,7 +5,7 @@ Does not cover: additional rounds of FedSpaLLM. A site cannot know if they are n
 ``most-rounds`` limits them.
 """
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.message import Header
 from espalier.models.plan import PlanOf
 from espalier.settings.run import RunSettings
@@ -30,13 +30,13 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If there is no such request in this round; the error names the last round.
     """
     if header.kind in ("enrol", "refused"):
         if header.server_round != 0:
             what = "an enrol" if header.kind == "enrol" else "a refused"
-            raise Mistake(
+            raise ProtocolError(
                 f"message: {what} of round {header.server_round} does not exist, it comes before"
                 " the first round"
             )
@@ -52,7 +52,7 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
         what = (
             f"round {ends[0]}" if len(ends) == 1 else f"one of the rounds {ends[0]} to {ends[-1]}"
         )
-        raise Mistake(
+        raise ProtocolError(
             f"message: a {header.kind} of round {header.server_round} does not exist, the run ends"
             f" with {what}"
         )

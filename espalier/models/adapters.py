@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.models.plan import LinearPlan, ModelPlan, block_key
 from espalier.settings.lora import SCALINGS, LoraSettings
 
@@ -146,7 +146,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
 
     Raises
     ------
-    Mistake
+    InputError
         If the model has no such matrix or block, a pattern names a matrix without an adapter, a
         rank exceeds the smaller side of its matrix, or alpha / rank of an adapter is outside
         ``SCALINGS``.
@@ -154,26 +154,26 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
     names = [linear.name for linear in plan.blocks[0].linears]
     chosen = lora.target_names(names)
     if unknown := sorted(set(chosen) - set(names)):
-        raise Mistake(
+        raise InputError(
             f"lora.targets: the model has no {', '.join(unknown)}; its blocks have"
             f" {', '.join(names)}"
         )
     layers = lora.layer_numbers(len(plan.blocks))
     if layers[-1] >= len(plan.blocks):
-        raise Mistake(
+        raise InputError(
             f"lora.layers = {lora.layers!r}: the model has the blocks 0 to {len(plan.blocks) - 1}"
         )
     # A pattern names a matrix in all blocks (``attn.q``) or in one (``3.attn.q``).
     adapted = {*chosen, *(f"{index}.{name}" for index in layers for name in chosen)}
     for key, named in lora.named_in_patterns().items():
         if unused := [name for name in named if name not in adapted]:
-            raise Mistake(
+            raise InputError(
                 f"lora.{key}: no adapter is on {', '.join(unused)}; add it to lora.targets and"
                 " lora.layers, or remove it"
             )
     blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
     if lora.keep_zeros and plan.head_features:
-        raise Mistake(
+        raise InputError(
             "lora.keep-zeros = true: an encoder is not pruned here, so it has no zeros to keep; set"
             " it to false"
         )
@@ -202,7 +202,7 @@ def _adapters(
             if rank > min(linear.shape):
                 shape = f"{linear.shape[0]} x {linear.shape[1]}"
                 key = "rank" if rank == lora.rank else "rank-pattern"
-                raise Mistake(
+                raise InputError(
                     f"lora.{key}: {rank} is larger than a side of {linear.name} in block {index}"
                     f" ({shape}); lower it"
                 )
@@ -210,7 +210,7 @@ def _adapters(
             if not SCALINGS[0] <= scaling <= SCALINGS[1]:
                 key = "alpha-pattern" if lora.has_own_alpha(index, linear.name) else "alpha"
                 told = f"alpha / rank of {linear.name} in block {index} is {scaling:g}"
-                raise Mistake(
+                raise InputError(
                     f"lora.{key}: {told}; choose them so that it is {SCALINGS[0]:g} to"
                     f" {SCALINGS[1]:g}"
                 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 
 VERSION = 1
@@ -96,7 +96,7 @@ class Structure:
 
     Raises
     ------
-    Mistake
+    InputError
         If no block is kept, a block or unit does not exist or is out of order, a block keeps no
         unit of a kind, or ``added_biases`` names another matrix.
     """
@@ -115,14 +115,14 @@ class Structure:
 
     def __post_init__(self) -> None:
         if not self.blocks:
-            raise Mistake("structure: no block stays; keep one at least")
+            raise InputError("structure: no block stays; keep one at least")
         _require_ascending("blocks", [block.source for block in self.blocks], len(self.base))
         for block in self.blocks:
             for kind in KINDS:
                 where = f"{kind} of block {block.source}"
                 _require_ascending(where, block.kept(kind), getattr(self.base[block.source], kind))
         if unknown := sorted(set(self.added_biases) - set(ADDED_BIASES)):
-            raise Mistake(
+            raise InputError(
                 f"structure: added_biases names {', '.join(unknown)}; there may be"
                 f" {' and '.join(ADDED_BIASES)}"
             )
@@ -147,12 +147,12 @@ class Structure:
 
         Raises
         ------
-        Mistake
+        InputError
             If this structure does not keep one of the blocks.
         """
         known = {block.source: block for block in self.blocks}
         if missing := [source for source in sources if source not in known]:
-            raise Mistake(f"structure: block {missing[0]} is not among those that stay")
+            raise InputError(f"structure: block {missing[0]} is not among those that stay")
         return replace(self, blocks=tuple(known[source] for source in sources))
 
     def keeping(self, kept: Mapping[int, Mapping[str, Sequence[int]]]) -> "Structure":
@@ -182,12 +182,12 @@ class Structure:
 
         Raises
         ------
-        Mistake
+        InputError
             If the base of this structure is another model, or if both cut residual dimensions with
             different ``norm_of_read``.
         """
         if self.base != tuple(block.units for block in inner.blocks):
-            raise Mistake(
+            raise InputError(
                 "structure: it is of another model than the one that it is to be put upon"
             )
         blocks = []
@@ -202,7 +202,7 @@ class Structure:
             name for name in ADDED_BIASES if name in {*self.added_biases, *inner.added_biases}
         )
         if self.norm_of_read != inner.norm_of_read and self.cuts_lanes and inner.cuts_lanes:
-            raise Mistake(
+            raise InputError(
                 "structure: the two models that are put together have other norms (norm_of_read);"
                 " prune them alike"
             )
@@ -257,12 +257,12 @@ class Structure:
 
         Raises
         ------
-        Mistake
+        InputError
             If the document has another form or version, or is not a valid structure.
         """
         try:
             if document["version"] != VERSION:
-                raise Mistake(f"version = {document['version']!r}, this release reads {VERSION}")
+                raise InputError(f"version = {document['version']!r}, this release reads {VERSION}")
             base = tuple(
                 Units(**{kind: _count(units[kind]) for kind in KINDS}) for units in document["base"]
             )
@@ -278,10 +278,10 @@ class Structure:
                 tuple(document["added_biases"]),
                 bool(document.get("norm_of_read", False)),
             )
-        except Mistake as mistake:
-            raise Mistake(f"{where}: {str(mistake).removeprefix('structure: ')}") from None
+        except EspalierError as mistake:
+            raise InputError(f"{where}: {str(mistake).removeprefix('structure: ')}") from None
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise Mistake(f"{where}: is not the structure of a model; write it anew") from None
+            raise InputError(f"{where}: is not the structure of a model; write it anew") from None
 
     @property
     def sha256(self) -> str:
@@ -319,7 +319,7 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
 
     Raises
     ------
-    Mistake
+    InputError
         If the structure belongs to another model.
     """
     if structure.base != (found := tuple(units_of(plan, block) for block in plan.blocks)):
@@ -328,7 +328,7 @@ def structured_plan(plan: ModelPlan, structure: Structure) -> ModelPlan:
             if len(structure.base) != len(found)
             else "blocks of other units"
         )
-        raise Mistake(
+        raise InputError(
             f"structure: it is of a model with {many}, not of this one; name the base that it was"
             " made of"
         )
@@ -433,11 +433,11 @@ def _count(value: Any) -> int:
 
 def _require_ascending(what: str, numbers: Sequence[int], available: int) -> None:
     if not numbers:
-        raise Mistake(f"structure: {what}: none is kept; keep one at least")
+        raise InputError(f"structure: {what}: none is kept; keep one at least")
     if any(later <= earlier for earlier, later in pairwise(numbers)):
-        raise Mistake(f"structure: {what}: numbers are not ascending, or one is there twice")
+        raise InputError(f"structure: {what}: numbers are not ascending, or one is there twice")
     if numbers[0] < 0 or numbers[-1] >= available:
-        raise Mistake(
+        raise InputError(
             f"structure: {what}: {max(numbers[-1], -numbers[0])} does not exist, there are"
             f" {available}"
         )

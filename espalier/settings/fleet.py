@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.seeds import derive_seed
 from espalier.settings.table import Table, mistake_lines
 
@@ -117,9 +117,9 @@ class Fleet(Table):
         return sum(group.count for group in self.devices)
 
     def require(self, num_clients: int, key: str = "num-clients") -> None:
-        """Raise Mistake if a run has more clients than the fleet has devices."""
+        """Raise InputError if a run has more clients than the fleet has devices."""
         if num_clients > self.size:
-            raise Mistake(
+            raise InputError(
                 f"{key} = {num_clients}: the fleet has {count(self.size, 'device')}; lower it, or"
                 " add devices to the fleet"
             )
@@ -132,11 +132,11 @@ class Fleet(Table):
 
         Raises
         ------
-        Mistake
+        InputError
             The fleet has no such device.
         """
         if not 0 <= device < self.size:
-            raise Mistake(f"device {device}: the fleet has devices 0 to {self.size - 1}")
+            raise InputError(f"device {device}: the fleet has devices 0 to {self.size - 1}")
         members = [group for group in self.devices for _ in range(group.count)]
         kind = self.kinds[members[device].kind]
         place = self.places[self._places(seed, members)[device]]
@@ -169,21 +169,21 @@ def read_fleet(path: Path) -> Fleet:
 
     Raises
     ------
-    Mistake
+    InputError
         The file does not exist or is not TOML, or keys or values are wrong. The message names the
         file and all wrong keys and values.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise Mistake(f"fleet: there is no {path}; conf/devices has some") from None
+        raise InputError(f"fleet: there is no {path}; conf/devices has some") from None
     except OSError as error:
-        raise Mistake(f"fleet: {path} cannot be read: {error.strerror}") from None
+        raise InputError(f"fleet: {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Mistake(f"fleet: {path} is not TOML: {error}") from None
+        raise InputError(f"fleet: {path} is not TOML: {error}") from None
     except ValueError as error:
         # No file can have this name.
-        raise Mistake(f"fleet: {str(path)!r} cannot be read: {error}") from None
+        raise InputError(f"fleet: {str(path)!r} cannot be read: {error}") from None
     try:
         return Fleet.model_validate(document)
     except ValidationError as error:
@@ -192,4 +192,4 @@ def read_fleet(path: Path) -> Fleet:
         # themselves.
         if not (found := error.errors()[0])["loc"]:
             lines = [found["msg"].removeprefix("Value error, ")]
-        raise Mistake("\n  ".join([f"{path} is no fleet:", *lines])) from None
+        raise InputError("\n  ".join([f"{path} is no fleet:", *lines])) from None

@@ -5,7 +5,7 @@ They are extras of the installation. The check runs before anything is computed.
 
 from importlib.util import find_spec
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.settings.run import RunSettings
 
 INSTALL = "install Espalier with its extra nf4 (pip install -e '.[nf4]') or bitsandbytes itself"
@@ -22,14 +22,14 @@ def require_libraries(settings: RunSettings) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The message names the setting and what to install.
     """
     if find_spec("bitsandbytes") is not None:
         return
     if settings.tunes and settings.training.base == "nf4":
-        raise Mistake(WITHOUT_BITSANDBYTES)
+        raise InputError(WITHOUT_BITSANDBYTES)
     if key := settings.job.brings_nf4:
-        raise Mistake(
+        raise InputError(
             f"{settings.method}.{key}: bitsandbytes is not installed on this machine; {INSTALL}"
         )

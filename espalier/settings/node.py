@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.settings.methods import METHODS
 from espalier.settings.table import Table, mistake_lines
 
@@ -290,7 +290,7 @@ class NodeSettings(Table):
 
         Raises
         ------
-        Mistake
+        InputError
             The path names the home of an unknown user, or is too long for the paths below it.
         """
         given = self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier"
@@ -298,11 +298,11 @@ class NodeSettings(Table):
         try:
             root = Path(given).expanduser()
         except RuntimeError as error:
-            raise Mistake(
+            raise InputError(
                 f"{key} = {shortened(given)!r}: {error}; name another directory"
             ) from None
         if (length := len(os.fsencode(root))) > MOST_PATH - LONGEST_BELOW:
-            raise Mistake(
+            raise InputError(
                 f"{key} = {shortened(given)!r}: is {length} bytes long, and paths below it would be"
                 " too long for this system; name a directory of at most"
                 f" {MOST_PATH - LONGEST_BELOW}"
@@ -369,7 +369,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
 
     Raises
     ------
-    Mistake
+    InputError
         The message has one line per wrong key or value.
     """
     mistakes = [line for key, line in REPLACED.items() if key in config]
@@ -400,7 +400,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     if not mistakes:
         try:
             settings.state_root()
-        except Mistake as mistake:
+        except EspalierError as mistake:
             mistakes.append(str(mistake))
     if config.get("site") in (".", ".."):
         mistakes.append(f"site = {config['site']!r}: is no file name; name the site otherwise")
@@ -411,7 +411,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     if mistakes:
         # Errors travel to the server, but the value of ``pruned-share`` must not leave the site.
         told = [OF_A_SECRET if line.startswith("pruned-share") else line for line in mistakes]
-        raise Mistake(_wrong(mistakes), _wrong(told))
+        raise InputError(_wrong(mistakes), _wrong(told))
     return settings
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
@@ -404,7 +404,7 @@ def parse(
 
     Raises
     ------
-    Mistake
+    InputError
         The message has one line for every wrong key, type, value or combination.
     """
     nested: dict[str, Any] = {}
@@ -431,7 +431,7 @@ def parse(
     found, more = _validated(nested, method)
     mistakes += more + _wrong_combinations(nested, simulation) + _contradictions(nested)
     if found is None or mistakes:
-        raise Mistake(
+        raise InputError(
             "the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes)
         )
     return found

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.storage.client_state import OWNER_ONLY_FILE, is_ours, mark_as_ours, private_folder
 
 FOLDER = "at-work"
@@ -49,17 +49,17 @@ class AtWork:
 
         Raises
         ------
-        Mistake
+        InputError
             If the file cannot be created, or the directory holds files of another program.
         """
         folder = private_folder(self._root, FOLDER)
         if not is_ours(folder):
-            # Raises Mistake if another program keeps files in this directory.
+            # Raises InputError if another program keeps files in this directory.
             mark_as_ours(folder)
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError as error:
-            raise Mistake(
+            raise InputError(
                 f"cannot write {self.path}: {error.strerror}; name another state-dir"
             ) from None
         try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 
 @contextmanager
@@ -31,14 +31,14 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
 
     Raises
     ------
-    Mistake
+    InputError
         If the file system refuses, for lack of space or permission. ``path`` is then unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"cannot write {path}: {error.strerror}; choose another directory or free it"
         ) from error
     try:
@@ -54,7 +54,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     except OSError as error:
         with suppress(FileNotFoundError):
             os.unlink(name)
-        raise Mistake(
+        raise InputError(
             f"cannot write {path}: {error.strerror or error}; the file is as it was before"
         ) from error
     except BaseException:
@@ -74,12 +74,12 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         If a number is NaN or infinite, which JSON cannot represent; the error names its key. Also
         in the cases of ``replacing``.
     """
     if (key := next(not_finite_keys(value), None)) is not None:
-        raise Mistake(
+        raise InputError(
             f"cannot write {path}: {key} is NaN or infinite; the file is as it was before"
         )
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.storage.atomic import replacing, write_bytes
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +71,7 @@ class BlobStore:
 
         Raises
         ------
-        Mistake
+        InputError
             If there is no such blob, or its bytes do not have its hash.
         """
         if not self.path(key).exists():
@@ -105,7 +105,7 @@ class BlobStore:
 
         Raises
         ------
-        Mistake
+        InputError
             If ``key`` is not a SHA-256, if there is no such blob, or if its bytes do not have its
             hash.
         """
@@ -119,11 +119,11 @@ class BlobStore:
             raise self._damaged(key)
         return data
 
-    def _missing(self, key: str) -> Mistake:
-        return Mistake(f"{self.root}: there is no blob {key[:12]}; {self._remedy}")
+    def _missing(self, key: str) -> EspalierError:
+        return InputError(f"{self.root}: there is no blob {key[:12]}; {self._remedy}")
 
-    def _damaged(self, key: str) -> Mistake:
-        return Mistake(f"{self.path(key)}: the bytes are damaged; {self._remedy}")
+    def _damaged(self, key: str) -> EspalierError:
+        return InputError(f"{self.path(key)}: the bytes are damaged; {self._remedy}")
 
     def path(self, key: str) -> Path:
         """Return the path of a blob, which need not exist."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.storage.hash_chain import (
     BEFORE,
     CHAINED,
@@ -120,7 +120,7 @@ def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
 
     Raises
     ------
-    Mistake
+    InputError
         If the file cannot be read.
     """
     checked = Checked()
@@ -139,7 +139,7 @@ def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
             _take(checked, stray, number, entry, wanted)
             stray = _Stray()
     except OSError as error:
-        raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     _end(checked, stray)
     return checked
 

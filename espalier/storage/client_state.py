@@ -29,7 +29,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.identity.lineage import is_lineage
 from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
@@ -55,7 +55,7 @@ def private_folder(root: Path, *parts: str) -> Path:
 
     Raises
     ------
-    Mistake
+    InputError
         If this process may not write there.
     """
     try:
@@ -80,14 +80,14 @@ def require_writable(folder: Path, key: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         If no file can be created.
     """
     try:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"{key} = {shortened(str(folder))!r}: {error.strerror}; name a directory that this node"
             " can write, and check as its account"
         ) from error
@@ -105,14 +105,14 @@ def mark_as_ours(folder: Path, **more: Any) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         If the directory holds files of another program.
     """
     # List the files before reading the mark: another process of ours that adds files at this
     # moment has marked the directory before.
     others = _others(folder)
     if others and not is_ours(folder):
-        raise Mistake(
+        raise InputError(
             f"{folder}: Espalier did not make this directory, and {others[0]} lies in it; name"
             " another state-dir, or move it"
         )
@@ -239,7 +239,7 @@ class PrivateState:
 
         Raises
         ------
-        Mistake
+        InputError
             If they differ, or if the state is damaged or of another version.
         """
         path = self.folder / VERSION_FILE
@@ -247,7 +247,7 @@ class PrivateState:
             return
         document = _read_json(path)
         if (found := document.get("version")) != VERSION:
-            raise Mistake(
+            raise InputError(
                 f"{self.folder}: private state of version {found}, this program writes {VERSION};"
                 " remove the directory"
             )
@@ -256,7 +256,7 @@ class PrivateState:
         if other := [
             name for name, value in self.client.items() if known.get(name, value) != value
         ]:
-            raise Mistake(
+            raise InputError(
                 f"message: this site takes part in this run with another {' and '.join(other)};"
                 " begin a new run"
             )
@@ -367,12 +367,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def _damaged(path: Path) -> Mistake:
-    return Mistake(f"{path}: is damaged; remove the directory {path.parent}")
+def _damaged(path: Path) -> EspalierError:
+    return InputError(f"{path}: is damaged; remove the directory {path.parent}")
 
 
-def _unusable(root: Path, error: OSError) -> Mistake:
-    return Mistake(
+def _unusable(root: Path, error: OSError) -> EspalierError:
+    return InputError(
         f"state-dir = {shortened(str(root))!r}: {error.strerror}; name a directory that this node"
         " can write, with state-dir in --node-config or in the environment variable"
         " ESPALIER_STATE_DIR"

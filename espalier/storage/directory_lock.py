@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 
 FILE = "lock"
 """Name of the lock file.
@@ -36,7 +36,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises
     ------
-    Mistake
+    InputError
         If another process holds the lock, which the error names, or if the lock file cannot be
         written.
     """
@@ -49,7 +49,7 @@ def locked(folder: Path) -> Iterator[None]:
             raise _held(path) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                raise Mistake(f"{path}: cannot be locked: {error.strerror}") from None
+                raise InputError(f"{path}: cannot be locked: {error.strerror}") from None
             warnings.warn(
                 f"{path}: this file system has no locks; nothing keeps a second process away",
                 stacklevel=3,
@@ -78,7 +78,7 @@ def require_free(folder: Path) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         If another process holds the lock, or if the directory or the lock file is not writable.
     """
     path = folder / FILE
@@ -104,7 +104,7 @@ def holder_of(folder: Path) -> str:
 
     Raises
     ------
-    Mistake
+    InputError
         If the lock file exists and cannot be read.
     """
     path = folder / FILE
@@ -117,7 +117,7 @@ def holder_of(folder: Path) -> str:
         return _holder(path)
     except OSError as error:
         if error.errno not in NO_LOCKS:
-            raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     return ""
 
 
@@ -128,12 +128,12 @@ def _opened(path: Path, flags: int = 0) -> int:
         raise _cannot_be_opened(path, error.strerror) from None
 
 
-def _cannot_be_opened(path: Path, why: str | None) -> Mistake:
-    return Mistake(f"{path}: cannot be opened: {why}; give this user the right to write there")
+def _cannot_be_opened(path: Path, why: str | None) -> EspalierError:
+    return InputError(f"{path}: cannot be opened: {why}; give this user the right to write there")
 
 
-def _held(path: Path) -> Mistake:
-    return Mistake(
+def _held(path: Path) -> EspalierError:
+    return InputError(
         f"{path.parent}: {_holder(path)} is at work there; wait until it has ended, or end it"
     )
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 
 SEAL = "sha256"
 """Key of the checksum."""
 
 
-class Damaged(Mistake):
+class Damaged(EspalierError):
     """Error for a document whose content no longer has its checksum."""
 
 
@@ -36,13 +36,13 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
     ------
     Damaged
         If the file is not a JSON document, or if its content does not have its checksum.
-    Mistake
+    InputError
         If the file cannot be read, or if another release wrote it in another version.
     """
     try:
         document = read_json(path.read_bytes().decode())
     except OSError as error:
-        raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:
         raise Damaged(f"{path}: is damaged: it is no JSON document") from None
     if not isinstance(document, dict) or not document:
@@ -61,8 +61,8 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
     return document
 
 
-def _other_version(path: Path, found: int, version: int) -> Mistake:
-    return Mistake(
+def _other_version(path: Path, found: int, version: int) -> EspalierError:
+    return InputError(
         f"{path}: version {found}, this program reads {version}; resume with the release that"
         " wrote it"
     )

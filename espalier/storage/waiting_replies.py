@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.storage.atomic import write_bytes
 from espalier.storage.blobs import BlobStore
 from espalier.storage.client_state import HELD, OWNER_ONLY_FILE, is_ours, private_folder
@@ -95,21 +95,21 @@ class HeldReplies:
 
         Raises
         ------
-        Mistake
+        InputError
             If a document is damaged.
         """
         yield from in_order([self._read(path) for path in self._documents()])
 
-    def undecided(self) -> tuple[list[Held], list[Mistake]]:
+    def undecided(self) -> tuple[list[Held], list[EspalierError]]:
         """Return the waiting replies, oldest first, and the errors of unreadable ones."""
         found = list[Held]()
-        damaged = list[Mistake]()
+        damaged = list[EspalierError]()
         for path in self._documents():
             try:
                 held = self._read(path)
                 if self.decision(held) is None:
                     found.append(held)
-            except Mistake as mistake:
+            except EspalierError as mistake:
                 damaged.append(mistake)
         return in_order(found), damaged
 
@@ -154,7 +154,7 @@ class HeldReplies:
 
         Raises
         ------
-        Mistake
+        InputError
             If the decision is damaged or belongs to another reply.
         """
         path = self._decided(held)
@@ -162,7 +162,7 @@ class HeldReplies:
             return None
         found = read_sealed(path, VERSION)
         if found["digest"] != held.digest:
-            raise Mistake(f"{path}: is a decision on another reply; remove it, and decide again")
+            raise InputError(f"{path}: is a decision on another reply; remove it, and decide again")
         return Decision(**{key: found[key] for key in ("released", "time", "by", "reason")})
 
     @contextmanager
@@ -171,7 +171,7 @@ class HeldReplies:
 
         Raises
         ------
-        Mistake
+        InputError
             If there is a decision on this reply already; a decision is final.
         """
         with open(
@@ -180,7 +180,7 @@ class HeldReplies:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (decision := self.decision(held)) is not None:
                 word = "released" if decision.released else "refused"
-                raise Mistake(
+                raise InputError(
                     f"release: {held.id}: was {word} by {decision.by} at {decision.time}, which is"
                     " final"
                 )
@@ -191,13 +191,13 @@ class HeldReplies:
 
         Raises
         ------
-        Mistake
+        InputError
             If a blob has changed or is missing.
         """
         store = BlobStore(self.folder / held.id)
         for blob in held.blobs:
             if not store.is_whole(blob["sha256"]):
-                raise Mistake(
+                raise InputError(
                     f"{store.path(blob['sha256'])}: is not what is held: its bytes changed, or it"
                     f" is gone; remove {self._document(held)}, and the reply is held anew when the"
                     " server asks again"
@@ -228,7 +228,7 @@ class HeldReplies:
     def _decided_ones(self) -> Iterator[tuple[Held, Decision]]:
         """Yield the readable decisions; a reply with a damaged document needs a new decision."""
         for path in self._documents():
-            with suppress(Mistake):
+            with suppress(EspalierError):
                 held = self._read(path)
                 if (decision := self.decision(held)) is not None:
                     yield held, decision
@@ -243,7 +243,7 @@ class HeldReplies:
         found = read_sealed(path, VERSION)
         held = Held(found["entry"], found["scalars"], found["later"])
         if found["digest"] != held.digest or path != self._document(held):
-            raise Mistake(
+            raise InputError(
                 f"{path}: does not describe the reply that it is named for; remove it, and the"
                 " reply is held anew"
             )

@@ -51,7 +51,7 @@ class AdaptedModel:
 
         Raises
         ------
-        Mistake
+        InputError
             See ``load_whole`` and ``trained_whole``.
         """
         chosen = settings.training

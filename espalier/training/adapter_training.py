@@ -93,7 +93,7 @@ class AdapterTraining:
 
         Raises
         ------
-        Mistake
+        InputError
             No step was finite, a group exceeds the bounds of ``[training]``, or the model cannot be
             loaded.
         """

@@ -133,7 +133,7 @@ class Alignment:
 
         Raises
         ------
-        Mistake
+        InputError
             No step was finite.
         """
         self.student.set({**start, **adapter})

@@ -19,7 +19,7 @@ def read_client_data(
 
     Raises
     ------
-    Mistake
+    InputError
         The data cannot be used; the error is the one that the round would raise.
     """
     tunes = settings.tunes

@@ -64,7 +64,7 @@ def initial_values(
 
     Raises
     ------
-    Mistake
+    InputError
         See ``stored_values``.
     """
     tensors = initial_adapters(adapters, seed)

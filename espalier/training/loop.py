@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.data.tasks.batches import Batch
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.progress.beats import beats
 from espalier.seeds import derive_seed
 from espalier.settings.training import TrainingSettings
@@ -108,7 +108,7 @@ class Loop:
 
         Raises
         ------
-        Mistake
+        InputError
             No step was finite, or a group's learning rate or weight decay exceeds the bounds of
             ``[training]``.
         """
@@ -131,7 +131,7 @@ class Loop:
                 elif learnt:
                     trained.weighed.append(step)
         if trained.skipped_steps == steps:
-            raise Mistake(
+            raise InputError(
                 f"training.learning-rate = {self.settings.learning_rate}: no step had a finite loss"
                 " and gradient; lower it, or raise training.warmup-steps"
             )

@@ -50,7 +50,7 @@ def kept_model(
 
     Raises
     ------
-    Mistake
+    InputError
         See ``AdaptedModel.load``.
     """
     chosen = settings.training

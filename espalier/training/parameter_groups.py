@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.settings.table import mistake_lines
 from espalier.settings.training import TrainingSettings
 
@@ -35,7 +35,7 @@ class Group:
 
         Raises
         ------
-        Mistake
+        InputError
             The group's learning rate or weight decay exceeds the bounds of the table.
         """
         changes: dict[str, float | str] = {"learning-rate": training.learning_rate * self.rate}
@@ -52,7 +52,7 @@ class Group:
                 f"{self.rate:g} x training.learning-rate = {training.learning_rate:g} and weight"
                 f" decay {decay:g}"
             )
-            raise Mistake(f"training: of a group with {of}: {told}") from None
+            raise InputError(f"training: of a group with {of}: {told}") from None
 
 
 def grouped(
@@ -66,7 +66,7 @@ def grouped(
     ------
     ValueError
         A group has an unknown name, or two groups have the same name.
-    Mistake
+    InputError
         See ``Group.settings``.
     """
     left = set(names)

@@ -81,7 +81,7 @@ class Replacement:
 
         Raises
         ------
-        Mistake
+        InputError
             No step was finite.
         """
         stream = self.stretch.stream

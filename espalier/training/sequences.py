@@ -112,7 +112,7 @@ def client_sequences(
 
     Raises
     ------
-    Mistake
+    InputError
         The source or file is wrong, or there is nothing to train on.
     """
     chosen = settings.task

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import isfinite, isnan
 from typing import Any, Generic, TypeVar
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import FLOAT16_REMEDY, BlockStream
@@ -64,7 +64,7 @@ class Outcome(ABC, Generic[R]):
         ------
         ExportError
             The loaded result differs.
-        Mistake
+        InputError
             The file system refused.
         """
 
@@ -95,7 +95,7 @@ class Outcome(ABC, Generic[R]):
             return None
         try:
             return make(part(baseline))
-        except Mistake as mistake:
+        except EspalierError as mistake:
             run.progress.note(
                 "no_baseline", f"no centralized baseline: {mistake}", reason=str(mistake)
             )
@@ -137,11 +137,11 @@ class Outcome(ABC, Generic[R]):
                 self.faults.append(what)
 
     def require_finite(self) -> None:
-        """Raise Mistake if a value of the result is not finite. It is called after the evaluation.
+        """Raise InputError if a value of the result is not finite. It is called after the evaluation.
 
         Raises
         ------
-        Mistake
+        InputError
             The message names the models, the texts, and settings to change.
         """
         if not self.faults:
@@ -155,7 +155,7 @@ class Outcome(ABC, Generic[R]):
                 "training may have diverged: lower training.learning-rate ="
                 f" {settings.training.learning_rate}"
             )
-        raise Mistake(
+        raise InputError(
             "; ".join([*self.faults, *(remedies or ["the result is no model that works"])])
         )
 

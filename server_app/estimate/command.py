@@ -7,7 +7,7 @@ from typing import Any
 
 from espalier.environment.home_folder import at_home
 from espalier.environment.hub_names import DEMO
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.machine.speed import measured_capability
 from espalier.hf.opening.described import described
@@ -24,13 +24,13 @@ def planned(settings: RunSettings, model: OpenedModel) -> Plan:
 
     Raises
     ------
-    Mistake
+    InputError
         The method cannot work on the model, or its sequences are longer than the model accepts.
     """
     positions = model.num_positions
     for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items():
         if positions is not None and tokens > positions:
-            raise Mistake(
+            raise InputError(
                 f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in"
                 f" its config.json); set it to {positions} or less"
             )
@@ -56,7 +56,7 @@ def main(document: Mapping[str, Any]) -> int:
         else:
             with described(at_home(settings.model).absolute()) as directory:
                 lines = planned(settings, open_model(str(directory))).long(speeds)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     print("\n".join(lines))

@@ -19,7 +19,7 @@ import torch
 
 from espalier.amounts import size as as_size
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.machine_memory import machine_memory
 from espalier.hf.opening.opened import open_model
 from espalier.settings.node import NodeSettings, parse_node
@@ -37,7 +37,7 @@ def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> It
 
     Raises
     ------
-    Mistake
+    InputError
         A setting is invalid, the model cannot be opened, or the work needs more than there is.
     """
     node = parse_node(node_config)
@@ -72,7 +72,7 @@ def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]
 
     Raises
     ------
-    Mistake
+    InputError
         The free space does not suffice.
     """
     private = {name: size for name, size in parts.items() if name != OWN_MODEL}
@@ -99,7 +99,7 @@ def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) 
 
     Raises
     ------
-    Mistake
+    InputError
         The free space does not suffice.
     """
     needed = sum(parts.values())
@@ -109,7 +109,7 @@ def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) 
         or "hardly anything"
     )
     if needed > free:
-        raise Mistake(
+        raise InputError(
             f"{key} = {str(folder)!r}: {as_size(free)} are free, and the run keeps about"
             f" {as_size(needed)} there ({what}); free it, or name another directory"
         )
@@ -121,7 +121,7 @@ def told(memory: Memory, *, on_device: bool) -> str:
 
     Raises
     ------
-    Mistake
+    InputError
         The machine or the device has less memory.
     """
     libraries, (free, total) = (
@@ -136,7 +136,7 @@ def told(memory: Memory, *, on_device: bool) -> str:
         f" {largest})"
     )
     if peak > total:
-        raise Mistake(
+        raise InputError(
             f"memory: the work takes {line}; there are {as_size(total)}. Choose a larger machine,"
             " or a run with smaller batches or shorter windows, training.base = 'nf4', or"
             " activations = 'disk'"
@@ -158,7 +158,7 @@ def main(document: Mapping[str, Any]) -> int:
     try:
         for line in planned(document["node"], document["run"]):
             print(line, flush=True)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     print(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from espalier.data.tasks.scored_items import to_arrays
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import Texts
 from espalier.messages.message import Kind
@@ -82,7 +82,7 @@ class RunTraffic:
 
 def _kind_of(settings: RunSettings) -> type[Messages]:
     if not (where := METHODS[settings.method].messages):
-        raise Mistake(
+        raise InputError(
             f"method = '{settings.method}': its row in the table of methods names no messages, so"
             " nothing can be planned"
         )

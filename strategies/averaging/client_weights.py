@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from statistics import median_low
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from strategies.base.rounds import Rounds
 
 
@@ -82,14 +82,14 @@ def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
 
     Raises
     ------
-    Mistake
+    InputError
         Some sites measured their capability and others state theirs, so the numbers cannot be
         compared.
     """
     seats = [seat for _, seat in sorted(rounds.roster.seats.items())]
     measured = [seat.site for seat in seats if seat.measured]
     if measured and len(measured) < len(seats):
-        raise Mistake(
+        raise InputError(
             f"capability: {', '.join(measured)} measured its own, others state theirs, and the two"
             f" cannot be compared; set it on every node or to 0 on every node, or set {otherwise}"
         )

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.storage.atomic import replacing, write_bytes
 from espalier.storage.blobs import BlobStore
 from espalier.storage.sealed_json import Damaged, read_sealed, sealed
@@ -73,7 +73,7 @@ class CheckpointFolder:
     def _round_of_last(self) -> int | None:
         try:
             return int(read_sealed(self._last, VERSION)["round"])
-        except Mistake:
+        except EspalierError:
             return None
 
     def load(self, identity: dict[str, str]) -> dict[str, Any] | None:
@@ -81,24 +81,24 @@ class CheckpointFolder:
 
         Raises
         ------
-        Mistake
+        InputError
             The checkpoint or one of its blobs is damaged or missing (the message says what
             remains), or it belongs to another version, other settings or another model.
         """
         if not self._last.exists():
             if self._previous.exists():
-                raise Mistake(f"{self._last}: is missing; {self._remedy(self._last)}")
+                raise InputError(f"{self._last}: is missing; {self._remedy(self._last)}")
             return None
         try:
             document = read_sealed(self._last, VERSION)
         except Damaged as damaged:
-            raise Mistake(f"{damaged}; {self._remedy(self._last)}") from None
+            raise InputError(f"{damaged}; {self._remedy(self._last)}") from None
         for name, value in identity.items():
             if document["identity"].get(name) != value:
                 given = f"the run's {name} is not that of {self._last}"
-                raise Mistake(f"resume-from: {given}; only deadlines and out-dir may differ")
+                raise InputError(f"resume-from: {given}; only deadlines and out-dir may differ")
         if damaged_blobs := self._damaged_blobs(document):
-            raise Mistake(self._told(document, damaged_blobs))
+            raise InputError(self._told(document, damaged_blobs))
         return document
 
     def _damaged_blobs(self, document: dict[str, Any]) -> list[str]:
@@ -122,7 +122,7 @@ class CheckpointFolder:
             return f"no round before it remains: {anew}"
         try:
             before = read_sealed(self._previous, VERSION)
-        except Mistake as error:
+        except EspalierError as error:
             return f"nothing whole remains ({error}): {anew}"
         if self._damaged_blobs(before):
             return f"the checkpoint after round {before['round']} needs damaged blobs too: {anew}"

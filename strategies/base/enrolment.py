@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 
 from espalier.amounts import count, duration
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.flower.load_faults import TRIES, could_not_load
 from espalier.identity.site_keys import PUBLIC, PublicKeys
 from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
@@ -240,7 +240,7 @@ class Enroller:
         try:
             if not reply.has_content():
                 told = None
-                raise Mistake(error_of(reply))
+                raise InputError(error_of(reply))
             letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if letter.header.status == "ok":
                 return self._known(letter, node_id, request)
@@ -248,7 +248,7 @@ class Enroller:
             # The answer of a failed enrolment is not signed, so its site name is only a claim.
             if site and self.keys is not None:
                 site, reason = "", f"says that it is {site}: {reason}"
-        except Mistake as mistake:
+        except EspalierError as mistake:
             site = ""
             reason = str(mistake)
         self._refuse(site or f"node {node_id}", reason, told)
@@ -259,7 +259,7 @@ class Enroller:
 
         Raises
         ------
-        Mistake
+        InputError
             The site has no key in ``site-keys``, the answer is not signed, or the signature is not
             valid.
         """
@@ -269,18 +269,18 @@ class Enroller:
         said = f"says that it is {signed.site}"
         key = self.keys.get(signed.site)
         if key is None:
-            raise Mistake(
+            raise InputError(
                 f"{said}, of which site-keys has no key; put its {signed.site}{PUBLIC} there if it"
                 " is to take part"
             )
         if not signed.signature:
-            raise Mistake(
+            raise InputError(
                 f"{said}, and has not signed that; give the node its private key, with site-key in"
                 " --node-config"
             )
         text = statement(signed.told(), request.scalars["nonce"], request.header.lineage, node_id)
         if not is_signed(key, text, signed.signature):
-            raise Mistake(f"{said}, and has not the key of {signed.site} that lies in site-keys")
+            raise InputError(f"{said}, and has not the key of {signed.site} that lies in site-keys")
         return signed
 
     def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:
@@ -322,7 +322,7 @@ class Enroller:
                     continue
                 del self._untold[message_id]
                 if reply is not None and reply.has_content():
-                    with suppress(Mistake):
+                    with suppress(EspalierError):
                         self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if not self._untold or clock.now() >= end:
                 return

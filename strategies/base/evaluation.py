@@ -46,7 +46,7 @@ class ClientEvaluation:
 
     Raises
     ------
-    Mistake
+    InputError
         There are so few tokens or items that real sites would refuse to evaluate on them.
     """
 

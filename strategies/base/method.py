@@ -91,7 +91,7 @@ class Method(Strategy):
 
         Raises
         ------
-        Mistake
+        InputError
             The run is impossible; the message says why.
         """
         return
@@ -211,7 +211,7 @@ class Method(Strategy):
         ------
         RunFailed
             Too few clients enrolled or finished a round. Checkpoints of earlier rounds stay.
-        Mistake
+        InputError
             The checkpoint is damaged, lost, or of another run.
         """
         run = self.run

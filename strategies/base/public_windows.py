@@ -8,7 +8,7 @@ from torch import Tensor
 
 from espalier.data.public_text import public_text
 from espalier.data.windows import evaluation_windows
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 
@@ -34,7 +34,7 @@ def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedMod
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, empty, not UTF-8, or too short for one sample.
     """
     path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
@@ -53,7 +53,7 @@ def require_public_text(settings: RunSettings, job: NamesPublicText, model: Open
 
     Raises
     ------
-    Mistake
+    InputError
         The text is an evaluation text or the test file, or a sample is longer than the model's
         context. The message names the key.
     """
@@ -66,13 +66,13 @@ def require_public_text(settings: RunSettings, job: NamesPublicText, model: Open
         if chosen in BUILT_IN_TEXTS
         else any(_same(_file(chosen), path) for path in paths)
     ):
-        raise Mistake(
+        raise InputError(
             f"{method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and"
             " would be made for what they are tested on; name another text"
         )
     positions = model.num_positions
     if positions is not None and job.public_window_tokens > positions:
-        raise Mistake(
+        raise InputError(
             f"{method}.public-window-tokens = {job.public_window_tokens}: the model has {positions}"
             f" positions ({model.positions_key} in its config.json); set it to {positions} or less"
         )

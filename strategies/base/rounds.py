@@ -16,7 +16,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from espalier.amounts import count, duration
-from espalier.errors import INTERRUPTS, Mistake
+from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.flower.load_faults import could_not_load, load_remedy
 from espalier.identity.printable import printable
 from espalier.messages.contract import check_reply
@@ -380,7 +380,7 @@ class Rounds:
             return None
         try:
             letter = self.checked(reply, entry.request, entry.seat)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             self._give_up(entry, pending, f"reply refused: {mistake}")
             return None
         if letter.header.status == "failed" and self._is_to_catch_up(entry, letter):
@@ -431,7 +431,7 @@ class Rounds:
 
         Raises
         ------
-        Mistake
+        InputError
             The reply is not what its contract allows. Any exception while reading a reply becomes
             this error, so that it affects only its sender.
         OSError
@@ -445,9 +445,11 @@ class Rounds:
         except BaseException as error:
             self.folder.ledger.record_refused(seat.client, request.header, reply.content)
             reason = (
-                str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
+                str(error)
+                if isinstance(error, EspalierError)
+                else f"unexpected {type(error).__name__}"
             )
-            raise Mistake(reason) from None
+            raise InputError(reason) from None
         self.folder.ledger.record("up", seat.client, letter, reply.content)
         return letter
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.ledger import Ledger, timed_in
 from espalier.storage.atomic import write_json
 from espalier.storage.json_lines import JsonLines
@@ -73,9 +73,9 @@ class RunFolder:
             return False
 
     def require_there(self) -> None:
-        """Raise Mistake if the directory was removed or moved."""
+        """Raise InputError if the directory was removed or moved."""
         if not self.is_there():
-            raise Mistake(f"{self.path}: was removed or moved while the run was at work")
+            raise InputError(f"{self.path}: was removed or moved while the run was at work")
 
     @property
     def checkpoint(self) -> Path:
@@ -87,13 +87,13 @@ class RunFolder:
 
         Raises
         ------
-        Mistake
+        InputError
             ``metrics.jsonl`` records a finished round, so there was a checkpoint, and it is gone.
         """
         if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(
             errors="replace"
         ):
-            raise Mistake(
+            raise InputError(
                 f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} tells of"
                 " finished rounds; bring it back from a copy, or begin a new run (resume-from"
                 " = '')"
@@ -106,13 +106,13 @@ class RunFolder:
 
         Raises
         ------
-        Mistake
+        InputError
             The ledger file cannot be read.
         """
         try:
             self.ledger.restore(state, timed_in(self._written.path))
         except OSError as error:
-            raise Mistake(f"{self._written.path}: cannot be read: {error.strerror}") from None
+            raise InputError(f"{self._written.path}: cannot be read: {error.strerror}") from None
 
     @property
     def inbox(self) -> Path:
@@ -131,7 +131,7 @@ class RunFolder:
 
         Raises
         ------
-        Mistake
+        InputError
             The file is damaged.
         """
         path = self.path / SECONDS
@@ -148,6 +148,6 @@ class RunFolder:
                 raise ValueError
             return times
         except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            raise Mistake(
+            raise InputError(
                 f"{path}: is damaged; remove it, nothing but how long run and clients took is in it"
             ) from None

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from pruning_kernels.votes.votes import VoteCounter
 
 WEIGHTS = 64
@@ -23,7 +23,7 @@ def require_counting(device: torch.device, asked: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         Votes cannot be counted there: Triton is missing, finds no C compiler or does not support
         the GPU, or the counts are wrong.
     """
@@ -43,7 +43,7 @@ def require_counting(device: torch.device, asked: str) -> None:
             else "the votes that it counts are not those that were given"
         )
     if reason:
-        raise Mistake(
+        raise InputError(
             f"device = '{asked}': votes cannot be counted on this machine's GPU ({reason}); Triton,"
             " which comes with torch for CUDA, compiles the kernel with a C compiler: install gcc,"
             " or set device to 'cpu'"

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Message
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.nf4.matrices import require_quantisable
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.adapters import Shape, read_adapter, sums
@@ -140,11 +140,11 @@ class FedPETuning(Method):
 
         Raises
         ------
-        Mistake
+        InputError
             The fleet has changed since the run began.
         """
         if state["fleet"] != fingerprint_of(self.fleet):
-            raise Mistake(
+            raise InputError(
                 f"{self.run.settings.method}.fleet: is not the fleet that the run began with; bring"
                 " its file back, or begin a new run (resume-from = '')"
             )

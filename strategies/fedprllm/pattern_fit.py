@@ -1,6 +1,6 @@
 """Check that an n:m pattern fits every matrix of a model, before anything is sent."""
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.models.plan import ModelPlan
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
@@ -12,7 +12,7 @@ def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         It does not. The message names the method's pattern and the matrix.
     """
     job = settings.of(PruningSettings)
@@ -20,11 +20,11 @@ def require_pattern_fits(plan: ModelPlan, settings: RunSettings) -> None:
         try:
             size = group_size(linear.shape, job.server_group)
         except ValueError as error:
-            raise Mistake(
+            raise InputError(
                 f"{settings.method}.pattern = '{job.pattern}': {linear.parameter}: {error}"
             ) from None
         if job.pattern and job.columns_together % size:
-            raise Mistake(
+            raise InputError(
                 f"{settings.method}.pattern = '{job.pattern}': sparsegpt decides"
                 f" {job.columns_together} columns at a time, which {size} does not divide; choose"
                 " another pattern or local-method"

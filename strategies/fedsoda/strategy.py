@@ -22,7 +22,7 @@ from torch import Tensor
 
 from espalier.amounts import count
 from espalier.amounts import size as as_size
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.group_scores.similar_groups import (
     angular_distances,
     dropped_of_groups,
@@ -106,7 +106,7 @@ class FedSoda(FedPETuning):
             what = (
                 what if job.drop == "similar" else f"{method}.dropped-layers = {job.dropped_layers}"
             )
-            raise Mistake(
+            raise InputError(
                 f"{what}: take {needed} blocks, and the emulator has {len(emulator)}; lower them"
             )
         if job.emulator == "nf4":
@@ -169,7 +169,7 @@ class FedSoda(FedPETuning):
         self._held = {int(client): aligned for client, aligned in state["held"].items()}
         self._drawn = (state["drawn"][0], list(state["drawn"][1]))
         if state["public"] != self._public_sha256():
-            raise Mistake(
+            raise InputError(
                 f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the"
                 " text that the run began with; put that one back, or begin a new run"
             )

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.export.model import export_edited
 from espalier.hf.group_scores.similar_groups import Group, index_map
 from espalier.hf.nf4.folder import write_quantised
@@ -151,7 +151,7 @@ class SubModelResult:
 
         Raises
         ------
-        Mistake
+        InputError
             The files in ``folder`` are not the sub-model of this run.
         """
         if state["dropped"] is None:
@@ -164,7 +164,7 @@ class SubModelResult:
             write_sub_model(self.base, self.kept, self.folder, self.settings)
         self._open()
         if self.manifest.sha256 != state["sub-model"]:
-            raise Mistake(
+            raise InputError(
                 f"{self.folder}: is not the sub-model that the run began with; remove it, so that"
                 " it is made again, with the versions of the libraries that run.json names"
             )
@@ -256,7 +256,7 @@ def require_sub_model(base: OpenedModel, num_dropped: int) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         It cannot; the message says why.
     """
     if num_dropped:
@@ -274,7 +274,7 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
 
     Raises
     ------
-    Mistake
+    InputError
         ``part-bytes`` is so small that there would be too many pieces.
     """
     names = sorted(file.name for file in folder.iterdir() if FILES.fullmatch(file.name))
@@ -283,7 +283,7 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     whole = Manifest(tuple(names), tuple(sizes), tuple(hashes), piece_bytes, ())
     starts = range(0, whole.num_bytes, piece_bytes)
     if len(starts) > MOST_BLOBS:
-        raise Mistake(
+        raise InputError(
             f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at"
             f" most {MOST_BLOBS} may; set it to {-(-whole.num_bytes // MOST_BLOBS)} or more"
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from espalier.seeds import derive_seed
 
@@ -47,13 +47,13 @@ def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str,
 
     Raises
     ------
-    Mistake
+    InputError
         There are fewer places than layers, and ``coverage`` requires all layers in every round.
     """
     total = sum(min(number, num_layers) for number in places.values())
     if total < num_layers and job.coverage == "every-round":
         numbers = ", ".join(f"{site} {number}" for site, number in places.items())
-        raise Mistake(
+        raise InputError(
             f"fedspallm.sampled-layers = {job.sampled_layers}: the clients together prune"
             f" {count(total, 'layer')} in a round, the model has {num_layers} ({numbers}); raise"
             " it, or set fedspallm.coverage to 'over-rounds'"

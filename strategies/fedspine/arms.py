@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 Kind = Literal["relative", "absolute"]
 ROUNDING = 4 * sys.float_info.epsilon
@@ -33,7 +33,7 @@ class ArmSpace:
 
     Raises
     ------
-    Mistake
+    InputError
         A bound is out of range.
     """
 
@@ -47,16 +47,16 @@ class ArmSpace:
 
     def __post_init__(self) -> None:
         if not 0 <= self.target < 1:
-            raise Mistake(f"target = {self.target}: a share to prune is at least 0 and below 1")
+            raise InputError(f"target = {self.target}: a share to prune is at least 0 and below 1")
         if not 0 < self.largest_step <= 1:
-            raise Mistake(f"largest step = {self.largest_step}: has to be above 0 and at most 1")
+            raise InputError(f"largest step = {self.largest_step}: has to be above 0 and at most 1")
         if not 1 <= self.lowest_rank <= self.highest_rank:
-            raise Mistake(
+            raise InputError(
                 f"ranks from {self.lowest_rank} to {self.highest_rank}: at least 1, and the lowest"
                 " not above the highest"
             )
         if self.kind not in ("relative", "absolute"):
-            raise Mistake(f"arm space = {self.kind!r}: choose relative or absolute")
+            raise InputError(f"arm space = {self.kind!r}: choose relative or absolute")
 
     def least(self, pruned: float) -> float:
         """Return the u below which no arm can be played, for ``Bandit.draw``.
@@ -93,9 +93,9 @@ def step_for(target: float, rounds: int) -> float:
 
     Raises
     ------
-    Mistake
+    InputError
         ``rounds`` is below 1.
     """
     if rounds < 1:
-        raise Mistake(f"rounds of pruning = {rounds}: has to be at least 1")
+        raise InputError(f"rounds of pruning = {rounds}: has to be at least 1")
     return min(1.0, 2 * target / rounds) if target else 1.0

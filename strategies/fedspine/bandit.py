@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.seeds import derive_seed
 
 PURPOSE = "bandit"
@@ -81,7 +81,7 @@ class Exploration:
 
     Raises
     ------
-    Mistake
+    InputError
         A parameter is out of range.
     """
 
@@ -94,14 +94,14 @@ class Exploration:
 
     def __post_init__(self) -> None:
         if not 0 < self.discount <= 1:
-            raise Mistake(f"discount = {self.discount}: has to be above 0 and at most 1")
+            raise InputError(f"discount = {self.discount}: has to be above 0 and at most 1")
         if not (self.granularity > 0 and math.isfinite(self.granularity)):
-            raise Mistake(
+            raise InputError(
                 f"granularity = {self.granularity}: has to be a finite number above 0; 2 cuts"
                 " nothing"
             )
         if not (self.exploration >= 0 and math.isfinite(self.exploration)):
-            raise Mistake(
+            raise InputError(
                 f"exploration = {self.exploration}: has to be a finite number of at least 0"
             )
 
@@ -240,7 +240,7 @@ class Bandit:
 
         Raises
         ------
-        Mistake
+        InputError
             They are damaged: cells do not tile the square, or rounds or rewards are impossible.
         """
         try:
@@ -253,7 +253,7 @@ class Bandit:
                 for u, v, reward, at in document["history"]
             )
         except (KeyError, TypeError, ValueError):
-            raise Mistake(
+            raise InputError(
                 "a bandit of the checkpoint is damaged; resume from another run directory"
             ) from None
         rounds_rise = all(earlier.round < later.round for earlier, later in pairwise(history))
@@ -264,7 +264,7 @@ class Bandit:
             and lie_once
             and all(math.isfinite(pull.reward) for pull in history)
         ):
-            raise Mistake(
+            raise InputError(
                 "a bandit of the checkpoint has impossible cells or points; resume from another run"
                 " directory"
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.seeds import derive_seed
 from espalier.settings.run import RunSettings
@@ -164,7 +164,7 @@ class Choices:
 
         Raises
         ------
-        Mistake
+        InputError
             They are damaged.
         """
         try:
@@ -177,7 +177,7 @@ class Choices:
             }
             self.usual = UsualGains.from_json(document["usual"])
         except (KeyError, TypeError, AttributeError):
-            raise Mistake(
+            raise InputError(
                 "the choices in the checkpoint are damaged; resume from another run directory"
             ) from None
 
@@ -192,12 +192,12 @@ def arms_from_json(document: Mapping[str, Any]) -> dict[int, Arm]:
 
     Raises
     ------
-    Mistake
+    InputError
         They are damaged.
     """
     try:
         return {int(client): Arm(**arm) for client, arm in document.items()}
     except (TypeError, ValueError, AttributeError):
-        raise Mistake(
+        raise InputError(
             "the choices in the checkpoint are damaged; resume from another run directory"
         ) from None

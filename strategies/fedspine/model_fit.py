@@ -1,6 +1,6 @@
 """Checks of model and settings for FedSpine, before a run starts."""
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.nf4.layout import BLOCK
 from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.cuts import KINDS
@@ -19,7 +19,7 @@ def require_falls(settings: RunSettings) -> None:
     rewards would be 0.
     """
     if settings.of(FedSpineSettings).allocation == "bandit" and settings.training.steps < 2:
-        raise Mistake(
+        raise InputError(
             f"training.steps = {settings.training.steps}: a bandit learns from how far the loss"
             f" falls within a round; set it to 2 or more, or {settings.method}.allocation to fixed"
             " or random"
@@ -30,8 +30,8 @@ def require_share(settings: RunSettings, plan: ModelPlan) -> None:
     """Refuse a pruning ratio that would leave a block without a group of each kind."""
     try:
         ModelUnits.of(plan).share_of_units(plan, settings.of(FedSpineSettings))
-    except Mistake as mistake:
-        raise Mistake(f"{settings.method}.{mistake}") from None
+    except EspalierError as mistake:
+        raise InputError(f"{settings.method}.{mistake}") from None
 
 
 def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
@@ -47,7 +47,7 @@ def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
         adapted = {adapter.linear.name for adapter in adapters.blocks.get(block.index, ())}
         for kind, names in of_kind.items():
             if not adapted & set(names):
-                raise Mistake(
+                raise InputError(
                     f"lora.targets = '{settings.lora.targets}', lora.layers ="
                     f" '{settings.lora.layers}': {settings.method} measures {kind} by adapters that"
                     f" lie on them, and block {block.index} has none on {', '.join(names)}; set"
@@ -62,12 +62,12 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
     multiple = settings.of(FedSpineSettings).channel_multiple
     group = unit_size(plan, "attn.o", "groups")
     if multiple % BLOCK:
-        raise Mistake(
+        raise InputError(
             f"{settings.method}.channel-multiple = {multiple}: with training.base = 'nf4' the"
             f" channels that stay have to be a multiple of {BLOCK}; set it to {BLOCK}"
         )
     if group % BLOCK:
-        raise Mistake(
+        raise InputError(
             f"training.base = 'nf4': a group of attention has {group} features in attn.o, no"
             f" multiple of {BLOCK}, so that the matrix cannot be quantised without it; set"
             " training.base to 'bfloat16'"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 LARGEST_REWARD = 1e9
 """Maximum magnitude of equation 3, so that sums of rewards stay finite."""
@@ -55,7 +55,7 @@ class UsualGains:
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 <= self.quantile <= 1:
-            raise Mistake(
+            raise InputError(
                 f"gains of {self.rounds} rounds, quantile {self.quantile}: at least 1 round, a"
                 " quantile from 0 to 1"
             )
@@ -85,18 +85,18 @@ class UsualGains:
 
         Raises
         ------
-        Mistake
+        InputError
             They are damaged.
         """
         try:
             seen = tuple(tuple(map(float, values)) for values in document["seen"])
             found = UsualGains(int(document["rounds"]), float(document["quantile"]), seen)
         except (KeyError, TypeError, ValueError):
-            raise Mistake(
+            raise InputError(
                 "the gains in the checkpoint are damaged; resume from another run directory"
             ) from None
         if not all(0 <= value <= 1 for values in seen for value in values):
-            raise Mistake(
+            raise InputError(
                 "the gains in the checkpoint are not between 0 and 1; resume from another run"
                 " directory"
             )
@@ -145,12 +145,12 @@ def scaled_rewards(
 
     Raises
     ------
-    Mistake
+    InputError
         ``tolerance`` or ``largest_step`` is not a finite positive number.
     """
     for name, value in (("tolerance", tolerance), ("largest step", largest_step)):
         if not (math.isfinite(value) and value > 0):
-            raise Mistake(f"{name} = {value}: has to be a finite number above 0")
+            raise InputError(f"{name} = {value}: has to be a finite number above 0")
     large = usual.large
     mean = _mean_seconds(outcomes)
     most = max(
@@ -187,11 +187,11 @@ def literal_rewards(
 
     Raises
     ------
-    Mistake
+    InputError
         ``smallest_gap`` is not a finite positive number.
     """
     if not (math.isfinite(smallest_gap) and smallest_gap > 0):
-        raise Mistake(
+        raise InputError(
             f"smallest gap = {smallest_gap}: has to be a finite number of seconds above 0"
         )
     mean = _mean_seconds(outcomes)

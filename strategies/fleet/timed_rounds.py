@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 from espalier.amounts import duration
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from strategies.fleet.virtual_clock import round_seconds, waiting_seconds
 
 
@@ -57,7 +57,7 @@ class RoundTime:
 
         Raises
         ------
-        Mistake
+        InputError
             They are damaged.
         """
         try:
@@ -66,7 +66,7 @@ class RoundTime:
             }
             return cls(document["round"], document["seconds"], document["waiting_seconds"], devices)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise Mistake(
+            raise InputError(
                 "a round's note in the checkpoint is damaged; resume from another run directory"
             ) from None
 

@@ -7,7 +7,7 @@ those of the contracts: adapters and cut bits, both ways, without headers and ot
 from pathlib import Path
 
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.messages.blobs.group_bits import CutUnits
 from espalier.methods.fedpetuning.contract import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
@@ -29,7 +29,7 @@ def fleet_of(name: str) -> Fleet | None:
 
     Raises
     ------
-    Mistake
+    InputError
         The fleet does not exist or is not valid.
     """
     if not name:
@@ -43,7 +43,7 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
 
     Raises
     ------
-    Mistake
+    InputError
         The fleet does not exist, is not valid, or has too few devices.
     """
     job = settings.job
@@ -52,11 +52,11 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
         fleet = fleet_of(name)
         if fleet is not None:
             fleet.require(settings.num_clients)
-    except Mistake as mistake:
+    except EspalierError as mistake:
         assert isinstance(job, TimedSettings)
         meant = "" if job.fleet == name else f" (in a simulation {name})"
         reason = str(mistake).removeprefix("fleet: ")
-        raise Mistake(f"{settings.method}.fleet = '{job.fleet}'{meant}: {reason}") from None
+        raise InputError(f"{settings.method}.fleet = '{job.fleet}'{meant}: {reason}") from None
     return fleet
 
 

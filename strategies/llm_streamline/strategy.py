@@ -16,7 +16,7 @@ import torch
 from flwr.app import Message
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.group_scores.streamline import likest, require_streamlined
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_form
@@ -77,8 +77,8 @@ class LlmStreamline(Method):
         try:
             for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
                 require_form(made, job.form)
-        except Mistake as mistake:
-            raise Mistake(f"{settings.method}.{mistake}") from None
+        except EspalierError as mistake:
+            raise InputError(f"{settings.method}.{mistake}") from None
 
     def summary(self) -> None:
         """Show the method and its main settings."""

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.sliced.configuration import require_sliceable
 from espalier.hf.sliced.signals import mean_moments
@@ -73,8 +73,8 @@ class SliceGpt(Method):
         job = settings.of(SliceGptSettings)
         try:
             job.width(dense_width(model.plan))
-        except Mistake as mistake:
-            raise Mistake(f"{settings.method}.{mistake}") from None
+        except EspalierError as mistake:
+            raise InputError(f"{settings.method}.{mistake}") from None
         if job.covariances == "public":
             require_public_text(settings, job, model)
             public_windows(settings, job, model)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from flwr.app import Message
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, check_labels
 from espalier.hf.structured.export import require_writable
 from espalier.messages.blobs.cuts import cut_specs
@@ -48,7 +48,7 @@ class Cutting(Method):
 
         Raises
         ------
-        Mistake
+        InputError
             No block remains. The message begins with the key in the method's table.
         """
         return range(len(plan.blocks))
@@ -65,8 +65,8 @@ class Cutting(Method):
         try:
             blocks = cls.blocks(settings, model.plan)
             require_writable(model, settings.of(StructuredSettings), cls.biases(settings), blocks)
-        except Mistake as mistake:
-            raise Mistake(f"{settings.method}.{mistake}") from None
+        except EspalierError as mistake:
+            raise InputError(f"{settings.method}.{mistake}") from None
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """Return the order to measure the dense model; it has no fields."""

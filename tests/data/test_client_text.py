@@ -11,7 +11,7 @@ from client_passages import client_passages
 from espalier.data.builtin import documentation
 from espalier.data.client_text import client_windows
 from espalier.data.passages import split
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings, parse
 
@@ -88,7 +88,7 @@ def test_rank_in_the_path_stands_for_the_clients_rank(tmp_path: Path) -> None:
 
 def test_a_missing_file_of_a_rank_is_named(tmp_path: Path) -> None:
     data = DataSettings(source="text", path=str(tmp_path / "client-{client}.txt"))
-    with pytest.raises(Mistake, match=r"client-5.txt: no such file"):
+    with pytest.raises(EspalierError, match=r"client-5.txt: no such file"):
         client_passages(data, NODE, 5, 8)
 
 
@@ -184,12 +184,12 @@ def test_no_window_holds_a_held_out_passage(shared_file: str) -> None:
 def test_a_record_that_is_no_valid_unicode_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text('{"text": "cut off \\ud83d"}\n')
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         client_passages(DataSettings(), simulated_node(data_path=str(path)), 0, 1)
 
 
 def test_a_site_without_data_where_the_run_names_none_is_a_mistake() -> None:
     with pytest.raises(
-        Mistake, match=r"data-path: this site names no file of its own, .* give the site one"
+        EspalierError, match=r"data-path: this site names no file of its own, .* give the site one"
     ):
         client_passages(DataSettings(source="jsonl"), NODE, 0, 2)

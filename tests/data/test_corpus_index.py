@@ -22,7 +22,7 @@ from espalier.data.files.files import json_records, text_records
 from espalier.data.files.records import Record
 from espalier.data.partition import Partition
 from espalier.data.passages import passages, split
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import DataSettings, parse
 from espalier.storage.client_state import collect_old_runs
@@ -125,7 +125,7 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_place(
     monkeypatch.setattr(files, "BLOCK_BYTES", 4)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\ntwo\n\nth\xffree")
-    with pytest.raises(Mistake, match="byte 12 is not UTF-8"):
+    with pytest.raises(EspalierError, match="byte 12 is not UTF-8"):
         list(text_records(str(path)))
 
 
@@ -302,7 +302,7 @@ def test_what_was_damaged_is_made_again(
 def test_a_file_that_changes_under_a_client_is_told(tmp_path: Path, large: Source) -> None:
     own, _ = open_corpus(large, tmp_path / "state").share()
     Path(large.path).write_text("something else\n\nentirely")
-    with pytest.raises(Mistake, match="changed while it was read"):
+    with pytest.raises(EspalierError, match="changed while it was read"):
         list(own)
 
 
@@ -342,5 +342,5 @@ def test_a_malformed_line_is_told_as_before(tmp_path: Path, kept_on_disk: None) 
     path.write_text('{"text": "a"}\n{"text": 1}\n')
     data = DataSettings(source="jsonl", path=str(path))
     for _ in range(2):
-        with pytest.raises(Mistake, match=r"a\.jsonl: line 2, field 'text' is not a string"):
+        with pytest.raises(EspalierError, match=r"a\.jsonl: line 2, field 'text' is not a string"):
             client_passages(data, node(tmp_path), 0, 2)

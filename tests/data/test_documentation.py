@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from espalier.data.builtin import documentation
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 
 def test_there_are_sixteen_sources_of_different_names() -> None:
@@ -35,7 +35,7 @@ def test_the_text_is_the_same_each_time() -> None:
 
 def test_an_unknown_source_is_met_with_the_known_ones() -> None:
     with pytest.raises(
-        Mistake, match=r"'poems' is unknown; choose one of .*language-types.*numbers"
+        EspalierError, match=r"'poems' is unknown; choose one of .*language-types.*numbers"
     ):
         list(documentation.texts("poems"))
 
@@ -90,13 +90,13 @@ def test_the_files_are_read_and_never_imported(
 
 def test_an_installation_without_source_files_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(documentation.MODULES, "numbers", ("sys", "no_such_module_anywhere"))
-    with pytest.raises(Mistake, match="no source files for sys, no_such_module_anywhere"):
+    with pytest.raises(EspalierError, match="no source files for sys, no_such_module_anywhere"):
         list(documentation.texts("numbers"))
 
 
 def test_an_installation_without_topics_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(Mistake, match=r"pydoc_data.topics"):
+    with pytest.raises(EspalierError, match=r"pydoc_data.topics"):
         list(documentation.texts("language-types"))
 
 

@@ -10,7 +10,7 @@ import pytest
 from espalier.data import sufficiency
 from espalier.data.files.records import Record
 from espalier.data.sufficiency import require_enough
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
 
@@ -53,7 +53,7 @@ def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text(100))
     require_enough(settings(), site(tmp_path / "a.txt"), letters)
     (tmp_path / "a.txt").write_bytes(text(100).encode() + b"\xff")
-    with pytest.raises(Mistake, match="is not UTF-8"):
+    with pytest.raises(EspalierError, match="is not UTF-8"):
         require_enough(settings(), site(tmp_path / "a.txt"), letters)
 
 
@@ -84,14 +84,14 @@ def test_what_is_too_little_is_told_in_the_words_of_the_round(tmp_path: Path, me
         "fedprllm": "gives 0 windows of 16 tokens, data.windows = 4 are needed",
         "fedpetuning": "fewer than data.window-tokens = 16 tokens",
     }
-    with pytest.raises(Mistake, match=words[method]):
+    with pytest.raises(EspalierError, match=words[method]):
         require_enough(settings(method=method), site(tmp_path / "a.txt"), letters)
 
 
 @pytest.mark.usefixtures("large")
 def test_the_site_s_own_number_of_windows_counts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text(10))
-    with pytest.raises(Mistake, match=r"data.windows = 40 are needed"):
+    with pytest.raises(EspalierError, match=r"data.windows = 40 are needed"):
         require_enough(settings(), site(tmp_path / "a.txt", windows=40), letters)
     require_enough(settings(), site(tmp_path / "a.txt", windows=1), letters)
 
@@ -107,10 +107,10 @@ def test_items_of_a_task_are_looked_at(
         "".join(json.dumps({"sentence": f"fine {n}", "label": 1}) + "\n" for n in range(30))
     )
     require_enough(tuned, site(file, data_task="sst2"), letters)
-    with pytest.raises(Mistake, match="data-task: this site's data-path holds text"):
+    with pytest.raises(EspalierError, match="data-task: this site's data-path holds text"):
         require_enough(tuned, site(file), letters)
     file.write_text(json.dumps({"sentence": "fine", "label": 7}) + "\n")
-    with pytest.raises(Mistake, match="line 1"):
+    with pytest.raises(EspalierError, match="line 1"):
         require_enough(tuned, site(file, data_task="sst2"), letters)
 
 
@@ -118,14 +118,14 @@ def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_d
     None
 ):
     nowhere = NodeSettings(site="a", least_tokens=1)
-    with pytest.raises(Mistake, match="data-path: this site names no file of its own"):
+    with pytest.raises(EspalierError, match="data-path: this site names no file of its own"):
         require_enough(settings(data__source="text"), nowhere, letters)
-    with pytest.raises(Mistake, match="data-path: this site names no file of its own"):
+    with pytest.raises(EspalierError, match="data-path: this site names no file of its own"):
         require_enough(settings(method="fedpetuning", task__name="sst2"), nowhere, letters)
     require_enough(settings(), nowhere, letters)
     shared = settings(data__source="text", data__path="/shared.txt")
     require_enough(shared, simulated_node(), letters)
-    with pytest.raises(Mistake, match="opens none that a run names"):
+    with pytest.raises(EspalierError, match="opens none that a run names"):
         require_enough(shared, nowhere, letters)
     assert not ENCODED
 
@@ -137,5 +137,5 @@ def test_windows_of_fewer_tokens_than_the_site_allows_are_refused(
     monkeypatch.setattr(sufficiency, "LARGE", bytes_of_a_large_file)
     (tmp_path / "a.txt").write_text(text(100))
     require_enough(settings(), site(tmp_path / "a.txt", least_tokens=64), letters)
-    with pytest.raises(Mistake, match="least-tokens = 65"):
+    with pytest.raises(EspalierError, match="least-tokens = 65"):
         require_enough(settings(), site(tmp_path / "a.txt", least_tokens=65), letters)

@@ -18,7 +18,7 @@ from espalier.data.files.file_text import FileText
 from espalier.data.files.files import json_records, text_records
 from espalier.data.tasks.catalogue import TASKS
 from espalier.data.tasks.reading import read_items
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 TEXT = "".join(
     json.dumps({"text": f"Anna K., née à Gênes, {n}"}, ensure_ascii=False) + "\n" for n in range(40)
@@ -85,7 +85,9 @@ def test_what_a_file_is_stands_in_the_error(kind: str, how: str, tmp_path: Path)
     content, told = FILES[kind]
     path = tmp_path / "notes.jsonl"
     path.write_bytes(content)
-    with pytest.raises(Mistake, match=rf"{path}.*{told}" if kind != "latin-1" else told) as refused:
+    with pytest.raises(
+        EspalierError, match=rf"{path}.*{told}" if kind != "latin-1" else told
+    ) as refused:
         READ[how](str(path))
     assert "Anna" not in str(refused.value)
 
@@ -93,11 +95,11 @@ def test_what_a_file_is_stands_in_the_error(kind: str, how: str, tmp_path: Path)
 @pytest.mark.parametrize("how", READ)
 def test_directories_and_pipes_are_no_files(how: str, tmp_path: Path) -> None:
     with pytest.raises(
-        Mistake, match=r"cannot be read \(Is a directory\); check .*: it takes a file"
+        EspalierError, match=r"cannot be read \(Is a directory\); check .*: it takes a file"
     ):
         READ[how](str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(Mistake, match=r"cannot be read \(a pipe or device"):
+    with pytest.raises(EspalierError, match=r"cannot be read \(a pipe or device"):
         READ[how](str(tmp_path / "pipe"))
 
 
@@ -117,7 +119,7 @@ def test_a_file_that_ends_within_a_character_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("abcé".encode()[:-1])
     for how in ("text", "public"):
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match="byte 3 is not UTF-8: the text ends within a character; copy the file again",
         ):
             READ[how](str(tmp_path / "a.txt"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from espalier.data.files.files import json_records, text_records
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
 
@@ -27,7 +27,7 @@ def lines_file(tmp_path: Path, content: str | bytes) -> str:
 
 def refused(path: str, field: str = "text") -> str:
     """Return the error text; neither it nor a chained exception quotes the file."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         texts_of(path, field)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
@@ -47,13 +47,13 @@ def test_a_text_file_is_read_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b" \n\t\n"])
 def test_an_empty_text_file_is_a_mistake(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(Mistake, match=r"a.txt: the file is empty"):
+    with pytest.raises(EspalierError, match=r"a.txt: the file is empty"):
         text_of(str(tmp_path / "a.txt"))
 
 
 def test_text_that_is_not_utf8_is_a_mistake_that_names_the_byte(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(SECRET.encode() + b"\xff")
-    with pytest.raises(Mistake, match=rf"a.txt: byte {len(SECRET)} is not UTF-8") as caught:
+    with pytest.raises(EspalierError, match=rf"a.txt: byte {len(SECRET)} is not UTF-8") as caught:
         text_of(str(tmp_path / "a.txt"))
     assert "Anna" not in str(caught.value)
 
@@ -65,13 +65,13 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_a_mistake_that_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(
-        Mistake, match=r"missing.txt: no such file; check data.path or the node's data-path"
+        EspalierError, match=r"missing.txt: no such file; check data.path or the node's data-path"
     ):
         text_of(str(tmp_path / "missing.txt"))
 
 
 def test_a_directory_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="Is a directory"):
+    with pytest.raises(EspalierError, match="Is a directory"):
         text_of(str(tmp_path))
 
 
@@ -194,14 +194,14 @@ def test_the_reason_is_told_without_a_word_of_the_line(
 def test_a_label_that_is_none_is_refused_by_its_kind(tmp_path: Path, label: object) -> None:
     path = lines_file(tmp_path, json.dumps({"text": "a", "ward": label}))
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"line 1 has no label in field 'ward' but (null|a list|an object|a number that is no)"
         ),
     ):
         list(json_records(path, "text", "ward"))
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"line 1 has no label in field 'kind', it has the fields text \(a string\), ward",
     ):
         list(json_records(path, "text", "kind"))

@@ -9,7 +9,7 @@ from client_passages import client_passages
 
 from espalier.data.files.hub import read_dataset
 from espalier.data.passages import is_held_out
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings
 
@@ -59,19 +59,19 @@ def test_the_split_is_train_unless_the_run_names_one(dataset: str) -> None:
 
 def test_a_field_that_is_not_there_is_a_mistake(dataset: str) -> None:
     with pytest.raises(
-        Mistake, match=r"data.field = 'text': the dataset has the fields note, ward"
+        EspalierError, match=r"data.field = 'text': the dataset has the fields note, ward"
     ):
         list(read_dataset(dataset, "", "train", "text", ""))
 
 
 def test_a_dataset_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="the dataset cannot be loaded"):
+    with pytest.raises(EspalierError, match="the dataset cannot be loaded"):
         list(read_dataset(str(tmp_path / "nowhere"), "", "train", "text", ""))
 
 
 @pytest.mark.parametrize("split", ["dev", "dev[:9]", "train+dev"])
 def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         list(read_dataset(dataset, "", split, "note", ""))
     assert (
         str(caught.value)
@@ -99,7 +99,7 @@ def test_nothing_is_made_text_that_is_none(
     rows = [{"note": "birch", "ward": "a"}, {"note": value, "ward": "a"}]
     made = datasets.Dataset.from_list(rows if value is None else rows[1:])
     monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         list(read_dataset("trees", "", "train", "note", "ward"))
     row = 1 if value is None else 0
     expected = (
@@ -114,7 +114,7 @@ def test_nothing_is_made_a_label_that_is_none(label: Any, monkeypatch: pytest.Mo
     made = datasets.Dataset.from_list([{"note": "birch", "ward": label}])
     monkeypatch.setattr("espalier.data.files.hub.load_split", lambda *given: made)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .*, holds ",
     ):
         list(read_dataset("trees", "", "train", "note", "ward"))

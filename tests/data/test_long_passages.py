@@ -19,7 +19,7 @@ from espalier.data.files.file_text import FileText
 from espalier.data.files.files import text_record, text_records
 from espalier.data.passages import passages, split
 from espalier.data.public_text import public_windows
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.progress.beats import heard_by
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
@@ -216,14 +216,14 @@ def test_a_text_that_cannot_be_used_is_told(
 ) -> None:
     monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 10)
     (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(Mistake, match=rf"a\.txt: {told}"):
+    with pytest.raises(EspalierError, match=rf"a\.txt: {told}"):
         FileText(str(tmp_path / "a.txt"), "evaluation.texts")
 
 
 def test_a_missing_text_is_told_with_the_key(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"no such file; check evaluation\.texts"):
+    with pytest.raises(EspalierError, match=r"no such file; check evaluation\.texts"):
         FileText(str(tmp_path / "none.txt"), "evaluation.texts")
-    with pytest.raises(Mistake, match=r"cannot be read .*; check evaluation\.texts"):
+    with pytest.raises(EspalierError, match=r"cannot be read .*; check evaluation\.texts"):
         FileText(str(tmp_path), "evaluation.texts")
 
 
@@ -232,5 +232,5 @@ def test_a_text_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
     path.write_text("some words")
     found = FileText(str(path), "evaluation.texts")
     path.write_text("some more words")
-    with pytest.raises(Mistake, match="changed while it was read"):
+    with pytest.raises(EspalierError, match="changed while it was read"):
         list(found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from espalier.data.files.records import Record
 from espalier.data.partition import Kind, Partition
 from espalier.data.passages import is_held_out
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings
 
@@ -119,7 +119,7 @@ def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Pat
     data = DataSettings(
         source="jsonl", path=str(file), partition="dirichlet", partition_field="ward"
     )
-    with pytest.raises(Mistake, match="line 2 has no label in field 'ward'") as refused:
+    with pytest.raises(EspalierError, match="line 2 has no label in field 'ward'") as refused:
         client_passages(data, simulated_node(), 0, 2)
     assert "hazel" not in str(refused.value)
 
@@ -133,5 +133,5 @@ def test_by_file_gives_each_client_a_file_of_the_directory(tmp_path: Path) -> No
     first = client_passages(data, simulated_node(), 0, 3)
     assert first
     assert all(passage.startswith("a ") for passage in first)
-    with pytest.raises(Mistake, match="a directory with 4 files, one per client; it has 3"):
+    with pytest.raises(EspalierError, match="a directory with 4 files, one per client; it has 3"):
         client_passages(data, simulated_node(), 0, 4)

@@ -13,7 +13,7 @@ from espalier.data.builtin import documentation, source_code
 from espalier.data.builtin.built_in import BUILT_IN, own_records, public_part
 from espalier.data.builtin.standard_library import module_files
 from espalier.data.passages import digest, passages, split
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.run import BUILT_IN_TEXTS
 
 
@@ -150,7 +150,7 @@ def test_the_text_is_the_same_each_time() -> None:
 
 
 def test_an_unknown_source_is_met_with_the_known_ones() -> None:
-    with pytest.raises(Mistake, match=r"'poems' is unknown; choose one of asyncio, numbers"):
+    with pytest.raises(EspalierError, match=r"'poems' is unknown; choose one of asyncio, numbers"):
         list(source_code.texts("poems"))
 
 
@@ -172,7 +172,8 @@ def test_the_files_are_read_and_never_imported(
 def test_an_installation_without_source_files_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(source_code.MODULES, "numbers", ("sys", "no_such_module_anywhere"))
     with pytest.raises(
-        Mistake, match=r"code source 'numbers'.* no source files for sys, no_such_module_anywhere"
+        EspalierError,
+        match=r"code source 'numbers'.* no source files for sys, no_such_module_anywhere",
     ):
         list(source_code.texts("numbers"))
 

@@ -25,7 +25,7 @@ from espalier.data.tasks.catalogue import TASKS
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
 from espalier.data.token_pieces import TokenPieces
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
 
@@ -113,7 +113,7 @@ def test_a_tokenizer_that_hides_what_it_adds_is_refused() -> None:
         def decode(self, numbers: list[int]) -> str:
             return str(numbers)
 
-    with pytest.raises(Mistake, match="which tokens it adds behind a text cannot be told"):
+    with pytest.raises(EspalierError, match="which tokens it adds behind a text cannot be told"):
         added_behind(Mixing())
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.task import Generation
 from espalier.data.tasks.written import NUMBERS
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.evaluation.exact_match import exact_match, found_answers, generate, shortened
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
@@ -67,7 +67,7 @@ def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[A
     how = Generation(("x",), NUMBERS.patterns, NUMBERS.ignored, 12)
     lost = [shortened(tokenizer, ["oak", prompt], how, 12 + tokens + room) for room in (-1, 0, 1)]
     assert lost == [{1}, set(), set()]
-    with pytest.raises(Mistake, match="leaves none for the prompt"):
+    with pytest.raises(EspalierError, match="leaves none for the prompt"):
         shortened(tokenizer, PROMPTS, how, 12)
 
 
@@ -115,7 +115,8 @@ def test_a_model_without_room_for_an_answer_is_a_mistake(
     model_and_tokenizer: tuple[Any, Any],
 ) -> None:
     with pytest.raises(
-        Mistake, match=r"takes 256 tokens, and an answer may have 256, .* lower task.answer-tokens"
+        EspalierError,
+        match=r"takes 256 tokens, and an answer may have 256, .* lower task.answer-tokens",
     ):
         generate(*model_and_tokenizer, PROMPTS, NUMBERS, 256)
 

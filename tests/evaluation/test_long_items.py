@@ -13,7 +13,7 @@ from espalier.data.client_items import as_tests
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.evaluation import options
 from espalier.evaluation.options import log_likelihoods
 from espalier.hf.opening.limits import require_within_limits
@@ -101,9 +101,11 @@ def test_a_shorter_limit_may_be_set_and_no_longer_one(long: OpenedModel) -> None
         POSITIONS,
     )
     assert (max(len(one.token_ids) for one in tests.requests), tests.cut) == (100, (1,))
-    with pytest.raises(Mistake, match=r"task\.max-test-tokens = 601: the model has 600 positions"):
+    with pytest.raises(
+        EspalierError, match=r"task\.max-test-tokens = 601: the model has 600 positions"
+    ):
         require_within_limits(settings_of(long.directory, max_test_tokens=601), long)
-    with pytest.raises(Mistake, match=r"raise task\.max-test-tokens"):
+    with pytest.raises(EspalierError, match=r"raise task\.max-test-tokens"):
         as_tests(
             settings_of(long.directory, max_test_tokens=1),
             [boolq(5)],

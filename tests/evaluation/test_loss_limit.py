@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.scored_items import ScoredItems
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.evaluation.perplexity import bounded
 from espalier.evaluation.scores import score
 from espalier.messages.contract import check
@@ -82,7 +82,7 @@ def test_the_contract_lets_no_other_loss_through(loss: float) -> None:
     texts = Texts(names=[], num_windows=[], window_tokens=2, own_text=True)
     header = Header.model_validate({**HEADER, "attempt": 1, "part": 0, "num_parts": 1})
     report = {"losses": [], "own_losses": [1.0, 2.0, loss], "test_scores": [], "seconds": 1.0}
-    with pytest.raises(Mistake, match=r"own_losses are not between 0 and 20"):
+    with pytest.raises(EspalierError, match=r"own_losses are not between 0 and 20"):
         check(Letter(header, report), contract("m", texts, True).up)
     check(
         Letter(header, report | {"own_losses": [1.0, 2.0, OWN_LOSS_LIMIT]}),

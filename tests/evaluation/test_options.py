@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import scored_items
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.evaluation.options import log_likelihoods
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
@@ -92,6 +92,6 @@ def test_options_that_differ_in_their_last_token_go_through_the_model_once(
 
 def test_an_option_longer_than_the_model_is_a_mistake() -> None:
     with pytest.raises(
-        Mistake, match=r"an answer has 6 tokens, and 5 fit .* raise task\.max-test-tokens"
+        EspalierError, match=r"an answer has 6 tokens, and 5 fit .* raise task\.max-test-tokens"
     ):
         scored_items(CHOICE, [Item(("ab",), ("yyyyy",), 0)], by_character, 6)

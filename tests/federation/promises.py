@@ -35,7 +35,7 @@ from spoiled_replies import SPOILS, spoiled
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from unexpected_orders import unexpected_orders
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
@@ -410,7 +410,7 @@ class Promises(Federations):
         self, bench: Bench
     ) -> None:
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=r"data.window-tokens = 65: the model has 64 positions .*; set it to 64 or less",
         ):
             bench.run(data__window_tokens=65)
@@ -516,7 +516,7 @@ class Promises(Federations):
         A resumption must not mix them with results of other settings.
         """
         folder = bench.killed(lambda header: (header.kind, header.client) == ("train", 2))
-        with pytest.raises(Mistake, match="seed was 0, is 7"):
+        with pytest.raises(EspalierError, match="seed was 0, is 7"):
             bench.run(bench.grid(seed=7), seed=7, resume_from=str(folder))
         assert json.loads((folder / "summary.json").read_text())["seed"] == 0
         resumed = bench.run(bench.grid(), resume_from=str(folder))
@@ -554,7 +554,8 @@ class Promises(Federations):
 
             monkeypatch.setattr(CheckpointFolder, "save", save_on_full_disk)
             with pytest.raises(
-                Mistake, match=r"cannot write .*checkpoint/state.json: No space left on device"
+                EspalierError,
+                match=r"cannot write .*checkpoint/state.json: No space left on device",
             ):
                 bench.run()
         monkeypatch.setattr(CheckpointFolder, "save", save)
@@ -641,7 +642,7 @@ class Promises(Federations):
         contract = contract_for(asked, lambda: model.plan, settings)
         # The copy itself satisfies the contract, so that the spoiled part is the reason.
         check_reply(read(copied.content), asked, contract)
-        with pytest.raises(Mistake):
+        with pytest.raises(EspalierError):
             check_reply(read(SPOILS[spoil](copied).content), asked, contract)
 
     def test_a_malformed_reply_costs_its_sender_alone(

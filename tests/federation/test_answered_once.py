@@ -11,7 +11,7 @@ import pytest
 
 from client_app.protocol.answer_once import Work, answer_once
 from client_app.site import Site
-from espalier.errors import Mistake, StateLost
+from espalier.errors import EspalierError, InputError, StateLost
 from espalier.messages.message import UNREAD, Letter
 from espalier.messages.parts import Report
 from espalier.settings.node import parse_node
@@ -44,7 +44,7 @@ def work(
 
 
 def fails(_: PrivateState) -> None:
-    raise Mistake("no finite score")
+    raise InputError("no finite score")
 
 
 def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
@@ -52,10 +52,10 @@ def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
 
     A server could otherwise try orders until one fails in a way that depends on a client's text.
     """
-    with pytest.raises(Mistake, match="no finite score"):
+    with pytest.raises(EspalierError, match="no finite score"):
         answer_once(site, order(1, layers=[0]), work(fails))
     with pytest.raises(
-        Mistake, match="this client answered another order of round 1; begin a new run"
+        EspalierError, match="this client answered another order of round 1; begin a new run"
     ):
         answer_once(site, order(1, layers=[1]), work(lambda _: None))
     assert answer_once(site, order(1, layers=[0]), work(lambda _: None)).scalars["seconds"] == 1.0

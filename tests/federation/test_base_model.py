@@ -16,7 +16,7 @@ from in_process import InProcessGrid
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from server_app.artifacts.outcome import Outcome
 
 PRUNED = {"fedprllm.sparsity": 0.5}
@@ -52,7 +52,7 @@ def test_a_weight_that_is_no_number_ends_a_run_before_anybody_is_asked(
     spoil(bench, name, math.nan)
     grid = bench.grid()
     sent = asked(grid)
-    with pytest.raises(Mistake, match=rf"tensor {name} holds NaN"):
+    with pytest.raises(EspalierError, match=rf"tensor {name} holds NaN"):
         bench.run(grid)
     assert not sent
     assert not (tmp_path / "runs").exists()
@@ -67,7 +67,7 @@ def test_float16_that_overflows_ends_a_run_before_anybody_is_asked(tmp_path: Pat
     )
     spoil(bench, "model.layers.1.mlp.down_proj.weight", 1e6)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"dtype = 'float16': .*float16 overflows beyond 65504; set dtype to 'bfloat16'",
     ):
         bench.run()
@@ -117,7 +117,9 @@ def test_an_evaluation_that_is_no_number_leaves_no_result(
     measure = Outcome.losses_of
     with monkeypatch.context() as patch:
         patch.setattr(Outcome, "losses_of", lambda *_: {"public": math.nan})
-        with pytest.raises(Mistake, match=r"evaluation of the federated model on public gives NaN"):
+        with pytest.raises(
+            EspalierError, match=r"evaluation of the federated model on public gives NaN"
+        ):
             bench.run()
     (folder,) = bench.runs()
     document = summary(folder)

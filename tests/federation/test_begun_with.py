@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from client_app.methods.fedpetuning import begins_with
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.payload import NUMPY_DTYPES, pack_tensors
 from espalier.methods.examples import PLAN
 from espalier.methods.fedpetuning.contract import blob_specs, trained
@@ -29,7 +29,7 @@ def test_parts_of_another_cut_are_named(method: str) -> None:
     }
     first = sorted(blobs)[0]
     lacking = {key: blob for key, blob in blobs.items() if key != first}
-    with pytest.raises(Mistake, match=f"{first} were not brought to this client"):
+    with pytest.raises(EspalierError, match=f"{first} were not brought to this client"):
         begins_with(site, adapters, lacking)  # type: ignore[arg-type]
     fewer = {
         name: np.zeros(spec.shape, np.float32) for name, spec in list(specs[first].items())[1:]
@@ -38,5 +38,5 @@ def test_parts_of_another_cut_are_named(method: str) -> None:
         name: np.zeros((1, *spec.shape[1:]), np.float32) for name, spec in specs[first].items()
     }
     for tensors in (fewer, smaller, {}):
-        with pytest.raises(Mistake, match=f"{first} are those of another model"):
+        with pytest.raises(EspalierError, match=f"{first} are those of another model"):
             begins_with(site, adapters, blobs | {first: pack_tensors(tensors)})  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from run_names import BY_HAND
 
 from client_app.node.check_node import look
 from espalier.cli.keys import make_keys
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
 
 SITES = ("hospital-a", "hospital-b")
@@ -144,14 +144,14 @@ def test_a_directory_that_is_none_ends_the_run_before_anything(bench: Bench) -> 
     grid = grid_of(bench)
     sent = list[Any]()
     grid.before_push = sent.append
-    with pytest.raises(Mistake, match="site-keys = '/no/such': cannot be read"):
+    with pytest.raises(EspalierError, match="site-keys = '/no/such': cannot be read"):
         bench.run(grid, site_keys="/no/such")
     assert (sent, bench.runs()) == ([], set())
 
 
 def test_in_simulation_there_are_no_keys(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    with pytest.raises(Mistake, match="simulated clients have no keys"):
+    with pytest.raises(EspalierError, match="simulated clients have no keys"):
         bench.run(grid_of(bench))
 
 
@@ -243,10 +243,10 @@ def test_check_node_looks_at_the_key(bench: Bench) -> None:
     ] == [line]
     del node["site-key"]
     with pytest.raises(
-        Mistake, match="site-key: sites of this run say their names with their keys"
+        EspalierError, match="site-key: sites of this run say their names with their keys"
     ):
         list(look(node, run))
     assert not [line for line in look(node, run | {"site-keys": ""}) if line.startswith("site-key")]
     Path(key_of(bench, SITES[0])).chmod(0o640)
-    with pytest.raises(Mistake, match="others of this machine can read it"):
+    with pytest.raises(EspalierError, match="others of this machine can read it"):
         list(look(node | {"site-key": key_of(bench, SITES[0])}, run | {"site-keys": ""}))

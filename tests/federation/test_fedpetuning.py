@@ -30,7 +30,7 @@ from run_names import BY_HAND
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.export.model import ExportError
 from espalier.hf.opening.opened import open_model
 from espalier.messages.blobs.adapters import pack_adapters
@@ -564,7 +564,7 @@ class TestFedPETuning(Promises):
     def test_a_fleet_that_is_not_there_or_has_too_few_devices_is_refused(
         self, bench: Bench, fleet: str, clients: int, reason: str
     ) -> None:
-        with pytest.raises(Mistake, match=reason):
+        with pytest.raises(EspalierError, match=reason):
             bench.run(num_clients=clients, fedpetuning__fleet=fleet)
         assert not (bench.folder / "runs").exists()
 
@@ -647,7 +647,7 @@ class TestFedPETuning(Promises):
         folder = bench.killed(lambda header: header.server_round == 2, **changes)
         (folder / "ledger.jsonl").unlink()
         (folder / "ledger.jsonl").mkdir()
-        with pytest.raises(Mistake, match=r"ledger\.jsonl: cannot be read: Is a directory"):
+        with pytest.raises(EspalierError, match=r"ledger\.jsonl: cannot be read: Is a directory"):
             bench.run(resume_from=str(folder), **changes)
 
     # ----- refusals of a site ---------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
 from espalier.data.client_text import client_windows
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import failure, read, write
 from espalier.settings.node import parse_node
@@ -224,12 +224,12 @@ class TestFedPrLLM(PruningPromises):
 
     def test_resume_refuses_other_settings_and_completed_runs(self, bench: Bench) -> None:
         folder = bench.run()
-        with pytest.raises(Mistake, match="that run is completed"):
+        with pytest.raises(EspalierError, match="that run is completed"):
             bench.run(resume_from=str(folder))
         (folder / "summary.json").unlink()
-        with pytest.raises(Mistake, match=r"fedprllm\.sparsity was 0\.5, is 0\.6"):
+        with pytest.raises(EspalierError, match=r"fedprllm\.sparsity was 0\.5, is 0\.6"):
             bench.run(resume_from=str(folder), fedprllm__sparsity=0.6)
-        with pytest.raises(Mistake, match="is not a run directory"):
+        with pytest.raises(EspalierError, match="is not a run directory"):
             bench.run(resume_from=str(bench.folder))
 
     def test_private_state_is_for_its_owner_alone(self, bench: Bench) -> None:
@@ -599,7 +599,7 @@ class TestVariants:
     ) -> None:
         grid = bench.grid(fedprllm__pattern="3:5")
         with pytest.raises(
-            Mistake, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"
+            EspalierError, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"
         ):
             bench.run(grid, fedprllm__pattern="3:5")
         assert not grid.received
@@ -612,7 +612,7 @@ class TestVariants:
         There the user must have given every value that differs from its default.
         """
         with pytest.raises(
-            Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+            EspalierError, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
         ):
             bench.run(fedspallm__sparsity=0.7)
         assert not (bench.folder / "runs").exists()

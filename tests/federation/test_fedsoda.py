@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import client_app.methods.fedsoda
 from client_app.methods import fedpetuning as tuning
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.messages.blobs.model_pieces import Manifest
 from espalier.messages.message import Letter, address, read
@@ -286,7 +286,7 @@ class TestFedSoda(Promises):
 
             monkeypatch.setattr(sub_model, "write_sub_model", with_code)
             monkeypatch.setattr(sub_model, "FILES", re.compile(r".*"))
-        with pytest.raises((Mistake, RunFailed), match=wanted):
+        with pytest.raises((EspalierError, RunFailed), match=wanted):
             bench.run(federation__rounds=1)
 
     @pytest.mark.parametrize(
@@ -500,7 +500,7 @@ class TestFedSoda(Promises):
         )
         text.write_text(private_text(97))
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=r"fedsoda.public-text = '.*align.txt': is not the text that the run began with",
         ):
             bench.run(resume_from=str(folder), fedsoda__public_text=str(text))
@@ -843,7 +843,7 @@ class TestFedSoda(Promises):
     def test_what_does_not_fit_is_told_before_anything_starts(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
 
@@ -852,7 +852,7 @@ class TestFedSoda(Promises):
         self, bench: Bench, copied: bool
     ) -> None:
         text = shutil.copy(bench.public, bench.folder / "copy.txt") if copied else bench.public
-        with pytest.raises(Mistake, match=r"models are compared on it \(evaluation.texts\)"):
+        with pytest.raises(EspalierError, match=r"models are compared on it \(evaluation.texts\)"):
             bench.run(bench.grid(), fedsoda__public_text=str(text))
 
     def test_a_server_killed_while_it_aligns_begins_that_alignment_again(

@@ -20,7 +20,7 @@ from spoiled_replies import spoiled
 from tiny_model import save_tiny_llama
 
 import client_app.methods.fedspallm_layers
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Letter, read
 from espalier.messages.payload import STYPE
@@ -291,7 +291,7 @@ class TestFedSpaLLM(Federations):
         assert document["sparsity"]["achieved"] > document["sparsity"]["masked"]
 
     def test_a_pattern_has_no_schedule(self, bench: Bench) -> None:
-        with pytest.raises(Mistake, match="a pattern has one sparsity"):
+        with pytest.raises(EspalierError, match="a pattern has one sparsity"):
             bench.run(fedspallm__pattern="2:4", fedspallm__schedule="linear")
 
     def test_what_is_out_of_all_proportion_costs_its_sender_alone(self, bench: Bench) -> None:
@@ -348,9 +348,9 @@ class TestFedSpaLLM(Federations):
     def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(
         self, bench: Bench
     ) -> None:
-        with pytest.raises(Mistake, match=r"fedspallm\.pattern = '1:5'"):
+        with pytest.raises(EspalierError, match=r"fedspallm\.pattern = '1:5'"):
             bench.run(fedspallm__pattern="1:5")
-        with pytest.raises(Mistake, match=r"128 columns at a time, which 3 does not divide"):
+        with pytest.raises(EspalierError, match=r"128 columns at a time, which 3 does not divide"):
             bench.run(fedspallm__pattern="2:3", model=str(_three_wide(bench)))
 
     def test_bytes_are_masks_and_kept_weights(self, plain: Uninterrupted) -> None:
@@ -604,7 +604,7 @@ class TestRounds(SpaLLMPromises):
         self, bench: Bench, monkeypatch: Any
     ) -> None:
         def refuse(site: Any, request: Any) -> Any:
-            raise Mistake("the disk is full")
+            raise InputError("the disk is full")
 
         monkeypatch.setattr("client_app.methods.fedspallm_layers.take_layers", refuse)
         with pytest.raises(
@@ -779,7 +779,7 @@ class TestRounds(SpaLLMPromises):
     ) -> None:
         def refuse(site: Any, request: Any) -> Any:
             if request.header.client == 1:
-                raise Mistake("the disk is full")
+                raise InputError("the disk is full")
             return deliver(site, request)
 
         deliver = client_app.methods.fedspallm_layers.take_layers
@@ -823,7 +823,8 @@ class TestSampling:
 
     def test_too_few_places_are_refused_with_the_numbers(self, bench: Bench) -> None:
         with pytest.raises(
-            Mistake, match=r"prune 1 layer in a round, the model has 2 \(node-00000 1\); raise it"
+            EspalierError,
+            match=r"prune 1 layer in a round, the model has 2 \(node-00000 1\); raise it",
         ):
             bench.run()
 
@@ -883,14 +884,14 @@ class TestSampling:
         grid = two.grid()
         next(iter(grid.contexts.values())).node_config["capability"] = 0.0
         with pytest.raises(
-            Mistake, match="capability: node-00000 measured its own, others state theirs"
+            EspalierError, match="capability: node-00000 measured its own, others state theirs"
         ):
             two.run(grid)
 
 
 @pytest.mark.parametrize("value", ["1,x", "0", "-1,2", "nan"])
 def test_capabilities_that_are_no_positive_numbers(value: str) -> None:
-    with pytest.raises(Mistake, match=r"fedspallm\.capabilities"):
+    with pytest.raises(EspalierError, match=r"fedspallm\.capabilities"):
         parse({"method": "fedspallm", "fedspallm.capabilities": value})
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.group_bits import CUT
 from espalier.messages.message import Letter, read, write
@@ -687,7 +687,7 @@ class TestFedSpine(PersonalPromises):
     def test_what_does_not_fit_is_told_before_anything_starts(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
 
@@ -751,7 +751,7 @@ class TestFedSpine(PersonalPromises):
         folder = bench.killed(lambda header: header.server_round == 2, **changes)
         fleet.write_text((given / "high.toml").read_text())
         with pytest.raises(
-            Mistake, match="is not the fleet that the run began with; bring its file back"
+            EspalierError, match="is not the fleet that the run began with; bring its file back"
         ):
             bench.run(resume_from=str(folder), **changes)
 
@@ -825,7 +825,7 @@ class TestFedSpine(PersonalPromises):
         self, bench: Bench
     ) -> None:
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=r"'auto' \(in a simulation full\): num-clients = 81: the fleet has 80 devices",
         ):
             bench.run(num_clients=81)
@@ -833,11 +833,13 @@ class TestFedSpine(PersonalPromises):
 
     def test_an_encoder_without_classes_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
         with pytest.raises(
-            Mistake, match=r"task.name = 'text': an encoder classifies; choose sst2, mnli or boolq"
+            EspalierError,
+            match=r"task.name = 'text': an encoder classifies; choose sst2, mnli or boolq",
         ):
             bench.run(model=str(save_tiny_roberta(bench.folder / "encoder")))
         with pytest.raises(
-            Mistake, match=r"fedspine.fleet = 'low': num-clients = 11: the fleet has 10 devices"
+            EspalierError,
+            match=r"fedspine.fleet = 'low': num-clients = 11: the fleet has 10 devices",
         ):
             bench.run(num_clients=11, fedspine__fleet="low")
 
@@ -851,7 +853,7 @@ def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.Mo
     )
     model = str(save_tiny_llama(tmp_path / "wide", hidden=128, feed_forward=192))
     with pytest.raises(
-        Mistake, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"
+        EspalierError, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"
     ):
         bench.run(model=model)
     folder = bench.run(model=model, fedspine__channel_multiple=64, fedspine__allocation="fixed")

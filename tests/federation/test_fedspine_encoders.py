@@ -21,7 +21,7 @@ from test_tuning_tasks import reviews, write
 from tiny_model import save_tiny_roberta
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
@@ -333,7 +333,7 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
         "fedspine__allocation": "fixed",
     }
     with pytest.raises(
-        Mistake, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"
+        EspalierError, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"
     ):
         bench.run(**changes)
     folder = bench.run(**changes, fedspine__channel_multiple=64)
@@ -372,6 +372,6 @@ def test_a_base_in_nf4_keeps_whole_blocks(bench: Bench) -> None:
 def test_what_does_not_fit_is_told_before_anything_starts(
     bench: Bench, changes: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         bench.run(**changes)
     assert not (bench.folder / "runs").exists()

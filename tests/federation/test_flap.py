@@ -12,7 +12,7 @@ from promises import Promises, Uninterrupted
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.data.client_text import client_windows
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Letter, read
 from espalier.messages.payload import pack_tensors, unpack_tensors
@@ -259,7 +259,7 @@ class TestFlap(Promises):
     def test_what_cannot_be_cut_or_written_is_refused_before_anything_starts(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             bench.run(**changes)
         assert not (bench.folder / "runs").exists()
 

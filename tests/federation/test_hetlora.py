@@ -31,7 +31,7 @@ from promises import Promises, third_order_of
 from safetensors.torch import load, save
 
 import client_app.methods.fedpetuning
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import open_model
 from espalier.messages.message import Letter, read
 from espalier.messages.payload import STYPE
@@ -178,7 +178,9 @@ class TestHetLoRA(Promises):
     def test_measured_and_stated_capabilities_do_not_mix(self, bench: Bench) -> None:
         grid = bench.grid(hetlora__ranks="")
         next(iter(grid.contexts.values())).node_config["capability"] = 0.0
-        with pytest.raises(Mistake, match=r"node-00000 measured its own, .* or set hetlora.ranks"):
+        with pytest.raises(
+            EspalierError, match=r"node-00000 measured its own, .* or set hetlora.ranks"
+        ):
             bench.run(grid, hetlora__ranks="")
 
     # ----- the average ----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from client_app.policy.approval_command import decide as decide_on
 from client_app.policy.approval_command import main as release
 from client_app.policy.approval_command import waiting
 from client_app.policy.log_check import main as check_log
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.lifetime import lifetime
 from espalier.messages.message import SCHEMA_VERSION, Header, Letter, address, read
 from espalier.settings.node import parse_node
@@ -324,7 +324,7 @@ def test_a_decision_is_final(bench: Bench, time: Time) -> None:
         OneSite(bench).ask()
     listed_before, _ = waiting(state(bench))
     assert decide(bench, refuse=[listed_before[0][1].id]) == 0
-    with pytest.raises(Mistake, match=r"was refused by .* which is final"):
+    with pytest.raises(EspalierError, match=r"was refused by .* which is final"):
         list(decide_on(state(bench), listed_before, True))
     assert [entry["entry"] for entry in log_of(bench)] == ["held", "refused"]
     assert OneSite(bench).ask(attempt=2).header.status == "failed"
@@ -559,7 +559,7 @@ def test_nobody_decides_whose_word_the_node_could_not_read(
 
 
 def test_a_simulated_node_holds_nothing() -> None:
-    with pytest.raises(Mistake, match="hold-replies: a simulated node has no officer"):
+    with pytest.raises(EspalierError, match="hold-replies: a simulated node has no officer"):
         parse_node({"partition-id": 0, "hold-replies": "all"}, simulated=True)
-    with pytest.raises(Mistake, match="hold-replies = 'some'"):
+    with pytest.raises(EspalierError, match="hold-replies = 'some'"):
         parse_node({"site": "a", "hold-replies": "some"})

@@ -11,7 +11,7 @@ from promises import Promises, Uninterrupted
 from test_flap import all_windows
 from transformers import AutoModelForCausalLM
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.group_scores.taylor import taylor_scores
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
@@ -279,7 +279,7 @@ class TestLlmPruner(Promises):
     def test_what_cannot_be_cut_is_refused_before_anything_starts(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             bench.run(**changes)
         assert not (bench.folder / "runs").exists()
 

@@ -15,7 +15,7 @@ from tiny_model import save_tiny_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import Header, Letter, read
 from espalier.messages.payload import STYPE, pack_tensors, unpack_tensors
@@ -399,7 +399,7 @@ class TestLlmStreamline(Promises):
     def test_what_cannot_be_done_is_refused_before_anything_starts(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             bench.run(**{f"llm_streamline__{key}": value for key, value in changes.items()})
         assert not (bench.folder / "runs").exists()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bench import Bench, summary
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 TRAINED = {
     "federation.rounds": 3, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01, "lora.rank": 2,
@@ -80,7 +80,8 @@ def test_of_devices_with_models_of_their_own_each_is_measured(bench: Bench) -> N
 @pytest.mark.parametrize("bench", ["sft-p"], indirect=True)
 def test_what_cannot_be_measured_between_rounds_is_refused_at_once(bench: Bench) -> None:
     with pytest.raises(
-        Mistake, match=r"evaluation.every = 1: sft-p is measured at the end alone; set it to 0"
+        EspalierError,
+        match=r"evaluation.every = 1: sft-p is measured at the end alone; set it to 0",
     ):
         bench.run(evaluation__every=1)
     assert not (bench.folder / "runs").exists()

@@ -17,7 +17,7 @@ from test_flap import all_windows
 from test_llm_pruner import SIDES, searched_by_hand
 from transformers import AutoModelForCausalLM
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.group_scores.mask_tuning import scaled_cuts, scales_or_none
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.blobs.cuts import scales_of
@@ -431,7 +431,7 @@ def test_equations_that_fit_into_no_message_are_refused() -> None:
     )
     require_sendable(plan, LlmPrunerSettings.model_validate({"rescale": "groups"}))
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"rescale = 'all': the normal equations of 30000 channels .* 1800060000 bytes",
     ):
         require_sendable(plan, LlmPrunerSettings.model_validate({"rescale": "all"}))

@@ -22,7 +22,7 @@ from client_app.protocol import model_quota
 from client_app.protocol.model_download import take_offer, take_piece
 from client_app.simulated import in_simulation
 from client_app.site import Site
-from espalier.errors import Mistake, StateLost
+from espalier.errors import EspalierError, StateLost
 from espalier.messages.blobs.model_pieces import BYTES, PIECE, Offer
 from espalier.messages.message import SCHEMA_VERSION, Header, Letter
 from espalier.messages.payload import pack_tensors
@@ -109,7 +109,7 @@ def test_offers_reserve_what_they_may_bring(tmp_path: Path) -> None:
     first.offer()
     second.offer()
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"take or have reserved 16001 bytes, so that this one, of 8002 bytes, has no room",
     ):
         third.offer()
@@ -138,7 +138,7 @@ def test_offers_at_once_share_the_room(tmp_path: Path) -> None:
                 servers[number].bring(index)
                 most.append(on_disk(tmp_path))
             taken.append(number)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             refused.append(str(mistake))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
@@ -191,17 +191,17 @@ def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(
 
 def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        Mistake, match=f"most-model-bytes = {MOST}: this site's owner allows no larger model"
+        EspalierError, match=f"most-model-bytes = {MOST}: this site's owner allows no larger model"
     ):
         Server(tmp_path, "a", of(1, MOST + 1)).offer()
     server = Server(tmp_path, "b", of(1, 5_500))
     server.offer()
     for data in (of(1, 5_500)[:999], of(1, 5_500)[:1001], of(2, 1000)):
         server.pieces[0] = data
-        with pytest.raises(Mistake, match="piece 0"):
+        with pytest.raises(EspalierError, match="piece 0"):
             server.bring(0)
     server.pieces[5] = of(1, 1000)
-    with pytest.raises(Mistake, match="piece 5 is not of the size"):
+    with pytest.raises(EspalierError, match="piece 5 is not of the size"):
         server.bring(5)
     assert on_disk(tmp_path) == 0
 
@@ -210,7 +210,7 @@ def test_files_that_are_not_what_was_offered_leave_nothing(tmp_path: Path) -> No
     server = Server(tmp_path, "a", of(1, 3_000))
     server.offered = server.offered.model_copy(update={"file_sha256": ["0" * 64]})
     lacking = server.offer()
-    with pytest.raises(Mistake, match="does not have the hash"):
+    with pytest.raises(EspalierError, match="does not have the hash"):
         server.bring_all(lacking)
     assert on_disk(tmp_path) == 0
     with pytest.raises(StateLost):
@@ -222,7 +222,7 @@ def test_json_that_is_nested_too_deep_is_not_kept(tmp_path: Path) -> None:
     server.offered = server.offered.model_copy(update={"names": ["tokenizer_config.json"]})
     lacking = server.offer()
     with pytest.raises(
-        Mistake, match=r"tokenizer_config.json of the model cannot be used: .* nested"
+        EspalierError, match=r"tokenizer_config.json of the model cannot be used: .* nested"
     ):
         server.bring_all(lacking)
     assert on_disk(tmp_path) == 0
@@ -233,19 +233,19 @@ def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
     given_up, other = (Server(tmp_path, str(n), of(n, 15_000)) for n in range(2))
     given_up.offer()
     given_up.bring(0)
-    with pytest.raises(Mistake, match="has no room"):
+    with pytest.raises(EspalierError, match="has no room"):
         other.offer()
     (lock,) = (tmp_path / "state" / "models").glob("*/lock")
     os.utime(lock, (lock.stat().st_mtime - model_quota.ABANDONED_SECONDS - 1,) * 2)
     lacking = other.offer()
-    with pytest.raises(Mistake, match="have reserved 15000 bytes"):
+    with pytest.raises(EspalierError, match="have reserved 15000 bytes"):
         given_up.bring(1)
     for index in lacking:
         other.bring(index)
     (lock,) = (tmp_path / "state" / "models").glob("*/lock")
     os.utime(lock, (0, 0))
     # A complete model is not removed.
-    with pytest.raises(Mistake, match="has no room"):
+    with pytest.raises(EspalierError, match="has no room"):
         given_up.offer()
     assert (other.brought() / "model.safetensors").exists()
 
@@ -258,7 +258,7 @@ def test_damage_to_what_was_reserved_lets_nobody_take_more(tmp_path: Path) -> No
     (note,) = (tmp_path / "state" / "models").glob(f"*/{model_quota.RESERVED}")
     for text in ("{", "[]", json.dumps({"bytes": "x"}), "[" * 10_000):
         note.write_text(text)
-        with pytest.raises(Mistake, match="reserved 12000 bytes"):
+        with pytest.raises(EspalierError, match="reserved 12000 bytes"):
             second.offer()
 
 
@@ -271,5 +271,5 @@ def test_a_file_without_weights_is_no_larger_than_any_is(tmp_path: Path) -> None
     }
     server = Server(tmp_path, "a", of(1, 1000), **{"most-model-bytes": 1 << 40})
     server.offered = server.offered.model_copy(update=large)
-    with pytest.raises(Mistake, match="a file without weights has more than"):
+    with pytest.raises(EspalierError, match="a file without weights has more than"):
         server.offer()

@@ -18,7 +18,7 @@ from in_process import InProcessGrid
 
 import client_app.methods.fedpetuning
 import client_app.methods.fedprllm
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.message import Letter, address, read
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.storage.client_state import PrivateState
@@ -240,11 +240,11 @@ def test_damaged_times_are_told(bench: Bench) -> None:
         "[" * 100_000,
     ):
         (folder.path / "seconds.json").write_text(text)
-        with pytest.raises(Mistake, match=r"seconds.json: is damaged; remove it"):
+        with pytest.raises(EspalierError, match=r"seconds.json: is damaged; remove it"):
             folder.load_times()
     (folder.path / "seconds.json").unlink()
     (folder.path / "seconds.json").mkdir()
-    with pytest.raises(Mistake, match=r"seconds.json: is damaged; remove it"):
+    with pytest.raises(EspalierError, match=r"seconds.json: is damaged; remove it"):
         folder.load_times()
 
 

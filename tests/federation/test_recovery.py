@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from test_tuning_tasks import bench_of, metric, reviews
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.models.adapters import adapter_plan
@@ -159,7 +159,7 @@ def test_the_masked_pass_is_that_of_the_masked_matrix(tmp_path: Path) -> None:
 
 def test_adapters_alone_would_fill_the_zeros() -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             "keep-zeros = true: adapters alone would fill the zeros of the base; set merge = true"
         ),

@@ -7,7 +7,7 @@ import pytest
 from bench import Bench
 from flwr.app import Message
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.message import Kind, read
 from strategies.base.run_folder import RunFolder
 
@@ -36,7 +36,7 @@ def test_what_remains_is_named(bench: Bench, kind: Kind, again: bool) -> None:
 
     grid.before_push = remove
     with pytest.raises(
-        Mistake, match="was removed or moved while the run was at work; it cannot go on"
+        EspalierError, match="was removed or moved while the run was at work; it cannot go on"
     ) as caught:
         bench.run(grid)
     told = str(caught.value)
@@ -54,7 +54,7 @@ def test_one_that_is_removed_behind_the_last_line_is_not_completed(
         "server_app.app.Summary.take_figures",
         lambda *_: shutil.rmtree(next((bench.folder / "runs").iterdir())),
     )
-    with pytest.raises(Mistake, match="was removed or moved"):
+    with pytest.raises(EspalierError, match="was removed or moved"):
         bench.run()
 
 
@@ -64,6 +64,6 @@ def test_a_directory_is_known_by_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "run").rename(tmp_path / "other")
     (tmp_path / "run").mkdir()
     assert not folder.is_there()
-    with pytest.raises(Mistake, match="was removed or moved"):
+    with pytest.raises(EspalierError, match="was removed or moved"):
         folder.metrics.append({"event": "b"})
     assert not list((tmp_path / "run").iterdir())

@@ -18,7 +18,7 @@ from flwr.app import Message
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.message import read
 from espalier.settings.run import parse
@@ -100,7 +100,7 @@ def test_behind_a_damaged_checkpoint_the_round_before_leads_to_the_same_bytes(
         f"state.json: is damaged: .*; the checkpoint after round 1 is whole: move {before} to"
         f" {last} and resume again"
     )
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         killed.resume(run)
     before.replace(last)
     assert killed.resume(run) == killed.expected
@@ -119,7 +119,7 @@ def test_behind_a_damaged_blob_too(
         f"damaged or missing is {blob.name}, of {len(of_last)} blobs of the checkpoint after round"
         " 2; the others are whole; "
     )
-    with pytest.raises(Mistake, match=told + "the checkpoint after round 1 is whole: move"):
+    with pytest.raises(EspalierError, match=told + "the checkpoint after round 1 is whole: move"):
         killed.resume(run)
     before.replace(last)
     assert killed.resume(run) == killed.expected
@@ -168,7 +168,9 @@ def test_what_no_longer_remains_is_not_promised(
     run = one_killed.again(tmp_path, monkeypatch)
     (run / "checkpoint" / "state.json").write_text("")
     damage(run / "checkpoint")
-    with pytest.raises(Mistake, match=f"state.json: is damaged: it is no JSON document; {told}"):
+    with pytest.raises(
+        EspalierError, match=f"state.json: is damaged: it is no JSON document; {told}"
+    ):
         one_killed.resume(run)
 
 
@@ -178,7 +180,7 @@ def test_a_missing_checkpoint_is_not_taken_for_a_run_that_has_just_begun(
     run = one_killed.again(tmp_path, monkeypatch)
     (run / "checkpoint" / "state.json").unlink()
     with pytest.raises(
-        Mistake, match=r"state\.json: is missing; the checkpoint after round 1 is whole"
+        EspalierError, match=r"state\.json: is missing; the checkpoint after round 1 is whole"
     ):
         one_killed.resume(run)
 
@@ -197,7 +199,7 @@ def test_checkpoints_and_run_directories_of_earlier_releases_are_refused_in_word
             json.dumps(document | {"version": 1} if "version" in document else document)
         )
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=rf"{Path(name).name}: version 1, this program reads \d; resume with the release",
         ):
             one_killed.resume(run)
@@ -212,7 +214,7 @@ def test_a_damaged_run_json_is_named(
         (run / "run.json").read_text().replace('"lineage": "2', '"lineage": "3')
     )
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"run.json: is damaged: .* begin a new run with the settings of .*settings.toml",
     ):
         one_killed.resume(run)
@@ -226,7 +228,7 @@ def test_the_summary_decides_nothing(
     assert one_killed.resume(run) == one_killed.expected
     document = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(document | {"status": "failed"}))
-    with pytest.raises(Mistake, match="that run is completed"):
+    with pytest.raises(EspalierError, match="that run is completed"):
         one_killed.resume(run)
 
 
@@ -263,7 +265,7 @@ def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
     assert json.loads(whole)["round"] == 0
     last.write_text(whole.replace('": 1', '": 2'))
     for resume in (bench.run, lambda **changes: open_all(bench.config(**changes), pytest.fail)):
-        with pytest.raises(Mistake, match=r"state.json: is damaged"):
+        with pytest.raises(EspalierError, match=r"state.json: is damaged"):
             resume(resume_from=str(run))
     last.write_text(whole)
     bench.run(resume_from=str(run))
@@ -320,7 +322,7 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_started(
     run = one_killed.again(tmp_path, monkeypatch)
     damage(run)
     before = remains(run)
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         looked_at(one_killed, resume_from=str(run))
     assert remains(run) == before
 
@@ -331,7 +333,7 @@ def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(
     run = one_killed.again(tmp_path, monkeypatch)
     shutil.rmtree(run / "checkpoint")
     with pytest.raises(
-        Mistake, match=r"metrics\.jsonl tells of finished rounds; bring it back from a copy"
+        EspalierError, match=r"metrics\.jsonl tells of finished rounds; bring it back from a copy"
     ):
         one_killed.resume(run)
 
@@ -340,11 +342,13 @@ def test_other_settings_and_a_server_at_work_are_told_before_too(
     one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = one_killed.again(tmp_path, monkeypatch)
-    with pytest.raises(Mistake, match="a resumed run keeps its settings, but seed was 0, is 5"):
+    with pytest.raises(
+        EspalierError, match="a resumed run keeps its settings, but seed was 0, is 5"
+    ):
         looked_at(one_killed, resume_from=str(run), seed=5)
     with locked(run):
         before = remains(run)
-        with pytest.raises(Mistake, match=f"process {os.getpid()} on .* is at work there"):
+        with pytest.raises(EspalierError, match=f"process {os.getpid()} on .* is at work there"):
             looked_at(one_killed, resume_from=str(run))
         assert remains(run) == before
 
@@ -354,7 +358,7 @@ def test_an_out_dir_below_a_link_to_nothing_is_told(
 ) -> None:
     one_killed.again(tmp_path, monkeypatch)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(Mistake, match=r"link is a link to nothing\); name another directory"):
+    with pytest.raises(EspalierError, match=r"link is a link to nothing\); name another directory"):
         looked_at(one_killed, out_dir=str(tmp_path / "link" / "runs"))
 
 
@@ -384,7 +388,7 @@ def test_an_out_dir_that_cannot_be_made_is_told_before(
 ) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(
-        Mistake, match=rf"out-dir = '.*cannot be made \({told}\); name another directory"
+        EspalierError, match=rf"out-dir = '.*cannot be made \({told}\); name another directory"
     ):
         looked_at(one_killed, out_dir=str(tmp_path / below))
 
@@ -399,7 +403,7 @@ def test_an_out_dir_is_not_made_before(
     closed.mkdir()
     # The tests may run as a user who can write everywhere.
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)
-    with pytest.raises(Mistake, match=r"cannot be made \(Permission denied\)"):
+    with pytest.raises(EspalierError, match=r"cannot be made \(Permission denied\)"):
         looked_at(one_killed, out_dir=str(closed / "runs"))
 
 
@@ -467,7 +471,7 @@ def test_a_damaged_file_is_a_mistake_or_changes_nothing(
         (run / name).write_bytes(data.draw(damaged(whole)) if whole else b"x")
         try:
             found = one_killed.resume(run)
-        except Mistake as mistake:
+        except EspalierError as mistake:
             told = str(mistake)
         else:
             assert without_blanks(found) == without_blanks(one_killed.expected)
@@ -511,7 +515,7 @@ def test_a_second_server_is_refused_and_told_who_works_there(
         if not refused:
             refused.append(message)
             with pytest.raises(
-                Mistake, match=f"{run.name}: process {os.getpid()} on .* is at work there"
+                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is at work there"
             ):
                 one_killed.resume(run)
 
@@ -539,7 +543,7 @@ def test_a_new_run_holds_its_directory_too(
         if not refused:
             refused.append(message)
             with pytest.raises(
-                Mistake, match=f"{run.name}: process {os.getpid()} on .* is at work there"
+                EspalierError, match=f"{run.name}: process {os.getpid()} on .* is at work there"
             ):
                 one_killed.resume(run)
 

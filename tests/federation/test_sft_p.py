@@ -27,7 +27,7 @@ from client_app.methods.sft_p_model import OUTWARD, own_target
 from client_app.protocol import client_state
 from client_app.protocol.client_state import CONDITIONING
 from client_app.site import Site
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.lane_gates import LaneGates
 from espalier.messages.message import SCHEMA_VERSION, Header, read
@@ -531,7 +531,7 @@ class TestSftP(PersonalPromises):
             } == {"completed"}
             return
         with pytest.raises(
-            Mistake, match=f"sft-p.norm = '{norm}': lanes of the model were cut before"
+            EspalierError, match=f"sft-p.norm = '{norm}': lanes of the model were cut before"
         ):
             bench.run(**changes)
 
@@ -624,7 +624,7 @@ class TestSftP(PersonalPromises):
     def test_what_does_not_fit_is_told_before_anything_starts(
         self, bench: Bench, changes: dict[str, Any], words: str
     ) -> None:
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
 

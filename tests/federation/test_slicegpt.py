@@ -16,7 +16,7 @@ from test_recovery import TUNED, perplexity
 from torch import Tensor
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, open_model
 from espalier.messages.contract import check
 from espalier.messages.contracts import contract_for
@@ -262,7 +262,7 @@ class TestSliceGpt(Promises):
         given = {
             key: bench.public if value == "{public}" else value for key, value in changes.items()
         }
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             bench.run(
                 **{
                     key: str(value) if isinstance(value, Path) else value
@@ -278,7 +278,7 @@ class TestSliceGpt(Promises):
             r"slicegpt.slicing = 0.8: of a residual stream of width 16 no multiple of 4 would stay;"
             r" lower slicing or mul"
         )
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             bench.run(slicegpt__slicing=0.8)
         assert not (bench.folder / "runs").exists()
 
@@ -294,7 +294,7 @@ class TestSliceGpt(Promises):
         for file in bench.model.glob("token*"):
             (other / file.name).write_bytes(file.read_bytes())
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=(
                 "model_type = 'opt': the residual stream can be rotated where RMS norms alone stand"
             ),
@@ -372,7 +372,7 @@ class TestSliceGpt(Promises):
         )
         basis[2, 3] = number
         with pytest.raises(
-            Mistake, match="a number is not finite, or a direction is longer than 1"
+            EspalierError, match="a number is not finite, or a direction is longer than 1"
         ):
             check(
                 Letter(header, {}, {key: pack_tensors({"basis": basis}) for key in keys}),
@@ -440,7 +440,7 @@ def test_methods_that_cut_units_or_blocks_refuse_it_before_anything_starts(
         "sft-p": {"lora.rank": 2},
     }
     bench = Bench(tmp_path, method, {"model": str(sliced), **more.get(method, {})})
-    with pytest.raises(Mistake, match=r"model_type = 'sliced-llama': .*name "):
+    with pytest.raises(EspalierError, match=r"model_type = 'sliced-llama': .*name "):
         bench.run()
     assert not (tmp_path / "runs").exists()
 
@@ -450,7 +450,7 @@ def test_the_settings_that_a_run_of_public_text_writes_are_read_again() -> None:
     written = {**flat, "federation.client-weights": "samples"}
     assert parse(written, by_hand=changed(written)) == parse(flat)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"slicegpt.covariances = 'clients' does not read it; .*slicegpt.covariances = 'public'"
         ),

@@ -17,7 +17,7 @@ from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.message import read
 from strategies.base.rounds import RunFailed
 
@@ -245,17 +245,18 @@ def test_an_encoder_s_run_repeats(encoder: Bench) -> None:
 
 def test_an_encoder_does_no_other_task(encoder: Bench) -> None:
     with pytest.raises(
-        Mistake, match=r"task.name = 'dolly': an encoder classifies; choose sst2, mnli or boolq"
+        EspalierError,
+        match=r"task.name = 'dolly': an encoder classifies; choose sst2, mnli or boolq",
     ):
         encoder.run(task__name="dolly")
 
 
 def test_what_is_wrong_with_the_test_items_is_told_before_anything_starts(folder: Path) -> None:
     bench = bench_of(folder, "sst2", reviews)
-    with pytest.raises(Mistake, match=r"nowhere.jsonl: no such file; check task.test-path"):
+    with pytest.raises(EspalierError, match=r"nowhere.jsonl: no such file; check task.test-path"):
         bench.run(task__test_path=str(folder / "nowhere.jsonl"))
     write(folder / "test.jsonl", [{"sentence": "oak", "label": 7}])
-    with pytest.raises(Mistake, match=r"test.jsonl: line 1"):
+    with pytest.raises(EspalierError, match=r"test.jsonl: line 1"):
         bench.run()
     assert not (folder / "runs").exists()
 
@@ -271,11 +272,12 @@ def test_sequences_longer_than_the_model_takes_are_refused_before_anything_start
         r"task.max-tokens = 63: the model has 62 positions \(max_position_embeddings .*\); set it"
         r" to 62 or less"
     )
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         encoder.run(task__max_tokens=63)
     decoder = bench_of(encoder.folder, "sst2", reviews)
     with pytest.raises(
-        Mistake, match=r"task.max-tokens = 65: the model has 64 positions .*; set it to 64 or less"
+        EspalierError,
+        match=r"task.max-tokens = 65: the model has 64 positions .*; set it to 64 or less",
     ):
         decoder.run(task__max_tokens=65)
     assert not (encoder.folder / "runs").exists()
@@ -296,7 +298,7 @@ def test_sequences_longer_than_the_model_takes_are_refused_before_anything_start
 def test_adapters_and_a_base_that_do_not_fit_the_model_are_refused_before_anything_starts(
     folder: Path, key: str, value: object, told: str
 ) -> None:
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         bench_of(folder, "sst2", reviews).run(**{key: value})
     assert not (folder / "runs").exists()
 
@@ -315,7 +317,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
     bench = bench_of(folder, "gsm8k", sums)
     tokenizer = AutoTokenizer.from_pretrained(bench.model)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"has no token that ends a text, and answers of the task gsm8k end with it; name one",
     ):
         bench.run()
@@ -329,7 +331,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
         rf"task.answer-tokens = 256: .* {prompt} tokens, that makes {prompt + 256}, .* 64 .* to"
         rf" {64 - prompt} or less"
     )
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         bench.run()
     assert not (folder / "runs").exists()
     few = {"task__answer_tokens": 64 - prompt, "task__max_test_items": 2, "federation__rounds": 1}

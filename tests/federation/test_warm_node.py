@@ -27,7 +27,7 @@ from flwr.supercore.run import RunNotRunningException
 from client_app.node.warm_node import Worker, answer_short_of_memory
 from client_app.node.warm_worker import AnotherProgramError, fits_idle, told, work
 from espalier.cli.node import run_node
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.flower import tasks
 from espalier.hf.machine.machine_memory import machine_memory, resident
 from espalier.identity import code_hash
@@ -425,7 +425,7 @@ def test_what_this_process_holds_grows_with_what_it_makes() -> None:
 
 
 def test_a_bound_below_0_is_refused() -> None:
-    with pytest.raises(Mistake, match="--most-idle-megabytes -1: must be 0 or more"):
+    with pytest.raises(EspalierError, match="--most-idle-megabytes -1: must be 0 or more"):
         run_node(ROOT, [], 0, 1.0, -1)
 
 
@@ -463,5 +463,5 @@ def test_a_bound_below_0_is_refused() -> None:
 def test_a_node_that_would_not_be_safe_is_not_started(
     words: list[str], port: int, seconds: float, told: str
 ) -> None:
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         run_node(ROOT, words, port, seconds)

@@ -16,7 +16,7 @@ from test_tuning_tasks import bench_of, reviews
 from tiny_model import save_tiny_roberta
 
 from espalier.cli.plan import plan
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
 from server_app.estimate.command import main as planning
@@ -38,7 +38,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("missing")
 def test_the_command_refuses_before_anything_is_started() -> None:
-    with pytest.raises(Mistake, match=REMEDY):
+    with pytest.raises(EspalierError, match=REMEDY):
         configuration(APP, ["fedpetuning", "training.base=nf4"], on_this_machine=True)
 
 
@@ -58,7 +58,7 @@ def test_what_does_not_need_it_is_not_refused(words: list[str]) -> None:
 @pytest.mark.usefixtures("missing")
 def test_the_server_refuses_before_there_is_a_run_directory(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, "sst2", reviews)
-    with pytest.raises(Mistake, match=REMEDY):
+    with pytest.raises(EspalierError, match=REMEDY):
         bench.run(training__base="nf4")
     assert not (tmp_path / "runs").exists()
 

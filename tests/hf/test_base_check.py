@@ -22,7 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.export.model import check_export, export_edited, logits_of
 from espalier.hf.files.magnitudes import magnitude, magnitude_bits
 from espalier.hf.machine.computing import Computing
@@ -266,7 +266,8 @@ def test_a_difference_of_reading_is_refused(tmp_path: Path) -> None:
     )
     tensors[up], tensors[gate] = tensors[gate], tensors[up]
     with pytest.raises(
-        Mistake, match=r"base: read block by block, .* differ from those of plain transformers by"
+        EspalierError,
+        match=r"base: read block by block, .* differ from those of plain transformers by",
     ):
         require_same_logits(model, CPU, WINDOWS)
 
@@ -342,7 +343,7 @@ def test_what_transformers_would_make_up_or_leave_out_is_named(
     base = save_model(tmp_path / "base", llama_config())
     change_tensors(base, change)
     change_config(base, **config)
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         require_same_logits(OpenedModel(base), CPU, WINDOWS)
 
 
@@ -370,7 +371,7 @@ def test_a_weight_that_is_not_finite_is_named(
 
     change_tensors(base, spoil)
     what = "NaN" if value != value else "an infinite number"
-    with pytest.raises(Mistake, match=rf"model.safetensors: tensor {name} holds {what}"):
+    with pytest.raises(EspalierError, match=rf"model.safetensors: tensor {name} holds {what}"):
         require_finite_weights(OpenedModel(base), CPU)
 
 
@@ -430,7 +431,8 @@ def test_weights_beyond_the_computing_dtype_are_refused_only_there(
         require_finite_weights(model, computing)
         return
     with pytest.raises(
-        Mistake, match=rf"tensor model.norm.weight holds numbers up to .*, and dtype = {told}$"
+        EspalierError,
+        match=rf"tensor model.norm.weight holds numbers up to .*, and dtype = {told}$",
     ):
         require_finite_weights(model, computing)
 
@@ -445,7 +447,7 @@ def test_hidden_states_beyond_float16_are_refused_with_their_block(tmp_path: Pat
     model = OpenedModel(base)
     require_finite_weights(model, HALF)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"dtype = 'float16': block 1 gives .*float16 overflows to infinity; set dtype to 'bfl"
         ),
@@ -489,9 +491,11 @@ def test_an_encoder_is_compared_too(tmp_path: Path, model_type: str) -> None:
     change_tensors(
         changed, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.nan)}
     )
-    with pytest.raises(Mistake, match=rf"{name} holds NaN"):
+    with pytest.raises(EspalierError, match=rf"{name} holds NaN"):
         require_finite_weights(OpenedModel(changed), CPU, 3)
     assert AutoModelForSequenceClassification.from_pretrained(base) is not None
     model.checkpoint.tensors[name] = model.checkpoint.tensors[name.replace("layer.1", "layer.0")]
-    with pytest.raises(Mistake, match=r"hidden states differ from those of plain transformers"):
+    with pytest.raises(
+        EspalierError, match=r"hidden states differ from those of plain transformers"
+    ):
         require_same_encoder(model, CPU, 3)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import llama_config, random_masks, save_model, token_windows, whole_model
 from torch import Tensor, nn
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream import edits
@@ -196,7 +196,7 @@ def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(
     tensors = load_file(damaged / "model.safetensors")
     del tensors[name]
     save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Mistake, match=name):
+    with pytest.raises(EspalierError, match=name):
         run_through(BlockStream(OpenedModel(damaged), computing), token_windows(1, 4))
 
 
@@ -208,5 +208,5 @@ def test_a_configuration_of_another_width_is_a_mistake(
     (damaged / "config.json").write_text(
         text.replace('"intermediate_size": 48', '"intermediate_size": 40')
     )
-    with pytest.raises(Mistake, match="damaged"):
+    with pytest.raises(EspalierError, match="damaged"):
         run_through(BlockStream(OpenedModel(damaged), computing), token_windows(1, 4))

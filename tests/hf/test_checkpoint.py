@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.files import checkpoint
 from espalier.hf.files.checkpoint import Checkpoint, ShardWriter
 
@@ -88,7 +88,7 @@ def test_shards_are_found_by_the_index(untied: Path, sharded: Path) -> None:
 def test_a_folder_without_safetensors_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"holds neither model.safetensors nor model.safetensors.index.json, but"
             r" pytorch_model.bin; .*safetensors"
@@ -101,7 +101,7 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     index = (sharded / "model.safetensors.index.json").read_text()
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(
-        Mistake, match=r"index.json: names model-00001-of-\d+.safetensors, .*no such file"
+        EspalierError, match=r"index.json: names model-00001-of-\d+.safetensors, .*no such file"
     ):
         Checkpoint(tmp_path)
 
@@ -120,7 +120,7 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
 )
 def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(Mistake, match=r"model.safetensors.index.json: (is no|has no|names)"):
+    with pytest.raises(EspalierError, match=r"model.safetensors.index.json: (is no|has no|names)"):
         Checkpoint(tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_an_index_with_numbers_for_files_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(
         '{"metadata": {}, "weight_map": {"a": 3}}'
     )
-    with pytest.raises(Mistake, match=r"model.safetensors.index.json: names 3"):
+    with pytest.raises(EspalierError, match=r"model.safetensors.index.json: names 3"):
         Checkpoint(tmp_path)
 
 
@@ -140,7 +140,7 @@ def test_an_index_without_metadata_is_refused_as_transformers_does(
     index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
     with pytest.raises(KeyError, match="metadata"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "copied")
-    with pytest.raises(Mistake, match=r"index.json: has no key 'metadata'"):
+    with pytest.raises(EspalierError, match=r"index.json: has no key 'metadata'"):
         Checkpoint(tmp_path / "copied")
 
 
@@ -159,7 +159,7 @@ def test_one_file_comes_before_an_index_as_in_transformers(
 def test_other_files_of_weights_are_named(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"but pytorch_model.bin; load the model with transformers and write it as safetensors"
         ),
@@ -167,7 +167,7 @@ def test_other_files_of_weights_are_named(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.fp16.safetensors")
     with pytest.raises(
-        Mistake, match=r"but model.fp16.safetensors: from_pretrained does not read .*; rename"
+        EspalierError, match=r"but model.fp16.safetensors: from_pretrained does not read .*; rename"
     ):
         Checkpoint(tmp_path)
 
@@ -188,7 +188,7 @@ def test_what_makes_transformers_load_other_weights_is_refused(
     folder: Path, name: str, text: str, told: str
 ) -> None:
     (folder / name).write_text(text)
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         Checkpoint(folder)
 
 
@@ -210,7 +210,7 @@ def test_what_makes_transformers_load_other_weights_is_refused(
 def test_a_file_that_is_no_safetensors_is_named(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"model.safetensors: (is not a safetensors file: .*|its header does not say where"
             r" tensor a .*); "
@@ -222,14 +222,14 @@ def test_a_file_that_is_no_safetensors_is_named(folder: Path, content: bytes) ->
 def test_a_truncated_shard_is_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Mistake, match=r"model.safetensors: .*copy the"):
+    with pytest.raises(EspalierError, match=r"model.safetensors: .*copy the"):
         Checkpoint(folder)
 
 
 def test_a_truncated_shard_is_told_from_one_that_is_none(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Mistake, match=r"ends before tensor"):
+    with pytest.raises(EspalierError, match=r"ends before tensor"):
         Checkpoint(folder)
 
 
@@ -239,7 +239,7 @@ def test_a_dtype_that_cannot_be_pruned_is_named(folder: Path) -> None:
         return header
 
     rewrite_header(folder / "model.safetensors", eight_bits)
-    with pytest.raises(Mistake, match=r"tensor f32 has dtype F8_E4M3"):
+    with pytest.raises(EspalierError, match=r"tensor f32 has dtype F8_E4M3"):
         Checkpoint(folder)
 
 
@@ -248,7 +248,7 @@ def test_a_shard_that_loses_its_end_after_it_was_opened_is_named(folder: Path) -
     last = max(TENSORS, key=lambda name: reader.tensors[name].stop)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Mistake, match=rf"model.safetensors: ends before tensor {last}"):
+    with pytest.raises(EspalierError, match=rf"model.safetensors: ends before tensor {last}"):
         reader.read(last)
 
 
@@ -277,7 +277,7 @@ def test_a_tampered_header_is_a_mistake_that_names_the_file(folder: Path, change
     rewrite_header(
         folder / "model.safetensors", lambda header: header | {"f32": change(header["f32"])}
     )
-    with pytest.raises(Mistake, match=r"model.safetensors"):
+    with pytest.raises(EspalierError, match=r"model.safetensors"):
         Checkpoint(folder).read("f32")
 
 

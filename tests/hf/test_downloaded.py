@@ -13,7 +13,7 @@ import torch
 from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoTokenizer
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.limits import require_within_limits
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.tokenizer import downloaded_model
@@ -141,7 +141,8 @@ def test_a_file_with_other_parts_is_refused_in_words(directory: Path, tmp_path: 
     document["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(
-        Mistake, match=r"brought: tokenizer\.json: normalizer: a regular expression is none of"
+        EspalierError,
+        match=r"brought: tokenizer\.json: normalizer: a regular expression is none of",
     ):
         open_downloaded(tmp_path).encode("a" * 100 + "!")
 
@@ -212,7 +213,7 @@ def test_a_process_that_does_not_do_its_work_is_told_of_in_a_sentence(
     pretended: Any, script: str, words: str
 ) -> None:
     tokenizer = pretended(script)
-    with pytest.raises(Mistake, match=words) as caught:
+    with pytest.raises(EspalierError, match=words) as caught:
         tokenizer.encode("a private word")
     assert "private" not in str(caught.value)
     assert str(caught.value).endswith("the run needs another model")
@@ -226,13 +227,13 @@ def test_numbers_that_do_not_fit_are_refused(pretended: Any, number: str) -> Non
     script = (
         f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 8) + h + bytes(8))"
     )
-    with pytest.raises(Mistake, match="answered"):
+    with pytest.raises(EspalierError, match="answered"):
         pretended(script).encode("text")
 
 
 def test_facts_are_numbers(pretended: Any) -> None:
     head = json.dumps({"num_tokens": "9", "length": 9, "all_special_ids": []})
-    with pytest.raises(Mistake, match="says of itself"):
+    with pytest.raises(EspalierError, match="says of itself"):
         len(
             pretended(
                 f"h = {head!r}.encode()\nsys.stdout.buffer.write(LENGTHS.pack(len(h), 0) + h)"

@@ -14,7 +14,7 @@ from tiny_models import CPU, llama_config, save_model
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.families.bert import BERT
 from espalier.hf.families.family import Family
 from espalier.hf.families.roberta import ROBERTA
@@ -133,23 +133,25 @@ def test_whoever_prunes_is_told_that_an_encoder_cannot_be(model_type: str, tmp_p
     """Both entry points refuse: the server's skeleton and a client's block stream."""
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
     with pytest.raises(
-        Mistake, match=r"config.json: model_type .* an encoder; .* not pruned: name a decoder"
+        EspalierError, match=r"config.json: model_type .* an encoder; .* not pruned: name a decoder"
     ):
         opened.new_skeleton()
-    with pytest.raises(Mistake, match="an encoder"):
+    with pytest.raises(EspalierError, match="an encoder"):
         BlockStream(opened, CPU)
 
 
 def test_a_decoder_is_not_tuned_for_classification(tmp_path: Path) -> None:
     opened = OpenedModel(save_model(tmp_path / "saved", llama_config()))
-    with pytest.raises(Mistake, match=r"config.json: model_type .* a decoder; .* name an encoder"):
+    with pytest.raises(
+        EspalierError, match=r"config.json: model_type .* a decoder; .* name an encoder"
+    ):
         opened.new_skeleton(2)
 
 
 @pytest.mark.parametrize("number", [1, 0, -3])
 def test_one_class_is_no_classification(tmp_path: Path, number: int) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", "bert"))
-    with pytest.raises(Mistake, match=rf"number of labels = {number}: .* at least two"):
+    with pytest.raises(EspalierError, match=rf"number of labels = {number}: .* at least two"):
         opened.new_skeleton(number)
 
 
@@ -159,7 +161,7 @@ def test_a_missing_linear_is_named(tmp_path: Path) -> None:
     del tensors["roberta.encoder.layer.1.output.dense.weight"]
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(
-        Mistake, match=r"tensor roberta.encoder.layer.1.output.dense.weight is missing"
+        EspalierError, match=r"tensor roberta.encoder.layer.1.output.dense.weight is missing"
     ):
         OpenedModel(directory)
 
@@ -169,7 +171,9 @@ def test_more_blocks_in_the_files_than_in_the_configuration(stored_as: str, tmp_
     directory = save_encoder(tmp_path / "saved", "roberta", stored_as)
     path = directory / "config.json"
     path.write_text(path.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
-    with pytest.raises(Mistake, match=r"num_hidden_layers = 1, but the files hold more blocks"):
+    with pytest.raises(
+        EspalierError, match=r"num_hidden_layers = 1, but the files hold more blocks"
+    ):
         OpenedModel(directory)
 
 

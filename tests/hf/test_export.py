@@ -14,7 +14,7 @@ from tiny_models import llama_config, random_masks, save_model, token_windows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.export.model import ExportError, check_export, export_edited, require_close
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
@@ -170,7 +170,7 @@ def test_a_full_disk_is_a_mistake_and_leaves_no_model(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(Mistake, match="No space left"):
+    with pytest.raises(EspalierError, match="No space left"):
         exported(untied, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
@@ -182,7 +182,7 @@ def test_a_disk_that_fills_up_while_files_are_copied_is_a_mistake(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("shutil.copyfile", no_space)
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         exported(untied, tmp_path / "model")
 
 

@@ -18,7 +18,7 @@ from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_windows
 from torch import Tensor
 from transformers import OPTConfig, PretrainedConfig
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.export import adapter as exporting
 from espalier.hf.export.adapter import check_adapter, export_adapter
 from espalier.hf.export.model import ExportError, export_edited
@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_no_adapter(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(Mistake, match=r"cannot write .*adapter.*: No space left on device"):
+    with pytest.raises(EspalierError, match=r"cannot write .*adapter.*: No space left on device"):
         Result(models["llama"]).export(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
@@ -67,7 +67,8 @@ def test_a_full_disk_names_the_folder_and_the_setting(
     kept = OnDisk(tmp_path)
     monkeypatch.setattr(os, "pwrite", refuse)
     with pytest.raises(
-        Mistake, match=f"{tmp_path}: No space left on device; free the disk or set activations"
+        EspalierError,
+        match=f"{tmp_path}: No space left on device; free the disk or set activations",
     ):
         kept.append(torch.ones(1, 2, 2))
 
@@ -121,7 +122,7 @@ def test_activations_go_on_where_they_were_kept(
     resumed = stream.resume(windows, io.BytesIO(kept))
     assert b"".join(resumed.pieces()) == kept
     for wrong, word in ((kept[:-1], "short"), (kept + b"0", "long")):
-        with pytest.raises(Mistake, match=word):
+        with pytest.raises(EspalierError, match=word):
             stream.resume(windows, io.BytesIO(wrong))
 
 

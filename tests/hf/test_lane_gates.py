@@ -22,7 +22,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import BlockStream, run_through
@@ -208,7 +208,7 @@ def test_a_share_of_the_model_leaves_the_rest_whole(model: OpenedModel) -> None:
     gates = LaneGates(model.plan)
     everything = model.plan.num_parameters
     assert gates.target(0.25, "model") == int(0.75 * everything) - (everything - gates.total)
-    with pytest.raises(Mistake, match=r"share = 0.9 \(share-of = 'model'\)"):
+    with pytest.raises(EspalierError, match=r"share = 0.9 \(share-of = 'model'\)"):
         gates.target(0.9, "model")
 
 
@@ -233,5 +233,5 @@ def test_a_family_without_lanes_is_refused() -> None:
     config = OPTConfig(
         vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2
     )
-    with pytest.raises(Mistake, match="family opt cannot be routed"):
+    with pytest.raises(EspalierError, match="family opt cannot be routed"):
         Routing(OPTForCausalLM(config), OPT, 1)

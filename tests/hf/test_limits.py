@@ -12,7 +12,7 @@ from tiny_encoders import SIZES, save_encoder
 from tiny_models import VOCABULARY, llama_config, save_model
 from transformers import OPTConfig
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.limits import require_within_limits, sequence_lengths
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import parse
@@ -31,7 +31,7 @@ def decoder(tmp_path: Path) -> Path:
 def lines(directory: Path, settings: dict[str, Any]) -> list[str]:
     try:
         require_within_limits(parse(settings), OpenedModel(directory))
-    except Mistake as mistake:
+    except EspalierError as mistake:
         return str(mistake).splitlines()
     return []
 

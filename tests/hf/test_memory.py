@@ -19,7 +19,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.model_memory import Footprint, footprint
 from espalier.hf.nf4.matrices import bitsandbytes
@@ -163,26 +163,28 @@ def test_a_directory_with_a_configuration_and_nothing_else(tmp_path: Path) -> No
 
 
 def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"has no config.json; name the directory"):
+    with pytest.raises(EspalierError, match=r"has no config.json; name the directory"):
         footprint(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(Mistake, match=r"config.json: holds a JSON list"):
+    with pytest.raises(EspalierError, match=r"config.json: holds a JSON list"):
         footprint(tmp_path)
 
 
 def test_what_cannot_be_loaded_is_not_counted() -> None:
-    with pytest.raises(Mistake, match="the configuration: model_type = 'mamba' is not supported"):
+    with pytest.raises(
+        EspalierError, match="the configuration: model_type = 'mamba' is not supported"
+    ):
         footprint({"model_type": "mamba"})
-    with pytest.raises(Mistake, match="an encoder"):
+    with pytest.raises(EspalierError, match="an encoder"):
         footprint(ROBERTA.to_dict())
-    with pytest.raises(Mistake, match="a decoder"):
+    with pytest.raises(EspalierError, match="a decoder"):
         footprint(llama_config().to_dict(), 2)
-    with pytest.raises(Mistake, match="the configuration: transformers cannot"):
+    with pytest.raises(EspalierError, match="the configuration: transformers cannot"):
         footprint(llama_config().to_dict() | {"hidden_size": "wide"})
 
 
 def test_nf4_of_rows_that_cannot_be_quantised_has_no_size() -> None:
     found = footprint(json.loads(json.dumps(llama_config().to_dict(), default=str)))
     assert found.weight_bytes("bfloat16") == 2 * found.parameters
-    with pytest.raises(Mistake, match="32 input features"):
+    with pytest.raises(EspalierError, match="32 input features"):
         found.weight_bytes("nf4")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_model import save_tiny_llama
 from tiny_models import llama_config, save_model
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.families import FAMILIES, family_of
 from espalier.hf.families.family import CANONICAL_LINEARS
 from espalier.hf.opening.opened import OpenedModel, open_model
@@ -63,7 +63,7 @@ def test_a_model_without_a_tokenizer_is_a_mistake_when_text_is_read(copied: Path
     for file in copied.glob("tokenizer*"):
         file.unlink()
     model = OpenedModel(copied)
-    with pytest.raises(Mistake, match=r"copied: the tokenizer cannot be loaded"):
+    with pytest.raises(EspalierError, match=r"copied: the tokenizer cannot be loaded"):
         model.encode("w1")
 
 
@@ -153,7 +153,7 @@ def test_the_hash_changes_with_the_dtype_of_the_whole_model(untied: Path, tmp_pa
 
 
 def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"nothing: has no config.json; name the directory"):
+    with pytest.raises(EspalierError, match=r"nothing: has no config.json; name the directory"):
         open_model(str(tmp_path / "nothing"))
 
 
@@ -165,10 +165,10 @@ def test_the_name_of_a_model_on_the_hub_is_told_from_a_directory(
         r"model = 'owner/name': there is no directory .*/owner/name\. .*\(hf download owner/name"
         r" --local-dir name\)"
     )
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         open_model("owner/name")
     (tmp_path / "owner" / "name").mkdir(parents=True)
-    with pytest.raises(Mistake, match=r"has no config\.json"):
+    with pytest.raises(EspalierError, match=r"has no config\.json"):
         open_model("owner/name")
 
 
@@ -182,7 +182,7 @@ def test_the_name_of_a_model_on_the_hub_is_told_from_a_directory(
 )
 def test_a_damaged_configuration_is_named(copied: Path, content: str) -> None:
     (copied / "config.json").write_text(content)
-    with pytest.raises(Mistake, match=r"config.json: (is no JSON file: |holds a JSON list)"):
+    with pytest.raises(EspalierError, match=r"config.json: (is no JSON file: |holds a JSON list)"):
         OpenedModel(copied)
 
 
@@ -191,13 +191,13 @@ def test_a_damaged_configuration_is_named(copied: Path, content: str) -> None:
 )
 def test_a_mixture_of_experts_is_refused_by_its_key(copied: Path, key: str) -> None:
     change_config(copied, **{key: 8})
-    with pytest.raises(Mistake, match=rf"config.json: {key} = 8; mixture-of-experts"):
+    with pytest.raises(EspalierError, match=rf"config.json: {key} = 8; mixture-of-experts"):
         OpenedModel(copied)
 
 
 def test_a_quantised_model_is_refused_by_its_key(copied: Path) -> None:
     change_config(copied, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(Mistake, match=r"config.json: quantization_config is set"):
+    with pytest.raises(EspalierError, match=r"config.json: quantization_config is set"):
         OpenedModel(copied)
 
 
@@ -205,13 +205,13 @@ def test_a_quantised_model_is_refused_by_its_key(copied: Path) -> None:
 def test_an_unknown_type_is_met_with_the_known_ones(copied: Path, model_type: Any) -> None:
     change_config(copied, model_type=model_type)
     with pytest.raises(
-        Mistake, match=r"config.json: model_type = .* is not supported; supported are .*llama"
+        EspalierError, match=r"config.json: model_type = .* is not supported; supported are .*llama"
     ):
         OpenedModel(copied)
 
 
 def test_quantisation_is_told_before_the_unknown_type() -> None:
-    with pytest.raises(Mistake, match="quantization_config"):
+    with pytest.raises(EspalierError, match="quantization_config"):
         family_of({"model_type": "mamba", "quantization_config": {"bits": 4}}, "config.json")
 
 
@@ -219,7 +219,7 @@ def test_quantisation_is_told_before_the_unknown_type() -> None:
 def test_a_wrong_number_of_blocks_names_the_key(copied: Path, number: Any) -> None:
     change_config(copied, num_hidden_layers=number)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"config.json(: num_hidden_layers = | says no num_hidden_layers, and transformers"
             r" takes 32)"
@@ -231,7 +231,7 @@ def test_a_wrong_number_of_blocks_names_the_key(copied: Path, number: Any) -> No
 def test_a_missing_linear_is_named(copied: Path) -> None:
     change_tensors(copied, lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight"))
     with pytest.raises(
-        Mistake, match=r"copied: tensor model.layers.2.mlp.up_proj.weight is missing"
+        EspalierError, match=r"copied: tensor model.layers.2.mlp.up_proj.weight is missing"
     ):
         OpenedModel(copied)
 
@@ -240,14 +240,14 @@ def test_more_blocks_in_the_configuration_than_in_the_file_name_the_first_missin
     copied: Path,
 ) -> None:
     change_config(copied, num_hidden_layers=4)
-    with pytest.raises(Mistake, match=r"model.layers.3.self_attn.q_proj.weight is missing"):
+    with pytest.raises(EspalierError, match=r"model.layers.3.self_attn.q_proj.weight is missing"):
         OpenedModel(copied)
 
 
 def test_a_linear_that_is_no_matrix_is_named(copied: Path) -> None:
     name = "model.layers.0.self_attn.k_proj.weight"
     change_tensors(copied, lambda tensors: tensors.update({name: tensors[name].flatten().clone()}))
-    with pytest.raises(Mistake, match=rf"{name} is F32 .*must be a matrix"):
+    with pytest.raises(EspalierError, match=rf"{name} is F32 .*must be a matrix"):
         OpenedModel(copied)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.nf4.matrices import (
     BLOCK,
     STRETCH,
@@ -194,14 +194,14 @@ def test_rows_that_are_no_whole_number_of_blocks_are_refused(
     shape: tuple[int, int], device: torch.device
 ) -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             rf"training.base = 'nf4': a matrix has {shape[1]} input features, .* set training.base"
             r" to 'bfloat16'"
         ),
     ):
         quantise([weight_of(shape).flatten()], shape, device)
-    with pytest.raises(Mistake, match="input features"):
+    with pytest.raises(EspalierError, match="input features"):
         matrix_bytes(shape)
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import llama_config, save_model
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.nf4 import cache as quantised_cache
 from espalier.hf.nf4.cache import cache_key, quantised_linears
 from espalier.hf.nf4.matrices import nf4_bytes
@@ -103,7 +103,8 @@ def test_a_refused_model_is_refused_before_anything_is_quantised(
     config = llama_config(hidden_size=64, intermediate_size=96)
     narrow = OpenedModel(save_model(tmp_path / "model", config))
     with pytest.raises(
-        Mistake, match=r"base = .nf4.: model.layers.0.mlp.down_proj.weight has 96 input features"
+        EspalierError,
+        match=r"base = .nf4.: model.layers.0.mlp.down_proj.weight has 96 input features",
     ):
         bits(narrow, tmp_path / "cache")
     assert not quantised
@@ -253,7 +254,7 @@ def test_a_load_that_ends_half_way_leaves_no_file(model: OpenedModel, tmp_path: 
 
 def test_a_folder_that_cannot_be_written_is_named(model: OpenedModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match="file"):
+    with pytest.raises(EspalierError, match="file"):
         bits(model, tmp_path / "file")
 
 

@@ -23,7 +23,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.export.model import check_export, export_edited
 from espalier.hf.files.checkpoint import Checkpoint
 from espalier.hf.machine.computing import Computing
@@ -487,15 +487,15 @@ def test_what_transformers_has_no_words_for_is_refused(
         base.directory, Structure.whole(base.plan).keeping({0: {"channels": list(range(64))}})
     )
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"llama: the smaller model cannot be written in NF4: .*; drop whole blocks only",
     ):
         write_quantised(uneven, tmp_path / "nf4", True)
     encoder = save_encoder(tmp_path / "encoder", "bert", hidden_size=64, intermediate_size=64)
-    with pytest.raises(Mistake, match=r"an encoder"):
+    with pytest.raises(EspalierError, match=r"an encoder"):
         write_quantised(OpenedModel(encoder), tmp_path / "nf4", True)
     narrow = save_model(tmp_path / "narrow", llama_config(hidden_size=64, intermediate_size=96))
-    with pytest.raises(Mistake, match=r"mlp.down_proj.weight has 96 input features"):
+    with pytest.raises(EspalierError, match=r"mlp.down_proj.weight has 96 input features"):
         write_quantised(OpenedModel(narrow), tmp_path / "nf4", True)
     assert not (tmp_path / "nf4").exists()
 
@@ -613,7 +613,7 @@ def test_a_damaged_folder_is_refused_when_it_is_opened(damage: str, folder: Path
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(Mistake, match=rf"model\.safetensors: .*{message}.*"):
+    with pytest.raises(EspalierError, match=rf"model\.safetensors: .*{message}.*"):
         OpenedModel(folder)
 
 
@@ -625,7 +625,7 @@ def test_other_tables_are_refused_when_a_matrix_is_read(part: str, folder: Path)
     model = OpenedModel(folder)
     for read in (lambda: model.checkpoint.read(MATRIX), lambda: handed_out(model)):
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=rf"model.safetensors: tensor {MATRIX}.{part} is not bitsandbytes' table of NF4",
         ):
             read()
@@ -635,11 +635,13 @@ def test_a_file_that_was_cut_is_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     model = OpenedModel(folder)
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(Mistake, match=r"model.safetensors: ends before tensor"):
+    with pytest.raises(EspalierError, match=r"model.safetensors: ends before tensor"):
         OpenedModel(folder)
-    with pytest.raises(Mistake, match=r"model.safetensors: ends before tensor model.layers.2"):
+    with pytest.raises(
+        EspalierError, match=r"model.safetensors: ends before tensor model.layers.2"
+    ):
         model.checkpoint.read("model.layers.2.self_attn.v_proj.weight")
-    with pytest.raises(Mistake, match=r"model.safetensors: ends before tensor"):
+    with pytest.raises(EspalierError, match=r"model.safetensors: ends before tensor"):
         handed_out(model)
 
 
@@ -662,7 +664,7 @@ def test_another_quantisation_is_named(
     config["quantization_config"] |= changes
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             rf"config.json: quantization_config is set, with {message}.*; name the model as it was"
         ),
@@ -675,7 +677,7 @@ def test_a_configuration_that_says_otherwise_of_scales_is_refused(folder: Path) 
     config["quantization_config"]["bnb_4bit_use_double_quant"] = False
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        Mistake, match=r"model.safetensors: .*says otherwise whether its scales are quantised"
+        EspalierError, match=r"model.safetensors: .*says otherwise whether its scales are quantised"
     ):
         OpenedModel(folder)
 
@@ -686,7 +688,7 @@ def test_a_configuration_alone_makes_no_model_in_nf4(
     directory = shutil.copytree(saved("llama"), tmp_path / "saved")
     shutil.copyfile(folder / "config.json", directory / "config.json")
     with pytest.raises(
-        Mistake, match=r"quantization_config in config.json is set, but no matrix is in NF4"
+        EspalierError, match=r"quantization_config in config.json is set, but no matrix is in NF4"
     ):
         OpenedModel(directory)
     assert isinstance(OpenedModel(folder).checkpoint, QuantisedCheckpoint)

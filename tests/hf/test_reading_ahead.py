@@ -10,7 +10,7 @@ import torch
 from tiny_models import CPU, token_windows
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.files.checkpoint import Checkpoint
 from espalier.hf.files.reading_ahead import ReadingAhead
 from espalier.hf.opening.opened import OpenedModel
@@ -106,10 +106,12 @@ def test_what_cannot_be_read_is_told_at_the_block_that_needs_it(copied: Path) ->
     with open(copied / "model.safetensors", "r+b") as file:
         file.truncate(stored.stop - 1)
     assert stream._ahead is not None
-    with stream.block(0, following=1), pytest.raises(Mistake):
+    with stream.block(0, following=1), pytest.raises(EspalierError):
         [begun.result() for begun in list(stream._ahead._begun.values())]
     with (
-        pytest.raises(Mistake, match=r"model\.safetensors: ends before tensor model\.layers\.1\."),
+        pytest.raises(
+            EspalierError, match=r"model\.safetensors: ends before tensor model\.layers\.1\."
+        ),
         stream.block(1),
     ):
         pass

@@ -13,7 +13,7 @@ from structured_models import DECODERS
 from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from torch import Tensor, nn
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.export.model import check_export, export_edited, logits_of
 from espalier.hf.nf4.folder import write_quantised
 from espalier.hf.opening.opened import OpenedModel
@@ -242,7 +242,7 @@ def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
 def test_what_cannot_be_sliced_says_which_models_can(tmp_path: Path) -> None:
     model = OpenedModel(save_model(tmp_path / "opt", DECODERS["opt"]))
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"model_type = 'opt': .*RMS norms alone.* llama, mistral, qwen2, qwen3 .*name one",
     ):
         SlicedModel(model, lambda place: torch.eye(32), 32)
@@ -253,15 +253,18 @@ def test_a_sliced_model_is_neither_cut_nor_sliced_again(
 ) -> None:
     small = OpenedModel(exported(bases["llama"], 24, tmp_path / "small"))
     with pytest.raises(
-        Mistake, match=r"model_type = 'sliced-llama': units and blocks are not cut .*name the model"
+        EspalierError,
+        match=r"model_type = 'sliced-llama': units and blocks are not cut .*name the model",
     ):
         OpenedModel(small.directory, Structure.whole(small.plan).with_blocks([0, 1]))
-    with pytest.raises(Mistake, match=r"model_type = 'sliced-llama': .*as they were trained"):
+    with pytest.raises(EspalierError, match=r"model_type = 'sliced-llama': .*as they were trained"):
         SlicedModel(small, lambda place: torch.eye(24), 24)
 
 
 def test_a_model_without_its_head_is_refused(bases: dict[str, OpenedModel]) -> None:
     model = OpenedModel(bases["llama"].directory)
     model.checkpoint.tensors.pop("lm_head.weight")
-    with pytest.raises(Mistake, match=r"tensor lm_head.weight is missing, and config.json says"):
+    with pytest.raises(
+        EspalierError, match=r"tensor lm_head.weight is missing, and config.json says"
+    ):
         SlicedModel(model, lambda place: torch.eye(32), 32)

@@ -10,7 +10,7 @@ from structured_models import DECODERS, ENCODERS, WITH_LANES, masked, save, unev
 from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from transformers import AutoModelForSequenceClassification
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.evaluation.perplexity import mean_losses
 from espalier.hf.nf4.cache import cache_key, quantised_linears
 from espalier.hf.nf4.matrices import quantise
@@ -115,7 +115,9 @@ def test_a_structure_of_a_structure_is_one_structure(saved: dict[str, Path]) -> 
     assert both.blocks[0].channels == (3, 6)
     assert both.blocks[1].attn_reads == (0, 4)
     assert structured_plan(base.plan, both) == structured_plan(middle.plan, outer)
-    with pytest.raises(Mistake, match="of another model than the one that it is to be put upon"):
+    with pytest.raises(
+        EspalierError, match="of another model than the one that it is to be put upon"
+    ):
         inner.of(inner)
 
 
@@ -298,7 +300,9 @@ def test_losses_of_a_smaller_model_are_those_of_the_whole_one(saved: dict[str, P
 
 def test_a_structure_of_another_model_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
     structure = Structure.whole(OpenedModel(save_wide(tmp_path)).plan)
-    with pytest.raises(Mistake, match="structure: it is of a model with blocks of other units"):
+    with pytest.raises(
+        EspalierError, match="structure: it is of a model with blocks of other units"
+    ):
         OpenedModel(saved["llama"], structure)
 
 
@@ -308,7 +312,7 @@ def test_lanes_of_families_without_a_norm_before_each_part_are_refused(
 ) -> None:
     base = OpenedModel(saved[name])
     with pytest.raises(
-        Mistake, match="lanes of the residual stream can be cut in models like LLaMA alone"
+        EspalierError, match="lanes of the residual stream can be cut in models like LLaMA alone"
     ):
         OpenedModel(base.directory, uneven(base, lanes=True))
 
@@ -319,7 +323,8 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
     scores = [dict(zip(KINDS, map(torch.ones, own), strict=True)) for own in units.numbers]
     scores[2]["channels"][5] = torch.nan
     with pytest.raises(
-        Mistake, match="is no number for some of them; look for weights of the model that are none"
+        EspalierError,
+        match="is no number for some of them; look for weights of the model that are none",
     ):
         units.lowest(scores, StructuredSettings(), 0.2)
 
@@ -372,7 +377,7 @@ def test_a_share_that_cannot_go_is_told_with_what_helps(
     plan = OpenedModel(
         save_model(tmp_path, llama_config(**sizes, num_key_value_heads=heads, head_dim=16))
     ).plan
-    with pytest.raises(Mistake, match=remedy):
+    with pytest.raises(EspalierError, match=remedy):
         ModelUnits.of(plan).share_of_units(plan, StructuredSettings.model_validate(given))
 
 
@@ -386,7 +391,7 @@ def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> Non
     plan = OpenedModel(
         save_model(tmp_path, llama_config(**sizes, num_key_value_heads=1, head_dim=16))
     ).plan
-    with pytest.raises(Mistake, match="nothing can go of some of them, whatever the share"):
+    with pytest.raises(EspalierError, match="nothing can go of some of them, whatever the share"):
         ModelUnits.of(plan).share_of_units(plan, StructuredSettings(share=0.1))
 
 

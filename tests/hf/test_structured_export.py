@@ -12,7 +12,7 @@ from structured_models import DECODERS, WITH_LANES, save, uneven
 from tiny_models import CPU, token_windows, whole_model
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.export.model import export_edited
 from espalier.hf.families import FAMILIES
 from espalier.hf.opening.opened import OpenedModel, open_model
@@ -68,7 +68,7 @@ def test_all_forms_that_are_possible_give_the_same_logits(
         key: stored.shape for key, stored in base.checkpoint.tensors.items()
     }
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"cannot be written as 'plain': its blocks are not alike.*choose 'compact' or 'zero-",
     ):
         export_structured(small, dense, tmp_path / "plain", "plain")
@@ -137,7 +137,9 @@ def test_added_biases_are_in_every_form_that_can_have_them(
             found = whole_model(tmp_path / form)(input_ids=WINDOWS).logits
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     if not possible:
-        with pytest.raises(Mistake, match=f"'zero-filled': transformers' {name} has no bias at"):
+        with pytest.raises(
+            EspalierError, match=f"'zero-filled': transformers' {name} has no bias at"
+        ):
             export_structured(small, dense, tmp_path / "filled", "zero-filled")
 
 
@@ -168,7 +170,7 @@ def test_a_smaller_model_is_edited_and_cut_again(saved: dict[str, Path], tmp_pat
     assert [block.source for block in OpenedModel(tmp_path / "third").structure.blocks] == [0, 3]  # type: ignore[union-attr]
     torch.testing.assert_close(logits(OpenedModel(tmp_path / "third")), logits(third))
     with pytest.raises(
-        Mistake, match="holds a smaller model itself, and what was cut from it is not there"
+        EspalierError, match="holds a smaller model itself, and what was cut from it is not there"
     ):
         export_structured(third, dense, tmp_path / "filled", "zero-filled")
 
@@ -186,7 +188,7 @@ def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(
     document["blocks"][0]["groups"] = "0"
     texts = {"other": json.dumps(document), "text": "{"}
     path.unlink() if spoil == "remove" else path.write_text(texts[spoil])
-    with pytest.raises(Mistake, match=r"structure.json: .*; copy (that file|both)"):
+    with pytest.raises(EspalierError, match=r"structure.json: .*; copy (that file|both)"):
         OpenedModel(tmp_path / "small")
 
 
@@ -200,7 +202,7 @@ def test_a_run_s_directory_is_opened_as_the_model_that_it_wrote(
     (tmp_path / "run.json").write_text("{}")
     assert open_model(str(tmp_path)).directory == tmp_path / "model"
     (tmp_path / "run.json").unlink()
-    with pytest.raises(Mistake, match=r"has no config\.json"):
+    with pytest.raises(EspalierError, match=r"has no config\.json"):
         open_model(str(tmp_path))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_model import save_tiny_llama
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel, opened_in
 
 FILE = "tokenizer.json"
@@ -137,7 +137,7 @@ def test_the_reason_names_the_file(
     folder = Path(shutil.copytree(base, tmp_path / "model"))
     for damage in damages:
         damage(folder)
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(EspalierError) as refused:
         print(len(opened_in(folder).tokenizer))
     assert str(refused.value).startswith(f"{folder}: the tokenizer cannot be loaded: ")
     assert told in str(refused.value)
@@ -156,7 +156,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("raised", "expected"), [(Panic, Mistake), (KeyboardInterrupt, KeyboardInterrupt)]
+    ("raised", "expected"), [(Panic, EspalierError), (KeyboardInterrupt, KeyboardInterrupt)]
 )
 def test_a_panic_of_the_library_is_a_mistake_and_an_interrupt_is_none(
     raised: type[BaseException],

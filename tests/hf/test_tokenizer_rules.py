@@ -9,7 +9,7 @@ import pytest
 from tiny_model import save_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.tokenizer.rules import (
     KNOWN_PATTERNS,
     alternatives,
@@ -84,7 +84,9 @@ def test_other_patterns_are_not(pattern: str) -> None:
         },
         {"decoder": decoders.Replace(Regex(pattern), "x")},
     ):
-        with pytest.raises(Mistake, match="a regular expression is none of a published tokenizer"):
+        with pytest.raises(
+            EspalierError, match="a regular expression is none of a published tokenizer"
+        ):
             require_known_parts(built(**where), "tokenizer.json")
 
 
@@ -235,7 +237,7 @@ def test_what_is_not_allowed_is_named(name: str) -> None:
     breaks, words = BROKEN[name]
     file = built()
     breaks(file)
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         require_known_parts(file, "tokenizer.json")
 
 
@@ -243,5 +245,5 @@ def test_what_is_not_allowed_is_named(name: str) -> None:
     "document", [None, [], 1, "x", {"model": 1}, {"normalizer": "NFC"}, {"added_tokens": 5}]
 )
 def test_what_is_no_tokenizer_is_refused(document: Any) -> None:
-    with pytest.raises(Mistake, match="is not a file of the tokenizers library"):
+    with pytest.raises(EspalierError, match="is not a file of the tokenizers library"):
         require_known_parts(document, "tokenizer.json")

@@ -11,7 +11,7 @@ from tiny_models import llama_config, random_model, save_model, token_windows
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import load_whole
@@ -206,10 +206,10 @@ def test_what_the_model_does_not_have_is_named(
     tmp_path: Path, key: str, name: str, words: str
 ) -> None:
     model = OpenedModel(save_model(tmp_path, llama_config(num_hidden_layers=2)))
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         trained_whole(model, whole_of(model), {key: [name]})
     with pytest.raises(
-        Mistake, match=rf"(holds no {name} of {key}|family llama have no such tensor)"
+        EspalierError, match=rf"(holds no {name} of {key}|family llama have no such tensor)"
     ):
         stored_values(model, {key: [name]})
 
@@ -218,7 +218,7 @@ def test_a_quantised_matrix_is_not_trained_whole(tmp_path: Path) -> None:
     model = opened(tmp_path, "opt")
     whole = whole_of(model, "nf4")
     with pytest.raises(
-        Mistake, match=r"training\.base = 'nf4': block-0000 attn.q.weight is held in 4 bits"
+        EspalierError, match=r"training\.base = 'nf4': block-0000 attn.q.weight is held in 4 bits"
     ):
         trained_whole(model, whole, {"block-0000": ["attn.q.weight"]})
     trained_whole(model, whole, {"block-0000": ["attn.q.bias"]})

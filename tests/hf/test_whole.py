@@ -20,7 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.files import checkpoint
 from espalier.hf.machine.computing import Computing
 from espalier.hf.nf4 import cache
@@ -126,7 +126,8 @@ def test_a_missing_tensor_is_named_before_anything_is_read(
     norm = tensors.pop("model.norm.weight")
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(
-        Mistake, match=r"saved: tensor model.norm.weight is missing: its files hold 29 tensors"
+        EspalierError,
+        match=r"saved: tensor model.norm.weight is missing: its files hold 29 tensors",
     ):
         load_whole(OpenedModel(directory), computing, "float32")
     save_file(
@@ -135,7 +136,7 @@ def test_a_missing_tensor_is_named_before_anything_is_read(
         {"format": "pt"},
     )
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"model.norm.weight is \[5\] in model.safetensors, config.json makes it \[32\]",
     ):
         load_whole(OpenedModel(directory), computing, "float32")
@@ -351,7 +352,7 @@ def test_peft_adapts_it_and_only_adapters_learn(wide: Path, device: torch.device
 
 def test_a_matrix_that_cannot_be_quantised_is_named(untied: Path, computing: Computing) -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"training.base = 'nf4': .*q_proj.weight has 32 input features, .* set training.base to"
             r" 'bfloat16'"

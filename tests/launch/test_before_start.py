@@ -10,7 +10,7 @@ from bench import DEFAULTS, flatten, private_text
 from tiny_model import save_tiny_llama
 
 from espalier.cli.command import BEFORE_START, main
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.launch import app_process
 from espalier.progress.beats import Pace, heard_by
 from server_app import preflight
@@ -59,7 +59,7 @@ def test_every_client_s_file_is_opened_and_each_mistake_told_once(
     (tmp_path / "0.txt").write_text("hawthorn")
     (tmp_path / "1.txt").unlink()
     (tmp_path / "2.txt").write_text("hawthorn")
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         open_all(config, lambda line: pytest.fail(line))
     few, missing = str(caught.value).splitlines()
     assert few.startswith(
@@ -78,7 +78,7 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(
     (tmp_path / "1.txt").unlink()
     (line,) = told(config)
     assert line.startswith(f"client 1: {tmp_path}/1.txt: no such file")
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(EspalierError, match="no such file"):
         open_all(config | {"quorum": 1.0}, lambda line: pytest.fail(line))
 
 
@@ -113,7 +113,7 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(
 def test_what_the_server_or_a_round_would_refuse_is_refused(
     config: dict[str, Any], changes: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(Mistake, match=re.escape(words)):
+    with pytest.raises(EspalierError, match=re.escape(words)):
         open_all(config | changes, lambda line: pytest.fail(line))
 
 
@@ -125,11 +125,13 @@ def test_a_dataset_that_cannot_be_reached_is_asked_for_once(
 
     def read(settings: Any, node: Any, model: Any, client: int) -> None:
         asked.append(client)
-        raise Mistake("data.path = 'a/b': the dataset cannot be loaded: ConnectionError: no route")
+        raise InputError(
+            "data.path = 'a/b': the dataset cannot be loaded: ConnectionError: no route"
+        )
 
     monkeypatch.setattr(preflight, "read_client_data", read)
     with pytest.raises(
-        Mistake, match=r"^clients 0, 1, 2: data.path = 'a/b': the dataset cannot be loaded"
+        EspalierError, match=r"^clients 0, 1, 2: data.path = 'a/b': the dataset cannot be loaded"
     ):
         open_all(
             config | {"data.source": "hub", "data.path": "a/b"}, lambda line: pytest.fail(line)
@@ -142,7 +144,7 @@ def test_a_state_directory_that_cannot_be_one_is_told(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "file"))
-    with pytest.raises(Mistake, match="state-dir"):
+    with pytest.raises(EspalierError, match="state-dir"):
         open_all(config, lambda line: pytest.fail(line))
 
 
@@ -150,7 +152,7 @@ def test_a_model_without_a_tokenizer_is_told(config: dict[str, Any], tmp_path: P
     alone = save_tiny_llama(tmp_path / "alone")
     for file in alone.glob("token*"):
         file.unlink()
-    with pytest.raises(Mistake, match="the tokenizer cannot be loaded"):
+    with pytest.raises(EspalierError, match="the tokenizer cannot be loaded"):
         open_all(config | {"model": str(alone)}, lambda line: pytest.fail(line))
 
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from client_app.node.check_node import look
 from client_app.node.check_node import main as check
 from espalier.cli.command import main
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.flower.node_config import read_node_config
 from espalier.progress.beats import Pace
 
@@ -192,7 +192,7 @@ def test_what_the_node_would_refuse_is_told_with_code_2(
 def test_a_model_path_is_opened(run: dict[str, Any], node: dict[str, Any], tmp_path: Path) -> None:
     other = Path(shutil.copytree(run["model"], tmp_path / "other"))
     (other / "model.safetensors").unlink()
-    with pytest.raises(Mistake, match="other"):
+    with pytest.raises(EspalierError, match="other"):
         list(look(node | {"model-path": str(other)}, run))
 
 
@@ -245,7 +245,7 @@ def test_a_node_configuration_is_read_as_flower_reads_it(tmp_path: Path) -> None
     ],
 )
 def test_what_flower_would_not_read_is_told(given: str, words: str) -> None:
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         read_node_config(given)
 
 

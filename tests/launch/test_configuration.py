@@ -8,7 +8,7 @@ import pytest
 
 import espalier
 from espalier.cli.command import main
-from espalier.errors import FLOWER_REPORTS_IT_TOO, Mistake
+from espalier.errors import FLOWER_REPORTS_IT_TOO, EspalierError
 from espalier.hf.opening.opened import open_model
 from espalier.launch.app_folder import default_config, find_app, read_preset
 from espalier.launch.configuration import _flatten, configuration
@@ -107,7 +107,7 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(
 def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
     words: list[str], line: str
 ) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         configuration(APP, [*words, "seed=-1"], on_this_machine=True)
     _, *told = str(caught.value).splitlines()
     assert told[0].strip().startswith(line)
@@ -205,7 +205,7 @@ def test_a_setting_that_is_not_read_is_refused_when_it_is_given_by_hand(
     given = words.replace("BOOLQ", "task.name=boolq data.source=hub").replace(
         "TEXT", "data.source=text data.path=a.txt"
     )
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         configuration(APP, given.split(), on_this_machine=True)
     _, told = str(caught.value).splitlines()
     assert told.strip().startswith(
@@ -227,7 +227,9 @@ def test_what_a_preset_says_of_its_own_choice_is_no_mistake_where_another_is_mad
     assert parse(config, simulation=True, by_hand=changed(config)).task.name == "boolq"
     preset = tmp_path / "mine.toml"
     preset.write_text('method = "fedpetuning"\n[data]\nwindows = 4\nwindow-tokens = 64\n')
-    with pytest.raises(Mistake, match=r"data.windows = 4: method = 'fedpetuning' does not read it"):
+    with pytest.raises(
+        EspalierError, match=r"data.windows = 4: method = 'fedpetuning' does not read it"
+    ):
         configuration(APP, [str(preset)], on_this_machine=True)
     assert (
         configuration(APP, [str(preset), "method=fedprllm"], on_this_machine=True)[1].data.windows
@@ -247,7 +249,7 @@ def test_a_preset_of_one_s_own_that_sets_another_method_is_refused(tmp_path: Pat
         'method = "fedprllm"\n[fedspallm]\nsparsity = 0.7\ncoverage = "every-round"\n'
     )
     with pytest.raises(
-        Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+        EspalierError, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
     ) as caught:
         configuration(APP, [str(preset)], on_this_machine=True)
     # This is the default value: a complete preset may contain all tables.
@@ -331,7 +333,7 @@ def test_a_preset_that_cannot_be_read_is_told(
 
 def test_the_app_is_the_given_folder_or_none(tmp_path: Path) -> None:
     assert find_app(str(APP)) == APP
-    with pytest.raises(Mistake, match="no Espalier app in"):
+    with pytest.raises(EspalierError, match="no Espalier app in"):
         find_app(str(tmp_path))
 
 
@@ -382,11 +384,11 @@ def test_so_is_one_without_an_owner(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=f"model = '{name}': there is no directory .*hf download {name} --local-dir {name}",
     ):
         configuration(APP, [f"model={name}"], on_this_machine=True)
-    with pytest.raises(Mistake, match=f"hf download {name}"):
+    with pytest.raises(EspalierError, match=f"hf download {name}"):
         open_model(name)
     (tmp_path / name).mkdir()
     assert configuration(APP, [f"model={name}"], on_this_machine=True)[0]["model"] == str(
@@ -402,7 +404,7 @@ def test_the_name_of_a_dataset_on_the_hub_is_answered_with_its_source(
     monkeypatch.chdir(tmp_path)
     words = [f"data.source={source}", "data.path=allenai/c4"]
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             rf"data.path = 'allenai/c4': there is no file .* data.source = '{source}' reads"
             r" one.*'hub'"
@@ -473,7 +475,7 @@ def test_a_superlink_that_cannot_be_reached_may_want_certificates(
     monkeypatch.setattr(SuperLink, "_flwr", lambda *_: {"success": False, "error-message": said})
     with (
         running_superlink("127.0.0.1:1", None) as superlink,
-        pytest.raises(Mistake, match="with --root-certificates"),
+        pytest.raises(EspalierError, match="with --root-certificates"),
     ):
         superlink.start_run(APP, tmp_path / "run.toml")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters, payload_specs, unpack_adapters
 from espalier.messages.payload import tensor_specs
 from espalier.settings.federation import Payload
@@ -190,13 +190,14 @@ def test_numbers_that_are_not_finite_are_not_packed(payload: Payload, bad: float
     tensors = tensors_of()
     tensors["attn.q.lora_b"][2, 1] = bad
     with pytest.raises(
-        Mistake, match=r"attn.q.lora_b: training led to numbers that are not finite; lower training"
+        EspalierError,
+        match=r"attn.q.lora_b: training led to numbers that are not finite; lower training",
     ):
         pack_adapters(tensors, payload)
 
 
 def test_a_number_beyond_bfloat16_is_not_packed() -> None:
-    with pytest.raises(Mistake, match="not finite"):
+    with pytest.raises(EspalierError, match="not finite"):
         pack_adapters({"a": torch.tensor([[3.4e38]])}, "bfloat16")
 
 
@@ -204,7 +205,7 @@ def test_a_number_beyond_bfloat16_is_not_packed() -> None:
 def test_numbers_that_are_not_finite_are_not_unpacked(payload: Payload) -> None:
     tensors = load(pack_adapters(tensors_of(), payload)[0])
     tensors["mlp.up.lora_a"][0, 5] = float("-inf")
-    with pytest.raises(Mistake, match=r"mlp.up.lora_a: a number is not finite"):
+    with pytest.raises(EspalierError, match=r"mlp.up.lora_a: a number is not finite"):
         unpack_adapters(SHAPES, save(tensors), payload)
 
 
@@ -212,7 +213,8 @@ def test_numbers_that_are_not_finite_are_not_unpacked(payload: Payload) -> None:
 def test_another_shape_is_refused_in_words(payload: Payload) -> None:
     blob, _ = pack_adapters({"a": torch.zeros(4, 5)}, payload)
     with pytest.raises(
-        Mistake, match=r"a: (is \[4, 5\], must be \[4, 6\]|the codes of 24 values in NF4 are 12)"
+        EspalierError,
+        match=r"a: (is \[4, 5\], must be \[4, 6\]|the codes of 24 values in NF4 are 12)",
     ):
         unpack_adapters({"a": (4, 6)}, blob, payload)
 
@@ -251,5 +253,5 @@ def _float_codes(tensors: dict[str, Tensor]) -> None:
 def test_damaged_nf4_is_refused_in_words(damage: Any, words: str) -> None:
     tensors = load(pack_adapters(tensors_of(), "nf4")[0])
     damage(tensors)
-    with pytest.raises(Mistake, match=f"attn.q.lora_a: {words}"):
+    with pytest.raises(EspalierError, match=f"attn.q.lora_a: {words}"):
         unpack_adapters(SHAPES, save(tensors), "nf4")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.models.adapters import Adapter, AdapterPlan, adapter_plan
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.lora import LoraSettings
@@ -154,7 +154,7 @@ def test_a_limit_cuts_larger_ranks_alone() -> None:
     ],
 )
 def test_what_the_model_does_not_have_is_named_by_its_key(lora: dict[str, Any], words: str) -> None:
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         plan_of(**lora)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from run_names import BY_HAND
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.contract import check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import FLOWER_TYPES, SCHEMA_VERSION, Header, Letter
@@ -45,7 +45,7 @@ def test_runs_in_which_there_is_such_a_message(given: dict[str, Any], expected: 
     settings = parse(given)
     assert settings.job.makes_alone == expected
     if not expected:
-        with pytest.raises(Mistake, match="make nothing alone after their rounds"):
+        with pytest.raises(EspalierError, match="make nothing alone after their rounds"):
             contract_for(request(given, 1), lambda: PLAN, settings)
 
 
@@ -57,7 +57,7 @@ def test_it_is_for_the_last_round(given: dict[str, Any], last: int) -> None:
     assert (contract.down.blobs, contract.up.blobs) == ({}, {})
     for server_round in (0, last - 1, last + 1):
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=f"alone of round {server_round} does not exist, the run ends with round {last}",
         ):
             contract_for(request(given, server_round), lambda: PLAN, settings)
@@ -73,7 +73,7 @@ def test_no_rank_is_asked_for_that_no_adapter_has(
         (largest + 1, "rank_limit is above"),
         (-1, "Alone: missing, surplus or out of range: rank_limit"),
     ):
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             contract_for(request(given, last, rank_limit=rank), lambda: PLAN, settings)
 
 
@@ -88,9 +88,9 @@ def test_nothing_but_seconds_comes_up() -> None:
         {"seconds": 1.0, "loss": 2.0},
         {"seconds": "1"},
     ):
-        with pytest.raises(Mistake, match="AloneReport"):
+        with pytest.raises(EspalierError, match="AloneReport"):
             check_reply(Letter(asked.header, scalars), asked, contract)
-    with pytest.raises(Mistake, match="1 surplus"):
+    with pytest.raises(EspalierError, match="1 surplus"):
         check_reply(Letter(asked.header, {"seconds": 1.5}, {"block-0000": b""}), asked, contract)
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from run_names import BY_HAND, named
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.messages.contracts import contract_for
 from espalier.messages.message import SCHEMA_VERSION, UNREAD, Header, Letter, NoScalars, failure
@@ -109,7 +109,7 @@ def contract() -> Contract:
 
 def refused(reply: Letter, request: Letter = REQUEST) -> str:
     """Return the text of the refusal, which quotes no private value."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         check_reply(reply, request, contract_for(request, lambda: PLAN, SETTINGS))
     assert "Anna" not in str(caught.value)
     return str(caught.value)
@@ -130,9 +130,9 @@ def test_the_order_of_tensors_in_a_blob_does_not_matter() -> None:
 
 def test_a_good_request_passes_and_one_with_scalars_does_not() -> None:
     check(REQUEST, contract().down)
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         check(Letter(header(), {"note": SECRET}), contract().down)
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         check(Letter(header(), {}, {"block-0000": blob(good_masks())}), contract().down)
 
 
@@ -195,7 +195,7 @@ WRONG_TENSORS: dict[str, tuple[Callable[[], dict[str, NDArray]], str]] = {
 
 @pytest.mark.parametrize(("masks", "told"), WRONG_TENSORS.values(), ids=WRONG_TENSORS.keys())
 def test_other_tensors_are_refused(masks: Callable[[], dict[str, NDArray]], told: str) -> None:
-    with pytest.raises(Mistake, match=f"block-0000.*{told}"):
+    with pytest.raises(EspalierError, match=f"block-0000.*{told}"):
         check_reply(good_reply(masks=masks()), REQUEST, contract())
     refused(good_reply(masks=masks()))
 
@@ -280,7 +280,7 @@ def test_text_beside_dtype_and_shape_is_refused() -> None:
     ],
 )
 def test_other_scalars_are_refused(scalars: dict[str, Any], told: str) -> None:
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         check_reply(good_reply(scalars), REQUEST, contract())
     refused(good_reply(scalars))
 
@@ -343,7 +343,7 @@ def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
         "kind": "fetch",
         "lineage": named("another"),
     }[field]
-    with pytest.raises(Mistake, match=f"header: {field} not as the request demands"):
+    with pytest.raises(EspalierError, match=f"header: {field} not as the request demands"):
         check_reply(
             Letter(reply.header.model_copy(update={field: other}), reply.scalars), request, contract
         )
@@ -357,7 +357,7 @@ def test_a_reply_that_is_no_failure_cannot_take_a_failures_form() -> None:
 
 
 def test_a_request_of_another_method_is_refused() -> None:
-    with pytest.raises(Mistake, match=r"'other'.*'fedprllm'"):
+    with pytest.raises(EspalierError, match=r"'other'.*'fedprllm'"):
         contract_for(Letter(header(method="other")), lambda: PLAN, SETTINGS)
 
 
@@ -372,7 +372,7 @@ def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
     assert (first.num_parts, list(first.up.blobs)) == (3, ["block-0000"])
     assert (third.num_parts, list(third.up.blobs)) == (3, ["block-0002"])
     for request in (header(kind="fetch", part=3), header(kind="train", part=1)):
-        with pytest.raises(Mistake, match="does not exist"):
+        with pytest.raises(EspalierError, match="does not exist"):
             contract_for(Letter(request), lambda: wide, settings)
 
 
@@ -393,15 +393,15 @@ def test_a_fetched_part_carries_no_scalars() -> None:
         ([SHA] * 2, "2 hashes for 1 blobs"),
     ):
         other = replace(request, scalars={"blob_sha256": hashes})
-        with pytest.raises(Mistake, match=told):
+        with pytest.raises(EspalierError, match=told):
             check_reply(reply, other, contract_for(other, lambda: wide, settings))
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         check_reply(replace(reply, scalars={"seconds": 1.0}), request, found)
 
 
 def test_a_part_is_asked_for_by_hashes_alone() -> None:
     request = Letter(header(kind="fetch"), {"blob_sha256": ["../../another-client/report"]})
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         check(request, contract_for(request, lambda: PLAN, SETTINGS).down)
 
 
@@ -418,12 +418,12 @@ def evaluation(windows: Mapping[str, NDArray] | None = None, **scalars: Any) -> 
 def test_public_windows_pass_as_announced() -> None:
     request = evaluation()
     check(request, contract_for(request, lambda: PLAN, EVALUATING).down)
-    with pytest.raises(Mistake, match="must be I32"):
+    with pytest.raises(EspalierError, match="must be I32"):
         check(
             evaluation({"c4": np.zeros((1, 4), np.int32), "wiki": np.zeros((3, 4), np.int32)}),
             _down(request),
         )
-    with pytest.raises(Mistake, match="2 different names, 1 numbers"):
+    with pytest.raises(EspalierError, match="2 different names, 1 numbers"):
         contract_for(evaluation(num_windows=[2]), lambda: PLAN, EVALUATING)
 
 
@@ -440,7 +440,7 @@ def _down(request: Letter) -> Any:
     ],
 )
 def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         contract_for(evaluation(**changes), lambda: PLAN, EVALUATING)
 
 
@@ -455,9 +455,9 @@ def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
     ],
 )
 def test_no_more_is_evaluated_than_the_settings_say(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         contract_for(evaluation(**changes), lambda: PLAN, EVALUATING)
-    with pytest.raises(Mistake, match="texts are not allowed"):
+    with pytest.raises(EspalierError, match="texts are not allowed"):
         contract_for(evaluation(), lambda: PLAN, parse({**TEXTS, "evaluation.local-only": False}))
 
 
@@ -483,7 +483,7 @@ def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
         (3, ["loss", "loss"], "test_metrics"),
         (3, ["text"], "test_metrics"),
     ):
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             ask(test_items=items, test_metrics=metrics)
 
 
@@ -517,7 +517,7 @@ def test_one_finite_loss_per_text_and_model_comes_back(
     if fits:
         check_reply(reply, request, found)
     else:
-        with pytest.raises(Mistake) as mistake:
+        with pytest.raises(EspalierError) as mistake:
             check_reply(reply, request, found)
         assert SECRET not in str(mistake.value)
 
@@ -562,11 +562,11 @@ def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> No
     )
     check(request, found.down)
     check_reply(Letter(request.header, {}), request, found)
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         check_reply(Letter(request.header, {"note": SECRET}), request, found)
-    with pytest.raises(Mistake, match="surplus"):
+    with pytest.raises(EspalierError, match="surplus"):
         check(delivered(not scaled), found.down)
-    with pytest.raises(Mistake, match="1 numbers of voters for 2 blocks"):
+    with pytest.raises(EspalierError, match="1 numbers of voters for 2 blocks"):
         check(delivered(scaled, num_voters=[4]), found.down)
 
 
@@ -595,11 +595,11 @@ def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_a
     ):
         again = Letter(request.header.model_copy(update=changes), request.scalars, first)
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match="1 decided blocks are delivered, which is neither all nor those before the round",
         ):
             contract_for(again, lambda: PLAN, settings)
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         check(Letter(request.header, request.scalars, delivered(False).blobs), found.down)
 
 
@@ -636,12 +636,12 @@ def test_an_order_behind_a_scaled_block_brings_its_votes_and_voters() -> None:
         ({}, blobs, "num_voters"),
         ({"num_voters": [4], "decided": 1}, {"block-0000": blobs["block-0000"]}, "1 missing"),
     ):
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             check(Letter(header(server_round=2), scalars, held), found.down)
 
 
 def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(Mistake, match="part 99 of a deliver does not exist"):
+    with pytest.raises(EspalierError, match="part 99 of a deliver does not exist"):
         contract_for(
             Letter(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}),
             lambda: PLAN,
@@ -651,9 +651,9 @@ def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
 
 def test_own_text_is_what_the_run_s_settings_say() -> None:
     """A message cannot ask for more than the settings that the site was shown."""
-    with pytest.raises(Mistake, match=r"not what evaluation\.own-text says"):
+    with pytest.raises(EspalierError, match=r"not what evaluation\.own-text says"):
         contract_for(evaluation(own_text=True), lambda: PLAN, SETTINGS)
-    with pytest.raises(Mistake, match=r"evaluation\.own-text is off"):
+    with pytest.raises(EspalierError, match=r"evaluation\.own-text is off"):
         contract_for(delivered(False), lambda: PLAN, SETTINGS)
 
 

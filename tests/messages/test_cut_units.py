@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.group_bits import CUT, Cut, CutUnits
 from espalier.messages.payload import pack_tensors
@@ -84,7 +84,7 @@ def test_bits_travel_and_come_back() -> None:
     ],
 )
 def test_other_bits_are_refused(blob: bytes, words: str) -> None:
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         UNITS.read(blob)
 
 
@@ -116,7 +116,7 @@ def test_a_step_comes_to_the_share_within_a_unit(
     if not words:
         UNITS.require_step(cut(*before), cut(*after), share, job())
         return
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         UNITS.require_step(cut(*before), cut(*after), share, job())
 
 
@@ -125,9 +125,9 @@ def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
     kinds = job(selection="kind")
     step = UNITS.require_step
     step(cut(), cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
-    with pytest.raises(Mistake, match="less is cut"):
+    with pytest.raises(EspalierError, match="less is cut"):
         step(cut(), cut(0, 2, 3, 9, 14), 0.25, kinds)
-    with pytest.raises(Mistake, match="more is cut"):
+    with pytest.raises(EspalierError, match="more is cut"):
         step(cut(), cut(0, 2, 3, 4, 9, 14, 15), 0.25, kinds)
     assert UNITS.reaches(cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
     assert not UNITS.reaches(cut(0, 2, 3, 9, 14), 0.25, kinds)
@@ -135,7 +135,7 @@ def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
     # A quarter of 336 is 84.
     blocks = job(selection="block")
     step(cut(), cut(0, 10, 11, 12, 13), 0.25, blocks)
-    with pytest.raises(Mistake, match="less is cut"):
+    with pytest.raises(EspalierError, match="less is cut"):
         step(cut(), cut(0, 10, 11, 12), 0.25, blocks)
 
 
@@ -143,9 +143,9 @@ def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
     """4 or 2 of 6 channels stay, so a cut of one channel (1/8 of 144) becomes two."""
     multiple = job(selection="kind", channel_multiple=2)
     UNITS.require_step(cut(), cut(0, 2, 3, 8, 10, 11), 1 / 8, multiple)
-    with pytest.raises(Mistake, match="block 1 are no multiple of 2"):
+    with pytest.raises(EspalierError, match="block 1 are no multiple of 2"):
         UNITS.require_step(cut(), cut(0, 2, 3, 8, 10), 1 / 8, multiple)
-    with pytest.raises(Mistake, match="more is cut"):
+    with pytest.raises(EspalierError, match="more is cut"):
         UNITS.require_step(cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.contract import check
 from espalier.messages.evaluation import Losses, Texts, contract
 from espalier.messages.message import UNREAD, Letter
@@ -33,5 +33,5 @@ def test_what_there_can_be_is_taken(loss: float, scores: list[float]) -> None:
     ],
 )
 def test_what_there_cannot_be_is_refused(loss: float, scores: list[float]) -> None:
-    with pytest.raises(Mistake, match="Losses: "):
+    with pytest.raises(EspalierError, match="Losses: "):
         held_against(loss, scores)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from run_names import BY_HAND
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.blobs.group_bits import CutUnits
 from espalier.messages.contract import check, check_reply
@@ -145,10 +145,10 @@ def test_a_round_after_the_first_is_held_against_the_bits_of_its_request() -> No
     )
     hold(request, answer(request, adapters_of(settings, CUT, KEYS)), settings)
     with pytest.raises(
-        Mistake, match=r"block-0000 attn.q.lora_b: is F32 \[8, 2\], must be F32 \[4, 2\]"
+        EspalierError, match=r"block-0000 attn.q.lora_b: is F32 \[8, 2\], must be F32 \[4, 2\]"
     ):
         hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
-    with pytest.raises(Mistake, match="1 surplus and 0 missing of 2"):
+    with pytest.raises(EspalierError, match="1 surplus and 0 missing of 2"):
         hold(
             request, answer(request, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)}), settings
         )
@@ -161,7 +161,7 @@ def test_a_request_without_good_bits_is_refused(structure: dict[str, bytes]) -> 
         "train", 2, {"rank_limit": 2}, {**structure, **adapters_of(settings, None, KEYS)}
     )
     with pytest.raises(
-        Mistake, match=r"blobs: 0 surplus and 1 missing|safetensors|all groups of block 0"
+        EspalierError, match=r"blobs: 0 surplus and 1 missing|safetensors|all groups of block 0"
     ):
         hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
 
@@ -171,7 +171,7 @@ def test_round_1_brings_nothing_and_is_of_the_whole_model() -> None:
     request = letter("train", 1, {"rank_limit": 2}, {})
     hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
     request = letter("train", 1, {"rank_limit": 2}, {STRUCTURE: CUT})
-    with pytest.raises(Mistake, match="1 surplus"):
+    with pytest.raises(EspalierError, match="1 surplus"):
         hold(request, answer(request, adapters_of(settings, CUT, KEYS)), settings)
 
 
@@ -182,7 +182,7 @@ def test_later_parts_are_asked_for_with_the_bits() -> None:
     request = letter("fetch", 3, asked, {STRUCTURE: CUT}, part=1)
     hold(request, answer(request, blobs), settings)
     request = letter("fetch", 3, asked, {}, part=1)
-    with pytest.raises(Mistake, match="0 surplus and 1 missing"):
+    with pytest.raises(EspalierError, match="0 surplus and 1 missing"):
         hold(request, answer(request, blobs), settings)
 
 
@@ -197,11 +197,11 @@ def test_the_question_is_answered_with_bits_of_the_share() -> None:
     # A device that lost its measurements repeats its cut.
     hold(request, answer(request, {STRUCTURE: bits(2)}), settings)
     for wrong in (bits(0), bits(2, 3), bits(0, 2, 8), bits(2, 3, 4, 5, 6, 7)):
-        with pytest.raises(Mistake, match=r"units\.cut"):
+        with pytest.raises(EspalierError, match=r"units\.cut"):
             hold(request, answer(request, {STRUCTURE: wrong}), settings)
-    with pytest.raises(Mistake, match="blobs: 0 surplus and 1 missing"):
+    with pytest.raises(EspalierError, match="blobs: 0 surplus and 1 missing"):
         hold(request, answer(request, {}), settings)
-    with pytest.raises(Mistake, match="1 surplus"):
+    with pytest.raises(EspalierError, match="1 surplus"):
         hold(request, answer(request, {STRUCTURE: bits(0, 2), "block-0000": bits()}), settings)
 
 
@@ -209,7 +209,7 @@ def test_no_device_is_asked_for_more_than_the_share() -> None:
     settings = settings_of()
     for pruned in (0.2501, 1.0, -0.1, float("nan")):
         request = letter("deliver", 2, {"pruned": pruned}, {STRUCTURE: bits()})
-        with pytest.raises(Mistake, match="CutOrder"):
+        with pytest.raises(EspalierError, match="CutOrder"):
             hold(request, answer(request, {STRUCTURE: bits()}), settings)
 
 
@@ -220,7 +220,7 @@ def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None
             blobs = {STRUCTURE: CUT, **adapters_of(settings, CUT, [key])}
             request = letter("deliver", server_round, {"rank_limit": 2}, blobs, part + first)
             hold(request, answer(request, {}), settings)
-    with pytest.raises(Mistake, match="part 3 of a deliver does not exist"):
+    with pytest.raises(EspalierError, match="part 3 of a deliver does not exist"):
         contract_for(
             letter("deliver", 2, {"rank_limit": 2}, {STRUCTURE: CUT}, 3), lambda: PLAN, settings
         )
@@ -246,7 +246,7 @@ def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None
 def test_reports_say_no_more_than_they_may(changes: dict[str, Any], words: str) -> None:
     settings = settings_of()
     request = letter("train", 1, {"rank_limit": 2}, {})
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         hold(request, answer(request, adapters_of(settings, None, KEYS), **changes), settings)
 
 

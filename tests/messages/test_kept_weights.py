@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from run_names import BY_HAND
 from safetensors.torch import load, save
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.messages.blobs.kept_weights import kept_specs, require_kept
 from espalier.messages.blobs.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
@@ -175,7 +175,7 @@ def test_numbers_that_are_not_finite_are_found_in_every_dtype(
     if number is None:
         assert require_kept(block, "block-0000", blob)["attn.q"].tolist() == [0b00101010]
     else:
-        with pytest.raises(Mistake, match=r"block-0000 attn\.q: a kept weight is not finite"):
+        with pytest.raises(EspalierError, match=r"block-0000 attn\.q: a kept weight is not finite"):
             require_kept(block, "block-0000", blob)
 
 
@@ -190,19 +190,19 @@ def test_numbers_that_are_not_finite_are_found_in_every_dtype(
     ],
 )
 def test_a_spoiled_layer_is_refused(change: Any, words: str) -> None:
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         hold(reply(train(), spoiled(change)), train())
 
 
 def test_a_layer_that_was_not_sampled_is_refused() -> None:
     blobs = {f"block-{index:04d}": pack_kept(matrices(index)) for index in (0, 1, 2)}
-    with pytest.raises(Mistake, match="1 surplus and 0 missing"):
+    with pytest.raises(EspalierError, match="1 surplus and 0 missing"):
         hold(reply(train(), blobs), train())
 
 
 @pytest.mark.parametrize("blocks", [[0, 3], [2, 0], [1, 1]])
 def test_layers_that_do_not_exist_or_are_not_in_order_are_refused(blocks: list[int]) -> None:
-    with pytest.raises(Mistake, match="layers must be ascending and below 3"):
+    with pytest.raises(EspalierError, match="layers must be ascending and below 3"):
         contract_for(train(blocks=blocks), lambda: PLAN, SETTINGS)
 
 
@@ -214,23 +214,25 @@ def test_how_many_windows_there_are_is_told_where_they_are_a_weight_and_nowhere_
         contract = contract_for(train(), lambda: PLAN, settings)
         check_reply(reply(train(), calibration_windows=right), train(), contract)
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=r"calibration_windows are told with federation\.client-weights = 'samples' alone",
         ):
             check_reply(reply(train(), calibration_windows=wrong), train(), contract)
 
 
 def test_as_many_hashes_and_versions_as_layers() -> None:
-    with pytest.raises(Mistake, match="1 hashes for 2 blobs"):
+    with pytest.raises(EspalierError, match="1 hashes for 2 blobs"):
         hold(reply(train(), blob_sha256=[SHA]), train())
     request = train(versions=[0, 0])
-    with pytest.raises(Mistake, match="2 versions for 3 layers"):
+    with pytest.raises(EspalierError, match="2 versions for 3 layers"):
         check(request, contract_for(request, lambda: PLAN, SETTINGS).down)
 
 
 def test_hashes_are_those_of_the_layers() -> None:
     for hashes in ([SHA, SHA], reply(train()).scalars["blob_sha256"][::-1]):
-        with pytest.raises(Mistake, match=r"block-000[02]: the bytes do not have the SHA-256"):
+        with pytest.raises(
+            EspalierError, match=r"block-000[02]: the bytes do not have the SHA-256"
+        ):
             hold(reply(train(), blob_sha256=hashes), train())
 
 
@@ -248,11 +250,11 @@ def test_parts_are_of_whole_layers() -> None:
     assert set(contract.up.blobs) == {"block-0002"}
     part = {"block-0002": pack_kept(matrices(2))}
     answer = Letter(header("fetch", part=1, num_parts=2), {}, part)
-    with pytest.raises(Mistake, match="block-0002: the bytes do not have the SHA-256"):
+    with pytest.raises(EspalierError, match="block-0002: the bytes do not have the SHA-256"):
         check_reply(answer, request, contract)
     asked = Letter(request.header, {"blocks": [0, 2], "blob_sha256": [sha256(part["block-0002"])]})
     check_reply(answer, asked, contract_for(asked, lambda: PLAN, settings))
-    with pytest.raises(Mistake, match="part 2 of a fetch does not exist"):
+    with pytest.raises(EspalierError, match="part 2 of a fetch does not exist"):
         contract_for(Letter(header("fetch", part=2), request.scalars), lambda: PLAN, settings)
 
 
@@ -272,5 +274,5 @@ def test_an_update_brings_what_its_numbers_say() -> None:
         ({"num_kept": [11, 45]}, "must be BF16"),
         ({"blocks": [5]}, "below 3"),
     ):
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             check(update(**changes), contract_for(update(**changes), lambda: PLAN, SETTINGS).down)

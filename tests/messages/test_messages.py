@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
 from run_names import BY_HAND
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.message import (
     FLOWER_TYPES,
     SCHEMA_VERSION,
@@ -76,7 +76,7 @@ def test_what_is_written_is_read() -> None:
     ],
 )
 def test_other_records_are_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(Mistake, match=told) as caught:
+    with pytest.raises(EspalierError, match=told) as caught:
         read(record(**changes))
     assert SECRET not in str(caught.value)
 
@@ -88,7 +88,7 @@ def test_an_unknown_schema_version_is_refused_in_words(version: object) -> None:
         for key, value in (HEADER | {"status": "ok", "schema_version": version}).items()
         if value is not None
     }
-    with pytest.raises(Mistake, match="same release"):
+    with pytest.raises(EspalierError, match="same release"):
         read(record(header=ConfigRecord(header)))
 
 
@@ -115,14 +115,14 @@ def test_an_unknown_schema_version_is_refused_in_words(version: object) -> None:
     ],
 )
 def test_a_malformed_header_names_the_field_and_not_the_value(field: str, value: Any) -> None:
-    with pytest.raises(Mistake, match=f"Header: .*{field}") as caught:
+    with pytest.raises(EspalierError, match=f"Header: .*{field}") as caught:
         read(record(header=ConfigRecord(HEADER | {field: value})))
     assert SECRET not in str(caught.value)
 
 
 def test_a_header_without_a_field_names_it() -> None:
     header = {key: value for key, value in HEADER.items() if key != "client"}
-    with pytest.raises(Mistake, match=r"Header: .*client"):
+    with pytest.raises(EspalierError, match=r"Header: .*client"):
         read(record(header=ConfigRecord(header)))
 
 
@@ -145,7 +145,7 @@ def test_a_header_without_a_field_names_it() -> None:
 def test_scalars_out_of_their_description_are_refused_without_quoting_them(
     values: dict[str, Any],
 ) -> None:
-    with pytest.raises(Mistake, match="Example: missing, surplus or out of range") as caught:
+    with pytest.raises(EspalierError, match="Example: missing, surplus or out of range") as caught:
         validate(Example, values)
     assert SECRET not in str(caught.value)
 
@@ -157,7 +157,7 @@ def test_scalars_as_described_are_taken() -> None:
 
 def test_a_reason_has_a_limit() -> None:
     assert validate(Failure, {"reason": "x" * 4000})
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         validate(Failure, {"reason": "x" * 4001})
 
 
@@ -214,22 +214,22 @@ def test_more_than_any_message_needs_is_refused_before_it_is_validated(
 
     monkeypatch.setattr("espalier.messages.message.validate", fail)
     given = HEADER | scalars if place == "header" else scalars
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         read(record(**{place: ConfigRecord(given)}))
     assert len(str(caught.value)) < 120
 
 
 def test_of_many_records_or_fields_a_few_are_named() -> None:
-    with pytest.raises(Mistake, match=r"and 92 more") as caught:
+    with pytest.raises(EspalierError, match=r"and 92 more") as caught:
         read(RecordDict({f"record-{number:03d}": ConfigRecord({}) for number in range(100)}))
     assert "record-007" in str(caught.value)
     assert "record-008" not in str(caught.value)
-    with pytest.raises(Mistake, match=r"field-07 and 24 more"):
+    with pytest.raises(EspalierError, match=r"field-07 and 24 more"):
         validate(NoScalars, {f"field-{number:02d}": 1 for number in range(32)})
 
 
 def test_names_that_a_sender_chose_are_made_printable() -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         validate(NoScalars, {"\x1b[2J\n\u202eall is well": 1})
     assert str(caught.value) == "NoScalars: missing, surplus or out of range: ?[2J; ?all is well"
 

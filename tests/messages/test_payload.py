@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as torch_save
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.messages.payload import (
     TensorSpec,
@@ -162,14 +162,14 @@ MALFORMED = {
 
 @pytest.mark.parametrize("blob", MALFORMED.values(), ids=MALFORMED.keys())
 def test_a_malformed_blob_is_a_mistake_that_quotes_nothing(blob: bytes) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         tensor_specs(blob)
     assert "Anna" not in str(caught.value)
 
 
 @pytest.mark.parametrize("offsets", [[], [0]])
 def test_offsets_that_are_no_pair_are_a_mistake(offsets: list[int]) -> None:
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         tensor_specs(blob_of({"a": entry(offsets=offsets)}, bytes(8)))
 
 
@@ -193,7 +193,7 @@ def test_what_is_too_much_is_refused_before_it_is_parsed(
 ) -> None:
     parsed: list[Any] = []
     monkeypatch.setattr("espalier.messages.payload.json.loads", parsed.append)
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         tensor_specs(blob_of(header, bytes(8)))
     assert parsed == []
 
@@ -212,7 +212,7 @@ def test_more_than_any_message_needs_is_refused(
 ) -> None:
     """Without its limits, the module accepts each of these blobs."""
     blob = blob_of(entries, bytes(1 if len(entries) == 1 else 0))
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         tensor_specs(blob)
     for limit in ("MAX_HEADER_BYTES", "MOST_TENSORS", "MOST_DIMENSIONS", "MOST_NAME"):
         monkeypatch.setattr(f"espalier.messages.payload.{limit}", 10**6)
@@ -240,17 +240,17 @@ SMUGGLED = {
 
 @pytest.mark.parametrize("blob", SMUGGLED.values(), ids=SMUGGLED.keys())
 def test_a_header_has_no_room_for_anything_else(blob: bytes) -> None:
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         tensor_specs(blob)
 
 
 def test_reading_values_of_a_malformed_blob_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match="not a safetensors blob"):
+    with pytest.raises(EspalierError, match="not a safetensors blob"):
         unpack_tensors(b"nonsense")
 
 
 def test_reading_values_quotes_nothing_of_the_header() -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         unpack_tensors(SMUGGLED["a name said twice"])
     assert "Anna" not in str(caught.value)
 
@@ -283,7 +283,7 @@ def test_blobs_travel_unchanged_in_flowers_records() -> None:
     ],
 )
 def test_an_array_of_another_serialisation_is_refused(array: Array) -> None:
-    with pytest.raises(Mistake, match="'block-0000': serialisation is not 'safetensors'"):
+    with pytest.raises(EspalierError, match="'block-0000': serialisation is not 'safetensors'"):
         from_record(ArrayRecord({"block-0000": array}))
 
 
@@ -291,7 +291,7 @@ def test_an_array_of_another_serialisation_is_refused(array: Array) -> None:
     "keys", [[f"{number}" for number in range(4097)], ["k" * 65]], ids=["blobs", "key"]
 )
 def test_more_blobs_or_longer_keys_than_any_message_needs_are_refused(keys: list[str]) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         from_record(
             ArrayRecord(
                 {key: Array(dtype="", shape=(), stype="safetensors", data=b"") for key in keys}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_names import BY_HAND, named
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.enrolment import Challenge, Enrolment, SignedEnrolment, contract
 from espalier.messages.message import validate
 from espalier.messages.signed_name import is_signed, new_nonce, sign, statement
@@ -112,13 +112,13 @@ def test_nonces_are_of_32_bytes_and_differ() -> None:
     "nonce", ["", "ab" * 31, "ab" * 33, "AB" * 32, "zz" * 32, "ab" * 32 + "\n", 5, b"ab" * 32]
 )
 def test_nothing_else_is_a_nonce(nonce: object) -> None:
-    with pytest.raises(Mistake, match="Challenge: missing, surplus or out of range: nonce"):
+    with pytest.raises(EspalierError, match="Challenge: missing, surplus or out of range: nonce"):
         validate(Challenge, {"nonce": nonce})
 
 
 @pytest.mark.parametrize("signature", ["a", "abc", "AB", "0x", "ab\n", "ab" * 133, 5])
 def test_nothing_else_is_taken_for_a_signature(signature: object) -> None:
-    with pytest.raises(Mistake, match="signature"):
+    with pytest.raises(EspalierError, match="signature"):
         validate(SignedEnrolment, TOLD.model_dump() | {"signature": signature})
 
 
@@ -128,5 +128,5 @@ def test_where_names_are_claims_there_is_room_for_neither() -> None:
         (plain.down, {"nonce": NONCE}),
         (plain.up, TOLD.model_dump() | {"signature": "ab"}),
     ):
-        with pytest.raises(Mistake, match=r"nonce|signature"):
+        with pytest.raises(EspalierError, match=r"nonce|signature"):
             validate(side.scalars, scalars)

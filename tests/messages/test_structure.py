@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.models.structure import Structure, as_ranges, from_ranges, structured_plan, unit_costs
 
@@ -95,20 +95,20 @@ def test_json_there_and_back() -> None:
     ],
 )
 def test_what_is_no_structure_is_refused(kind: str, numbers: list[int], words: str) -> None:
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         WHOLE.keeping({1: {kind: numbers}})
 
 
 def test_blocks_that_are_none_are_refused() -> None:
-    with pytest.raises(Mistake, match="no block stays"):
+    with pytest.raises(EspalierError, match="no block stays"):
         WHOLE.with_blocks([])
-    with pytest.raises(Mistake, match="block 7 is not among those that stay"):
+    with pytest.raises(EspalierError, match="block 7 is not among those that stay"):
         WHOLE.with_blocks([7])
-    with pytest.raises(Mistake, match="blocks: numbers are not ascending"):
+    with pytest.raises(EspalierError, match="blocks: numbers are not ascending"):
         WHOLE.with_blocks([2, 1])
-    with pytest.raises(Mistake, match=r"added_biases names attn\.q"):
+    with pytest.raises(EspalierError, match=r"added_biases names attn\.q"):
         replace(WHOLE, added_biases=("attn.q",))
-    with pytest.raises(Mistake, match="of a model with 3 blocks"):
+    with pytest.raises(EspalierError, match="of a model with 3 blocks"):
         structured_plan(plan(blocks=2), WHOLE)
 
 
@@ -127,8 +127,8 @@ def test_blocks_that_are_none_are_refused() -> None:
 def test_a_document_that_is_none_is_refused_by_its_name(spoil: object) -> None:
     document = WHOLE.to_json()
     spoil(document)  # type: ignore[operator]
-    with pytest.raises(Mistake, match=r"^structure.json: "):
+    with pytest.raises(EspalierError, match=r"^structure.json: "):
         Structure.from_json(document, "structure.json")
     for other in (None, [], "x", 3):
-        with pytest.raises(Mistake, match=r"^structure.json: "):
+        with pytest.raises(EspalierError, match=r"^structure.json: "):
             Structure.from_json(other, "structure.json")

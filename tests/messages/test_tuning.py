@@ -11,7 +11,7 @@ from run_names import BY_HAND
 from safetensors.torch import load, save
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.messages.blobs.adapters import pack_adapters
 from espalier.messages.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.messages.contracts import contract_for
@@ -156,7 +156,7 @@ def test_a_reply_goes_out_part_by_part(payload: str) -> None:
         (KEYS[1:], "1 surplus and 0 missing of 2"),
         (KEYS[2:3], "0 surplus and 1 missing of 2"),
     ):
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             hold(reply_to(fetch, settings, blobs_of(wrong, settings)), fetch, settings)
 
 
@@ -167,9 +167,11 @@ def test_parts_that_do_not_exist() -> None:
             "rank_limit": 4,
             **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {}),
         }
-        with pytest.raises(Mistake, match=f"part {part} of a {kind} does not exist, a reply has 4"):
+        with pytest.raises(
+            EspalierError, match=f"part {part} of a {kind} does not exist, a reply has 4"
+        ):
             contract_for(Letter(header_of(kind, part=part), scalars), lambda: PLAN, settings)
-    with pytest.raises(Mistake, match="part 4 of a deliver does not exist, there are 4"):
+    with pytest.raises(EspalierError, match="part 4 of a deliver does not exist, there are 4"):
         contract_for(
             Letter(header_of("deliver", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings
         )
@@ -180,7 +182,7 @@ def test_a_fetch_asks_for_as_many_blobs_as_its_part_has() -> None:
     fetch = Letter(
         header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]}
     )
-    with pytest.raises(Mistake, match="PartOrder: 2 hashes for 1 blobs"):
+    with pytest.raises(EspalierError, match="PartOrder: 2 hashes for 1 blobs"):
         check(fetch, contract_for(fetch, lambda: PLAN, settings).down)
 
 
@@ -202,7 +204,7 @@ def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
         header_of("fetch", 2, part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA]}
     )
     assert not contract_for(fetch, lambda: PLAN, settings).down.blobs
-    with pytest.raises(Mistake, match="4 surplus and 0 missing of 0"):
+    with pytest.raises(EspalierError, match="4 surplus and 0 missing of 0"):
         check(
             order(settings, 1, blobs_of(KEYS, settings)),
             contract_for(order(settings), lambda: PLAN, settings).down,
@@ -219,9 +221,9 @@ def test_every_part_can_be_delivered(part: int, keys: list[str]) -> None:
     contract = contract_for(request, lambda: PLAN, settings)
     check(request, contract.down)
     check_reply(Letter(request.header), request, contract)
-    with pytest.raises(Mistake, match="surplus"):
+    with pytest.raises(EspalierError, match="surplus"):
         check_reply(Letter(request.header, {}, blobs_of(keys, settings)), request, contract)
-    with pytest.raises(Mistake, match="NoScalars: missing, surplus or out of range: note"):
+    with pytest.raises(EspalierError, match="NoScalars: missing, surplus or out of range: note"):
         check_reply(Letter(request.header, {"note": SECRET}), request, contract)
 
 
@@ -231,9 +233,9 @@ def test_a_limit_is_for_both_directions() -> None:
     hold(reply_to(request, ONE, blobs_of(KEYS, ONE, 2), rank=2), request, ONE)
     for rank in (4, 1):
         words = rf"block-0000 attn.q.lora_a: is F32 \[{rank}, 8\], must be F32 \[2, 8\]"
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             hold(reply_to(request, ONE, blobs_of(KEYS, ONE, rank)), request, ONE)
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EspalierError, match=words):
             check(
                 order(ONE, 2, blobs_of(KEYS, ONE, rank), rank_limit=2),
                 contract_for(request, lambda: PLAN, ONE).down,
@@ -243,7 +245,9 @@ def test_a_limit_is_for_both_directions() -> None:
 @pytest.mark.parametrize("limit", [0, -1, 2.0, "2", True, None])
 def test_a_limit_that_is_none(limit: Any) -> None:
     for kind in ("train", "deliver"):
-        with pytest.raises(Mistake, match="Order: missing, surplus or out of range: rank_limit"):
+        with pytest.raises(
+            EspalierError, match="Order: missing, surplus or out of range: rank_limit"
+        ):
             contract_for(Letter(header_of(kind, 2), {"rank_limit": limit}), lambda: PLAN, ONE)
 
 
@@ -266,14 +270,16 @@ def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -
         of_round(server_round)
     for server_round in (0, rounds[0] - 1, rounds[1] + 1, 10**9):
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=f"a {kind} of round {server_round} does not exist, the run ends with round 3",
         ):
             of_round(server_round)
 
 
 def test_a_result_that_nobody_evaluates_is_not_delivered() -> None:
-    with pytest.raises(Mistake, match=r"a result is delivered, but evaluation\.own-text is off"):
+    with pytest.raises(
+        EspalierError, match=r"a result is delivered, but evaluation\.own-text is off"
+    ):
         contract_for(
             Letter(header_of("deliver", 4), {"rank_limit": 4}),
             lambda: PLAN,
@@ -283,7 +289,7 @@ def test_a_result_that_nobody_evaluates_is_not_delivered() -> None:
 
 @pytest.mark.parametrize("kind", ["train", "deliver"])
 def test_a_rank_that_no_adapter_has(kind: str) -> None:
-    with pytest.raises(Mistake, match=r"rank_limit is above 4, the largest rank of \[lora\]"):
+    with pytest.raises(EspalierError, match=r"rank_limit is above 4, the largest rank of \[lora\]"):
         contract_for(Letter(header_of(kind, 2), {"rank_limit": 5}), lambda: PLAN, ONE)
 
 
@@ -319,7 +325,7 @@ def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
 )
 def test_scalars_that_are_not_on_the_list(scalars: dict[str, Any], words: str) -> None:
     request = order(ONE)
-    with pytest.raises(Mistake, match=words) as caught:
+    with pytest.raises(EspalierError, match=words) as caught:
         hold(reply_to(request, ONE, blobs_of(KEYS, ONE), **scalars), request, ONE)
     assert SECRET not in str(caught.value)
 
@@ -329,7 +335,7 @@ def test_no_scalar_may_be_missing(name: str) -> None:
     request = order(ONE)
     reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
     del reply.scalars[name]
-    with pytest.raises(Mistake, match=f"missing, surplus or out of range: {name}"):
+    with pytest.raises(EspalierError, match=f"missing, surplus or out of range: {name}"):
         hold(reply, request, ONE)
 
 
@@ -345,7 +351,7 @@ def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> 
     request = order(settings)
     hold(reply_to(request, settings, blobs_of(KEYS, settings), samples=0), request, settings)
     with pytest.raises(
-        Mistake, match=r"samples are told with federation\.client-weights = 'samples' alone"
+        EspalierError, match=r"samples are told with federation\.client-weights = 'samples' alone"
     ):
         hold(reply_to(request, settings, blobs_of(KEYS, settings)), request, settings)
 
@@ -360,7 +366,7 @@ def test_a_report_names_the_hashes_of_the_blobs_that_come_with_it() -> None:
     text = SECRET.encode()[:32].hex()
     for wrong in ([true[0], text, SHA, SHA], [text, true[1], SHA, SHA]):
         with pytest.raises(
-            Mistake, match=r"block-000[01]: the bytes do not have the SHA-256"
+            EspalierError, match=r"block-000[01]: the bytes do not have the SHA-256"
         ) as caught:
             hold(reply_to(request, settings, blobs, blob_sha256=wrong), request, settings)
         assert text not in str(caught.value)
@@ -372,7 +378,7 @@ def test_hashes_are_in_the_order_of_the_blobs() -> None:
     }
     request = order(ONE)
     hold(reply_to(request, ONE, dict(reversed(blobs.items()))), request, ONE)
-    with pytest.raises(Mistake, match="the bytes do not have the SHA-256"):
+    with pytest.raises(EspalierError, match="the bytes do not have the SHA-256"):
         hold(reply_to(request, ONE, blobs, blob_sha256=hashes_of(blobs)[::-1]), request, ONE)
 
 
@@ -382,7 +388,9 @@ def test_a_fetched_part_is_what_was_asked_for_by_hash() -> None:
     fetch = fetch_of({KEYS[2]: first, KEYS[3]: second})
     hold(reply_to(fetch, settings, {KEYS[3]: second, KEYS[2]: first}), fetch, settings)
     for wrong in ({KEYS[2]: second, KEYS[3]: first}, {KEYS[2]: first, KEYS[3]: first}):
-        with pytest.raises(Mistake, match=r"block-000[23]: the bytes do not have the SHA-256"):
+        with pytest.raises(
+            EspalierError, match=r"block-000[23]: the bytes do not have the SHA-256"
+        ):
             hold(reply_to(fetch, settings, wrong), fetch, settings)
 
 
@@ -415,7 +423,7 @@ def test_a_lower_rank_than_ordered_needs_self_pruning(flat: dict[str, Any], leas
             hold(reply, request, settings)
             continue
         with pytest.raises(
-            Mistake, match=r"TuningReport: rank is (below|above) 4, the order's rank_limit"
+            EspalierError, match=r"TuningReport: rank is (below|above) 4, the order's rank_limit"
         ):
             hold(reply, request, settings)
 
@@ -472,7 +480,7 @@ def test_tensors_that_are_not_the_adapters(change: Any, words: str) -> None:
     block = block_of()
     change(block)
     request = order(ONE)
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         hold(
             reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": save(block)}), request, ONE
         )
@@ -482,17 +490,17 @@ def test_tensors_that_are_not_the_adapters(change: Any, words: str) -> None:
 def test_blobs_of_another_name(key: str) -> None:
     request = order(ONE)
     blobs = blobs_of(KEYS, ONE)
-    with pytest.raises(Mistake, match="1 surplus and 0 missing of 4"):
+    with pytest.raises(EspalierError, match="1 surplus and 0 missing of 4"):
         hold(reply_to(request, ONE, blobs | {key: save(block_of())}), request, ONE)
     del blobs[KEYS[0]]
-    with pytest.raises(Mistake, match="1 surplus and 1 missing of 4"):
+    with pytest.raises(EspalierError, match="1 surplus and 1 missing of 4"):
         hold(reply_to(request, ONE, blobs | {key: save(block_of())}), request, ONE)
 
 
 def test_text_in_a_blobs_metadata() -> None:
     request = order(ONE)
     blob = save(block_of(), {"note": SECRET})
-    with pytest.raises(Mistake, match="payload: ") as caught:
+    with pytest.raises(EspalierError, match="payload: ") as caught:
         hold(reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": blob}), request, ONE)
     assert SECRET not in str(caught.value)
 
@@ -504,7 +512,7 @@ def test_text_in_a_blobs_metadata() -> None:
 def test_another_payload_than_agreed(sent: str, agreed: str) -> None:
     request = order(settings_of(agreed))
     settings = settings_of(agreed)
-    with pytest.raises(Mistake, match=r"block-0000"):
+    with pytest.raises(EspalierError, match=r"block-0000"):
         hold(reply_to(request, settings, blobs_of(KEYS, settings_of(sent))), request, settings)
 
 
@@ -516,7 +524,7 @@ def test_damaged_nf4_does_not_pass() -> None:
     tensors = load(blobs["block-0002"])
     tensors["mlp.up.lora_b.absmax"][0] = float("inf")
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"block-0002 mlp.up.lora_b: a magnitude of an NF4 block is negative, NaN or infinite",
     ):
         hold(reply_to(request, settings, blobs | {"block-0002": save(tensors)}), request, settings)
@@ -528,7 +536,7 @@ def test_a_reply_to_another_round_or_part() -> None:
         reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
         reply.header = reply.header.model_copy(update=changes)
         with pytest.raises(
-            Mistake, match=f"header: {next(iter(changes))} not as the request demands"
+            EspalierError, match=f"header: {next(iter(changes))} not as the request demands"
         ):
             hold(reply, request, ONE)
 
@@ -537,7 +545,7 @@ def test_a_failure_holds_a_reason_and_no_tensors() -> None:
     request = order(ONE)
     failed = request.header.model_copy(update={"status": "failed"})
     hold(Letter(failed, {"reason": "no step was finite"}), request, ONE)
-    with pytest.raises(Mistake, match="4 surplus"):
+    with pytest.raises(EspalierError, match="4 surplus"):
         hold(Letter(failed, {"reason": "no step was finite"}, blobs_of(KEYS, ONE)), request, ONE)
 
 

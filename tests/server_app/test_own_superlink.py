@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.flower.grid import GRIDS
 from espalier.flower.processes import LocalSuperLink, Submitter, submitters
 from server_app import entry_point, own_superlink
@@ -281,7 +281,7 @@ def test_the_sentence_names_the_superlink_and_what_to_do(
     """The check runs before the settings are read and before the ServerApp is imported."""
     grid = object.__new__(GRIDS[0])
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match="this SuperLink is not of the checkout that the run comes from: it belongs to ",
     ):
         entry_point.main(grid, None)  # type: ignore[arg-type]

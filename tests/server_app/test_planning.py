@@ -12,7 +12,7 @@ from tiny_model import save_tiny_llama
 from transformers import LlamaConfig
 
 import server_app.estimate.estimate as of_plan
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.traced_memory import LiveBytes
 from espalier.hf.opening.described import described
@@ -115,7 +115,7 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
 def test_what_is_no_model_is_told(files: dict[str, str], why: str, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(Mistake, match=why), described(tmp_path):
+    with pytest.raises(EspalierError, match=why), described(tmp_path):
         pass
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.fleet import Fleet, read_fleet
 
 CONF = Path(__file__).parents[2] / "conf" / "devices"
@@ -103,10 +103,10 @@ def test_what_is_drawn(fleet: Fleet) -> None:
 
 def test_more_clients_than_devices_are_refused(fleet: Fleet) -> None:
     fleet.require(6)
-    with pytest.raises(Mistake, match="num-clients = 7: the fleet has 6 devices"):
+    with pytest.raises(EspalierError, match="num-clients = 7: the fleet has 6 devices"):
         fleet.require(7)
     for device in (-1, 6):
-        with pytest.raises(Mistake, match="the fleet has devices 0 to 5"):
+        with pytest.raises(EspalierError, match="the fleet has devices 0 to 5"):
             fleet.drawn(0, device, 1)
 
 
@@ -146,13 +146,13 @@ def test_more_clients_than_devices_are_refused(fleet: Fleet) -> None:
 def test_a_wrong_file_is_told_by_file_and_key(
     tmp_path: Path, old: str, new: str, text: str
 ) -> None:
-    with pytest.raises(Mistake, match=text) as caught:
+    with pytest.raises(EspalierError, match=text) as caught:
         read(tmp_path, SMALL.replace(old, new, 1))
     assert "fleet.toml" in str(caught.value)
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"there is no .*missing\.toml; conf/devices has some"):
+    with pytest.raises(EspalierError, match=r"there is no .*missing\.toml; conf/devices has some"):
         read_fleet(tmp_path / "missing.toml")
-    with pytest.raises(Mistake, match="cannot be read"):
+    with pytest.raises(EspalierError, match="cannot be read"):
         read_fleet(tmp_path)

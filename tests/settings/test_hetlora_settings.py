@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.run import parse
 
 
@@ -37,7 +37,7 @@ def test_where_capability_decides_a_client_by_itself_takes_the_largest() -> None
 @pytest.mark.parametrize("ranks", ["2;4", "0,8", "8,", "-8", "2.5", "eight", "\u0968"])
 def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"hetlora.ranks = .*is no comma-separated list of ranks from 1 on, for instance 2,4,8"
         ),
@@ -48,7 +48,7 @@ def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 def test_an_optimiser_cannot_go_on_through_the_svd(method: str) -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             rf"^.*\n  federation.keep-optimizer = true: {method}.aggregation = 'svd' gives the"
             r" adapters"
@@ -59,7 +59,7 @@ def test_an_optimiser_cannot_go_on_through_the_svd(method: str) -> None:
 
 @pytest.mark.parametrize(("ranks", "largest"), [("2,4", 4), ("2,16", 16)])
 def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         parse(hetlora(hetlora__ranks=ranks, lora__rank=8))
     expected = (
         f"hetlora.ranks = '{ranks}': the largest is {largest}, that of lora.rank is 8; make them"
@@ -69,7 +69,7 @@ def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> N
 
 
 def test_ranks_that_do_not_fit_are_told_together_with_other_mistakes() -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         parse(hetlora(hetlora__ranks="2,4", lora__rank=8, seed=-1))
     assert sorted(line.split()[0] for line in str(caught.value).splitlines()[1:]) == [
         "hetlora.ranks",
@@ -79,7 +79,7 @@ def test_ranks_that_do_not_fit_are_told_together_with_other_mistakes() -> None:
 
 def test_a_pattern_may_have_the_largest_rank() -> None:
     assert parse(hetlora(hetlora__ranks="2,16", lora__rank_pattern="attn.q=16")).job.ranks == "2,16"
-    with pytest.raises(Mistake, match=r"the largest is 8, that of lora.rank-pattern is 16"):
+    with pytest.raises(EspalierError, match=r"the largest is 8, that of lora.rank-pattern is 16"):
         parse(hetlora(hetlora__ranks="2,8", lora__rank_pattern="attn.q=16"))
 
 
@@ -92,14 +92,15 @@ def test_a_rank_that_no_adapter_has_does_not_count() -> None:
     )
     for rank in (4, 8):
         with pytest.raises(
-            Mistake, match=r"the largest is 8, that of lora.rank-pattern is 4; make them equal"
+            EspalierError,
+            match=r"the largest is 8, that of lora.rank-pattern is 4; make them equal",
         ):
             parse(hetlora(hetlora__ranks="2,8", lora__rank=rank, lora__rank_pattern=pattern))
 
 
 def test_clients_must_have_the_largest_rank() -> None:
     """Two clients of ranks 2 and 4 would leave ranks 5 to 8 untrained."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         parse(hetlora(hetlora__ranks="2,4,8", num_clients=2))
     expected = (
         "hetlora.ranks = '2,4,8': num-clients = 2 takes the first 2, the largest of which is 4,"
@@ -108,7 +109,7 @@ def test_clients_must_have_the_largest_rank() -> None:
     assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
     for ranks, clients in (("2,4,8", 3), ("8,4,2", 2), ("2,8", 100), ("8,2,16", 2)):
         assert parse(hetlora(hetlora__ranks=ranks, num_clients=clients)).job.ranks == ranks
-    with pytest.raises(Mistake, match="num-clients = 0") as caught:
+    with pytest.raises(EspalierError, match="num-clients = 0") as caught:
         parse(hetlora(hetlora__ranks="2,4,8", num_clients=0))
     assert "hetlora.ranks" not in str(caught.value)
 
@@ -119,5 +120,5 @@ def test_another_method_does_not_look_at_them() -> None:
 
 @pytest.mark.parametrize("gamma", [0.0, 1.5])
 def test_gamma_is_a_share(gamma: float) -> None:
-    with pytest.raises(Mistake, match=r"hetlora\.gamma"):
+    with pytest.raises(EspalierError, match=r"hetlora\.gamma"):
         parse(hetlora(hetlora__gamma=gamma))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.lora import LoraSettings
 from espalier.settings.run import RunSettings, parse
 
@@ -125,7 +125,7 @@ def test_an_alpha_of_its_own_is_divided_by_the_rank_of_its_own() -> None:
     ],
 )
 def test_a_mistake_names_its_key(key: str, value: Any, words: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         parse({"method": "fedpetuning", f"lora.{key}": value})
     assert f"lora.{key} = {value!r}: " in str(caught.value)
     assert words in str(caught.value)

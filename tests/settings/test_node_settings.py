@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.node import NodeSettings, claimed_name, parse_node, site_id
 
 
 def mistake_lines(config: dict[str, object]) -> list[str]:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         parse_node(config)
     heading, *lines = str(caught.value).splitlines()
     assert heading == "the node's configuration is wrong:"
@@ -184,15 +184,15 @@ def test_a_state_directory_that_leaves_no_room_below_it_is_refused(
     assert len(deep) == 3584
     assert parse_node({"site": "a", "state-dir": deep}).state_root() == Path(deep)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"state-dir = '/x.*\.\.\.': is 3586 bytes long.*name a directory of at most 3584",
     ):
         parse_node({"site": "a", "state-dir": deep + "/x"})
     monkeypatch.setenv("ESPALIER_STATE_DIR", deep + "/x")
-    with pytest.raises(Mistake, match=r"ESPALIER_STATE_DIR = .*is 3586 bytes long"):
+    with pytest.raises(EspalierError, match=r"ESPALIER_STATE_DIR = .*is 3586 bytes long"):
         NodeSettings().state_root()
     monkeypatch.setenv("ESPALIER_STATE_DIR", "~nobody-of-this-name/x")
-    with pytest.raises(Mistake, match="ESPALIER_STATE_DIR = '~nobody-of-this-name/x': "):
+    with pytest.raises(EspalierError, match="ESPALIER_STATE_DIR = '~nobody-of-this-name/x': "):
         NodeSettings().state_root()
 
 

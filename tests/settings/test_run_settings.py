@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from toy_method import ROW
 
 import espalier
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.methods.hetlora.settings import HetLoRASettings
@@ -45,7 +45,7 @@ DEFAULTS = flat(PYPROJECT["tool"]["flwr"]["app"]["config"])
 
 
 def mistake_lines(config: dict[str, Any]) -> list[str]:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         parse(config, simulation=True)
     heading, *lines = str(caught.value).splitlines()
     assert heading == "the run's settings are wrong:"
@@ -186,7 +186,7 @@ def test_what_was_given_by_hand_must_concern_the_method() -> None:
     config = DEFAULTS | {"fedspallm.sparsity": 0.7, "hetlora.ranks": "2"}
     assert parse(config) == parse({})
     with pytest.raises(
-        Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
+        EspalierError, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"
     ) as caught:
         parse(config, by_hand=["fedspallm.sparsity", "seed"])
     assert "hetlora" not in str(caught.value)
@@ -265,7 +265,7 @@ def test_models_that_are_each_client_s_own_are_no_baseline() -> None:
 def test_a_baseline_that_is_asked_for_beside_none_is_refused() -> None:
     given = {"evaluation.baselines": False, "evaluation.centralized": "on"}
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"evaluation.centralized = 'on': evaluation.baselines = False does not read it",
     ):
         parse(given, simulation=True, by_hand=given.keys())
@@ -306,7 +306,7 @@ def test_a_method_that_is_no_text_is_one_mistake() -> None:
     ],
 )
 def test_nonsense_ends_in_a_mistake(config: dict[str, Any]) -> None:
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         parse(config)
 
 
@@ -475,7 +475,7 @@ def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(
     changes: dict[str, Any],
 ) -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match="continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true",
     ):
         parse({"fedprllm.continue-behind": "scaled", **changes})
@@ -531,7 +531,7 @@ def test_weights_that_a_method_does_not_know_are_refused() -> None:
 
 def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand() -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"federation.payload = 'nf4': method = 'fedspallm' does not read it; leave it out",
     ) as told:
         parse({"method": "fedspallm", "federation.payload": "nf4"}, by_hand=["federation.payload"])
@@ -574,7 +574,8 @@ def test_a_method_that_does_not_read_rounds_has_its_own_number(method: str) -> N
 
 def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
     with pytest.raises(
-        Mistake, match=r"'paper' does not read it; .* choose federation.client-weights = 'samples'$"
+        EspalierError,
+        match=r"'paper' does not read it; .* choose federation.client-weights = 'samples'$",
     ):
         parse(
             {"method": "fedspallm", "federation.max-weight-ratio": 3.0},
@@ -600,5 +601,5 @@ def test_a_key_that_stands_in_another_table_is_met_with_it(
     key: str, by_hand: bool, meant: str
 ) -> None:
     method = key.partition(".")[0] if not by_hand else "fedprllm"
-    with pytest.raises(Mistake, match=f"{key}: unknown key; did you mean '{meant}'"):
+    with pytest.raises(EspalierError, match=f"{key}: unknown key; did you mean '{meant}'"):
         parse({"method": method, key: 1}, by_hand=[key] if by_hand else [])

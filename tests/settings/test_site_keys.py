@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.identity.site_keys import fingerprint, private_key, public_keys
 from espalier.settings.run import parse
 
@@ -87,7 +87,7 @@ def test_a_private_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_what_is_none_is_refused_and_not_quoted(tmp_path: Path, data: bytes, words: str) -> None:
     path = write(tmp_path / "a.key", data)
-    with pytest.raises(Mistake, match=words) as caught:
+    with pytest.raises(EspalierError, match=words) as caught:
         private_key(path)
     assert str(caught.value).startswith(f"site-key = {path!r}: ")
     assert "secret" not in str(caught.value)
@@ -95,7 +95,7 @@ def test_what_is_none_is_refused_and_not_quoted(tmp_path: Path, data: bytes, wor
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
 def test_one_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(Mistake, match="others of this machine can read it; chmod 600 it"):
+    with pytest.raises(EspalierError, match="others of this machine can read it; chmod 600 it"):
         private_key(write(tmp_path / "a.key", private(KEY), mode))
 
 
@@ -117,7 +117,7 @@ def test_nothing_but_a_mistake_comes_of_a_damaged_one(
         tmp_path_factory.getbasetemp() / "damaged.key",
         data[:at] + instead + data[at + len(instead) :],
     )
-    with suppress(Mistake):
+    with suppress(EspalierError):
         private_key(path)
 
 
@@ -167,7 +167,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, wo
     if not words:
         assert list(public_keys(str(tmp_path))) == ["a"]
         return
-    with pytest.raises(Mistake, match=words) as caught:
+    with pytest.raises(EspalierError, match=words) as caught:
         public_keys(str(tmp_path))
     assert str(caught.value).startswith(f"site-keys = {str(tmp_path)!r}:\n  ")
 
@@ -176,7 +176,7 @@ def test_all_files_that_are_none_are_named_at_once(tmp_path: Path) -> None:
     write(tmp_path / "a.key.pub", b"")
     write(tmp_path / "notes.txt", b"")
     (tmp_path / "b.key.pub").mkdir()
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         public_keys(str(tmp_path))
     assert len(str(caught.value).splitlines()) == 4
 
@@ -186,7 +186,7 @@ def test_all_files_that_are_none_are_named_at_once(tmp_path: Path) -> None:
     [("", "holds no key"), ("none", "cannot be read"), ("a\0b", "cannot be read")],
 )
 def test_a_directory_without_keys_is_refused(tmp_path: Path, name: str, words: str) -> None:
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         public_keys(str(tmp_path / name) if name else str(tmp_path))
 
 
@@ -197,7 +197,7 @@ def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
 
 def test_simulated_clients_have_no_keys() -> None:
     with pytest.raises(
-        Mistake, match="site-keys = 'sites': simulated clients have no keys; leave it out"
+        EspalierError, match="site-keys = 'sites': simulated clients have no keys; leave it out"
     ):
         parse({"site-keys": "sites"}, simulation=True)
     assert parse({"site-keys": "sites"}).site_keys == "sites"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.run import parse
 
 
@@ -18,7 +18,7 @@ from espalier.settings.run import parse
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_key(key: str, value: Any) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         parse({"method": "fedpetuning", f"training.{key}": value})
     assert f"training.{key} = {value!r}: " in str(caught.value)
 
@@ -36,7 +36,7 @@ def test_a_round_does_not_forget_its_first_steps(decay: float, refused: bool) ->
         assert parse(given).training.weight_decay == decay
         return
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"weight-decay = .*: learning-rate x weight-decay x steps = .* is above 1, so that",
     ):
         parse(given)

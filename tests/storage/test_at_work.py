@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.storage.activity import FOLDER, AtWork, collect_old_work
 
 WORKING = """
@@ -87,7 +87,10 @@ def test_it_is_for_the_owner_alone(work: AtWork) -> None:
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
-    with pytest.raises(Mistake, match="state-dir"), AtWork(tmp_path / "state", "run-1").working():
+    with (
+        pytest.raises(EspalierError, match="state-dir"),
+        AtWork(tmp_path / "state", "run-1").working(),
+    ):
         pass
 
 
@@ -108,7 +111,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     foreign.write_text("another program's")
     os.utime(foreign, (1.0, 1.0))
     with (
-        pytest.raises(Mistake, match=r"old.log lies in it; name another state-dir"),
+        pytest.raises(EspalierError, match=r"old.log lies in it; name another state-dir"),
         AtWork(tmp_path, "old").working(),
     ):
         pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.storage.atomic import replacing, write_bytes, write_json
 
 
@@ -83,7 +83,7 @@ def test_a_full_disk_is_a_mistake_and_leaves_the_old_file(
     old_file: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(os, call, no_space)
-    with pytest.raises(Mistake, match=r"cannot write .*file.bin: No space left on device"):
+    with pytest.raises(EspalierError, match=r"cannot write .*file.bin: No space left on device"):
         write_bytes(old_file, b"new")
     assert old_file.read_bytes() == b"old"
     assert only_file_in(old_file.parent) == "file.bin"
@@ -95,7 +95,7 @@ def test_a_disk_that_fills_up_while_writing_is_a_mistake(old_file: Path) -> None
             file.write(b"half")
             no_space()
 
-    with pytest.raises(Mistake, match="No space left"):
+    with pytest.raises(EspalierError, match="No space left"):
         write_half()
     assert old_file.read_bytes() == b"old"
     assert only_file_in(old_file.parent) == "file.bin"
@@ -105,14 +105,14 @@ def test_no_room_for_a_temporary_file_is_a_mistake(
     old_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.mkstemp", no_space)
-    with pytest.raises(Mistake, match=r"cannot write .*file.bin"):
+    with pytest.raises(EspalierError, match=r"cannot write .*file.bin"):
         write_bytes(old_file, b"new")
     assert old_file.read_bytes() == b"old"
 
 
 def test_a_folder_that_is_a_file_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("I am a file")
-    with pytest.raises(Mistake, match="cannot write"):
+    with pytest.raises(EspalierError, match="cannot write"):
         write_bytes(tmp_path / "folder" / "file", b"x")
 
 
@@ -127,7 +127,7 @@ def test_a_directory_that_cannot_be_synced_is_a_mistake(
         real(handle) if len(calls) == 1 else no_space()
 
     monkeypatch.setattr(os, "fsync", second_fails)
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         write_bytes(old_file, b"new")
 
 
@@ -163,7 +163,8 @@ def test_json_that_no_other_reader_would_take_is_refused_before_the_old_file_is_
     old_file: Path,
 ) -> None:
     with pytest.raises(
-        Mistake, match=r"cannot write .*: loss is NaN or infinite; the file is as it was before"
+        EspalierError,
+        match=r"cannot write .*: loss is NaN or infinite; the file is as it was before",
     ):
         write_json(old_file, {"loss": float("nan")})
     assert old_file.read_bytes() == b"old"

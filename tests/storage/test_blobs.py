@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.storage.blobs import BlobStore, sha256
 
 
@@ -48,10 +48,10 @@ def test_a_blob_that_is_damaged_is_written_again(tmp_path: Path) -> None:
 
 def test_the_store_s_remedy_is_told(tmp_path: Path) -> None:
     store = BlobStore(tmp_path, remedy="ask the owner")
-    with pytest.raises(Mistake, match="no blob 000000000000; ask the owner"):
+    with pytest.raises(EspalierError, match="no blob 000000000000; ask the owner"):
         store.get("0" * 64)
     store.path(store.put(b"x")).write_bytes(b"y")
-    with pytest.raises(Mistake, match="the bytes are damaged; ask the owner"):
+    with pytest.raises(EspalierError, match="the bytes are damaged; ask the owner"):
         store.get(sha256(b"x"))
 
 
@@ -66,7 +66,7 @@ def test_blobs_have_the_stores_mode(tmp_path: Path) -> None:
 
 
 def test_a_blob_that_was_never_put_is_named_in_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="no blob ba7816bf8f01"):
+    with pytest.raises(EspalierError, match="no blob ba7816bf8f01"):
         BlobStore(tmp_path).get(hashlib.sha256(b"abc").hexdigest())
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_blob_is_refused_without_quoting_it(tmp_path: Path, damage: by
     store = BlobStore(tmp_path)
     key = store.put(b"secret diagnosis!")
     (tmp_path / f"{key}.blob").write_bytes(damage)
-    with pytest.raises(Mistake, match="damaged") as caught:
+    with pytest.raises(EspalierError, match="damaged") as caught:
         store.get(key)
     assert "diagnosis" not in str(caught.value)
 
@@ -98,7 +98,7 @@ def test_a_key_that_is_no_hash_names_no_blob(tmp_path: Path, key: str) -> None:
     (tmp_path / "existing.blob").write_bytes(b"another client's")
     store = BlobStore(tmp_path / "store")
     store.put(b"its own")
-    with pytest.raises(Mistake, match="no blob"):
+    with pytest.raises(EspalierError, match="no blob"):
         store.get(key)
 
 
@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_no_half_blob(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(Mistake, match="No space left"):
+    with pytest.raises(EspalierError, match="No space left"):
         BlobStore(tmp_path).put(b"x")
     assert os.listdir(tmp_path) == []
 
@@ -126,7 +126,7 @@ def test_a_damaged_or_missing_blob_is_not_opened(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     key = store.put(b"abcd")
     (tmp_path / f"{key}.blob").write_bytes(b"abce")
-    with pytest.raises(Mistake, match="damaged"), store.opened(key):
+    with pytest.raises(EspalierError, match="damaged"), store.opened(key):
         pass
-    with pytest.raises(Mistake, match="there is no blob"), store.opened("0" * 64):
+    with pytest.raises(EspalierError, match="there is no blob"), store.opened("0" * 64):
         pass

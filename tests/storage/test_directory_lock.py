@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.storage.directory_lock import locked
 
 HOLDS_IT = """
@@ -28,7 +28,7 @@ def test_a_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
             rf"process {os.getpid()} on {socket.gethostname()} \(since \d{{4}}-\d\d-\d\dT.*\) is at"
             r" work there"
         )
-        with pytest.raises(Mistake, match=holder), locked(tmp_path):
+        with pytest.raises(EspalierError, match=holder), locked(tmp_path):
             pass
     with locked(tmp_path):
         pass
@@ -48,7 +48,7 @@ def test_a_killed_process_keeps_nobody_out(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
-    with pytest.raises(Mistake, match=f"process {process.pid} on"), locked(tmp_path):
+    with pytest.raises(EspalierError, match=f"process {process.pid} on"), locked(tmp_path):
         pass
     process.kill()
     process.wait()
@@ -61,13 +61,16 @@ def test_a_killed_process_keeps_nobody_out(tmp_path: Path) -> None:
 def test_a_holder_without_a_name_is_a_holder(tmp_path: Path, content: str) -> None:
     with locked(tmp_path):
         (tmp_path / "lock").write_text(content)
-        with pytest.raises(Mistake, match="another process is at work there"), locked(tmp_path):
+        with (
+            pytest.raises(EspalierError, match="another process is at work there"),
+            locked(tmp_path),
+        ):
             pass
 
 
 def test_a_directory_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
     with (
-        pytest.raises(Mistake, match="lock: cannot be opened: No such file"),
+        pytest.raises(EspalierError, match="lock: cannot be opened: No such file"),
         locked(tmp_path / "none"),
     ):
         pass

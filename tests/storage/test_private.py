@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from run_names import BY_HAND, named
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.storage.client_state import (
     VERSION_FILE,
     PrivateState,
@@ -88,7 +88,7 @@ def test_the_lock_is_for_the_owner_alone(state: PrivateState) -> None:
 def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with (
-        pytest.raises(Mistake, match=r"state-dir = .*file/state"),
+        pytest.raises(EspalierError, match=r"state-dir = .*file/state"),
         PrivateState(tmp_path / "file" / "state", BY_HAND, "ward", {"client": 0}).locked(),
     ):
         pass
@@ -103,10 +103,10 @@ def test_a_document_that_is_none_is_told_as_damaged(
 ) -> None:
     (filled(state).folder / what).write_text(content)
     if what == VERSION_FILE:
-        with pytest.raises(Mistake, match=r"version.json: is damaged; remove the directory"):
+        with pytest.raises(EspalierError, match=r"version.json: is damaged; remove the directory"):
             state.require_same_client()
     elif not content.startswith("{"):
-        with pytest.raises(Mistake, match=r"report.json: is damaged"):
+        with pytest.raises(EspalierError, match=r"report.json: is damaged"):
             state.load(1, "report")
 
 
@@ -124,7 +124,7 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(
     root /= "x" * (length - len(str(root)) - 1)
     told = r"state-dir = '|cannot write .*version.json: File name too long"
     with (
-        pytest.raises(Mistake, match=told),
+        pytest.raises(EspalierError, match=told),
         PrivateState(root, BY_HAND, "ward", {"client": 0}).locked(),
     ):
         pass
@@ -162,7 +162,7 @@ def test_a_full_disk_keeps_the_old_document(
 
     state.save(1, "report", {"round": "old"})
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(Mistake, match="No space left"):
+    with pytest.raises(EspalierError, match="No space left"):
         state.save(1, "report", {"round": "new"})
     assert state.load(1, "report") == {"round": "old"}
 
@@ -195,14 +195,14 @@ def test_state_of_another_version_is_refused(state: PrivateState) -> None:
     with state.locked():
         pass
     (state.folder / VERSION_FILE).write_text('{"version": 99}')
-    with pytest.raises(Mistake, match="version 99"), state.locked():
+    with pytest.raises(EspalierError, match="version 99"), state.locked():
         pass
 
 
 def test_a_damaged_version_file_is_a_mistake(state: PrivateState) -> None:
     filled(state)
     (state.folder / VERSION_FILE).write_text("")
-    with pytest.raises(Mistake), state.locked():
+    with pytest.raises(EspalierError), state.locked():
         pass
 
 
@@ -273,11 +273,13 @@ def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
         pass
     other = PrivateState(state.root, BY_HAND, "ward", {"client": 4})
     with (
-        pytest.raises(Mistake, match="takes part in this run with another client; begin a new run"),
+        pytest.raises(
+            EspalierError, match="takes part in this run with another client; begin a new run"
+        ),
         other.locked(),
     ):
         pass
-    with pytest.raises(Mistake, match="another client"):
+    with pytest.raises(EspalierError, match="another client"):
         other.require_same_client()
     with PrivateState(state.root, named("2"), "ward", {"client": 4}).locked():
         pass
@@ -293,12 +295,12 @@ def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client
     asked.note_asked()
     assert lineages_of(state.root, "ward") == {BY_HAND}
     assert mode(state.folder / "lock") == 0o600
-    with pytest.raises(Mistake, match="another settings"):
+    with pytest.raises(EspalierError, match="another settings"):
         PrivateState(state.root, BY_HAND, "ward", {"settings": "b"}).note_asked()
     with PrivateState(state.root, BY_HAND, "ward", {"client": 3, "settings": "a"}).locked():
         # The lock is free, so this does not wait.
         asked.note_asked()
-    with pytest.raises(Mistake, match="another client"):
+    with pytest.raises(EspalierError, match="another client"):
         PrivateState(
             state.root, BY_HAND, "ward", {"client": 4, "settings": "a"}
         ).require_same_client()
@@ -392,7 +394,7 @@ def test_a_directory_that_others_made_is_refused_and_never_marked(
         lambda: state.blobs(1),
     ):
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=(
                 f"Espalier did not make this directory, and {name} lies in it; name another state-"
             ),

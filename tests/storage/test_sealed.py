@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.storage.sealed_json import Damaged, read_sealed, sealed
 
 VALUES = st.recursive(
@@ -78,7 +78,7 @@ def test_other_bytes_are_the_same_document_or_refused(file: Path, data: st.DataO
     )
     try:
         found = read_sealed(file, 2)
-    except Mistake:
+    except EspalierError:
         return
     assert same(found, DOCUMENT)
 
@@ -112,7 +112,7 @@ def test_edited_values_are_refused(file: Path, changed: Any) -> None:
     if same(changed, json.loads(sealed(DOCUMENT))):
         assert same(read_sealed(file, 2), DOCUMENT)
     else:
-        with pytest.raises(Mistake, match=r"document\.json: "):
+        with pytest.raises(EspalierError, match=r"document\.json: "):
             read_sealed(file, 2)
 
 
@@ -128,15 +128,16 @@ def test_what_is_no_document_is_damaged(file: Path, content: bytes) -> None:
 def test_another_version_is_told_from_damage(file: Path) -> None:
     file.write_text(json.dumps({"version": 1, "round": 3}))
     with pytest.raises(
-        Mistake, match="version 1, this program reads 2; resume with the release that wrote it"
+        EspalierError,
+        match="version 1, this program reads 2; resume with the release that wrote it",
     ) as caught:
         read_sealed(file, 2)
     assert not isinstance(caught.value, Damaged)
     file.write_bytes(sealed({"version": 3}))
-    with pytest.raises(Mistake, match="version 3, this program reads 2"):
+    with pytest.raises(EspalierError, match="version 3, this program reads 2"):
         read_sealed(file, 2)
 
 
 def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="cannot be read: Is a directory"):
+    with pytest.raises(EspalierError, match="cannot be read: Is a directory"):
         read_sealed(tmp_path, 2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.seeds import derive_seed
 from strategies.fedspine.bandit import WHOLE, Bandit, Cell, Exploration, Pull, tile
 
@@ -249,7 +249,7 @@ def test_refusals() -> None:
     ],
 )
 def test_parameters_out_of_range_are_told(how: dict[str, float], text: str) -> None:
-    with pytest.raises(Mistake, match=text):
+    with pytest.raises(EspalierError, match=text):
         Exploration(**how)
 
 
@@ -269,8 +269,8 @@ def test_parameters_out_of_range_are_told(how: dict[str, float], text: str) -> N
 )
 def test_a_damaged_bandit_is_told(change: dict[str, object]) -> None:
     whole = Bandit(Exploration()).to_json()
-    with pytest.raises(Mistake):
+    with pytest.raises(EspalierError):
         Bandit.from_json(whole | change)
     del whole["cells"]
-    with pytest.raises(Mistake, match="damaged"):
+    with pytest.raises(EspalierError, match="damaged"):
         Bandit.from_json(whole)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.run import parse
 from strategies.averaging.client_weights import limited_weights, up_to_median
 from strategies.fedspallm.layer_sampling import layers_per_client
@@ -79,5 +79,5 @@ def test_an_absurd_capability_leaves_the_others_a_quarter_of_the_layers() -> Non
 
 @pytest.mark.parametrize("key", ["federation.max-weight-ratio", "federation.max-capability-ratio"])
 def test_a_ratio_below_one_is_refused(key: str) -> None:
-    with pytest.raises(Mistake, match=key):
+    with pytest.raises(EspalierError, match=key):
         parse({"method": "hetlora", key: 0.5})

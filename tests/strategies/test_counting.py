@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from strategies.base.vote_device import require_counting
 
 
@@ -33,7 +33,7 @@ def test_a_device_without_a_compiler_is_told_with_the_key_the_cause_and_the_reme
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
 
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"device = 'auto': .*Failed to find C compiler.*install gcc, or set device to 'cpu'",
     ):
         require_counting(kernel_that(count_votes, monkeypatch), "auto")
@@ -41,7 +41,7 @@ def test_a_device_without_a_compiler_is_told_with_the_key_the_cause_and_the_reme
 
 def test_a_device_without_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pruning_kernels.votes.vote_planes_cuda", None)
-    with pytest.raises(Mistake, match=r"device = 'cuda': .*ModuleNotFoundError"):
+    with pytest.raises(EspalierError, match=r"device = 'cuda': .*ModuleNotFoundError"):
         require_counting(torch.device("meta"), "cuda")
 
 
@@ -55,5 +55,5 @@ def test_a_device_that_counts_wrongly_is_not_taken(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         "pruning_kernels.votes.device_votes._count_one_by_one", lambda masks, planes: planes.zero_()
     )
-    with pytest.raises(Mistake, match="not those that were given"):
+    with pytest.raises(EspalierError, match="not those that were given"):
         require_counting(torch.device("meta"), "cuda")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.methods.fedspallm.settings import FedSpaLLMSettings
 from strategies.fedspallm.layer_sampling import layers_per_client, require_places, sample_layers
 
@@ -40,7 +40,7 @@ def test_every_layer_is_covered_or_the_numbers_are_told(
             f"sampled-layers = 0.5: .* prune {sum(places.values())} layers? in a round, the model"
             f" has {num_layers} .site-0 "
         )
-        with pytest.raises(Mistake, match=told):
+        with pytest.raises(EspalierError, match=told):
             require_places(FedSpaLLMSettings(sampled_layers=0.5), num_layers, by_site)
         require_places(FedSpaLLMSettings(coverage="over-rounds"), num_layers, by_site)
         return

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from strategies.fedspine.arms import ArmSpace, Kind, Refinement, step_for
 from strategies.fedspine.bandit import Bandit, Exploration
 
@@ -68,7 +68,7 @@ def test_the_step() -> None:
     assert step_for(0.5, 20) == 0.05
     assert step_for(0.9, 1) == 1.0
     assert step_for(0.0, 3) == 1.0
-    with pytest.raises(Mistake, match="rounds of pruning = 0"):
+    with pytest.raises(EspalierError, match="rounds of pruning = 0"):
         step_for(0.5, 0)
 
 
@@ -86,5 +86,5 @@ def test_the_step() -> None:
 def test_bounds_out_of_range_are_told(
     given_values: tuple[float, float, int, int], text: str
 ) -> None:
-    with pytest.raises(Mistake, match=text):
+    with pytest.raises(EspalierError, match=text):
         ArmSpace(*given_values)

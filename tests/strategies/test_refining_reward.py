@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from strategies.fedspine.reward import (
     LARGEST_REWARD,
     Outcome,
@@ -146,18 +146,18 @@ def test_the_gain() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(Mistake, match="tolerance = 0"):
+    with pytest.raises(EspalierError, match="tolerance = 0"):
         scaled_rewards({0: PLAIN}, MOST, 0.5, 0.1, tolerance=0)
-    with pytest.raises(Mistake, match="largest step = nan"):
+    with pytest.raises(EspalierError, match="largest step = nan"):
         scaled_rewards({0: PLAIN}, MOST, 0.5, math.nan)
-    with pytest.raises(Mistake, match="smallest gap = 0"):
+    with pytest.raises(EspalierError, match="smallest gap = 0"):
         literal_rewards({0: PLAIN}, 0)
-    with pytest.raises(Mistake, match="at least 1 round"):
+    with pytest.raises(EspalierError, match="at least 1 round"):
         UsualGains(rounds=0)
     for bad in (
         {},
         {"rounds": 2, "quantile": 0.9, "seen": [["a"]]},
         {"rounds": 2, "quantile": 0.9, "seen": [[math.nan]]},
     ):
-        with pytest.raises(Mistake, match="checkpoint"):
+        with pytest.raises(EspalierError, match="checkpoint"):
             UsualGains.from_json(bad)

@@ -21,7 +21,7 @@ from benchmarks.fedsoda.studies import CHANCE, COSTS, DENSE, PERPLEXITIES, SCORE
 from benchmarks.fedspallm.rows import Rows
 from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.reading import read_items
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.methods.fedsoda.settings import FedSodaSettings
 from espalier.settings.run import RunSettings, parse
 
@@ -140,7 +140,7 @@ def test_settings_of_the_command_line_go_where_they_are_read() -> None:
     assert tuned["training.steps"] == 5
     assert not any(key.startswith("fedsoda") for key in tuned)
     assert Cell("any", IID, SODA).settings(common)["fedsoda.pre-align-steps"] == 7
-    with pytest.raises(Mistake, match=r"--set steps: is no KEY=VALUE"):
+    with pytest.raises(EspalierError, match=r"--set steps: is no KEY=VALUE"):
         chosen(["steps"])
 
 
@@ -214,7 +214,9 @@ def test_a_public_text_that_holds_test_items_is_refused(
     settings = parse({"method": "fedpetuning", **NAMED, "task.test-path": str(files["test.jsonl"])})
     text = "".join(f"Question: {question(n)['question']['stem']}  Answer:\n" for n in range(3))
     files["public.txt"].write_text(text)
-    with pytest.raises(Mistake, match=r"public.txt: has 3 lines that are questions of test items"):
+    with pytest.raises(
+        EspalierError, match=r"public.txt: has 3 lines that are questions of test items"
+    ):
         make_sources(
             settings, files["train.jsonl"], files["public.txt"], tmp_path / "data", 1000, 2000
         )

@@ -15,7 +15,7 @@ from benchmarks.fedspallm.report import write_report
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import FOLDS, STUDIES, Bench
 from espalier.data.public_text import public_windows
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
@@ -81,7 +81,7 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     again = Rows(path, KEYS, ("perplexity",), CONDITIONS)
     cells = [{"seed": seed, "text": "public"} for seed in (0, 1)]
     assert again.missing(iter(cells)) == [cells[1]]
-    with pytest.raises(Mistake, match="other windows"):
+    with pytest.raises(EspalierError, match="other windows"):
         Rows(path, KEYS, ("perplexity",), {**CONDITIONS, "windows": 3})
 
 

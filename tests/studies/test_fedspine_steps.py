@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import random_llama, random_roberta
 from benchmarks.fedspine import steps
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 
 def given(folder: Path, *words: str) -> argparse.Namespace:
@@ -45,7 +45,7 @@ def test_cells_that_are_named_are_measured_and_others_stay(
     monkeypatch.setattr(steps, "save_model", lambda folder, shape: None)
     words = ["--only", "by masks", "all weights"]
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"--only by masks all weights: .*fedspine-steps-0.1b.json has not all other rows",
     ):
         steps.work(given(tmp_path, *words))

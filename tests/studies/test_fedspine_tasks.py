@@ -18,7 +18,7 @@ from benchmarks.fedspine.other_clock import retimed
 from benchmarks.fedspine.task_bars import by_alpha, by_fleet, times_by_alpha
 from benchmarks.fedspine.task_report import Found, found_in
 from benchmarks.reports import write_again
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.model import load_whole
@@ -182,7 +182,7 @@ def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(
     words = ["--train", str(train), "--parts", "cuts", "--model", str(model)]
     public = tmp_path / "public.txt"
     public.write_text("\n\n".join(private_text(client) for client in range(3)))
-    with pytest.raises(Mistake, match="--parts cuts needs --calibration FILE"):
+    with pytest.raises(EspalierError, match="--parts cuts needs --calibration FILE"):
         task_study.work(given(tmp_path, *words))
     task_study.work(given(tmp_path, *words, "--calibration", str(public)))
     text = (tmp_path / "fedspine-sst2.csv").read_text()
@@ -417,7 +417,7 @@ def test_bars_of_fleets_and_alphas() -> None:
 
 def test_records_that_are_not_there_are_named(tmp_path: Path) -> None:
     records(tmp_path / "test.jsonl", ITEMS)
-    with pytest.raises(Mistake, match="needs --train FILE, or --clients DIRECTORY"):
+    with pytest.raises(EspalierError, match="needs --train FILE, or --clients DIRECTORY"):
         task_study.work(given(tmp_path))
-    with pytest.raises(Mistake, match=r"client_9.jsonl: is no file; name the records"):
+    with pytest.raises(EspalierError, match=r"client_9.jsonl: is no file; name the records"):
         task_study.work(given(tmp_path, "--clients", str(tmp_path)))

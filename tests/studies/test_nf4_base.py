@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from benchmarks import nf4_base
 from benchmarks.fedspallm.rows import Rows
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.nf4 import cache as quantised_cache
 
 WINDOW = 8
@@ -90,7 +90,7 @@ def test_as_many_held_out_windows_as_the_text_has_are_refused(
 ) -> None:
     for wrong in (0, 12):
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=rf"--held-out-windows {wrong}: --text .*text.txt has 12 windows of 8 tokens",
         ):
             nf4_base.measure({**settings, "evaluation.max-windows": wrong}, tmp_path, train=False)

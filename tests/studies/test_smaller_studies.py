@@ -13,7 +13,7 @@ from benchmarks.smaller import studies
 from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 
 CONDITIONS: dict[str, Any] = {
@@ -103,15 +103,15 @@ def test_a_run_of_other_settings_is_not_taken_for_one(bench: Bench) -> None:
     (folder / "runs" / "a").mkdir(parents=True)
     (folder / "runs" / "a" / "summary.json").write_text('{"status": "completed"}')
     with pytest.raises(
-        Mistake, match="of which nobody knows what it was asked for; give another --work"
+        EspalierError, match="of which nobody knows what it was asked for; give another --work"
     ):
         bench.run("0-run", {"seed": 0})
     asked = {**bench.common, "seed": 0, "enrol-seconds": 600.0}
     (folder / "asked.json").write_text(json.dumps(asked))
     assert bench.run("0-run", {"seed": 0}) == bench.made("0-run") == folder / "runs" / "a"
     with pytest.raises(
-        Mistake, match=r"0-run: holds a run with another seed, threads; give another --work"
+        EspalierError, match=r"0-run: holds a run with another seed, threads; give another --work"
     ):
         bench.run("0-run", {"seed": 1, "threads": 2})
-    with pytest.raises(Mistake, match="holds no completed run"):
+    with pytest.raises(EspalierError, match="holds no completed run"):
         bench.made("1-run")

@@ -17,7 +17,7 @@ from benchmarks.studies.measure import Bench, measure
 from benchmarks.studies.report import write_report
 from benchmarks.studies.rows import Row, Rows
 from espalier.data.public_text import public_windows
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.hf.stream.block_stream import BlockStream
@@ -110,7 +110,7 @@ def test_a_stopped_study_goes_on_where_it_was(
 
 def test_rows_of_other_conditions_are_not_mixed(tmp_path: Path) -> None:
     Rows(tmp_path / "study.csv", CONDITIONS)
-    with pytest.raises(Mistake, match="measured with other ties, window_tokens"):
+    with pytest.raises(EspalierError, match="measured with other ties, window_tokens"):
         Rows(tmp_path / "study.csv", {**CONDITIONS, "ties": "index", "window_tokens": 32})
 
 
@@ -183,14 +183,14 @@ def test_a_damaged_study_is_told_and_left_alone(tmp_path: Path) -> None:
     path = rows_of(tmp_path).path
     text = path.read_text()
     path.write_text(text.replace("12.5", "x", 1))
-    with pytest.raises(Mistake, match=r"study.csv: line 2 is damaged"):
+    with pytest.raises(EspalierError, match=r"study.csv: line 2 is damaged"):
         Rows(path, CONDITIONS)
     path.write_text(text)
     path.with_suffix(".json").write_text("{")
-    with pytest.raises(Mistake, match=r"study.json: is damaged"):
+    with pytest.raises(EspalierError, match=r"study.json: is damaged"):
         Rows(path, CONDITIONS)
     path.with_suffix(".json").unlink()
-    with pytest.raises(Mistake, match=r"study.json is not beside it"):
+    with pytest.raises(EspalierError, match=r"study.json is not beside it"):
         Rows(path, CONDITIONS)
     assert path.read_text() == text
 

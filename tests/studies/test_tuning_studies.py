@@ -20,7 +20,7 @@ from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.pretrain_encoder import NOT_CHOSEN, Recipe
 from benchmarks.tuning.report import Panel, cells_of, write_report
 from benchmarks.tuning.studies import FIGURES, KEYS, STUDIES, Bench, first_records
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.opening.opened import open_model
 from espalier.settings.run import parse
@@ -241,7 +241,7 @@ def test_a_client_without_items_is_left_out(sites: Federated) -> None:
         (sites.folder / f"text-{client}.txt").write_text("{}\n")
     bench = bench_of(sites)
     with (
-        pytest.raises(Mistake, match="no client has items to train on"),
+        pytest.raises(EspalierError, match="no client has items to train on"),
         bench.federation(bench.settings(0)),
     ):
         pytest.fail("a federation of nobody")
@@ -401,6 +401,6 @@ def test_the_same_seed_gives_the_same_encoder(tmp_path: Path) -> None:
 
 def test_a_vocabulary_that_the_text_does_not_give_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        Mistake, match=r"gives a vocabulary of \d+ tokens, --vocabulary is 5000; lower it"
+        EspalierError, match=r"gives a vocabulary of \d+ tokens, --vocabulary is 5000; lower it"
     ):
         pretrain_encoder.make_encoder([text()], Recipe(vocabulary=5000), tmp_path / "encoder")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.message import Kind, Letter, NoScalars
 from espalier.messages.parts import (
@@ -34,11 +34,11 @@ def finite(key: str, blob: bytes) -> None:
 
     Raises
     ------
-    Mistake
+    EspalierError
         A magnitude is 100 or more, or a value is not finite.
     """
     if not np.all(np.abs(unpack_tensors(blob)["mean"]) < 100):
-        raise Mistake(f"{key}: a number is not below 100")
+        raise InputError(f"{key}: a number is not below 100")
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:

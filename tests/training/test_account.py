@@ -9,7 +9,7 @@ import torch
 from run_names import BY_HAND
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import lora_config, put_in, values
@@ -294,7 +294,7 @@ def test_activations_are_those_that_a_real_step_saves(
 
 def test_an_unknown_shape_is_told_the_known_ones() -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"--model 'llama-8b': is no known shape \(llama-7b, llama3-8b, .*roberta-base\), and no"
         ),
@@ -304,29 +304,29 @@ def test_an_unknown_shape_is_told_the_known_ones() -> None:
 
 def test_a_configuration_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(Mistake, match=r"config.json: is no JSON file"):
+    with pytest.raises(EspalierError, match=r"config.json: is no JSON file"):
         account(str(tmp_path), LoraSettings())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    with pytest.raises(Mistake, match=r"model_type = 'mamba' is not supported"):
+    with pytest.raises(EspalierError, match=r"model_type = 'mamba' is not supported"):
         account(str(tmp_path), LoraSettings())
 
 
 def test_adapters_that_do_not_fit_the_model_are_refused() -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"^qwen2-7b: lora.rank: 513 is larger than a side of attn.v in block 0 \(512 x 3584\)"
         ),
     ):
         account("qwen2-7b", LoraSettings(rank=513))
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"^roberta-base: lora.targets: the model has no mlp.gate; its blocks have attn.q",
     ):
         account("roberta-base", LoraSettings(targets="mlp.gate"))
     with pytest.raises(
-        Mistake, match=r"^qwen2-7b: lora.layers = '28': the model has the blocks 0 to 27"
+        EspalierError, match=r"^qwen2-7b: lora.layers = '28': the model has the blocks 0 to 27"
     ):
         account("qwen2-7b", LoraSettings(layers="28"))
-    with pytest.raises(Mistake, match=r"^roberta-base: number of labels = 1"):
+    with pytest.raises(EspalierError, match=r"^roberta-base: number of labels = 1"):
         account("roberta-base", LoraSettings(), num_labels=1)

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import OPTConfig, PretrainedConfig
 
 from espalier.data.tasks.encoding import Encoded
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.whole.adapters import put_in, set_values
@@ -316,7 +316,9 @@ def test_a_learning_rate_that_is_far_too_high_is_named(llama: OpenedModel) -> No
         key: {name: value * torch.nan for name, value in block.items()}
         for key, block in start_of(training).items()
     }
-    with pytest.raises(Mistake, match=r"training.learning-rate = 0.1: no step had a finite loss"):
+    with pytest.raises(
+        EspalierError, match=r"training.learning-rate = 0.1: no step had a finite loss"
+    ):
         training.run(start, 0, 3)
 
 

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from espalier.data.tasks.batches import Batch, collate
 from espalier.data.tasks.encoding import Encoded
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
 from espalier.training.loss import summed_loss
@@ -260,13 +260,15 @@ def test_a_penalty_makes_no_step_weigh_that_the_texts_do_not() -> None:
 
 def test_one_bad_batch_spoils_its_step() -> None:
     """A mean over the other batches would be another step than the requested one."""
-    with pytest.raises(Mistake, match=r"training.learning-rate = 0.05: no step had a finite loss"):
+    with pytest.raises(
+        EspalierError, match=r"training.learning-rate = 0.05: no step had a finite loss"
+    ):
         loop_of(Bigram(), POISONED, batch_size=1, accumulation=4).run(0, 2)
 
 
 def test_nothing_changes_when_no_step_is_finite() -> None:
     model = Bigram()
-    with pytest.raises(Mistake, match="lower it"):
+    with pytest.raises(EspalierError, match="lower it"):
         loop_of(model, POISONED[3:], batch_size=1, proximal=0.5, weight_decay=0.5).run(0, 3)
     assert torch.equal(model.table, Bigram().table)
     assert not model.training
@@ -275,7 +277,7 @@ def test_nothing_changes_when_no_step_is_finite() -> None:
 def test_a_gradient_that_is_not_finite_counts_as_little_as_a_loss() -> None:
     model = Bigram()
     model.table.register_hook(lambda gradient: gradient / 0)
-    with pytest.raises(Mistake, match="no step had a finite loss and gradient"):
+    with pytest.raises(EspalierError, match="no step had a finite loss and gradient"):
         loop_of(model).run(0, 1)
 
 

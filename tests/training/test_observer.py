@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from two_tensors import Rows, loop_of, mean_loss
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
@@ -145,11 +145,11 @@ def test_of_a_step_that_is_not_finite_no_gradients_are_shown(what: str | float) 
 
 def test_what_an_observer_raises_ends_the_training_in_order() -> None:
     def refuses(step: int, gradients: Mapping[str, Tensor]) -> None:
-        raise Mistake("no more")
+        raise InputError("no more")
 
     loop = loop_of(model := Rows())
     loop.observer = refuses
-    with pytest.raises(Mistake, match="no more"):
+    with pytest.raises(EspalierError, match="no more"):
         loop.run(0, 2)
     assert torch.equal(model.table, Rows().table)
     assert not model.training

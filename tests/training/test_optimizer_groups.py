@@ -11,7 +11,7 @@ import pytest
 import torch
 from two_tensors import RATE, TOTAL, Rows, loop_of, mean_loss
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.training import TrainingSettings
 from espalier.training.parameter_groups import Group, grouped
 
@@ -134,7 +134,7 @@ def test_neither_order_of_names_nor_of_groups_matters() -> None:
 def test_no_group_goes_beyond_what_the_table_may_have(group: Group, words: str) -> None:
     loop = loop_of(model := Rows())
     loop.groups = [group]
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(EspalierError, match=words):
         loop.run(0, 1)
     assert torch.equal(model.shift, Rows().shift)
 
@@ -143,7 +143,9 @@ def test_decay_is_held_against_the_groups_own_rate() -> None:
     """0.04 x 1.25 x 10 is half of the limit; twice the rate reaches it, a higher one exceeds it."""
     training = TrainingSettings(learning_rate=0.04, weight_decay=1.25, steps=10)
     assert Group([], 2.0).settings(training).learning_rate == 0.08
-    with pytest.raises(Mistake, match="is above 1, so that a round's first steps are forgotten"):
+    with pytest.raises(
+        EspalierError, match="is above 1, so that a round's first steps are forgotten"
+    ):
         Group([], 2.1).settings(training)
     assert Group([], 2.1, 1.0).settings(training).weight_decay == 1.0
 

@@ -10,7 +10,7 @@ from tiny_model import save_tiny_llama, save_tiny_roberta
 
 from espalier.data.client_items import client_items
 from espalier.data.tasks.catalogue import TASKS
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
@@ -77,5 +77,5 @@ def test_an_encoder_without_a_token_for_padding_is_a_mistake(
             }
         )
     )
-    with pytest.raises(Mistake, match=r"no token for padding, .*; name one as pad_token"):
+    with pytest.raises(EspalierError, match=r"no token for padding, .*; name one as pad_token"):
         client_sequences(settings, simulated_node(), OpenedModel(folder), 0)

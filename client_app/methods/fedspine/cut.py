@@ -17,7 +17,7 @@ from typing import Any
 
 from client_app.protocol.push import take
 from client_app.site import Site, reply_to
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.blobs.group_bits import Cut, CutUnits
 from espalier.messages.message import Letter, NoScalars, validate
 from espalier.methods.fedspine.contract import STRUCTURE, CutOrder
@@ -55,7 +55,7 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
 def _require_new(
     state: PrivateState, server_round: int, asked: dict[str, Any], kept: dict[str, Any] | None
 ) -> None:
-    """Raise Mistake if this round, or a later one, was already answered for another question.
+    """Raise InputError if this round, or a later one, was already answered for another question.
 
     A second cut in the same round would reveal more about the data. ``_cut`` handles rounds in
     which nothing was measured.
@@ -64,11 +64,11 @@ def _require_new(
         return
     last = state.load_lasting(LAST) or {"round": 0, "asked": None}
     if server_round < last["round"]:
-        raise Mistake(
+        raise InputError(
             f"deliver: this client has agreed on the cut of round {last['round']}; begin a new run"
         )
     if kept is not None or (server_round == last["round"] and last["asked"] != asked):
-        raise Mistake(
+        raise InputError(
             f"deliver: this client was asked for another cut in round {server_round}; begin a"
             " new run"
         )

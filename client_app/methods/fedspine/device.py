@@ -173,7 +173,7 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
 
 
 def _require_enough(site: Site, training: AdapterTraining, steps: Sequence[int]) -> None:
-    """Raise Mistake unless each half of the steps uses the minimum number of tokens of the site.
+    """Raise InputError unless each half of the steps uses the minimum number of tokens of the site.
 
     The report contains one loss for each half.
     """

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 
 from espalier.data.builtin.standard_library import module_files
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 TOPICS: dict[str, tuple[str, ...]] = {
     "language-statements": (
@@ -152,7 +152,7 @@ def texts(source: str) -> Iterator[str]:
 
     Raises
     ------
-    Mistake
+    InputError
         The source is unknown, or this Python installation has neither its topics nor its module
         files.
     """
@@ -161,7 +161,7 @@ def texts(source: str) -> Iterator[str]:
     elif source in MODULES:
         yield from _docstrings(source, MODULES[source])
     else:
-        raise Mistake(
+        raise InputError(
             f"documentation source: {source!r} is unknown; choose one of {', '.join(SOURCES)}"
         )
 
@@ -170,7 +170,7 @@ def _topics(names: tuple[str, ...]) -> Iterator[str]:
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise Mistake(
+        raise InputError(
             "documentation: this Python installation has no pydoc_data.topics; install its full"
             " standard library, or give the node a data-path of its own"
         ) from None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from espalier.data.builtin.documentation import DOCUMENTED
 from espalier.data.builtin.standard_library import module_files
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 MODULES: dict[str, tuple[str, ...]] = {
     "asyncio": ("asyncio", "selectors", "sched"),
@@ -94,11 +94,11 @@ def texts(source: str) -> Iterator[str]:
 
     Raises
     ------
-    Mistake
+    InputError
         The source is unknown, or this Python installation has no files for it.
     """
     if source not in MODULES:
-        raise Mistake(f"code source: {source!r} is unknown; choose one of {', '.join(SOURCES)}")
+        raise InputError(f"code source: {source!r} is unknown; choose one of {', '.join(SOURCES)}")
     for file in module_files(MODULES[source], f"code source {source!r}"):
         yield without_docstrings(importlib.util.decode_source(file.read_bytes()))
 

@@ -6,7 +6,7 @@ No module is imported, so none of their code runs.
 import importlib.util
 from pathlib import Path
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 
 def module_files(names: tuple[str, ...], what: str) -> list[Path]:
@@ -20,12 +20,12 @@ def module_files(names: tuple[str, ...], what: str) -> list[Path]:
 
     Raises
     ------
-    Mistake
+    InputError
         No module has a source file.
     """
     files = [file for name in names for file in _files_of(name)]
     if not files:
-        raise Mistake(
+        raise InputError(
             f"{what}: this Python installation has no source files for {', '.join(names)}; "
             "install its full standard library, or give the node a data-path of its own"
         )

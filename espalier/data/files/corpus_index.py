@@ -34,7 +34,7 @@ from espalier.data.partition import Partition, point_of
 from espalier.data.passages import digest, digests_are_held_out, passages
 from espalier.environment.bounded_json import read_json
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.client_state import (
     OWNER_ONLY_FILE,
@@ -109,9 +109,9 @@ class Source:
             "changed": found.st_ctime_ns,
         }
 
-    def changed(self) -> Mistake:
+    def changed(self) -> EspalierError:
         """Return the error for a file that changed after it was first read."""
-        return Mistake(
+        return InputError(
             f"{self.path}: the file was changed while it was read; start the run again when it is"
             " complete"
         )
@@ -281,7 +281,7 @@ def _sha256_of(value: Any) -> str:
 def _passages_at(source: Source, file: BinaryIO, start: int, length: int) -> list[str]:
     try:
         return source.passages_in(os.pread(file.fileno(), length, start))
-    except (Mistake, ValueError):
+    except (EspalierError, ValueError):
         # The file was replaced. The error must not describe content that the index does not know.
         raise source.changed() from None
 
@@ -295,7 +295,7 @@ def open_corpus(source: Source, root: Path) -> CorpusIndex:
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, empty or malformed, or changes while it is read; or nothing can be
         written below ``root``.
     """

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from espalier.data.files.files import behind_mark, blocks, not_utf8, opened
 from espalier.data.long_passages import full_parts
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 
 class FileText(Sequence[str]):
@@ -26,7 +26,7 @@ class FileText(Sequence[str]):
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, is not a regular file, is empty, or is not UTF-8.
     """
 
@@ -57,7 +57,7 @@ class FileText(Sequence[str]):
                 start, behind = self._places[number : number + 2]
                 data = os.pread(file.fileno(), behind - start, start)
                 if _state(file) != self._state:
-                    raise Mistake(
+                    raise InputError(
                         f"{self._path}: the file was changed while it was read; start the run again"
                         " when it is complete"
                     )
@@ -81,7 +81,7 @@ class FileText(Sequence[str]):
             yield start
             empty &= not self._decoded(waiting, start).strip()
         if empty:
-            raise Mistake(f"{self._path}: the file is empty; name a file with text in it")
+            raise InputError(f"{self._path}: the file is empty; name a file with text in it")
         yield start + len(waiting)
 
     def _decoded(self, data: bytearray, start: int) -> str:

@@ -19,7 +19,7 @@ from espalier.data.files.json_values import fields_there, is_label, kind_of
 from espalier.data.files.records import Record
 from espalier.data.long_passages import BLANK, full_parts, parts
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.progress.beats import Share
 
 CLIENT_KEYS = "data.path or the node's data-path"
@@ -45,7 +45,7 @@ def text_records(path: str) -> Iterator[Located]:
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, is not a regular file, is empty, or is not UTF-8 text.
     """
     found = False
@@ -59,7 +59,7 @@ def text_records(path: str) -> Iterator[Located]:
                 found = True
                 yield Located(start, len(data), record)
     if not found:
-        raise Mistake(f"{path}: the file is empty; name a file with text in it")
+        raise InputError(f"{path}: the file is empty; name a file with text in it")
 
 
 def text_record(data: bytes) -> Record:
@@ -81,7 +81,7 @@ def json_records(path: str, field: str, label_field: str) -> Iterator[Located]:
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, empty or not UTF-8 text, a line is not a JSON object, the field is
         missing or not a string, or the label is missing.
     """
@@ -102,7 +102,7 @@ def json_lines(path: str, keys: str = CLIENT_KEYS) -> Iterator[tuple[str, int, b
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, is not a regular file, has no records, or is not text.
     """
     found = False
@@ -112,7 +112,7 @@ def json_lines(path: str, keys: str = CLIENT_KEYS) -> Iterator[tuple[str, int, b
                 found = True
                 yield f"{path}: line {number}", start, line
     if not found:
-        raise Mistake(f"{path}: the file is empty; name a file with records in it")
+        raise InputError(f"{path}: the file is empty; name a file with records in it")
 
 
 def json_record(line: bytes, field: str, label_field: str, where: str) -> Record:
@@ -123,14 +123,14 @@ def json_record(line: bytes, field: str, label_field: str, where: str) -> Record
     record = json_object(line, where)
     remedy = "set data.field or the node's data-field"
     if field not in record:
-        raise Mistake(f"{where} has no field '{field}', {fields_there(record)}; {remedy}")
+        raise InputError(f"{where} has no field '{field}', {fields_there(record)}; {remedy}")
     if not isinstance(record[field], str):
-        raise Mistake(
+        raise InputError(
             f"{where}, field '{field}' is not a string but {kind_of(record[field])}; write it as"
             f" one, or {remedy}"
         )
     if not _is_unicode(record[field]):
-        raise Mistake(
+        raise InputError(
             f"{where}, field '{field}' holds half of a surrogate pair; write the file again as"
             " UTF-8"
         )
@@ -141,12 +141,12 @@ def _label(record: dict[str, Any], field: str, where: str) -> str:
     if not field:
         return ""
     if field not in record:
-        raise Mistake(
+        raise InputError(
             f"{where} has no label in field '{field}', {fields_there(record)}; set"
             " data.partition-field"
         )
     if not is_label(value := record[field]):
-        raise Mistake(
+        raise InputError(
             f"{where} has no label in field '{field}' but {kind_of(value)}; a label is a string, a"
             " number or a truth value: give the record one, or set data.partition-field"
         )
@@ -209,13 +209,13 @@ def blocks(file: BinaryIO) -> Iterator[bytes]:
 
     Raises
     ------
-    Mistake
+    InputError
         A byte is NUL, which does not occur in text.
     """
     share = Share(f"reading {Path(file.name).name}", os.fstat(file.fileno()).st_size)
     while block := file.read(BLOCK_BYTES):
         if (place := block.find(0)) >= 0:
-            raise Mistake(
+            raise InputError(
                 f"{file.name}: byte {file.tell() - len(block) + place} is NUL: the file is no text,"
                 " not in UTF-8, or damaged; write it again as UTF-8 text without NUL bytes"
             )
@@ -239,15 +239,15 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         start += len(line)
 
 
-def not_utf8(path: str, start: int, error: UnicodeDecodeError) -> Mistake:
+def not_utf8(path: str, start: int, error: UnicodeDecodeError) -> EspalierError:
     """Return the error for bytes from offset ``start`` on that could not be decoded."""
     place = start + error.start
     if error.reason == "unexpected end of data":
-        return Mistake(
+        return InputError(
             f"{path}: byte {place} is not UTF-8: the text ends within a character; copy the file"
             " again"
         )
-    return Mistake(f"{path}: byte {place} is not UTF-8; {TO_UTF8}")
+    return InputError(f"{path}: byte {place} is not UTF-8; {TO_UTF8}")
 
 
 @contextmanager
@@ -260,7 +260,7 @@ def opened(path: str, keys: str) -> Iterator[BinaryIO]:
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, is not a regular file, or begins like a file of another kind.
     """
     file = at_home(path)
@@ -271,17 +271,17 @@ def opened(path: str, keys: str) -> Iterator[BinaryIO]:
                 if stat.S_ISDIR(mode)
                 else "a pipe or device, which cannot be read twice"
             )
-            raise Mistake(
+            raise InputError(
                 f"{file.absolute()}: cannot be read ({what}); check {keys}: it takes a file"
             )
         with open(file, "rb") as found:
             if kind := kind_refused(found.read(HEAD_BYTES)):
-                raise Mistake(f"{file.absolute()}: the file {kind}; check {keys}")
+                raise InputError(f"{file.absolute()}: the file {kind}; check {keys}")
             found.seek(0)
             yield found
     except FileNotFoundError:
-        raise Mistake(f"{file.absolute()}: no such file; check {keys}") from None
+        raise InputError(f"{file.absolute()}: no such file; check {keys}") from None
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"{file.absolute()}: cannot be read ({error.strerror}); check {keys}"
         ) from None

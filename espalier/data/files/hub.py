@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.data.files.json_values import is_label, kind_of
 from espalier.data.files.records import Record
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 TRAINING_SPLIT = ("data.hub-split", "set it to one of these, or to several joined by +")
 """Key and remedy for a dataset without the split that clients train on."""
@@ -35,14 +35,14 @@ def read_dataset(
 
     Raises
     ------
-    Mistake
+    InputError
         The library is not installed, the dataset cannot be loaded, it has no such split or field,
         or a row has no text or label there.
     """
     dataset = load_split(name, config, split, f"data.path = {name!r}: the dataset")
     for key, column in (("data.field", field), ("data.partition-field", label_field)):
         if column and column not in dataset.column_names:
-            raise Mistake(
+            raise InputError(
                 f"{key} = {column!r}: the dataset has the fields {', '.join(dataset.column_names)}"
             )
     for row, record in enumerate(dataset):
@@ -58,12 +58,12 @@ def read_dataset(
                     " tokenizer's chat template)"
                 )
             )
-            raise Mistake(
+            raise InputError(
                 f"data.field = {field!r}: {where}, holds {kind_of(text)}, which is not a string;"
                 f" {remedy}"
             )
         if not is_label(label):
-            raise Mistake(
+            raise InputError(
                 f"data.partition-field = {label_field!r}: {where}, holds {kind_of(label)}, and a"
                 " label is a string, a number or a truth value; name another column, or remove the"
                 " rows without a label"
@@ -83,13 +83,13 @@ def load_split(
 
     Raises
     ------
-    Mistake
+    InputError
         The library is not installed, the dataset cannot be loaded, or it has no such split.
     """
     try:
         from datasets import load_dataset
     except ImportError:
-        raise Mistake(
+        raise InputError(
             "data.source = 'hub': the library 'datasets' is not installed; run: pip install -e"
             " '.[hub]'"
         ) from None
@@ -98,9 +98,11 @@ def load_split(
     except Exception as error:
         if lacks := re.match(r'Unknown split "(.*?)"\. Should be one of \[(.*)\]', str(error)):
             key, remedy = missing
-            raise Mistake(
+            raise InputError(
                 f"{key}: the dataset {name!r} has no split {lacks[1]!r}, it has {lacks[2]};"
                 f" {remedy}"
             ) from None
         reason = (str(error).splitlines() or [""])[0][:200]
-        raise Mistake(f"{called} {CANNOT_BE_LOADED}: {type(error).__name__}: {reason}") from error
+        raise InputError(
+            f"{called} {CANNOT_BE_LOADED}: {type(error).__name__}: {reason}"
+        ) from error

@@ -5,7 +5,7 @@ from typing import Any
 
 from espalier.data.files.json_values import kind_of
 from espalier.environment.bounded_json import UnboundedJsonError, read_json
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 ONE_EACH = "write one JSON object per line"
 TO_UTF8 = (
@@ -19,31 +19,33 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
 
     Raises
     ------
-    Mistake
+    InputError
         The line is not UTF-8, not JSON or not an object; ``where`` names its file and number.
     """
     try:
         text = line.decode("utf-8-sig").rstrip()
     except UnicodeDecodeError as error:
-        raise Mistake(
+        raise InputError(
             f"{where} is not UTF-8 (byte {error.start + 1} of the line); {TO_UTF8}"
         ) from None
     try:
         record = read_json(text)
     except json.JSONDecodeError as error:
-        raise Mistake(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
+        raise InputError(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
     except UnboundedJsonError:
-        raise Mistake(
+        raise InputError(
             f"{where} is not JSON that can be read: it is nested too deeply; {ONE_EACH}"
         ) from None
     except ValueError:
-        raise Mistake(
+        raise InputError(
             f"{where} is not JSON that can be read: a number has too many digits; write it as a"
             " string"
         ) from None
     if not isinstance(record, dict):
         of_array = " (jq -c '.[]' does it with an array)" if isinstance(record, list) else ""
-        raise Mistake(f"{where} is not a JSON object but {kind_of(record)}; {ONE_EACH}{of_array}")
+        raise InputError(
+            f"{where} is not a JSON object but {kind_of(record)}; {ONE_EACH}{of_array}"
+        )
     return record
 
 

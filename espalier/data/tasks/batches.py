@@ -9,7 +9,7 @@ from torch import Tensor
 
 from espalier.data.tasks.encoding import Encoded
 from espalier.data.tasks.item import Item
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 Counted = Literal["answer", "all"]
 """Tokens over which the loss is averaged: those of the answer, or those of prompt and answer."""
@@ -54,11 +54,11 @@ def require_padding(tokenizer: Any) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The tokenizer has no padding token.
     """
     if tokenizer.pad_token_id is None:
-        raise Mistake(
+        raise InputError(
             "the tokenizer has no token for padding, with which an encoder's texts of a batch"
             " become equally long; name one as pad_token in the model's tokenizer_config.json"
         )

@@ -8,7 +8,7 @@ from espalier.data.tasks.endings import HELLASWAG, PIQA, WINOGRANDE
 from espalier.data.tasks.lettered import ARC_CHALLENGE, ARC_EASY, MMLU, OPENBOOKQA
 from espalier.data.tasks.task import Task
 from espalier.data.tasks.written import ALPACA, DOLLY, GSM8K
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -22,7 +22,7 @@ TASKS: dict[str, Task] = {
 
 
 def task_named(name: str) -> Task:
-    """Return a task by its name; raise ``Mistake`` if the name is unknown."""
+    """Return a task by its name; raise ``InputError`` if the name is unknown."""
     if name not in TASKS:
-        raise Mistake(f"task: {name!r} is unknown; choose one of {', '.join(TASKS)}")
+        raise InputError(f"task: {name!r} is unknown; choose one of {', '.join(TASKS)}")
     return TASKS[name]

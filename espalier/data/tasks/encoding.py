@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from espalier.amounts import count
 from espalier.data.windows import Encode
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
 
     Raises
     ------
-    Mistake
+    InputError
         Both together have fewer than two tokens, so no token has a context.
     """
     stem = context.rstrip()
     token_ids = tuple(encode(context + continuation))
     if len(token_ids) < 2:
-        raise Mistake(
+        raise InputError(
             f"an item and its answer give {count(len(token_ids), 'token')}, at least 2 are needed"
             " to predict one from another; take a tokenizer with a token for the beginning of a"
             " text, or remove items that are that short"
@@ -59,11 +59,11 @@ def keep_right(
 
     Raises
     ------
-    Mistake
+    InputError
         The answer leaves no room for a token of the context.
     """
     if encoded.answer_tokens >= max_tokens:
-        raise Mistake(
+        raise InputError(
             f"{where or 'an item'}: an answer has {encoded.answer_tokens} tokens, and"
             f" {max_tokens - 1} fit behind the last token of its prompt; raise {key}, or remove"
             " items with long answers"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from espalier.data.files.json_values import fields_there, kind_of
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 
 
 class Fields:
@@ -29,7 +29,7 @@ class Fields:
 
         Raises
         ------
-        Mistake
+        InputError
             The field is missing, not a string, blank, or not Unicode.
         """
         value = self._value(name)
@@ -42,7 +42,7 @@ class Fields:
 
         Raises
         ------
-        Mistake
+        InputError
             The list is missing or empty, or an entry is not a string, blank, or not Unicode.
         """
         return tuple(self._checked(value, name) for value in self._list(name))
@@ -78,7 +78,7 @@ class Fields:
 
         Raises
         ------
-        Mistake
+        InputError
             The field is missing or is neither, such as -1 in a dataset that hides its labels.
         """
         value = self._value(name)
@@ -98,13 +98,13 @@ class Fields:
             "give the record its label, or take a split that has labels",
         )
 
-    def refused(self, name: str, why: str, remedy: str) -> Mistake:
+    def refused(self, name: str, why: str, remedy: str) -> EspalierError:
         """Return the error for a field, with the reason and the remedy."""
-        return Mistake(f"{self._where}, field '{name}' {why}; {remedy}")
+        return InputError(f"{self._where}, field '{name}' {why}; {remedy}")
 
     def _value(self, name: str) -> Any:
         if name not in self._record:
-            raise Mistake(
+            raise InputError(
                 f"{self._where} has no field '{name}', {fields_there(self._record)}; check that the"
                 " file is of this task, or add the field"
             )

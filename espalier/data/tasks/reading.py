@@ -24,7 +24,7 @@ def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]
 
     Raises
     ------
-    Mistake
+    InputError
         The file is missing, empty or not UTF-8, a line is not a JSON object, a field is missing or
         wrong, or a label is missing or out of range.
     """
@@ -48,7 +48,7 @@ def read_hub_items(
 
     Raises
     ------
-    Mistake
+    InputError
         The library is not installed, the dataset cannot be loaded or lacks the split, a field is
         missing or wrong, or a label is missing or out of range, as in test splits whose labels are
         hidden.

@@ -59,7 +59,7 @@ def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: 
 
     Raises
     ------
-    Mistake
+    InputError
         An option without its context is already longer than ``max_tokens``.
     """
     whole = [
@@ -96,7 +96,7 @@ def cut(
 
     Raises
     ------
-    Mistake
+    InputError
         One of several options has ``max_tokens`` tokens or more.
     """
     written = "acc" not in task.metrics
@@ -114,7 +114,7 @@ def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Score
 
     Raises
     ------
-    Mistake
+    InputError
         The tokenizer has no padding token.
     """
     require_padding(tokenizer)

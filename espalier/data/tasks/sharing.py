@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from espalier.data.partition import Partition
 from espalier.data.passages import digest, is_held_out
 from espalier.data.tasks.item import Item
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 
 def split_items(items: Iterable[Item]) -> tuple[list[Item], list[Item]]:
@@ -43,12 +43,12 @@ def shares_of_items(partition: Partition, items: Iterable[Item]) -> list[list[It
 
     Raises
     ------
-    Mistake
+    InputError
         The partition uses labels, and an item has none.
     """
     items = distinct(items)
     if partition.kind in ("by-field", "dirichlet") and any(not item.label for item in items):
-        raise Mistake(
+        raise InputError(
             f"data.partition = {partition.kind!r}: the task has records without a label; choose"
             " 'iid' or 'quantity', or give each record its label"
         )

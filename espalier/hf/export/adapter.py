@@ -64,7 +64,7 @@ def export_adapter(
 
     Raises
     ------
-    Mistake
+    InputError
         Writing failed.
     ValueError
         Other tensors than those of a classification head are trained whole.

@@ -61,7 +61,7 @@ def export_encoder(
 
     Raises
     ------
-    Mistake
+    InputError
         Writing failed.
     """
     skeleton = model.new_skeleton(len(classes))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.files.checkpoint import INDEX, Checkpoint, ShardWriter
 from espalier.hf.opening.disk_model import ReloadError, plain_model
 from espalier.hf.opening.model_files import copy_beside
@@ -54,7 +54,7 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
 
     Raises
     ------
-    Mistake
+    InputError
         Writing failed.
     """
     with made_whole(target) as unfinished:
@@ -87,7 +87,7 @@ def made_whole(target: Path) -> Iterator[Path]:
 
     Raises
     ------
-    Mistake
+    InputError
         Writing failed.
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
@@ -99,7 +99,7 @@ def made_whole(target: Path) -> Iterator[Path]:
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     except OSError as error:
-        raise Mistake(
+        raise InputError(
             f"cannot write {target}: {error.strerror or error}; free the disk and resume the run"
         ) from error
     finally:
@@ -159,7 +159,7 @@ def require_finite(name: str, value: Tensor) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The tensor holds NaN or infinity. The message names the tensor, and float16 if it probably
         overflowed.
     """
@@ -173,7 +173,7 @@ def require_finite(name: str, value: Tensor) -> None:
             if value.dtype == torch.float16
             else "; if it was trained, lower training.learning-rate"
         )
-        raise Mistake(
+        raise InputError(
             f"the result's tensor {name} holds NaN or infinity, and is no model that works{remedy}"
         )
 

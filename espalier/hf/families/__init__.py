@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.families.bert import BERT
 from espalier.hf.families.family import Family
 from espalier.hf.families.llama import LLAMA
@@ -41,17 +41,17 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
 
     Raises
     ------
-    Mistake
+    InputError
         The model type is unknown, or the model is quantised or a mixture of experts. The message
         names the configuration key.
     """
     if config.get("quantization_config"):
-        raise Mistake(
+        raise InputError(
             f"{where}: quantization_config is set; name the model as it was before it was quantised"
         )
     for key in EXPERT_KEYS:
         if config.get(key):
-            raise Mistake(
+            raise InputError(
                 f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported"
             )
     model_type = config.get("model_type")
@@ -64,4 +64,6 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         if known_as in family.model_types:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.model_types)
-    raise Mistake(f"{where}: model_type = {model_type!r} is not supported; supported are {known}")
+    raise InputError(
+        f"{where}: model_type = {model_type!r} is not supported; supported are {known}"
+    )

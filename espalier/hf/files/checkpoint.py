@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.payload import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Checkpoint:
 
     Raises
     ------
-    Mistake
+    InputError
         The weight files are missing, damaged or of an unsupported kind.
     """
 
@@ -95,7 +95,9 @@ class Checkpoint:
                 # One call may read less than requested.
                 read = os.preadv(file.fileno(), [waiting], stop - len(waiting))
                 if not read:
-                    raise Mistake(f"{stored.shard}: ends before tensor {name}; copy the file again")
+                    raise InputError(
+                        f"{stored.shard}: ends before tensor {name}; copy the file again"
+                    )
                 waiting = waiting[read:]
         return room
 
@@ -119,7 +121,9 @@ class Checkpoint:
                 size = min(CHUNK, stored.stop - start)
                 data = os.pread(handle, size, start)
                 if len(data) != size:
-                    raise Mistake(f"{stored.shard}: ends before tensor {name}; copy the file again")
+                    raise InputError(
+                        f"{stored.shard}: ends before tensor {name}; copy the file again"
+                    )
                 yield data
         finally:
             os.close(handle)
@@ -146,11 +150,11 @@ def _shards(directory: Path) -> list[Path]:
     # transformers prefers the single file if both exist.
     if single.is_file() or not index.is_file():
         if not single.is_file():
-            raise Mistake(_no_weights(directory))
+            raise InputError(_no_weights(directory))
         return [single]
     shards = [directory / name for name in _names_in_index(index)]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
-        raise Mistake(
+        raise InputError(
             f"{index}: names {', '.join(missing)}, and no such file lies there; copy what is"
             " missing"
         )
@@ -162,17 +166,17 @@ def require_plain_weights(directory: Path) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The directory holds an adapter or shards of distributed training, or ``config.json`` names a
         weight file.
     """
     if (directory / ADAPTER).is_file():
-        raise Mistake(
+        raise InputError(
             f"{directory}: {ADAPTER} lies beside the model, and transformers would add that adapter"
             " to it; move the adapter to a directory of its own, or merge it into the model"
         )
     if found := sorted(directory.glob("shard-*-model-*-of-*.safetensors")):
-        raise Mistake(
+        raise InputError(
             f"{found[0]}: is a shard of distributed training, which transformers would load in"
             f" place of {SINGLE}; move these shards away, or write the model with save_pretrained"
         )
@@ -182,7 +186,7 @@ def require_plain_weights(directory: Path) -> None:
         # Code that opens the configuration reports what is wrong with it.
         return
     if named is not None:
-        raise Mistake(
+        raise InputError(
             f"{directory / 'config.json'}: {EXPLICIT} = {named!r}: weights are read from {SINGLE}"
             f" or {INDEX} only; rename the file, and remove the key"
         )
@@ -196,9 +200,9 @@ def _names_in_index(index: Path) -> list[str]:
         # transformers fails without the key "metadata".
         _ = document["metadata"]
     except OSError as error:
-        raise Mistake(f"{index}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{index}: cannot be read: {error.strerror}") from None
     except KeyError as error:
-        raise Mistake(
+        raise InputError(
             f"{index}: has no key {error.args[0]!r}, as an index of safetensors files has;"
             f" {WRITE_ANEW}"
         ) from None
@@ -208,9 +212,9 @@ def _names_in_index(index: Path) -> list[str]:
             if isinstance(error, ValueError)
             else "has no names of files under weight_map"
         )
-        raise Mistake(f"{index}: {why}; copy it again") from None
+        raise InputError(f"{index}: {why}; copy it again") from None
     if others := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
-        raise Mistake(f"{index}: names {others[0]!r}; the files must lie beside it")
+        raise InputError(f"{index}: names {others[0]!r}; the files must lie beside it")
     return sorted(names)
 
 
@@ -250,21 +254,21 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
                 or stop - start != DTYPE_BYTES[dtype] * math.prod(shape)
             )
         except (ValueError, KeyError, TypeError):
-            raise Mistake(
+            raise InputError(
                 f"{shard}: its header does not say where tensor {name} lies; copy the file again"
             ) from None
         if not known:
-            raise Mistake(
+            raise InputError(
                 f"{shard}: tensor {name} has dtype {dtype}, which is not read here; convert the"
                 " model to one of float32, float16 or bfloat16"
             )
         if wrong:
-            raise Mistake(
+            raise InputError(
                 f"{shard}: tensor {name}: {stop - start} bytes are no {dtype} {list(shape)}; copy"
                 " the file again"
             )
         if stop > size:
-            raise Mistake(f"{shard}: ends before tensor {name}; copy the file again")
+            raise InputError(f"{shard}: ends before tensor {name}; copy the file again")
         yield name, StoredTensor(shard, dtype, shape, start, stop)
 
 
@@ -282,22 +286,22 @@ def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
             # A damaged file may claim any length, so it is checked before memory is allocated.
             text = file.read(length) if length <= min(size - 8, MOST_HEADER_BYTES) else b""
     except OSError as error:
-        raise Mistake(f"{shard}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{shard}: cannot be read: {error.strerror}") from None
     if not text:
         remedy = _POINTER if first.startswith(b"version ") else "copy the file again"
-        raise Mistake(
+        raise InputError(
             f"{shard}: is not a safetensors file: it has {size} bytes, and no header of a known"
             f" length; {remedy}"
         )
     try:
         header = read_json(text)
     except (ValueError, RecursionError) as error:
-        raise Mistake(
+        raise InputError(
             f"{shard}: is not a safetensors file: its header is no JSON text ({error}); copy the"
             " file again"
         ) from None
     if not isinstance(header, dict):
-        raise Mistake(
+        raise InputError(
             f"{shard}: is not a safetensors file: its header names no tensors; copy the file again"
         )
     header.pop("__metadata__", None)

@@ -43,7 +43,7 @@ class ReadingAhead:
 
         Raises
         ------
-        Mistake
+        InputError
             The file is too short.
         OSError
             Reading failed.

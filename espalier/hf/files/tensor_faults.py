@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.files.checkpoint import INDEX
 from espalier.hf.files.tensor_names import head_and_embedding
 
@@ -15,50 +15,50 @@ BIAS_KEYS = ("attention_bias", "mlp_bias", "enable_bias")
 """Configuration keys that give matrices a bias."""
 
 
-def missing_tensor(model: "OpenedModel", name: str) -> Mistake:
+def missing_tensor(model: "OpenedModel", name: str) -> EspalierError:
     """Return the error for a tensor that is missing in the files, with the likely reason."""
     files = model.checkpoint.tensors
     head, embedding = head_and_embedding(model.family)
     where = f"{model.directory}: tensor {name} is missing"
     if name == head and embedding in files:
-        return Mistake(
+        return InputError(
             f"{where}, and config.json says that the head is no copy of the embedding ({TIED} is"
             f" false), so transformers would draw the head at random; set {TIED} to true if they"
             " are one matrix, or name a model with a head"
         )
     if name == embedding and head in files:
-        return Mistake(
+        return InputError(
             f"{where}; the files hold {head}, which would be the embedding too if config.json said"
             f" so: set {TIED} to true if they are one matrix"
         )
     if name.endswith(".bias") and any(model.config.get(key) for key in BIAS_KEYS):
         keys = " and ".join(key for key in BIAS_KEYS if model.config.get(key))
-        return Mistake(
+        return InputError(
             f"{where}, but config.json gives the model biases ({keys}); set the key as the model"
             " was trained"
         )
     key = model.family.num_blocks_key
     if name.startswith(f"{model.family.blocks}.") and model.config.get(key) is None:
         count = model.configured(key)
-        return Mistake(
+        return InputError(
             f"{where}: config.json says no {key}, and transformers takes {count}; set {key} as the"
             " model was trained"
         )
     if (shard := _shard_in_index(model, name)) is not None:
-        return Mistake(
+        return InputError(
             f"{where}: {INDEX} says that it is in {shard}, and that file does not hold it; copy"
             f" {shard} again"
         )
-    return Mistake(
+    return InputError(
         f"{where}: {_what_is_there(model)}; name a model whose files and config.json belong"
         " together"
     )
 
 
-def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> Mistake:
+def wrong_shape(model: "OpenedModel", name: str, wanted: tuple[int, ...]) -> EspalierError:
     """Return the error for a tensor whose shape differs from that of the configured model."""
     stored = model.checkpoint.tensors[name]
-    return Mistake(
+    return InputError(
         f"{model.directory}: {name} is {list(stored.shape)} in {stored.shard.name}, config.json"
         f" makes it {list(wanted)}; files and config.json are not of one model"
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.families import Family
 from espalier.hf.files.checkpoint import Checkpoint
 
@@ -22,7 +22,7 @@ def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) 
 
     Raises
     ------
-    Mistake
+    InputError
         Two tensors would get the same name.
     """
     prefix, _, _ = family.blocks.partition(".")
@@ -35,7 +35,7 @@ def with_base_prefix(family: Family, tensors: Mapping[str, T], directory: Path) 
     for name, tensor in tensors.items():
         full = f"{prefix}.{name}" if name.partition(".")[0] in parts else name
         if full != name and full in tensors:
-            raise Mistake(
+            raise InputError(
                 f"{directory}: its files hold both {name} and {full}, which are one tensor; remove"
                 " one of them"
             )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream
@@ -148,11 +148,11 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
 
     Raises
     ------
-    Mistake
+    InputError
         The model has too few blocks. The message begins with the key in the method's table.
     """
     if span > len(model.plan.blocks):
-        raise Mistake(
+        raise InputError(
             f"share: {span} of {count(len(model.plan.blocks), 'block')} would have to go, one of"
             " them for the layer that is trained; lower it, or set replacement to 'none'"
         )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import windows_per_batch
@@ -168,7 +168,7 @@ class _Gradients:
         for kind in self._kinds:
             rows = torch.stack(self._rows.pop((place, kind))).double() / of_windows**0.5
             if not rows.isfinite().all():
-                raise Mistake(
+                raise InputError(
                     "the gradient of a mask is no number; look for weights of the model that are"
                     " none"
                 )

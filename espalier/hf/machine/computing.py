@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 
@@ -51,12 +51,12 @@ def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None
 
     Raises
     ------
-    Mistake
+    InputError
         The device is ``cuda``, but there is no CUDA device.
     """
     device = (node.device if node else "") or settings.device
     if device == "cuda" and not torch.cuda.is_available():
-        raise Mistake(
+        raise InputError(
             "device = 'cuda': this machine has no CUDA device that torch can use; set device to"
             " 'auto' or 'cpu'"
         )

@@ -77,7 +77,7 @@ def footprint(source: Mapping[str, Any] | Path, num_labels: int | None = None) -
 
     Raises
     ------
-    Mistake
+    InputError
         The configuration cannot be read or is of an unsupported kind, or ``num_labels`` does not
         match it.
     """

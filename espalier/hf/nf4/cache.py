@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.hf.files.checkpoint import Checkpoint, ShardWriter
 from espalier.hf.files.tensor_pieces import pieces
 from espalier.hf.nf4.checkpoint import held_in_nf4
@@ -85,7 +85,7 @@ def quantised_linears(
 
     Raises
     ------
-    Mistake
+    InputError
         The folder is not writable, the model's files are damaged, or a matrix has rows that are not
         a whole number of blocks.
     """
@@ -211,7 +211,7 @@ def _kept(
                     ),
                 )
     # The file does not exist or is not a safetensors file.
-    except (Mistake, OSError) as error:
+    except (EspalierError, OSError) as error:
         raise _DamagedError from error
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.files.checkpoint import Checkpoint, StoredTensor
 from espalier.hf.nf4.layout import (
     BLOCK,
@@ -53,7 +53,7 @@ class QuantisedCheckpoint(Checkpoint):
 
     Raises
     ------
-    Mistake
+    InputError
         A tensor that belongs to a matrix is missing, has another shape or dtype, or is quantised in
         another way.
     """
@@ -82,7 +82,7 @@ class QuantisedCheckpoint(Checkpoint):
         }
         """Quantisation state of each NF4 matrix, by name."""
         if not self.matrices:
-            raise Mistake(
+            raise InputError(
                 f"{self.directory}: {CONFIG_KEY} in config.json is set, but no matrix is in NF4;"
                 f" files and config.json are not of one model: remove {CONFIG_KEY}, or name the"
                 " files in NF4"
@@ -99,7 +99,7 @@ class QuantisedCheckpoint(Checkpoint):
         tensors = self.files.tensors
         if f"{name}.{OTHER_STATE}" in tensors:
             where = tensors[f"{name}.{OTHER_STATE}"].shard
-            raise Mistake(
+            raise InputError(
                 f"{where}: {name} is quantised to FP4; name the model as it was before it was"
                 " quantised, or in NF4"
             )
@@ -109,7 +109,7 @@ class QuantisedCheckpoint(Checkpoint):
                 f"{state.shard}: tensor {name}.{STATE} has {state.num_bytes} bytes, more than"
                 f" {LONGEST_STATE}"
             )
-            raise Mistake(
+            raise InputError(
                 f"{what}, and is no state that bitsandbytes writes; quantise the model anew"
             )
         try:
@@ -123,7 +123,7 @@ class QuantisedCheckpoint(Checkpoint):
                 else f"it cannot be read ({type(error).__name__}: {error})"
             )
             remedy = "copy the model again, or name it as it was before it was quantised"
-            raise Mistake(f"{state.shard}: tensor {name}.{STATE}: {why}; {remedy}") from None
+            raise InputError(f"{state.shard}: tensor {name}.{STATE}: {why}; {remedy}") from None
         self._require(name, name, "U8", (math.prod(held.shape) // 2, 1))
         for part, (dtype, shape, _) in stored_parts(held.shape, self.double_quantisation).items():
             self._require(name, f"{name}.{part}", dtype, shape)
@@ -137,13 +137,13 @@ class QuantisedCheckpoint(Checkpoint):
         if stored is None:
             near = self.files.tensors.get(matrix)
             where = near.shard if near else self.shards[0]
-            raise Mistake(
+            raise InputError(
                 f"{where}: tensor {name} is missing, which belongs to {matrix} in NF4; copy the"
                 " files of the model again"
             )
         if stored.dtype != dtype or shape not in (None, stored.shape):
             wanted = dtype if shape is None else f"{dtype} {list(shape)}"
-            raise Mistake(
+            raise InputError(
                 f"{stored.shard}: tensor {name} is {stored.dtype} {list(stored.shape)}, not"
                 f" {wanted} as {matrix} in NF4 needs; quantise the model anew"
             )
@@ -159,7 +159,7 @@ class QuantisedCheckpoint(Checkpoint):
 
         Raises
         ------
-        Mistake
+        InputError
             The file is too short, or its tables are not those of NF4.
         """
         from espalier.hf.nf4.matrices import Nf4Matrix
@@ -249,7 +249,7 @@ class QuantisedCheckpoint(Checkpoint):
         return tables(torch.device("cpu"))
 
     def _require_tables(self, name: str) -> None:
-        """Raise Mistake if the tables of a matrix are not those of bitsandbytes.
+        """Raise InputError if the tables of a matrix are not those of bitsandbytes.
 
         Each matrix is checked once, at its first read.
         """
@@ -262,7 +262,7 @@ class QuantisedCheckpoint(Checkpoint):
             if stored is not None and not torch.equal(
                 self.files.read(f"{name}.{part}"), self._tables[table]
             ):
-                raise Mistake(
+                raise InputError(
                     f"{stored.shard}: tensor {name}.{part} is not bitsandbytes' table of NF4;"
                     " quantise it anew"
                 )

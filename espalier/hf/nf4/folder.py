@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.export.model import bits_of, made_whole
 from espalier.hf.files.checkpoint import INDEX, ShardWriter
 from espalier.hf.files.tensor_pieces import pieces
@@ -61,7 +61,7 @@ def write_quantised(
 
     Raises
     ------
-    Mistake
+    InputError
         A matrix has rows that are not a whole number of blocks of 64, the shapes of a pruned model
         cannot be expressed in a plain transformers configuration, the model is an encoder,
         bitsandbytes is not installed, or writing failed.
@@ -91,7 +91,7 @@ def _plain_config(model: OpenedModel) -> dict[str, Any]:
         return dict(model.config)
     config = plain_config(model.config, model.family, model.plan, model.structure)
     if config is None:
-        raise Mistake(
+        raise InputError(
             f"{model.directory}: the smaller model cannot be written in NF4: its blocks are not"
             " alike, or transformers has no words for their shape; drop whole blocks only"
         )

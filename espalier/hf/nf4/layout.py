@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 BLOCK = 64
 """Number of consecutive weights of a row that share a scale."""
@@ -92,7 +92,7 @@ def is_doubly_quantised(document: Any, where: str) -> bool:
 
     Raises
     ------
-    Mistake
+    InputError
         The model is not quantised to NF4 by bitsandbytes. The message names the key that differs.
     """
     known = document if isinstance(document, Mapping) else {}
@@ -107,7 +107,7 @@ def is_doubly_quantised(document: Any, where: str) -> bool:
     }
     for key, values in wanted.items():
         if known.get(key) not in values:
-            raise Mistake(
+            raise InputError(
                 f"{where}: {CONFIG_KEY} is set, with {key} = {known.get(key)!r}; name the model as"
                 " it was before it was quantised, or one that bitsandbytes holds in NF4"
                 " (load_in_4bit, bnb_4bit_quant_type = 'nf4')"

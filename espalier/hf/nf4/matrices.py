@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.nf4.layout import BLOCK, LEVELS, NESTED_BLOCK, NESTED_LEVELS
 from espalier.models.plan import ModelPlan
 from espalier.settings.libraries import WITHOUT_BITSANDBYTES
@@ -78,14 +78,14 @@ def bitsandbytes() -> Any:
 
     Raises
     ------
-    Mistake
+    InputError
         bitsandbytes is not installed.
     """
     hush()
     try:
         import bitsandbytes as library
     except ModuleNotFoundError:
-        raise Mistake(WITHOUT_BITSANDBYTES) from None
+        raise InputError(WITHOUT_BITSANDBYTES) from None
     return library
 
 
@@ -107,7 +107,7 @@ def quantise(
 
     Raises
     ------
-    Mistake
+    InputError
         See ``require_whole_blocks``.
     """
     require_whole_blocks(shape)
@@ -141,11 +141,11 @@ def require_whole_blocks(shape: tuple[int, int], name: str = "a matrix") -> None
 
     Raises
     ------
-    Mistake
+    InputError
         in_features is not a multiple of 64.
     """
     if shape[1] % BLOCK:
-        raise Mistake(
+        raise InputError(
             f"training.base = 'nf4': {name} has {shape[1]} input features, no multiple of {BLOCK},"
             " and cannot be quantised to NF4; set training.base to 'bfloat16'"
         )
@@ -156,7 +156,7 @@ def require_quantisable(plan: ModelPlan) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The message names the matrix by its tensor in the files.
     """
     for block in plan.blocks:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.export.adapter import a_few_tokens
 from espalier.hf.export.model import relative_difference, tolerance, whole_logits
 from espalier.hf.families import has_own_code
@@ -43,7 +43,7 @@ def require_finite_weights(
 
     Raises
     ------
-    Mistake
+    InputError
         A weight is not finite. The message names the tensor.
     """
     used = _used_tensors(model, num_labels)
@@ -54,11 +54,11 @@ def require_finite_weights(
         where = f"{model.stored.tensors[name].shard}: tensor {name}"
         if not math.isfinite(largest):
             what = "NaN (not a number)" if math.isnan(largest) else "an infinite number"
-            raise Mistake(
+            raise InputError(
                 f"{where} holds {what}, and nothing can be computed with it; name a model without"
             )
         if _overflows(largest, computing.dtype):
-            raise Mistake(
+            raise InputError(
                 f"{where} holds numbers up to {largest:.4g}, and {_beyond(largest, computing.dtype)}"
             )
 
@@ -96,7 +96,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
 
     Raises
     ------
-    Mistake
+    InputError
         transformers loads other tensors or reads another configuration, or logits differ or are not
         finite.
     """
@@ -118,7 +118,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     # bitsandbytes computes in its own dtype, so the tolerance is that of bfloat16.
     held_in_nf4 = model.stored is not model.checkpoint
     if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
-        raise Mistake(
+        raise InputError(
             f"{model.directory}: read block by block, the model's logits differ from those of plain"
             f" transformers by {difference:.3g} of the largest, so a run would not be about the"
             " model that others load; load it with transformers, and write it anew with"
@@ -127,7 +127,7 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
 
 
 def _require_same_heads(model: OpenedModel) -> None:
-    """Raise Mistake if the numbers of blocks or heads differ from transformers' configuration."""
+    """Raise InputError if the numbers of blocks or heads differ from transformers' configuration."""
     # Blocks of a pruned model have no common number of heads.
     if has_own_code(model.config):
         return
@@ -141,23 +141,23 @@ def _require_same_heads(model: OpenedModel) -> None:
     }
     for key, value in expected.items():
         if (known := model.configured(key)) != value:
-            raise Mistake(
+            raise InputError(
                 f"{model.directory / CONFIG}: {key} is {known!r} for transformers, but the tensors "
                 f"of the files make it {value}; write {value} if the model was trained so"
             )
 
 
 def _require_same_tensors(model: OpenedModel, told: dict[str, set[str]]) -> None:
-    """Raise Mistake if transformers makes up a tensor, or ignores one that the plan counts."""
+    """Raise InputError if transformers makes up a tensor, or ignores one that the plan counts."""
     if missing := sorted(told.get("missing_keys", ())):
-        raise Mistake(
+        raise InputError(
             f"{model.directory}: transformers finds no tensor for {', '.join(missing[:3])} and"
             " would draw it at random; name a model whose files and config.json belong together"
         )
     linears = [linear for block in model.plan.blocks for linear in block.linears if linear.bias]
     biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
     if ignored := sorted(biases & set(told.get("unexpected_keys", ()))):
-        raise Mistake(
+        raise InputError(
             f"{model.directory}: the files hold {ignored[0]}, but config.json gives the model no "
             "such bias, and transformers would leave it out; set attention_bias or mlp_bias as the "
             "model was trained, or remove these tensors"
@@ -191,7 +191,7 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
 
     Raises
     ------
-    Mistake
+    InputError
         transformers finds other tensors, or hidden states differ or are not finite.
     """
     from transformers import AutoModelForSequenceClassification
@@ -216,7 +216,7 @@ def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: i
     )
     difference = relative_difference([found], [expected])
     if not difference <= tolerance(torch.float32):
-        raise Mistake(
+        raise InputError(
             f"{model.directory}: the encoder's hidden states differ from those of plain "
             f"transformers by {difference:.3g} of the largest, or are not finite; load it with "
             "transformers, and write it anew with save_pretrained"

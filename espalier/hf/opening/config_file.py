@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import INTERRUPTS, Mistake
+from espalier.errors import INTERRUPTS, EspalierError, InputError
 
 CONFIG = "config.json"
 LONGEST_REASON = 300
@@ -18,24 +18,24 @@ def read_config(path: Path) -> dict[str, Any]:
 
     Raises
     ------
-    Mistake
+    InputError
         The file does not exist, cannot be read, or is not a JSON object. The message names the
         reason.
     """
     try:
         document = read_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise Mistake(
+        raise InputError(
             f"{path.parent}: has no {path.name}; name the directory of a Hugging Face model"
         ) from None
     except OSError as error:
-        raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise Mistake(
+        raise InputError(
             f"{path}: is no JSON file: {first_line(error)}; mend it, or copy it again"
         ) from None
     if not isinstance(document, dict):
-        raise Mistake(
+        raise InputError(
             f"{path}: holds a JSON {type(document).__name__} in place of keys and values; copy it"
             " again"
         )
@@ -44,15 +44,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn exceptions of transformers about a configuration into a Mistake with file and reason."""
+    """Turn exceptions of transformers about a configuration into a InputError with file and reason."""
     try:
         yield
-    except (Mistake, *INTERRUPTS):
+    except (EspalierError, *INTERRUPTS):
         raise
     # A panic in a Rust library is not an Exception.
     except BaseException as error:
         why = f"{type(error).__name__}: {first_line(error)}"
-        raise Mistake(f"{where}: transformers cannot build this model: {why}") from error
+        raise InputError(f"{where}: transformers cannot build this model: {why}") from error
 
 
 def first_line(error: BaseException) -> str:

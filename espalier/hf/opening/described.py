@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.families import family_of
 from espalier.hf.files.checkpoint import INDEX, Checkpoint, shard_header
 from espalier.hf.opening.config_file import CONFIG, explained, read_config
@@ -35,24 +35,26 @@ def described(directory: Path) -> Iterator[Path]:
 
     Raises
     ------
-    Mistake
+    InputError
         There are neither weights nor a configuration, the weights are damaged, or the directory
         holds a pruned model with block shapes of its own, which the configuration does not describe
         completely.
     """
     try:
         Checkpoint(directory)
-    except Mistake:
+    except EspalierError:
         # Damaged weights must be reported, not replaced by holes.
         if _has_weights(directory):
             raise
         if not (directory / CONFIG).is_file():
-            raise Mistake(f"{directory}: has no {CONFIG}; name the directory of a model") from None
+            raise InputError(
+                f"{directory}: has no {CONFIG}; name the directory of a model"
+            ) from None
     else:
         yield directory
         return
     if (directory / STRUCTURE_FILE).exists():
-        raise Mistake(
+        raise InputError(
             f"{directory}: holds a smaller model without its weights; put them there, or name the"
             " model that it was made of"
         )

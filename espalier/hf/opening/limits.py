@@ -4,7 +4,7 @@ A model with learned positions raises an index error beyond its last position. A
 positions silently computes something that it was not trained for.
 """
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -15,7 +15,7 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         One line for each setting that is too large, and one line if the tokenizer has too many
         tokens.
     """
@@ -36,7 +36,7 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
             " beside it that the model was trained with"
         )
     if lines:
-        raise Mistake("\n".join(lines))
+        raise InputError("\n".join(lines))
 
 
 def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from espalier.environment.bounded_json import read_json
 from espalier.environment.home_folder import at_home
 from espalier.environment.hub_names import require_model
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.families import SLICED, STRUCTURED, Family, family_of, has_own_code
 from espalier.hf.files.checkpoint import FLOATING, Checkpoint
 from espalier.hf.files.magnitudes import magnitude, magnitude_bits
@@ -90,7 +90,7 @@ class OpenedModel:
 
     Raises
     ------
-    Mistake
+    InputError
         The directory, a file or a tensor is missing, or the model is of an unsupported kind.
     """
 
@@ -154,19 +154,19 @@ class OpenedModel:
         try:
             document = read_json(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise Mistake(
+            raise InputError(
                 f"{path}: {error.strerror}, and without it blocks have no known widths; copy that"
                 " file"
             ) from None
         except (ValueError, RecursionError) as error:
-            raise Mistake(
+            raise InputError(
                 f"{path}: is no JSON file: {first_line(error)}; copy that file again"
             ) from None
         structure = Structure.from_json(document, str(path))
         if [block.units for block in structure.blocks] != [
             units_of(self.plan, block) for block in self.plan.blocks
         ]:
-            raise Mistake(
+            raise InputError(
                 f"{path}: is the structure of another model than the one beside it; copy both from"
                 " one export"
             )
@@ -177,11 +177,11 @@ class OpenedModel:
 
         Raises
         ------
-        Mistake
+        InputError
             The residual stream of the model was sliced.
         """
         if str(self.config["model_type"]).startswith(SLICED):
-            raise Mistake(
+            raise InputError(
                 f"{self.directory}: model_type = {self.config['model_type']!r}: units and blocks"
                 " are not cut out of a model whose residual stream was sliced; name the model that"
                 " it was made of, or a method that cuts none"
@@ -199,7 +199,7 @@ class OpenedModel:
         self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
         self.structure = cut if self.structure is None else cut.of(self.structure)
         if self.structure.cuts_lanes and not self.family.has_lanes:
-            raise Mistake(
+            raise InputError(
                 f"{self.directory}: lanes of the residual stream can be cut in models like LLaMA"
                 " alone, with a norm before attention and feed-forward part; this one is of the"
                 f" family {self.family.name}"
@@ -211,7 +211,7 @@ class OpenedModel:
         num_blocks = self._count_of(key)
         beyond = tuple(self.family.file_names(f"{self.family.blocks}.{num_blocks}."))
         if any(name.startswith(beyond) for name in self.checkpoint.tensors):
-            raise Mistake(
+            raise InputError(
                 f"{self.directory / CONFIG}: {key} = {num_blocks}, but the files hold more blocks,"
                 " which transformers would leave out; set it to the number of blocks of the files"
             )
@@ -243,7 +243,7 @@ class OpenedModel:
         key_rows = block.linear("attn.k").shape[0]
         head_dim = rows // heads
         if rows % heads or key_rows % head_dim or heads % (key_rows // head_dim):
-            raise Mistake(
+            raise InputError(
                 f"{self.directory / CONFIG}: {key} = {heads} does not go with"
                 f" {block.linear('attn.q').parameter}, which has {rows} rows, and"
                 f" {block.linear('attn.k').parameter}, which has {key_rows}; set it as the model"
@@ -263,7 +263,7 @@ class OpenedModel:
     def _positive(self, values: Mapping[str, Any], key: str) -> int:
         value = values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise Mistake(
+            raise InputError(
                 f"{self.directory / CONFIG}: {key} = {value!r} must be a positive integer"
             )
         return value
@@ -362,7 +362,7 @@ class OpenedModel:
             if stored is None:
                 raise missing_tensor(self, parameter)
             if len(stored.shape) != 2 or stored.dtype not in FLOATING:
-                raise Mistake(
+                raise InputError(
                     f"{stored.shard}: {parameter} is {stored.dtype} {list(stored.shape)}, and must"
                     f" be a matrix of one of the dtypes {', '.join(FLOATING)}; name the model as it"
                     " was trained"
@@ -382,7 +382,7 @@ class OpenedModel:
 
         Raises
         ------
-        Mistake
+        InputError
             transformers cannot build a model from ``config.json``, or ``num_labels`` does not match
             the model family.
         """
@@ -396,7 +396,7 @@ class OpenedModel:
 
         Raises
         ------
-        Mistake
+        InputError
             The tokenizer cannot be loaded. The message names the file and the reason.
         """
         if has_own_code(self.config):
@@ -557,21 +557,21 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         ``num_labels`` does not match the model family, or is below 2.
     """
     if family.kind == "encoder" and num_labels is None:
-        raise Mistake(
+        raise InputError(
             f"{where}: model_type is of the family {family.name}, an encoder; encoders can be tuned"
             " for classification, not pruned: name a decoder such as LLaMA, or a method that tunes"
         )
     if family.kind == "decoder" and num_labels is not None:
-        raise Mistake(
+        raise InputError(
             f"{where}: model_type is of the family {family.name}, a decoder; decoders are tuned as"
             " language models, not for classification: name an encoder such as RoBERTa"
         )
     if num_labels is not None and num_labels < 2:
-        raise Mistake(f"number of labels = {num_labels}: classification needs at least two")
+        raise InputError(f"number of labels = {num_labels}: classification needs at least two")
 
 
 def skeleton_of(
@@ -634,7 +634,7 @@ def open_model(name: str) -> OpenedModel:
 
     Raises
     ------
-    Mistake
+    InputError
         See ``OpenedModel`` and ``require_model``.
     """
     if name != "demo":
@@ -643,7 +643,7 @@ def open_model(name: str) -> OpenedModel:
     try:
         from espalier_assets import DEMO_MODEL
     except ModuleNotFoundError:
-        raise Mistake(
+        raise InputError(
             "model = 'demo': espalier_assets is not installed on this machine; install Espalier"
             " here (README, 'Set up and run')"
         ) from None
@@ -657,7 +657,7 @@ def opened_in(directory: Path) -> OpenedModel:
 
     Raises
     ------
-    Mistake
+    InputError
         See ``OpenedModel``.
     """
     return (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.families import SLICED, Family
 from espalier.hf.files.tensor_faults import missing_tensor
 from espalier.hf.opening.opened import OpenedModel
@@ -23,13 +23,13 @@ def require_sliceable(model: OpenedModel) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The residual stream of this model type cannot be rotated, or the files lack the embedding,
         the final norm or the head.
     """
     found = model.config["model_type"]
     if found not in SLICEABLE:
-        raise Mistake(
+        raise InputError(
             f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be"
             " rotated where RMS norms alone stand on it, in models of the types"
             f" {', '.join(SLICEABLE)} as they were trained; name one of them"

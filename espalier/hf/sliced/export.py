@@ -28,7 +28,7 @@ def export_sliced(model: OpenedModel, target: Path, card: str = "") -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         Writing failed.
     """
     with made_whole(target) as unfinished:

@@ -16,7 +16,7 @@ class SlicedModel(OpenedModel):
 
     Raises
     ------
-    Mistake
+    InputError
         The residual stream of the base cannot be rotated.
     """
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.files.reading_ahead import ReadingAhead
 from espalier.hf.files.tensor_faults import missing_tensor, wrong_shape
 from espalier.hf.machine.computing import Computing
@@ -148,7 +148,7 @@ class BlockStream:
 
     Raises
     ------
-    Mistake
+    InputError
         The checkpoint lacks a tensor of the model, or holds it in another shape.
     """
 
@@ -250,7 +250,7 @@ class BlockStream:
 
         Raises
         ------
-        Mistake
+        InputError
             The number of bytes does not match these samples in the compute dtype.
         """
         # This records the calls. The hidden states are overwritten below.
@@ -258,13 +258,13 @@ class BlockStream:
         for batch in range(len(activations.hidden)):
             hidden = torch.empty_like(activations.hidden[batch], device="cpu")
             if kept.readinto(memory_of(hidden)) != hidden.nbytes:  # type: ignore[attr-defined]
-                raise Mistake(
+                raise InputError(
                     "the kept hidden states are too short; remove this client's private state and"
                     " start anew"
                 )
             activations.hidden[batch] = hidden.to(self.computing.device)
         if kept.read(1):
-            raise Mistake(
+            raise InputError(
                 "the kept hidden states are too long; remove this client's private state and start"
                 " anew"
             )
@@ -369,7 +369,7 @@ class BlockStream:
         return value.to(self.computing.dtype) if value.is_floating_point() else value
 
     def _require_tensors(self, module: nn.Module, prefix: str) -> None:
-        """Raise Mistake if the checkpoint lacks a tensor of a module or holds it in another shape.
+        """Raise InputError if the checkpoint lacks a tensor of a module or holds it in another shape.
 
         Only headers are read.
         """
@@ -383,7 +383,7 @@ class BlockStream:
                 raise wrong_shape(self.model, prefix + name, tuple(wanted.shape))
 
 
-def not_finite(stream: BlockStream, what: str) -> Mistake:
+def not_finite(stream: BlockStream, what: str) -> EspalierError:
     """Return the error for hidden states or logits that are not finite.
 
     Parameters
@@ -393,12 +393,12 @@ def not_finite(stream: BlockStream, what: str) -> Mistake:
     """
     where = stream.model.directory
     if stream.computing.dtype == torch.float16:
-        return Mistake(
+        return InputError(
             f"dtype = 'float16': {what} NaN or numbers beyond 65504 in {where}, where float16"
             f" overflows to infinity; {FLOAT16_REMEDY}"
         )
     wider = "" if stream.computing.dtype == torch.float32 else "set dtype to 'float32', or "
-    return Mistake(
+    return InputError(
         f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them;"
         f" {wider}see whether the model is damaged"
     )

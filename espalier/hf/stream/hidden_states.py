@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 
 class HiddenStates(Protocol):
@@ -106,7 +106,7 @@ class OnDisk:
             # One call may read less than requested.
             read = os.preadv(self._file.fileno(), [waiting], place)
             if not read:
-                raise Mistake(
+                raise InputError(
                     f"{self.folder}: the file of the hidden states is too short; send the message"
                     " again"
                 )
@@ -133,7 +133,7 @@ class OnDisk:
             yield
         except OSError as error:
             reason = error.strerror or error
-            raise Mistake(
+            raise InputError(
                 f"cannot keep hidden states in {self.folder}: {reason}; free the disk or set"
                 " activations to 'memory'"
             ) from error

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.export.model import (
     ExportError,
     bits_of,
@@ -107,7 +107,7 @@ def require_writable(
 
     Raises
     ------
-    Mistake
+    InputError
         The message begins with the key in the method's table.
     """
     units = ModelUnits.of(model.plan, blocks)
@@ -117,7 +117,7 @@ def require_writable(
     like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
     # Whether blocks become alike depends on scores that do not exist yet.
     if job.form == "plain" and job.selection != "kind":
-        raise Mistake(
+        raise InputError(
             "form = 'plain': its blocks need not be alike; with selection = 'kind' all blocks stay"
             " alike"
         )
@@ -129,7 +129,7 @@ def require_form(model: OpenedModel, form: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The message begins with the key ``form``.
     """
     refused = possible_forms(model)
@@ -138,7 +138,7 @@ def require_form(model: OpenedModel, form: str) -> None:
         others = " or ".join(
             repr(other) for other in ("auto", *FORMS) if other == "auto" or other not in refused
         )
-        raise Mistake(f"form = '{form}': {why}; choose {others}")
+        raise InputError(f"form = '{form}': {why}; choose {others}")
 
 
 def export_structured(
@@ -159,12 +159,12 @@ def export_structured(
 
     Raises
     ------
-    Mistake
+    InputError
         The model cannot be written in this form, or writing failed.
     """
     if form in (refused := possible_forms(model)):
         others = " or ".join(repr(other) for other in FORMS if other not in refused)
-        raise Mistake(
+        raise InputError(
             f"the smaller model cannot be written as {form!r}: {refused[form]}; choose {others}"
         )
     with made_whole(target) as unfinished:

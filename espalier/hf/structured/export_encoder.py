@@ -37,7 +37,7 @@ def export_cut_encoder(
 
     Raises
     ------
-    Mistake
+    InputError
         Writing failed.
     """
     skeleton = model.new_skeleton(len(classes))

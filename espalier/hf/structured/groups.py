@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.messages.blobs.cuts import KINDS
 from espalier.models.plan import ModelPlan
 from espalier.models.structure import Structure, unit_costs, units_of
@@ -86,12 +86,12 @@ class ModelUnits:
 
         Raises
         ------
-        Mistake
+        InputError
             A score is NaN, for example because a weight of the model is NaN.
         """
         flat = torch.cat([own[kind].to(torch.float64).cpu() for own in scores for kind in KINDS])
         if torch.isnan(flat).any():
-            raise Mistake(
+            raise InputError(
                 "what units are worth is no number for some of them; look for weights of the model"
                 " that are none"
             )
@@ -144,7 +144,7 @@ class ModelUnits:
 
         Raises
         ------
-        Mistake
+        InputError
             Too many parameters would have to be removed: one key-value group and one multiple of
             channels stay in each block.
         """
@@ -155,7 +155,7 @@ class ModelUnits:
         share = job.share * of / everything
         if short := self._short(share, job):
             total, staying = short
-            raise Mistake(
+            raise InputError(
                 f"share = {job.share:g} (share-of = '{job.share_of}'): {share:.1%} of what can be"
                 f" cut would have to go, and of {total} parameters {staying} must stay, one group"
                 f" and {_channels(job)} of each block; {self._remedy(share, job)}"

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.models.plan import BlockPlan, ModelPlan
 from espalier.models.structure import COLUMNS, LANES, ROWS, Structure, units_of
 from pruning_kernels.groups.gates import within_budget
@@ -68,7 +68,7 @@ class LaneGates:
 
         Raises
         ------
-        Mistake
+        InputError
             More weights must stay: the parameters outside the blocks' matrices, or one dimension of
             each gate.
         """
@@ -76,7 +76,7 @@ class LaneGates:
         fixed = self.plan.num_parameters - self.total if scope == "model" else 0
         target = int((1 - share) * (self.total + fixed)) - fixed
         if target < (least := sum(self.costs.values())):
-            raise Mistake(
+            raise InputError(
                 f"share = {share:g} (share-of = '{scope}'): {max(target, 0)} weights of the blocks"
                 f" may stay, and {least} must, one lane of each kind in each block; lower it"
             )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.families import Family
 from espalier.hf.structured.lane_gates import Gate, Gates
 from espalier.models.structure import LANES
@@ -49,7 +49,7 @@ class Routing:
 
     Raises
     ------
-    Mistake
+    InputError
         The blocks of the family have another structure.
     """
 
@@ -57,7 +57,7 @@ class Routing:
         self, whole: nn.Module, family: Family, num_blocks: int, norm: Norm = "all"
     ) -> None:
         if not family.has_lanes:
-            raise Mistake(
+            raise InputError(
                 f"models of the family {family.name} cannot be routed: a norm must stand before"
                 " attention and feed-forward part, as in LLaMA"
             )

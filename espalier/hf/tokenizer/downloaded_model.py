@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.opening.opened import OpenedModel, _stamps
 from espalier.hf.tokenizer import process as tokenizer_process
 from espalier.hf.tokenizer.process import ARRAYS, LENGTHS
@@ -65,7 +65,7 @@ def open_downloaded(directory: Path) -> DownloadedModel:
 
     Raises
     ------
-    Mistake
+    InputError
         See ``OpenedModel``.
     """
     return _opened(directory, _stamps(directory))
@@ -237,7 +237,7 @@ class TokenizerProcess:
 
         Raises
         ------
-        Mistake
+        InputError
             The process ended, could not answer the request, or returned too much.
         """
         line = json.dumps(request).encode() + b"\n"
@@ -264,7 +264,7 @@ class TokenizerProcess:
                 if len(data) < of_data:
                     raise BrokenPipeError
             except (BrokenPipeError, ValueError) as error:
-                if isinstance(error, Mistake):
+                if isinstance(error, EspalierError):
                     raise
                 raise self.fault(_why(self._stop(DYING_SECONDS))) from None
         if not isinstance(head, dict) or "error" in head:
@@ -272,18 +272,18 @@ class TokenizerProcess:
                 "cannot be used"
                 f" ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})"
             )
-        # A Mistake is answered with its text; other errors only with their type.
+        # A InputError is answered with its text; other errors only with their type.
         if "mistake" in head:
             self._stop()
             # The local path tells the user nothing about the server's model.
             told = str(head["mistake"]).replace(f"{self._directory}/", "")
-            raise Mistake(f"the model that the run's server brought: {told}")
+            raise InputError(f"the model that the run's server brought: {told}")
         return head, data
 
-    def fault(self, what: str) -> Mistake:
+    def fault(self, what: str) -> EspalierError:
         """End the process and return an error that describes what the tokenizer did."""
         self._stop()
-        return Mistake(
+        return InputError(
             f"the tokenizer that the run's server brought {what}; the run needs another model"
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.environment.bounded_json import UnboundedJsonError, read_json
-from espalier.errors import INTERRUPTS, Mistake
+from espalier.errors import INTERRUPTS, EspalierError, InputError
 from espalier.progress.imports import importing
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
 
     Raises
     ------
-    Mistake
+    InputError
         The tokenizer cannot be loaded. The message names the file and the reason.
     """
     try:
@@ -82,8 +82,8 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
     return tokenizer
 
 
-def _refused(directory: Path, reason: str) -> Mistake:
-    return Mistake(f"{directory}: the tokenizer cannot be loaded: {reason}")
+def _refused(directory: Path, reason: str) -> EspalierError:
+    return InputError(f"{directory}: the tokenizer cannot be loaded: {reason}")
 
 
 def _reason(directory: Path, error: BaseException) -> str:

@@ -54,7 +54,7 @@ def load(directory: Path) -> Any:
 
     Raises
     ------
-    Mistake
+    InputError
         A component is not allowed.
     """
     from transformers import AutoTokenizer
@@ -129,7 +129,7 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
 
     An error is answered with its type, and ends the loop.
     """
-    from espalier.errors import INTERRUPTS, Mistake
+    from espalier.errors import INTERRUPTS, EspalierError
 
     tokenizer = None
     allow_seconds(LOADING_SECONDS)
@@ -143,7 +143,7 @@ def serve(directory: Path, requests: BinaryIO, answers: BinaryIO) -> None:
             head, rows = answer(tokenizer, request)
         except INTERRUPTS:
             raise
-        except Mistake as mistake:
+        except EspalierError as mistake:
             head = {"mistake": str(mistake)[:1000]}
             rows = []
         except BaseException as error:

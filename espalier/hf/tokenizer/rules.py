@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.environment.bounded_json import read_json
-from espalier.errors import Mistake
+from espalier.errors import InputError
 
 NORMALIZERS = frozenset(
     ("Sequence", "BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt",
@@ -156,7 +156,7 @@ def require_known_parts(document: Any, where: str) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         A component is not allowed. The message names the section and the reason.
     """
     try:
@@ -171,12 +171,12 @@ def require_known_parts(document: Any, where: str) -> None:
         _require_growth(document)
         _require_added(document)
     except _Fault as fault:
-        raise Mistake(
+        raise InputError(
             f"{where}: {fault}; sites take tokenizers of known parts only from a server, use a"
             " model with one of them"
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise Mistake(
+        raise InputError(
             f"{where}: is not a file of the tokenizers library; use a model with such a file"
         ) from None
 
@@ -188,7 +188,7 @@ def require_known_tokenizer(directory: Path) -> None:
 
     Raises
     ------
-    Mistake
+    InputError
         The file is not JSON, or see ``require_known_parts``.
     """
     path = directory / "tokenizer.json"
@@ -197,7 +197,7 @@ def require_known_tokenizer(directory: Path) -> None:
     try:
         document = read_json(path.read_bytes())
     except ValueError as error:
-        raise Mistake(
+        raise InputError(
             f"{path}: is no JSON that can be read: {error}; copy the model again"
         ) from None
     require_known_parts(document, str(path))

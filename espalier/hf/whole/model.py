@@ -59,7 +59,7 @@ def load_whole(
 
     Raises
     ------
-    Mistake
+    InputError
         A tensor is missing, has another shape than ``config.json`` says or cannot be read;
         ``num_labels`` does not match the model family; transformers cannot build the model;
         bitsandbytes is not installed; or the cache is not writable.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.files.tensor_pieces import converted
 from espalier.hf.opening.opened import OpenedModel
 from espalier.models.plan import block_of_key
@@ -31,7 +31,7 @@ def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tenso
 
     Raises
     ------
-    Mistake
+    InputError
         The model's files do not hold the tensor, or it cannot be read.
     """
     cpu = torch.device("cpu")
@@ -58,7 +58,7 @@ def trained_whole(
 
     Raises
     ------
-    Mistake
+    InputError
         The model has no such tensor, or holds it in NF4.
     """
     return {
@@ -71,11 +71,11 @@ def _trainable(model: OpenedModel, whole: nn.Module, key: str, name: str) -> nn.
     try:
         found = whole.get_parameter(path)
     except AttributeError:
-        raise Mistake(
+        raise InputError(
             f"{model.directory}: the model has no {name} of {key}; train another tensor whole"
         ) from None
     if not found.dtype.is_floating_point:
-        raise Mistake(
+        raise InputError(
             f"training.base = 'nf4': {key} {name} is held in 4 bits and cannot be trained whole;"
             " choose another base"
         )
@@ -106,12 +106,14 @@ class _Rounded(nn.Module):
 def _path(model: OpenedModel, key: str, name: str) -> str:
     path = model.family.parameter_path(name, block_of_key(key))
     if path is None:
-        raise Mistake(f"{key} {name}: models of the family {model.family.name} have no such tensor")
+        raise InputError(
+            f"{key} {name}: models of the family {model.family.name} have no such tensor"
+        )
     return path
 
 
 def _stored(model: OpenedModel, key: str, name: str) -> str:
     stored = model.stored_name(_path(model, key, name))
     if stored is None:
-        raise Mistake(f"{model.directory}: holds no {name} of {key}; train another tensor whole")
+        raise InputError(f"{model.directory}: holds no {name} of {key}; train another tensor whole")
     return stored

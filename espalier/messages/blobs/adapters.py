@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.payload import TensorSpec
 from espalier.settings.federation import Payload
 from pruning_kernels.lora import nf4
@@ -74,7 +74,7 @@ def pack_adapters(
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a number is not finite, or has no finite code.
     """
     packed = {}
@@ -91,7 +91,7 @@ def pack_adapters(
                 code, lost[name] = encode_with_feedback(value, before, NF4)
                 packed |= {f"{name}.codes": code.packed, f"{name}.absmax": code.absmax}
         except NotFiniteError:
-            raise Mistake(
+            raise ProtocolError(
                 f"{name}: training led to numbers that are not finite; lower training.learning-rate"
             ) from None
     return save({name: packed[name] for name in sorted(packed)}), lost
@@ -104,7 +104,7 @@ def unpack_adapters(
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a number is not finite, NF4 codes are damaged, or a tensor has another shape.
     """
     found = load(blob)
@@ -132,7 +132,7 @@ def read_adapter(
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a number is not finite, NF4 codes are damaged, or the tensor has another shape.
     """
     try:
@@ -143,9 +143,9 @@ def read_adapter(
             raise ValueError(f"is {list(found.shape)}, must be {list(shape)}")
         return _finite(found.to(torch.float32))
     except NotFiniteError:
-        raise Mistake(f"{name}: a number is not finite") from None
+        raise ProtocolError(f"{name}: a number is not finite") from None
     except ValueError as error:
-        raise Mistake(f"{name}: {error}") from None
+        raise ProtocolError(f"{name}: {error}") from None
 
 
 def differences(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:

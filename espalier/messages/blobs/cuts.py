@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import Letter, NoScalars
 from espalier.messages.parts import Delivery, parts_of, require_result_wanted
@@ -148,7 +148,7 @@ class SomeOfEachKindStays:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If all groups of a kind are cut, bits are set after the last group, a bias is not
             finite, or a scale exceeds ``MOST_SCALE``.
         """
@@ -157,20 +157,20 @@ class SomeOfEachKindStays:
             words = tensors[cut_name(kind)]
             number = getattr(self._units[key], kind)
             if not has_clean_padding(words, number):
-                raise Mistake(f"{key} {kind}: bits are set beyond the last unit")
+                raise ProtocolError(f"{key} {kind}: bits are set beyond the last unit")
             if unpack(words, (1, number)).all():
-                raise Mistake(f"{key} {kind}: all are cut, one must stay")
+                raise ProtocolError(f"{key} {kind}: all are cut, one must stay")
         if not all(
             np.isfinite(tensor).all() for name, tensor in tensors.items() if name.endswith(".bias")
         ):
-            raise Mistake(f"{key}: a bias is no finite number")
+            raise ProtocolError(f"{key}: a bias is no finite number")
         if not all(
             # NaN fails this comparison too.
             (np.abs(tensor) <= MOST_SCALE).all()
             for name, tensor in tensors.items()
             if name.endswith(".scale")
         ):
-            raise Mistake(f"{key}: a scale is no number, or beyond {MOST_SCALE:g}")
+            raise ProtocolError(f"{key}: a scale is no number, or beyond {MOST_SCALE:g}")
 
 
 def delivery_of_cuts(
@@ -184,7 +184,7 @@ def delivery_of_cuts(
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If this run pushes no result, or if there is no such part.
     """
     require_result_wanted(run)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import KINDS
 from espalier.messages.payload import TensorSpec, pack_tensors, tensor_specs, views
 from espalier.models.plan import ModelPlan
@@ -78,23 +78,23 @@ class CutUnits:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If the blob is not a bit vector of this model, or if it cuts all groups or all channels
             of a block.
         """
         if tensor_specs(blob) != self.specs:
-            raise Mistake(
+            raise ProtocolError(
                 f"{CUT}: these are not the bits of this model's {len(self.costs)} groups and"
                 " channels"
             )
         words = views(blob)[CUT]
         if not has_clean_padding(words, len(self.costs)):
-            raise Mistake(f"{CUT}: bits are set beyond the last unit")
+            raise ProtocolError(f"{CUT}: bits are set beyond the last unit")
         cut = unpack(words, self.costs.shape)
         stay = np.bincount(self.pools[~cut], minlength=2 * len(self.numbers))
         if not stay.all():
             empty = int(np.flatnonzero(stay == 0)[0])
-            raise Mistake(
+            raise ProtocolError(
                 f"{CUT}: all {KINDS[empty % 2]} of block {empty // 2} are cut, one must stay"
             )
         return cut
@@ -180,11 +180,11 @@ class CutUnits:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If a cut group came back, or if the cut is too small or too large.
         """
         if (before & ~after).any():
-            raise Mistake(f"{CUT}: units that were cut before have come back")
+            raise ProtocolError(f"{CUT}: units that were cut before have come back")
         # A client that lost its importance scores cuts nothing.
         if np.array_equal(before, after):
             return
@@ -192,11 +192,11 @@ class CutUnits:
             spent = int(self.costs[own & after].sum())
             room = self.room(own, job)
             if spent < least - room:
-                raise Mistake(f"{CUT}: less is cut than the share that was asked for")
+                raise ProtocolError(f"{CUT}: less is cut than the share that was asked for")
             # The order of removal is unknown, so the largest new group counts as the last one.
             last = int(self.costs[own & after & ~before].max(initial=0))
             if last and spent - last >= least + room:
-                raise Mistake(
+                raise ProtocolError(
                     f"{CUT}: more is cut than the share that was asked for, by a unit or more"
                 )
         if uneven := [
@@ -204,7 +204,7 @@ class CutUnits:
             for index, stay in enumerate(self._channels_left(after))
             if self._is_uneven(index, stay, job)
         ]:
-            raise Mistake(
+            raise ProtocolError(
                 f"{CUT}: the channels that stay in block {uneven[0]} are no multiple of"
                 f" {job.channel_multiple}, which is the run's channel-multiple"
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from numpy.typing import NDArray
 
 from espalier import amounts
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.payload import TensorSpec, views
 from espalier.models.plan import BlockPlan
@@ -50,7 +50,7 @@ def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a mask keeps more or fewer weights than are sent, has bits set after the last weight, or
         a kept weight is not finite.
     """
@@ -60,15 +60,15 @@ def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
         words = tensors[mask_name(linear.name)]
         kept = tensors[kept_name(linear.name)]
         if not has_clean_padding(words, linear.num_weights):
-            raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
+            raise ProtocolError(f"{key} {linear.name}: bits are set beyond the last weight")
         if (pruned := count(words)) != linear.num_weights - kept.size:
             expected = linear.num_weights - kept.size
-            raise Mistake(
+            raise ProtocolError(
                 f"{key} {linear.name}: the mask prunes {amounts.count(pruned, 'weight')}, the"
                 f" settings ask for {expected}"
             )
         if not _finite(kept, linear.dtype):
-            raise Mistake(f"{key} {linear.name}: a kept weight is not finite")
+            raise ProtocolError(f"{key} {linear.name}: a kept weight is not finite")
         masks[linear.name] = words
     return masks
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier import amounts
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.models.plan import LinearPlan
 from pruning_kernels.selection.comparison_groups import (
     pruned_by_group,
@@ -39,20 +39,22 @@ def require_exact_sparsity(
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the sparsity differs, or if bits are set after the last weight.
     """
     expected = pruned_in_matrix(linear.shape, sparsity, group)
     if not has_clean_padding(words, linear.num_weights):
-        raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
+        raise ProtocolError(f"{key} {linear.name}: bits are set beyond the last weight")
     if (pruned := count(words)) != expected:
-        raise Mistake(
+        raise ProtocolError(
             f"{key} {linear.name}: prunes {amounts.count(pruned, 'weight')}, the settings ask for"
             f" {expected}"
         )
     per_group = pruned_per_group(linear.shape, sparsity, group)
     if group != "layer" and (_pruned_by_group(words, linear.shape, group) != per_group).any():
-        raise Mistake(f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights")
+        raise ProtocolError(
+            f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights"
+        )
 
 
 def _pruned_by_group(words: Words, shape: tuple[int, int], group: str) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.message import Scalars
 from espalier.messages.parts import Sha256
 from espalier.messages.payload import TensorSpec
@@ -81,18 +81,18 @@ class Manifest:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If a check fails, or if a file without weights is too large.
         """
         if not len(self.names) == len(self.sizes) == len(self.file_sha256) <= MOST_FILES:
-            raise Mistake(
+            raise ProtocolError(
                 f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and"
                 f" {len(self.file_sha256)} hashes"
             )
         if list(self.names) != sorted(set(self.names)) or not all(
             FILES.fullmatch(name) for name in self.names
         ):
-            raise Mistake(
+            raise ProtocolError(
                 "Offer: a file has a name that no file of a model has, or files are not in order"
             )
         if any(
@@ -100,11 +100,13 @@ class Manifest:
             for name, size in zip(self.names, self.sizes, strict=True)
             if not name.endswith(".safetensors")
         ):
-            raise Mistake(
+            raise ProtocolError(
                 f"Offer: a file without weights has more than {MOST_BYTES_BESIDE_WEIGHTS} bytes"
             )
         if len(self.piece_sha256) != -(-self.num_bytes // self.piece_bytes):
-            raise Mistake(f"Offer: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes")
+            raise ProtocolError(
+                f"Offer: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes"
+            )
 
 
 class Offer(Scalars):
@@ -133,7 +135,7 @@ class Offer(Scalars):
 
         Raises
         ------
-        Mistake
+        ProtocolError
             See ``Manifest.require_sound``.
         """
         found = Manifest(
@@ -176,8 +178,8 @@ def require_pieces(lacking: Sequence[int], offered: int) -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the numbers of pieces are not ascending or not below ``offered``.
     """
     if list(lacking) != sorted(set(lacking)) or (lacking and lacking[-1] >= offered):
-        raise Mistake(f"Lacking: pieces must be ascending and below {offered}")
+        raise ProtocolError(f"Lacking: pieces must be ascending and below {offered}")

@@ -24,7 +24,7 @@ def read_layer(
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a blob is damaged, or if a number is not finite.
     """
     found: dict[str, Tensor] = {}

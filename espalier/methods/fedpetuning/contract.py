@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, ProtocolError
 from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
 from espalier.messages.contract import BlockSpecs, CheckValues, Contract
 from espalier.messages.message import Kind, Letter, Scalars, validate
@@ -140,7 +140,7 @@ def training_contract(
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
     header = request.header
@@ -239,7 +239,7 @@ def delivery_of(
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the rank limit exceeds the largest rank of the settings, or if there is no such part.
     """
     along = beside or Along()
@@ -268,25 +268,25 @@ def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
 def _require_rank(rank_limit: int, run: RunSettings) -> None:
     """Check that the rank limit does not exceed the largest rank of the settings."""
     if rank_limit > run.lora.largest_rank:
-        raise Mistake(
+        raise ProtocolError(
             f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]"
         )
 
 
 def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> None:
     if report.rank > rank_limit:
-        raise Mistake(f"TuningReport: rank is above {rank_limit}, the order's rank_limit")
+        raise ProtocolError(f"TuningReport: rank is above {rank_limit}, the order's rank_limit")
     if report.rank < rank_limit and not run.of(AdapterAveraging).lowers_ranks:
-        raise Mistake(
+        raise ProtocolError(
             f"TuningReport: rank is below {rank_limit}, the order's rank_limit, and no client gives"
             " up ranks here"
         )
     if (report.samples > 0) != (run.federation.client_weights == "samples"):
-        raise Mistake(
+        raise ProtocolError(
             "TuningReport: samples are told with federation.client-weights = 'samples' alone"
         )
     if report.skipped_steps >= run.training.steps:
-        raise Mistake(
+        raise ProtocolError(
             f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round"
         )
 
@@ -304,13 +304,13 @@ class Values:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If they are not.
         """
         try:
             tensors = unpack_adapters(self._shapes[key], blob, self._payload)
-        except Mistake as mistake:
-            raise Mistake(f"{key} {mistake}") from None
+        except EspalierError as mistake:
+            raise ProtocolError(f"{key} {mistake}") from None
         self._rank_in_use = max(self._rank_in_use, rank_in_use(tensors))
 
     def require_rank(self, rank: int) -> None:
@@ -318,11 +318,11 @@ class Values:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If they are not.
         """
         if self._rank_in_use > rank:
-            raise Mistake(f"blobs: not zero beyond rank {rank}, which the client reports")
+            raise ProtocolError(f"blobs: not zero beyond rank {rank}, which the client reports")
 
 
 def rank_in_use(tensors: "Mapping[str, Tensor]") -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.masks import mask_name, require_exact_sparsity
 from espalier.messages.contract import BlockSpecs, Contract
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
@@ -42,13 +42,13 @@ def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: i
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If pruning is iterative and the round does not exist.
     """
     if settings.strategy == "one-shot":
         return range(len(plan.blocks))
     if not 1 <= server_round <= len(plan.blocks):
-        raise Mistake(
+        raise ProtocolError(
             f"message: round {server_round} does not exist, iterative pruning has one per block:"
             f" {len(plan.blocks)}"
         )
@@ -118,7 +118,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the blocks are neither the result nor the decisions before the round, or if the run
         pushes no result.
     """
@@ -131,11 +131,11 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
         require_result_wanted(settings)
     # All blocks are decided only at the end of the last round.
     if whole and header.server_round != last_rounds(plan_of, settings)[0]:
-        raise Mistake(
+        raise ProtocolError(
             f"message: the result is delivered in round {header.server_round}, before it is decided"
         )
     if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
-        raise Mistake(
+        raise ProtocolError(
             f"message: {decided} decided blocks are delivered, which is neither all nor those"
             " before the round"
         )
@@ -145,7 +145,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
     def a_number_per_block(decision: Scalars) -> None:
         number = len(parts[header.part])
         if isinstance(decision, Decision) and len(decision.num_voters) != number:
-            raise Mistake(
+            raise ProtocolError(
                 f"Decision: {len(decision.num_voters)} numbers of voters for {number} blocks"
             )
 
@@ -175,7 +175,7 @@ class ExactSparsity:
 
         Raises
         ------
-        Mistake
+        ProtocolError
             If a mask prunes too many or too few weights, or has bits set after the last weight.
         """
         block = next(block for block in self.plan.blocks if block_key(block.index) == key)
@@ -209,7 +209,9 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     def a_number_of_voters(decision: Scalars) -> None:
         if isinstance(decision, Decision) and len(decision.num_voters) != 1:
-            raise Mistake(f"Decision: {len(decision.num_voters)} numbers of voters for 1 block")
+            raise ProtocolError(
+                f"Decision: {len(decision.num_voters)} numbers of voters for 1 block"
+            )
 
     reply = Reply(
         order=told,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.model_pieces import Lacking, Offer, Piece, piece_specs, require_pieces
 from espalier.messages.contract import Contract, Side
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
@@ -58,12 +58,12 @@ def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> A
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the blocks are not ascending, or if a block does not belong to the emulator.
     """
     emulator = run.of(FedSodaSettings).emulator_of(len(plan.blocks))
     if blocks != sorted(set(blocks)) or blocks[0] < emulator[0] or blocks[-1] > emulator[-1]:
-        raise Mistake(
+        raise ProtocolError(
             f"message: blocks must be ascending and within {emulator[0]} to {emulator[-1]}"
         )
     return adapter_plan(plan, run.lora.model_copy(update={"layers": ",".join(map(str, blocks))}))
@@ -83,13 +83,13 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If there is no such part, or if nothing of the kind is pushed in this round.
     """
     what = request.scalars.get("what")
     header = request.header
     if what in ("model", "piece") and header.part:
-        raise Mistake(f"message: part {header.part} of a {what} does not exist, it has one")
+        raise ProtocolError(f"message: part {header.part} of a {what} does not exist, it has one")
     if what == "model":
         offered = validate(Offer, request.scalars).manifest()
 
@@ -108,7 +108,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     if what == "emulator":
         return _emulator(request, plan_of, run)
     if header.server_round == 1:
-        raise Mistake(
+        raise ProtocolError(
             "message: the adapter's LoRA is delivered in round 1, whose first one comes from the"
             " run's seed"
         )
@@ -118,9 +118,13 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 def _emulator(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     told = validate(EmulatorPart, request.scalars)
     if not run.of(FedSodaSettings).aligns:
-        raise Mistake("message: LoRA of the emulator is delivered, but the settings align nothing")
+        raise ProtocolError(
+            "message: LoRA of the emulator is delivered, but the settings align nothing"
+        )
     if told.aligned > request.header.server_round:
-        raise Mistake(f"message: LoRA of the emulator is of round {told.aligned}, which is to come")
+        raise ProtocolError(
+            f"message: LoRA of the emulator is of round {told.aligned}, which is to come"
+        )
     adapters = emulator_adapters(plan_of(), run, told.blocks)
     delivery = Delivery(
         order=EmulatorPart,

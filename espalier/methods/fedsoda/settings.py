@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
@@ -173,12 +173,12 @@ class FedSodaSettings(AdapterAveraging):
 
         Raises
         ------
-        Mistake
+        InputError
             No block is left for the emulator.
         """
         blocks = range(self.first_layers, num_blocks - self.adapter_layers)
         if not blocks:
-            raise Mistake(
+            raise InputError(
                 f"fedsoda.adapter-layers = {self.adapter_layers}, first-layers ="
                 f" {self.first_layers}: the model has {count(num_blocks, 'block')}, and none is"
                 " left for the emulator; lower them"

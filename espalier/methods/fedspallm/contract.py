@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.kept_weights import kept_specs, require_kept
 from espalier.messages.blobs.masks import require_exact_sparsity
 from espalier.messages.contract import Contract, Side
@@ -86,7 +86,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If layers are not ascending or do not exist, or if there is no such part.
     """
     header = request.header
@@ -100,12 +100,14 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     def versions_of_all(sample: Scalars) -> None:
         if isinstance(sample, Sample) and len(sample.versions) != len(plan.blocks):
-            raise Mistake(f"Sample: {len(sample.versions)} versions for {len(plan.blocks)} layers")
+            raise ProtocolError(
+                f"Sample: {len(sample.versions)} versions for {len(plan.blocks)} layers"
+            )
 
     def numbers_fit(report: Scalars) -> None:
         weighed = run.federation.client_weights == "samples"
         if isinstance(report, PruneReport) and (report.calibration_windows > 0) != weighed:
-            raise Mistake(
+            raise ProtocolError(
                 "PruneReport: calibration_windows are told with federation.client-weights ="
                 " 'samples' alone"
             )
@@ -168,7 +170,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If layers are not ascending or do not exist, or if versions or counts do not fit them.
     """
     update = validate(Update, request.scalars)
@@ -176,14 +178,14 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
     _require_blocks(plan, update.blocks)
     matrices = [linear for index in update.blocks for linear in plan.blocks[index].linears]
     if len(update.versions) != len(update.blocks) or len(update.num_kept) != len(matrices):
-        raise Mistake(
+        raise ProtocolError(
             f"Update: {len(update.versions)} versions and {len(update.num_kept)} counts do not fit"
             " the layers"
         )
     if any(
         kept > linear.num_weights for kept, linear in zip(update.num_kept, matrices, strict=True)
     ):
-        raise Mistake("Update: a matrix keeps more weights than it has")
+        raise ProtocolError("Update: a matrix keeps more weights than it has")
 
     def masks_fit(key: str, blob: bytes) -> None:
         require_kept(
@@ -201,7 +203,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
 
 def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
     if blocks != sorted(set(blocks)) or blocks[-1] >= len(plan.blocks):
-        raise Mistake(f"message: layers must be ascending and below {len(plan.blocks)}")
+        raise ProtocolError(f"message: layers must be ascending and below {len(plan.blocks)}")
 
 
 OBSERVER = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.group_bits import CutUnits
 from espalier.messages.contract import Contract, Side
 from espalier.messages.evaluation import LOSS_DIGITS, MOST_LOSS
@@ -96,7 +96,7 @@ def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the blob is not a valid cut.
     """
     units = CutUnits.of(plan)
@@ -123,9 +123,9 @@ def _check_report(up: Side, report: Scalars) -> None:
         return
     for name in ("loss_before", "loss_after"):
         if (value := getattr(report, name)) != round(value, LOSS_DIGITS):
-            raise Mistake(f"SpineReport: {name} has more than {LOSS_DIGITS} decimals")
+            raise ProtocolError(f"SpineReport: {name} has more than {LOSS_DIGITS} decimals")
     if report.taylor != shortened(report.taylor):
-        raise Mistake(f"SpineReport: taylor has more than {TERM_DIGITS} digits")
+        raise ProtocolError(f"SpineReport: taylor has more than {TERM_DIGITS} digits")
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -163,7 +163,7 @@ def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
 
     def within_the_share(order: Scalars) -> None:
         if isinstance(order, CutOrder) and order.pruned > units.wanted(job) + SLACK:
-            raise Mistake(
+            raise ProtocolError(
                 f"CutOrder: pruned is above the run's share, {job.share:g} of the {job.share_of}"
             )
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import delivery_of_cuts
 from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars
@@ -65,7 +65,7 @@ def possible(key: str, blob: bytes, tokens: int) -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a number is not finite or out of range.
     """
     for name, values in views(blob).items():
@@ -76,7 +76,7 @@ def possible(key: str, blob: bytes, tokens: int) -> None:
             else (-MOST_INPUT, MOST_INPUT)
         )
         if not (np.isfinite(values).all() and values.min() >= lowest and values.max() <= most):
-            raise Mistake(
+            raise ProtocolError(
                 f"{key} {name}: a number is not finite, or none that inputs of a model have"
             )
 
@@ -93,7 +93,9 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     def no_more_than_asked(report: Scalars) -> None:
         if isinstance(report, MomentsReport) and report.tokens > most:
-            raise Mistake(f"MomentsReport: {report.tokens} tokens, no client has more than {most}")
+            raise ProtocolError(
+                f"MomentsReport: {report.tokens} tokens, no client has more than {most}"
+            )
 
     reply = Reply(
         order=NoScalars,

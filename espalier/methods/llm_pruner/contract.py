@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import KINDS, SomeOfEachKindStays, cut_specs, delivery_of_cuts
 from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, Letter, NoScalars
@@ -35,12 +35,12 @@ def cut_blocks(plan: ModelPlan, job: LlmPrunerSettings) -> range:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the settings spare all blocks.
     """
     blocks = range(job.spare_first, len(plan.blocks) - job.spare_last)
     if not blocks:
-        raise Mistake(
+        raise ProtocolError(
             f"spare-first = {job.spare_first}, spare-last = {job.spare_last}: the model has"
             f" {len(plan.blocks)} blocks, of which none could be cut; lower them"
         )
@@ -81,14 +81,14 @@ def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] =
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a score is not finite or below ``lowest``, or if a factor contradicts the scores.
     """
     tensors = views(blob)
     for kind in KINDS:
         scores = tensors[score_name(kind)]
         if not (np.isfinite(scores).all() and scores.min() >= lowest):
-            raise Mistake(f"{key}: a score is no finite number, or below {lowest:g}")
+            raise ProtocolError(f"{key}: a score is no finite number, or below {lowest:g}")
     for kind in rearranged:
         require_factor(key, tensors[fisher_name(kind)], tensors[score_name(kind)])
 

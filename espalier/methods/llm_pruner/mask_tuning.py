@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.cuts import cut_specs, unpack_cut
 from espalier.messages.message import Letter
 from espalier.messages.payload import TensorSpec, tensor_specs, views
@@ -69,12 +69,12 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the check fails.
     """
     most = float(scores.sum(dtype=np.float64)) * (1 + ROUNDING) + TINY
     if not (np.isfinite(factor).all() and np.square(factor, dtype=np.float64).sum() <= most):
-        raise Mistake(
+        raise ProtocolError(
             f"{key}: a factor's number is not finite, or its squares are more than the scores"
         )
 
@@ -149,14 +149,14 @@ def require_sendable(plan: ModelPlan, job: "LlmPrunerSettings") -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If they do not; the error begins with a key of the method's table.
     """
     for block in plan.blocks:
         for kind in job.rescaled:
             number = getattr(units_of(plan, block), kind)
             if (size := 4 * triangle_size(number)) > MOST_BYTES:
-                raise Mistake(
+                raise ProtocolError(
                     f"rescale = '{job.rescale}': the normal equations of {number} {kind} of a block"
                     f" take up to {size} bytes, a message has {MOST_BYTES}; set it to 'groups' or"
                     " 'off'"
@@ -168,13 +168,13 @@ def require_equations(key: str, blob: bytes) -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If a number is not finite, or if the numbers cannot be inner products.
     """
     tensors = views(blob)
     aims = tensors[AIMS]
     if not (np.isfinite(aims).all() and are_inner_products(tensors[JOINT], len(aims), TINY)):
-        raise Mistake(
+        raise ProtocolError(
             f"{key}: a number is not finite, or the numbers are no inner products of what units"
             " give"
         )

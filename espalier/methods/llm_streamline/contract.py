@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.blobs.adapters import payload_specs, unpack_adapters
 from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars, validate
@@ -103,7 +103,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the start or the part does not exist.
     """
     plan = plan_of()
@@ -137,7 +137,7 @@ def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
 
     def no_more_than_asked(report: Scalars) -> None:
         if isinstance(report, SimilarityReport) and report.tokens > most:
-            raise Mistake(
+            raise ProtocolError(
                 f"SimilarityReport: {report.tokens} tokens, no client has more than {most}"
             )
 
@@ -157,7 +157,7 @@ def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
 def _are_cosines(key: str, blob: bytes) -> None:
     found = views(blob)[COSINES]
     if not (np.isfinite(found).all() and np.abs(found).max() <= 1 + ROUNDING):
-        raise Mistake(f"{key}: a number is no mean of cosines")
+        raise ProtocolError(f"{key}: a number is no mean of cosines")
 
 
 class _Values:
@@ -174,7 +174,7 @@ class _Values:
 
 def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
     if start >= (starts := num_starts(plan, run)):
-        raise Mistake(
+        raise ProtocolError(
             f"message: start is above {starts - 1}, where the last stretch of blocks begins"
         )
 
@@ -183,11 +183,13 @@ def _require_report(report: Scalars, run: RunSettings) -> None:
     if not isinstance(report, LayerReport):
         return
     if (report.samples > 0) != (run.federation.client_weights == "samples"):
-        raise Mistake(
+        raise ProtocolError(
             "LayerReport: samples are told with federation.client-weights = 'samples' alone"
         )
     if report.skipped_steps >= (steps := run.of(LlmStreamlineSettings).steps):
-        raise Mistake(f"LayerReport: skipped_steps must be below the {steps} steps of a round")
+        raise ProtocolError(
+            f"LayerReport: skipped_steps must be below the {steps} steps of a round"
+        )
 
 
 def largest_orders(
@@ -217,7 +219,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the start or the part does not exist, or if nothing is pushed in this round.
     """
     order = validate(Replace, request.scalars)
@@ -227,7 +229,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     last = run.of(LlmStreamlineSettings).num_rounds(run.federation)
     trained = job.replacement == "layer"
     if request.header.server_round == 2 < last:
-        raise Mistake(
+        raise ProtocolError(
             "message: a deliver of round 2 does not exist, it begins with a block of the base model"
         )
     if request.header.server_round > last:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from espalier.amounts import count
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.settings.federation import FederationSettings
 from espalier.settings.structured import SmallerSettings
 from espalier.settings.table import ReadWith
@@ -119,13 +119,13 @@ class LlmStreamlineSettings(SmallerSettings):
 
         Raises
         ------
-        Mistake
+        InputError
             No block would be left.
         """
         # The small constant absorbs rounding errors of the product.
         fewer = math.ceil(self.share * num_blocks - 1e-9)
         if fewer >= num_blocks:
-            raise Mistake(
+            raise InputError(
                 f"share = {self.share}: of {count(num_blocks, 'block')} none would stay; lower it"
             )
         return fewer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import ProtocolError
 from espalier.messages.contract import Contract
 from espalier.messages.message import Kind, Letter, NoScalars, Scalars
 from espalier.messages.parts import (
@@ -90,7 +90,7 @@ def possible(key: str, blob: bytes, width: int) -> None:
 
     Raises
     ------
-    Mistake
+    ProtocolError
         If the check fails, or if a number is not finite.
     """
     triangle = views(blob)[MOMENTS]
@@ -98,7 +98,7 @@ def possible(key: str, blob: bytes, width: int) -> None:
         triangle, width
     ).sum() <= width * (1 + ROUNDING):
         return
-    raise Mistake(
+    raise ProtocolError(
         f"{key}: a number is not finite, or the numbers are no second moments of signals behind a"
         " norm"
     )
@@ -126,7 +126,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 def _require_report(report: Scalars, tells: bool) -> None:
     if isinstance(report, MomentsReport) and (report.samples > 0) != tells:
-        raise Mistake(
+        raise ProtocolError(
             "MomentsReport: samples are told where moments are, with federation.client-weights ="
             " 'samples' alone"
         )
@@ -151,7 +151,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 def _are_directions(key: str, blob: bytes) -> None:
     basis = views(blob)[BASIS]
     if not (np.isfinite(basis).all() and np.square(basis).sum(axis=0).max() <= 1 + ROUNDING):
-        raise Mistake(f"{key}: a number is not finite, or a direction is longer than 1")
+        raise ProtocolError(f"{key}: a number is not finite, or a direction is longer than 1")
 
 
 OBSERVER = (

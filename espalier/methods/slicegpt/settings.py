@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import ReadWith
 
@@ -83,14 +83,14 @@ class SliceGptSettings(MethodSettings):
 
         Raises
         ------
-        Mistake
+        InputError
             No dimension would be left.
         """
         # The small constant absorbs rounding errors of the product.
         kept = math.floor((1 - self.slicing) * dense + 1e-9)
         kept -= kept % self.multiple
         if kept < 1:
-            raise Mistake(
+            raise InputError(
                 f"slicing = {self.slicing}: of a residual stream of width {dense} no multiple of"
                 f" {self.multiple} would stay; lower slicing or multiple"
             )

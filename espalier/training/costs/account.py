@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.families import Family, family_of
 from espalier.hf.machine.model_memory import Footprint, footprint
 from espalier.hf.opening.opened import skeleton_of
@@ -114,7 +114,7 @@ def account(model: str, lora: LoraSettings, num_labels: int = 2) -> Account:
 
     Raises
     ------
-    Mistake
+    InputError
         The model is unknown or not supported, or has no such matrix, block or rank.
     """
     config = configuration(model)
@@ -127,8 +127,8 @@ def account(model: str, lora: LoraSettings, num_labels: int = 2) -> Account:
         return Account(
             model, config, family, counted, plan, adapter_plan(plan, lora, labels or 0), labels
         )
-    except Mistake as mistake:
-        raise Mistake(f"{model}: {mistake}") from None
+    except EspalierError as mistake:
+        raise InputError(f"{model}: {mistake}") from None
 
 
 def _skeleton(config: Mapping[str, Any], family: Family, num_labels: int | None) -> Any:

@@ -18,7 +18,7 @@ from typing import get_args
 
 import torch
 
-from espalier.errors import Mistake
+from espalier.errors import EspalierError, InputError
 from espalier.hf.nf4.matrices import bitsandbytes
 from espalier.hf.whole.model import Base
 from espalier.settings.federation import Payload
@@ -34,7 +34,7 @@ MIB = 1 << 20
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; return 0, or 2 with a message on stderr after a wrong argument."""
     given = _arguments(arguments)
-    with suppress(Mistake):
+    with suppress(EspalierError):
         # Imported here first, because peft imports it too and could show its warnings.
         bitsandbytes()
     try:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join([*lines, ""]))
         lines = memory_table(found, given.base, DTYPES[given.dtype], given.batch_size, given.tokens)
         print("\n".join(lines))
-    except Mistake as mistake:
+    except EspalierError as mistake:
         print(mistake, file=sys.stderr)
         return 2
     return 0
@@ -179,11 +179,11 @@ def _require(given: argparse.Namespace) -> None:
     least = {"num_clients": 1, "batch_size": 1, "tokens": 0}
     for key, value in least.items():
         if getattr(given, key) < value:
-            raise Mistake(
+            raise InputError(
                 f"--{key.replace('_', '-')} {getattr(given, key)}: must be at least {value}"
             )
     if given.tokens == 1:
-        raise Mistake(
+        raise InputError(
             "--tokens 1: nothing is predicted in one token; give more, or 0 to leave"
             " activations out"
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier.environment.home_folder import at_home
-from espalier.errors import Mistake
+from espalier.errors import InputError
 from espalier.hf.opening.config_file import read_config
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ def configuration(model: str) -> Mapping[str, Any]:
 
     Raises
     ------
-    Mistake
+    InputError
         The model is neither, or the file cannot be read.
     """
     if model in SHAPES:
@@ -55,7 +55,7 @@ def configuration(model: str) -> Mapping[str, Any]:
     path = at_home(model) / "config.json"
     if not path.is_file():
         known = ", ".join(SHAPES)
-        raise Mistake(
+        raise InputError(
             f"--model {model!r}: is no known shape ({known}), and no directory with a config.json;"
             " name one of them"
         )

@@ -96,7 +96,7 @@ class MaskedTraining(AdapterTraining):
 
         Raises
         ------
-        Mistake
+        InputError
             No step was finite, a group exceeds the bounds of ``[training]``, or the model cannot be
             loaded or routed.
         """
@@ -163,7 +163,7 @@ class MaskedTraining(AdapterTraining):
 
         Raises
         ------
-        Mistake
+        InputError
             No step was finite, or the model cannot be loaded or routed.
         """
         frozen = [value for block in self.adapted.parameters.values() for value in block.values()]

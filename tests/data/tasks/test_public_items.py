@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from espalier.data.client_items import public_items
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.run import parse
 
 
@@ -50,7 +50,7 @@ def test_a_file_without_items_is_a_mistake(tmp_path: Path) -> None:
         "data.source": "jsonl",
         "data.path": "unused",
     }
-    with pytest.raises(Mistake, match=r"empty.jsonl: the file is empty"):
+    with pytest.raises(EspalierError, match=r"empty.jsonl: the file is empty"):
         public_items(parse({"method": "fedpetuning"} | keys))
 
 
@@ -83,7 +83,7 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, **data: str) -> list[str]:
 def test_clients_do_not_train_on_the_split_with_the_test_items(
     monkeypatch: pytest.MonkeyPatch, split: str, path: str
 ) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(EspalierError) as caught:
         asked_of_the_hub(monkeypatch, hub_split=split, path=path)
     assert (
         str(caught.value)

@@ -10,7 +10,7 @@ from espalier.data.tasks.catalogue import task_named
 from espalier.data.tasks.encoding import Encoded, encode_pair
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.scored_items import cut, scored_items
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 BEGIN = 1
 CHOICE = task_named("piqa")
@@ -41,7 +41,7 @@ def test_a_context_that_joins_its_answer_leaves_it_the_last_token() -> None:
 
 
 def test_a_single_token_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match="give 1 token, at least 2 are needed"):
+    with pytest.raises(EspalierError, match="give 1 token, at least 2 are needed"):
         encode_pair(lambda text: [7], "a", "b")
 
 
@@ -58,7 +58,7 @@ def test_only_the_beginning_of_the_prompt_is_lost(
     length = min(len(whole) - len(context.rstrip()), len(whole) - 1)
     if length >= max_tokens:
         with pytest.raises(
-            Mistake, match=f"an answer has {length} tokens, and {max_tokens - 1} fit"
+            EspalierError, match=f"an answer has {length} tokens, and {max_tokens - 1} fit"
         ):
             scored_items(CHOICE, [item], by_character, max_tokens)
         return
@@ -87,6 +87,6 @@ def test_a_prompt_is_cut_on_the_left_down_to_its_last_token() -> None:
     assert cut(whole, 4, CHOICE) == whole == Encoded((120, 121, 32, 113), 2)
     assert cut(whole, 3, CHOICE) == Encoded((121, 32, 113), 2)
     with pytest.raises(
-        Mistake, match=r"here: an answer has 2 tokens, and 1 fit .* raise task.max-tokens"
+        EspalierError, match=r"here: an answer has 2 tokens, and 1 fit .* raise task.max-tokens"
     ):
         cut(whole, 2, CHOICE, "here")

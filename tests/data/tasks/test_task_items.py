@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from espalier.data.tasks.catalogue import TASKS, task_named
 from espalier.data.tasks.fields import Fields
 from espalier.data.tasks.item import Item
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 
 def item(task: str, **record: Any) -> Item:
@@ -202,5 +202,5 @@ def test_an_item_that_does_not_fit_together_is_refused(
 
 def test_an_unknown_task_is_a_mistake() -> None:
     assert task_named("sst2").classes == ("negative", "positive")
-    with pytest.raises(Mistake, match="task: 'sst3' is unknown; choose one of sst2, mnli"):
+    with pytest.raises(EspalierError, match="task: 'sst3' is unknown; choose one of sst2, mnli"):
         task_named("sst3")

@@ -10,7 +10,7 @@ from espalier.data.client_items import client_items, public_items
 from espalier.data.tasks.catalogue import TASKS
 from espalier.data.tasks.reading import read_hub_items, read_items
 from espalier.data.tasks.scored_items import scored_items
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 
@@ -61,7 +61,7 @@ def test_a_field_that_is_missing_is_named_with_its_line(task: str, tmp_path: Pat
         lacking = {name: value for name, value in GOOD[task].items() if name != field}
         asked = {"answer": "label"}.get(field, field) if task == "boolq" else field
         with pytest.raises(
-            Mistake, match=rf"items.jsonl: line 2 \(task {task}\) has no field '{asked}'"
+            EspalierError, match=rf"items.jsonl: line 2 \(task {task}\) has no field '{asked}'"
         ) as refused:
             list(read_items(TASKS[task], write(tmp_path, GOOD[task], lacking)))
         assert SECRET not in str(refused.value)
@@ -81,7 +81,7 @@ def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(
             }:
                 continue
             with pytest.raises(
-                Mistake, match=rf"line 1 \(task {task}\).*'[a-zA-Z_0-9]+'"
+                EspalierError, match=rf"line 1 \(task {task}\).*'[a-zA-Z_0-9]+'"
             ) as refused:
                 list(read_items(TASKS[task], write(tmp_path, record)))
             assert SECRET not in str(refused.value)
@@ -133,7 +133,7 @@ def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(
 def test_a_label_or_text_that_will_not_do(
     task: str, changed: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(EspalierError) as refused:
         list(read_items(TASKS[task], write(tmp_path, GOOD[task], GOOD[task] | changed)))
     assert f"line 2 (task {task})" in str(refused.value)
     assert why in str(refused.value)
@@ -144,7 +144,7 @@ def test_fields_that_there_are_stand_beside_the_one_that_is_missing(tmp_path: Pa
         r"line 1 \(task sst2\) has no field 'sentence', it has the fields text \(a string\), label"
         r" \(a number\); check"
     )
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         list(read_items(TASKS["sst2"], write(tmp_path, {"text": SECRET, "label": 1})))
 
 
@@ -155,7 +155,7 @@ def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> No
         rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, and 19 fit .*; raise"
         r" task.max-test-tokens"
     )
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(EspalierError, match=told):
         scored_items(TASKS["piqa"], items, lambda text: list(text.encode()), 20)
 
 
@@ -163,10 +163,10 @@ def test_lines_that_are_not_records(tmp_path: Path) -> None:
     file = tmp_path / "items.jsonl"
     for line, why in ((SECRET, "is not JSON"), (f'["{SECRET}"]', "is not a JSON object")):
         file.write_text(f"\n{line}\n")
-        with pytest.raises(Mistake, match=f"items.jsonl: line 2 {why}") as refused:
+        with pytest.raises(EspalierError, match=f"items.jsonl: line 2 {why}") as refused:
             list(read_items(TASKS["sst2"], str(file)))
         assert SECRET not in str(refused.value)
-    with pytest.raises(Mistake, match=r"no such file; check data\.path"):
+    with pytest.raises(EspalierError, match=r"no such file; check data\.path"):
         list(read_items(TASKS["sst2"], str(tmp_path / "nowhere")))
 
 
@@ -206,14 +206,14 @@ def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
         "negative",
     ]
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"trees \(train\): record 6 \(task sst2\), field 'label' is none of the labels",
     ):
         next(items)
 
 
 def test_a_dataset_that_is_not_there_is_a_mistake(dataset: str) -> None:
-    with pytest.raises(Mistake, match="the dataset cannot be loaded"):
+    with pytest.raises(EspalierError, match="the dataset cannot be loaded"):
         list(read_hub_items(TASKS["sst2"], "train", f"{dataset}/nowhere"))
 
 
@@ -228,14 +228,14 @@ def hub_run(**changes: Any) -> RunSettings:
 
 def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(dataset: str) -> None:
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"^data\.hub-split: the dataset '.*trees' has no split 'dev', it has 'train'; set it to"
         ),
     ):
         client_items(hub_run(data__path=dataset, data__hub_split="dev"), simulated_node(), 0)
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=(
             r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', it has"
             r" 'train'; .*"
@@ -256,14 +256,14 @@ def test_a_dataset_that_no_key_names_is_told_by_its_task(monkeypatch: pytest.Mon
         lambda: public_items(hub_run()),
     ):
         with pytest.raises(
-            Mistake,
+            EspalierError,
             match=(
                 r"^task.name = 'sst2': its dataset 'nyu-mll/glue' cannot be loaded: ConnectionError"
             ),
         ):
             read()
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=r"^data.path = 'trees': the dataset cannot be loaded: ConnectionError: no network",
     ):
         public_items(hub_run(data__path="trees"))
@@ -289,7 +289,7 @@ def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
         "data.source": "hub",
         "data.hub-split": named,
     }
-    with pytest.raises(Mistake, match="no items of the task"):
+    with pytest.raises(EspalierError, match="no items of the task"):
         client_items(parse(flat), simulated_node(), 0)
     hub = TASKS[task].hub
     own = "auxiliary_train" if task == "mmlu" else "train"

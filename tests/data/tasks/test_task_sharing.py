@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from espalier.data.partition import Kind, Partition
 from espalier.data.tasks.item import Item
 from espalier.data.tasks.sharing import shares_of_items, split_items
-from espalier.errors import Mistake
+from espalier.errors import EspalierError
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
 ITEMS = [
@@ -61,7 +61,7 @@ def test_by_field_gives_whole_labels() -> None:
 def test_items_without_labels_are_not_dealt_out_by_label(kind: Kind) -> None:
     bare = [Item(("Which?",), ("#### 4",), 0)]
     with pytest.raises(
-        Mistake,
+        EspalierError,
         match=f"data.partition = '{kind}': the task has records without a label; choose 'iid'",
     ):
         shares_of_items(Partition(kind, 2, 0.5, 0), bare)
