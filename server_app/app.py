@@ -25,7 +25,7 @@ from espalier.settings.run import changed, parse
 from espalier.storage.atomic import write_json
 from espalier.storage.client_state import remove_run
 from server_app.artifacts.outcome import Outcome
-from server_app.estimate.short_form import tell_plan, tell_time_of_sites
+from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.model_fit import require_fit, require_sound_base
 from server_app.public_tests import PublicTests, public_tests
 from server_app.report.failed_results import remove_set_aside, set_aside

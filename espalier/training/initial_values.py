@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.full_tensors import stored_values
 from espalier.hf.whole.model import first_head
-from espalier.hf.whole.trained_whole import stored_values
 from espalier.models.adapters import HEAD_KEY, AdapterPlan
 from espalier.models.plan import block_key
 from espalier.seeds import derive_seed

@@ -10,7 +10,7 @@ from espalier.environment.hub_names import DEMO
 from espalier.errors import EspalierError, InputError
 from espalier.hf.machine.computing import set_up
 from espalier.hf.machine.speed import measured_capability
-from espalier.hf.opening.described import described
+from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.limits import sequence_lengths
 from espalier.hf.opening.opened import TOKENIZER_FILES, OpenedModel, open_model
 from espalier.settings.methods import METHODS, part

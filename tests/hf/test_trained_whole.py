@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.full_tensors import stored_values, trained_whole
 from espalier.hf.whole.model import load_whole
-from espalier.hf.whole.trained_whole import stored_values, trained_whole
 from espalier.models.plan import block_key, block_of_key
 
 SIZES: dict[str, Any] = {

@@ -15,7 +15,7 @@ import server_app.estimate.estimate as of_plan
 from espalier.errors import EspalierError
 from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.traced_memory import LiveBytes
-from espalier.hf.opening.described import described
+from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
 from espalier.methods.fedpetuning.contract import trained
 from espalier.settings.methods import METHODS
@@ -25,7 +25,7 @@ from espalier.training.costs.step_memory import FEW, step_bytes
 from server_app.estimate.command import main
 from server_app.estimate.estimate import Plan
 from server_app.estimate.memory import Memory, Moment
-from server_app.estimate.short_form import tell_plan, tell_time_of_sites
+from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
 from server_app.estimate.sub_model import sub_model
 from server_app.estimate.time import Speeds, seconds
 from server_app.public_tests import PublicTests
@@ -204,7 +204,7 @@ def test_a_simulation_tells_the_time_at_the_speed_of_this_machine(
     tests = PublicTests({"documentation": torch.zeros(2, 16)})
     operations = Plan(settings, model, tests, simulation=True).work.operations()
     monkeypatch.setattr(
-        "server_app.estimate.short_form.capability_of_this_process",
+        "server_app.estimate.start_summary.capability_of_this_process",
         lambda _: operations / 1e9 / 5420,
     )
     tell_plan(settings, model, tests, COMPUTING, simulation=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from espalier.hf.opening.described import described
+from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.structured.groups import ModelUnits
 from espalier.messages.blobs.adapters import payload_specs

@@ -17,7 +17,7 @@ from espalier.errors import InputError
 from espalier.hf.files.dtypes import TORCH_DTYPES
 from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.block_stream import Activations, BlockStream
-from espalier.hf.whole.trained_whole import stored_values
+from espalier.hf.whole.full_tensors import stored_values
 from espalier.messages.payload import pack_tensors, unpack_tensors
 from espalier.methods.llm_streamline.contract import COSINES, layer_shapes
 from espalier.models.plan import block_key
