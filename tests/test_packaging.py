@@ -97,13 +97,15 @@ def test_it_holds_every_file_of_the_packages_and_of_the_app(wheel: zipfile.ZipFi
     packages = {
         *files(
             "espalier/**/*.py",
+            "espalier/py.typed",
             "espalier_assets/*.py",
             "espalier_assets/*.json",
             "espalier_assets/demo/*",
         )
     }
     app = {
-        *files(*PYPROJECT["tool"]["flwr"]["app"]["fab-include"], "conf/**/*.toml", "pyproject.toml")
+        *files(*PYPROJECT["tool"]["flwr"]["app"]["fab-include"], "conf/**/*.toml"),
+        *files("espalier/py.typed", "pyproject.toml"),
     }
     assert names == packages | {f"espalier_assets/app/{name}" for name in app}
 

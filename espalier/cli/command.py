@@ -74,6 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupt.
     """
     parser = _parser()
+    # argcomplete sets this variable when a shell asks for completions.
+    if "_ARGCOMPLETE" in os.environ:
+        from espalier.cli.completion import complete
+
+        complete(parser)
     # Words may also follow options; ``parse_args`` would refuse that.
     given, further = parser.parse_known_args(arguments)
     if given.command == "node":

@@ -1,0 +1,5 @@
+"""``python -m espalier``: the ``espalier`` command."""
+
+from espalier.cli.command import main
+
+raise SystemExit(main())
