@@ -17,42 +17,50 @@ COMMANDS = (RELEASE, CHECK_LOG)
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add both commands to the parser."""
     release = commands.add_parser(
-        RELEASE, help="list the replies that a site holds (hold-replies), release or refuse them"
+        RELEASE,
+        help="list the replies that wait for approval (hold-replies), and release or refuse them",
     )
     release.add_argument("state_dir", metavar="STATE-DIR", help="the node's state-dir")
     release.add_argument(
-        "ids", nargs="*", metavar="ID", help="replies to release, by the beginning of their id"
+        "ids", nargs="*", metavar="ID", help="beginning of the id of a reply to release"
     )
     release.add_argument(
         "--all",
         action="store_true",
-        help="release all that are held now, but those that are refused",
+        help="release all replies that wait now, except those that are refused",
     )
     release.add_argument(
-        "--refuse", action="append", default=[], metavar="ID", help="a reply that shall not leave"
+        "--refuse",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="id of a reply that must not leave",
     )
     release.add_argument(
-        "--reason", default="", metavar="TEXT", help="why; it stays in the site's log"
+        "--reason",
+        default="",
+        metavar="TEXT",
+        help="reason for a refusal; it stays in the site's log",
     )
     release.add_argument(
         "--show",
         action="append",
         default=[],
         metavar="ID",
-        help="show all that is in a reply, and its files",
+        help="show the content of a reply, and its files",
     )
-    check = commands.add_parser(CHECK_LOG, help="see whether the log of what left a site is whole")
+    check = commands.add_parser(CHECK_LOG, help="verify the log of what left a site")
     check.add_argument(
         "where",
         metavar="FILE | STATE-DIR",
-        help="a log, or the directory in whose egress/ logs lie",
+        help="a log, or a state-dir, which has the logs in egress/",
     )
     check.add_argument(
         "--head",
         action="append",
         default=[],
         metavar="HASH",
-        help="a hash that was noted earlier; it must be there",
+        help="a hash that was noted earlier and must be in the log",
     )
 
 

@@ -233,33 +233,38 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command")
     commands.add_parser(
         "app",
-        help="print the folder of the Flower app: the rooms, the presets in conf/, pyproject.toml",
+        help="print the folder of the Flower app, with its packages, presets and pyproject.toml",
     )
     keys = commands.add_parser(
-        "keys", help="make certificates for TLS, and a key pair for each site; overwrites nothing"
+        "keys", help="make certificates for TLS and a key pair for each site; existing files stay"
     )
     keys.add_argument(
-        "directory", metavar="DIRECTORY", help="where they are made; again, to add a site"
+        "directory",
+        metavar="DIRECTORY",
+        help="folder for the files; use the same folder again to add a site",
     )
     keys.add_argument(
         "--server",
         action="append",
         default=[],
         metavar="HOST",
-        help="name or address by which sites reach it",
+        help="name or address under which sites reach the server",
     )
     keys.add_argument(
         "--site",
         action="append",
         default=[],
         metavar="NAME",
-        help="a site, as in its --node-config",
+        help="name of a site, as in its --node-config",
     )
     keys.add_argument(
-        "--days", type=int, default=365, help="how long the server's certificate holds; default 365"
+        "--days",
+        type=int,
+        default=365,
+        help="number of days for which the certificate of the server is valid; default 365",
     )
     node = commands.add_parser(
-        "node", help="a SuperNode that stays warm, and runs the installed program alone; takes the options of flower-supernode",
+        "node", help="start a warm SuperNode that runs only the installed program; takes the options of flower-supernode",
         epilog="All further options are those of flower-supernode (flower-supernode --help): --superlink, --root-certificates, "
         "--auth-supernode-private-key, --node-config.",
     )  # fmt: skip
@@ -267,18 +272,18 @@ def _parser() -> argparse.ArgumentParser:
         "--warm-seconds",
         type=float,
         default=900.0,
-        help="a worker without a task ends after so long; default 900",
+        help="seconds after which a worker without a task ends; default 900",
     )
     node.add_argument(
         "--most-idle-megabytes", type=int, default=0, metavar="N",
-        help="a worker that holds more memory between tasks lets its model go, and ends if that is not enough; "
-        "default 0: half of what the machine has",
+        help="memory that a worker may hold between tasks; above it, the worker drops its model, and ends if that "
+        "is not enough; default 0: half of the machine's memory",
     )  # fmt: skip
     node.add_argument(
         "--port",
         type=int,
         default=0,
-        help="loopback port on which it hands tasks out; default: a free one",
+        help="loopback port on which the node hands out tasks; default: a free port",
     )
     run = commands.add_parser(
         "run", help="simulate a federation on this machine, or start a run on a SuperLink"
@@ -287,16 +292,16 @@ def _parser() -> argparse.ArgumentParser:
         "words",
         nargs="*",
         metavar="preset | key=value",
-        help="a preset of conf/ and settings that differ from it",
+        help="a preset in conf/, and settings that differ from it",
     )
     check = commands.add_parser(
         "check-node",
-        help="check a SuperNode's --node-config on its machine, and what a run would read",
+        help="check a SuperNode's --node-config on its machine, for a given run",
     )
     check.add_argument(
         "node_config",
         metavar="NODE-CONFIG",
-        help="as for flower-supernode --node-config, in quotes",
+        help="the text of flower-supernode --node-config, in quotes",
     )
     check.add_argument(
         "words",
@@ -311,14 +316,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--app",
             help=(
-                "a checkout of Espalier; default: this directory if it is one, or what is installed"
+                "a checkout of Espalier; default: this directory if it is one, else the installed app"
             ),
         )
     run.add_argument(
         "--gpus-per-client",
         type=float,
         default=0.0,
-        help="share of a GPU that each simulated client holds",
+        help="fraction of a GPU for each simulated client",
     )
     run.add_argument(
         "--superlink",
@@ -328,13 +333,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--superlink",
         metavar="HOST:PORT",
-        help="where the node connects: warn if runs can be started there",
+        help="address to which the node connects; warn if runs can be started there",
     )
     for command in (run, check):
         command.add_argument(
             "--root-certificates",
             metavar="FILE",
-            help="certificates of that SuperLink; default: no TLS",
+            help="root certificates of that SuperLink; default: no TLS",
         )
     return parser
 

@@ -18,7 +18,7 @@ MOST_SPEED = 1e9
 def add_plan(commands: Any) -> argparse.ArgumentParser:
     """Add the command to the parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "plan", help="what a run would take: bytes, memory, disk and time, without its weights"
+        "plan", help="estimate the bytes, memory, disk space and time of a run; needs no weights"
     )
     parser.add_argument(
         "words",
@@ -29,13 +29,15 @@ def add_plan(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--teraflops",
         type=float,
-        help="what a client computes, 10^12 additions and multiplications a second",
+        help="speed of a client, in 10^12 floating-point operations per second",
     )
-    parser.add_argument("--megabits", type=float, help="of a client's line, 10^6 bits a second")
+    parser.add_argument(
+        "--megabits", type=float, help="bandwidth of a client, in 10^6 bits per second"
+    )
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="time matrix products on this machine in place of --teraflops",
+        help="measure the speed of this machine instead of --teraflops",
     )
     return parser
 

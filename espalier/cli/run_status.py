@@ -13,7 +13,7 @@ STATUS = "server_app.run_status"
 def add_status(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "status", help="how runs stand: running, interrupted, failed or completed"
+        "status", help="show whether runs are running, interrupted, failed or completed"
     )
     parser.add_argument(
         "directories", nargs="+", metavar="RUN-DIRECTORY", help="as the run printed it"
