@@ -65,3 +65,15 @@ class CutSettings(Table):
 
 class StructuredSettings(CutSettings, SmallerSettings):
     """Settings of structured pruning: pruning ratio and format of the smaller model."""
+
+
+class PersonalModelSettings(MethodSettings):
+    """Settings that control whether each client's model is written."""
+
+    keep_models: bool = Field(
+        True,
+        description=(
+            "Each client writes its smaller model after the rounds: in a simulation to `clients/`"
+            " in the run directory, at a real site to its `models-dir`, if its owner names one."
+        ),
+    )

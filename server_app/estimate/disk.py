@@ -8,9 +8,9 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.methods.fedprllm.settings import FedPrLLMSettings
 from espalier.methods.fedsoda.settings import FedSodaSettings
 from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
-from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.structured import PersonalModelSettings
 from server_app.estimate.flower_processes import superlink_disk
 from server_app.estimate.sizes import Sizes
 from server_app.estimate.sub_model import sub_model

@@ -18,8 +18,8 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.hf.stream.edits import PruneMasks
 from espalier.messages.evaluation import OWN_TEXT_MODELS
 from espalier.messages.ledger import Traffic
-from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.run import OWN_TEXT, RunSettings
+from espalier.settings.structured import PersonalModelSettings
 from espalier.storage.atomic import finite_values, replacing, write_json
 from pruning_kernels.votes.bitmask import num_words, pack
 from server_app.report.result_size import Size, larger_than_base, size_of_base, size_of_result

@@ -11,10 +11,9 @@ from espalier.errors import EspalierError, InputError
 from espalier.messages.blobs.group_bits import CutUnits
 from espalier.methods.fedpetuning.contract import blob_specs, parts
 from espalier.models.adapters import AdapterPlan
-from espalier.settings.fleet import Fleet, read_fleet
+from espalier.settings.fleet import Fleet, TimedSettings, read_fleet
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
-from espalier.settings.timed import TimedSettings
 from espalier.storage.blobs import sha256
 from strategies.fleet.virtual_clock import computing_seconds, sending_seconds
 

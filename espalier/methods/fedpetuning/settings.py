@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from espalier.settings.federation import FederationSettings
+from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
-from espalier.settings.timed import TimedSettings
 
 if TYPE_CHECKING:
     from espalier.settings.run import RunSettings

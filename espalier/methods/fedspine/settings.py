@@ -10,11 +10,10 @@ from pydantic import Field
 from espalier.amounts import count
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
+from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
-from espalier.settings.personal import PersonalModelSettings
-from espalier.settings.structured import CutSettings
+from espalier.settings.structured import CutSettings, PersonalModelSettings
 from espalier.settings.table import ReadWith
-from espalier.settings.timed import TimedSettings
 
 AUTO = "auto"
 MEASURED = "measured"

@@ -7,9 +7,9 @@ from pydantic import Field, field_validator
 
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
+from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.table import ReadWith
-from espalier.settings.timed import TimedSettings
 from espalier.settings.training import MOST_PULL
 
 

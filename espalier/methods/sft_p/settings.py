@@ -12,7 +12,7 @@ from espalier.amounts import count
 from espalier.methods.fedpetuning.settings import AdapterAveraging
 from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
-from espalier.settings.personal import PersonalModelSettings
+from espalier.settings.structured import PersonalModelSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
 from espalier.settings.training import MOST_LEARNING_RATE

@@ -19,7 +19,7 @@ from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.methods.sft_p import contract as sft_p
 from espalier.methods.sft_p.settings import SftPSettings
 from espalier.models.adapters import AdapterPlan
-from espalier.settings.personal import PersonalModelSettings
+from espalier.settings.structured import PersonalModelSettings
 from espalier.settings.task import TEXT
 from espalier.training.costs.step_memory import step_bytes
 from server_app.estimate.block_stream import FLOAT32, evaluation, walk
