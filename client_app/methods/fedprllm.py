@@ -78,7 +78,7 @@ def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Repo
     started = time.monotonic()
     windows = client_windows(site.settings, site.node, site.model.encode, header.client)
     hashes = _prune_alone(site, windows, state.blobs(header.server_round))
-    return _report(windows, hashes, started)
+    return _report(hashes, started)
 
 
 def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Report:
@@ -124,7 +124,7 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Repo
         masks = choose_in_dense_block(
             stream, activations, server_round - 1, pruning.prune_mask, watch_for(pruning)
         )
-    return _report(windows, [store.put(pack_masks(masks))], started)
+    return _report([store.put(pack_masks(masks))], started)
 
 
 def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:
@@ -206,7 +206,7 @@ def _local_pruning(site: Site) -> LocalPruning:
     return LocalPruning(job.local_metric, job.sparsity, job.local_group)
 
 
-def _report(windows: torch.Tensor, hashes: list[str], started: float) -> Report:
+def _report(hashes: list[str], started: float) -> Report:
     return Report(
         seconds=time.monotonic() - started,
         blob_sha256=hashes,

@@ -135,6 +135,7 @@ def test_bytes_come_in_pieces_as_they_come_at_once(
         expected = expected if slice.rows is None else expected[torch.tensor(slice.rows)]
         expected = expected if slice.columns is None else expected[:, torch.tensor(slice.columns)]
         assert torch.equal(small.checkpoint.read(name), expected)
+        assert torch.equal(small.checkpoint.read_rows(name, 1, 3), expected[1:3])
         raw = b"".join(small.checkpoint.chunks(name))
         assert raw == expected.contiguous().numpy().tobytes()
 

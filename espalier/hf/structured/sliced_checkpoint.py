@@ -77,6 +77,10 @@ class SlicedCheckpoint(Checkpoint):
             room[start : start + len(piece)] = piece
         return room
 
+    def read_rows(self, name: str, first: int, last: int) -> "Tensor":
+        """Read the rows from ``first`` to ``last`` (exclusive) of one tensor into new memory."""
+        return self.read(name)[first:last].clone()
+
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of one tensor in pieces of at most 16 MiB; whole rows for a slice."""
         import torch

@@ -228,7 +228,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     job = run.of(LlmStreamlineSettings)
     last = run.of(LlmStreamlineSettings).num_rounds(run.federation)
     trained = job.replacement == "layer"
-    if request.header.server_round == 2 < last:
+    if request.header.server_round == 2 <= last:
         raise ProtocolError(
             "message: a deliver of round 2 does not exist, it begins with a block of the base model"
         )
