@@ -21,7 +21,7 @@ from benchmarks.fuzz.targets import Target, targets
 from espalier.errors import INTERRUPTS, EspalierError
 
 TAKEN = "taken"
-MISTAKE = "InputError"
+MISTAKE = "EspalierError"
 SHOWN = 5
 """Maximum number of unexpected exceptions per target that are listed."""
 

@@ -15,7 +15,7 @@ Does not cover, with keys: two nodes that have the private key of one site.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -52,6 +52,8 @@ class Enroller:
     """Hash of the server's base model; a site with another one is refused."""
     keys: PublicKeys | None = None
     """Public keys of the sites; None if names are accepted without a signature."""
+    read_keys: Callable[[], PublicKeys] | None = None
+    """Reader of the keys as they are now, for a site whose key came after the run's start."""
     _asked: set[int] = field(default_factory=set)
     _tries: Counter[int] = field(default_factory=Counter)
     """Number of times that each node was asked."""
@@ -267,6 +269,10 @@ class Enroller:
             return validate(Enrolment, letter.scalars)
         signed = validate(SignedEnrolment, letter.scalars)
         said = f"says that it is {signed.site}"
+        if signed.site not in self.keys and self.read_keys is not None:
+            # A key file that is just being written is invalid; the node is refused without it.
+            with suppress(EspalierError):
+                self.keys = self.read_keys()
         key = self.keys.get(signed.site)
         if key is None:
             raise InputError(

@@ -9,6 +9,7 @@ round.
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from espalier.amounts import duration
 from espalier.hf.opening.opened import OpenedModel
 from espalier.identity.code_hash import code_sha256
+from espalier.identity.site_keys import public_keys
 from espalier.messages.local_baseline import Alone
 from espalier.messages.message import Letter, Scalars, read
 from espalier.messages.parts import PartRequest
@@ -225,9 +227,9 @@ class Method(Strategy):
         )
         self.rounds.shared_workers = run.simulation
         self.rounds.work = run.work()
-        Enroller(self.rounds, code_sha256(), run.model.sha256, run.site_keys).enrol(
-            saved["clients"] if saved else None
-        )
+        read_keys = partial(public_keys, run.settings.site_keys)
+        enroller = Enroller(self.rounds, code_sha256(), run.model.sha256, run.site_keys, read_keys)
+        enroller.enrol(saved["clients"] if saved else None)
         if saved:
             self._resume(saved)
         self.enrolled(self.rounds.roster.active())

@@ -17,8 +17,8 @@ import pytest
 from flwr.app import Context, RecordDict
 from run_names import named
 
+from client_app import model_quota
 from client_app.model_folder import downloaded_model
-from client_app.protocol import model_quota
 from client_app.protocol.model_download import take_offer, take_piece
 from client_app.simulated import in_simulation
 from client_app.site import Site

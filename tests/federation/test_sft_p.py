@@ -387,7 +387,7 @@ class TestSftP(PersonalPromises):
                 else kept
             )
 
-        monkeypatch.setattr("client_app.methods.sft_p.carried.before", without_moments)
+        monkeypatch.setattr("client_app.methods.sft_p.client_state.before", without_moments)
         shutil.rmtree(bench.folder / "state")
         found.append(private(Uninterrupted(bench, bench.run(), [], [], ""), 0))
         assert found[1]["step"].item() == 3

@@ -1,7 +1,7 @@
 """Enrolment: nodes that claim a name, nodes that return, and the lines shown meanwhile."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from in_process import FakeTime
 from run_names import BY_HAND
 
+from espalier.errors import InputError
 from espalier.identity.site_keys import PublicKeys
 from espalier.messages.blobs.masks import mask_name
 from espalier.messages.enrolment import Enrolment, refusal
@@ -134,6 +135,7 @@ class Server:
         }
         given |= {} if keys is None else {"site-keys": "sites"}
         self.keys = keys
+        self.read_keys: Callable[[], PublicKeys] | None = None
         time = FakeTime()
         plan = ModelPlan((BlockPlan(0, (LINEAR,)),), LINEAR.num_weights)
         self.nodes = Nodes(sites, time)
@@ -146,7 +148,7 @@ class Server:
         self.time = time
 
     def enrol(self, clients: dict[str, int] | None = None) -> None:
-        Enroller(self.rounds, CODE, MODEL, self.keys).enrol(clients)
+        Enroller(self.rounds, CODE, MODEL, self.keys, self.read_keys).enrol(clients)
 
     def train(self) -> list[int]:
         """Run one round and return the clients that answered."""
@@ -501,6 +503,31 @@ def test_equal_enrolments_are_of_equal_bytes(tmp_path: Path) -> None:
         server.enrol()
     assert servers[0].ledger() == servers[1].ledger()
     assert len([entry for entry in servers[0].ledger() if entry["kind"] == "enrol"]) == 6
+
+
+def test_a_key_that_came_after_the_start_counts(tmp_path: Path) -> None:
+    """A site may make its key while the run waits for sites."""
+    server = with_keys(tmp_path, {1: "a", 2: "b"}, "ab")
+    assert server.keys is not None
+    later = dict(server.keys)
+    server.keys = {"a": later["a"]}
+    server.read_keys = lambda: later
+    server.enrol()
+    assert server.rounds.roster.clients() == {"a": 0, "b": 1}
+    assert refused_nodes(server) == {}
+
+
+def test_a_key_file_that_is_half_written_refuses_its_node_alone(tmp_path: Path) -> None:
+    def half_written() -> PublicKeys:
+        raise InputError("b.key.pub: no key")
+
+    server = with_keys(tmp_path, {1: "a", 2: "b"}, "ab")
+    assert server.keys is not None
+    server.keys = {"a": server.keys["a"]}
+    server.read_keys = half_written
+    with pytest.raises(RunFailed, match="b, of which site-keys has no key"):
+        server.enrol()
+    assert len(refused_nodes(server)) == 1
 
 
 def test_refused_nodes_are_told_why(tmp_path: Path) -> None:
