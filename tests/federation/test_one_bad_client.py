@@ -189,7 +189,13 @@ CASES = {
         TUNED | {"sft-p.share": 0.2, "sft-p.keep-models": False} | PERSONAL, OF_SOME_UPDATES, "new"
     ),
 }
-PAIRS = [(case, name) for case, of in CASES.items() for name in of.bad]
+SLOW = ("fedspine", "hetlora", "sft-p")
+"""Methods whose runs take longest; one change of each is always tried."""
+PAIRS = [
+    pytest.param(case, name, marks=[pytest.mark.slow] if case in SLOW and number == 0 else [])
+    for case, of in CASES.items()
+    for number, name in enumerate(of.bad)
+]
 
 
 @pytest.fixture(scope="module")

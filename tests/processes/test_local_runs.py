@@ -146,6 +146,7 @@ def flwr_run(folder: Path, port: int, config: str) -> tuple[list[str], dict[str,
     }
 
 
+@pytest.mark.slow
 def test_plain_flwr_run_is_not_reached_either(tmp_path: Path, config: dict[str, object]) -> None:
     (port,) = free_ports(1)
     own = tmp_path / "own"
@@ -181,7 +182,14 @@ def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(
     assert not (stranger / "runs").exists()
 
 
-@pytest.mark.parametrize("there", [(), ("server_app",), ("server_app", "client_app")])
+@pytest.mark.parametrize(
+    "there",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        ("server_app",),
+        pytest.param(("server_app", "client_app"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_bundle_that_was_installed_in_part_is_recognised_and_the_run_succeeds(
     tmp_path: Path, config: dict[str, object], there: tuple[str, ...]
 ) -> None:

@@ -162,6 +162,7 @@ def test_all_weights_or_the_head_alone_are_averaged_by_samples(
     assert "| tuned: the head alone | " in (tmp_path / "fedspine-sst2.md").read_text()
 
 
+@pytest.mark.slow
 def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
