@@ -24,9 +24,9 @@ WIDTH = 110
 COLUMNS = ("message", "bytes of tensors", "tensors", "beside them")
 LIMITS = [*MOST, "most_threads"]
 HOLDS = {
-    "": "no reply waits for an officer",
-    "tensors": "replies with tensors wait for an officer",
-    "all": "replies with tensors or numbers wait for an officer",
+    "": "no reply needs approval",
+    "tensors": "replies with tensors need approval",
+    "all": "replies with tensors or numbers need approval",
 }
 
 

@@ -30,7 +30,7 @@ from espalier.storage.waiting_replies import Decision, Held, HeldReplies
 
 POLL_SECONDS = 0.25
 """Interval in seconds between checks for a decision, each of which looks for a file."""
-REFUSED = "an officer of the site did not release it"
+REFUSED = "it was not approved"
 
 
 class StillHeldError(NoAnswerError):
@@ -111,10 +111,7 @@ def deadline(lifetime: float, started: float, kind: str) -> float:
 
 def _awaited(site: Site, held: Held, replies: HeldReplies, waits_until: float) -> Decision:
     what = f"{site.name}: {held.entry['kind']} of round {held.entry['round']}"
-    _say(
-        f"{what} is held as {held.id} until an officer decides: espalier release"
-        f" {site.node.state_root()}"
-    )
+    _say(f"{what} waits for approval as {held.id}: espalier release {site.node.state_root()}")
     while (decision := replies.decision(held)) is None:
         if clock() >= waits_until:
             _say(f"{what} is still held; the server is given no answer this time")

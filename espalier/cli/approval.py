@@ -64,7 +64,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
 
 
-def run_officer(given: argparse.Namespace) -> int:
+def run_approval(given: argparse.Namespace) -> int:
     """Run the command and return its exit code.
 
     Raises

@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 import tomli_w
 
 import espalier
-from espalier.cli.approval import COMMANDS, add_commands, run_officer
+from espalier.cli.approval import COMMANDS, add_commands, run_approval
 from espalier.cli.check_node import check_node
 from espalier.cli.node import run_node
 from espalier.cli.plan import add_plan, plan
@@ -196,7 +196,7 @@ def _keys(given: argparse.Namespace) -> int:
 def _at_the_site(given: argparse.Namespace) -> int:
     """Decide on replies that wait for approval, or check a log."""
     try:
-        return run_officer(given)
+        return run_approval(given)
     except EspalierError as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2

@@ -395,7 +395,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
             )
     if simulated and config.get("hold-replies"):
         mistakes.append(
-            "hold-replies: a simulated node has no officer, and its run no time; leave it out"
+            "hold-replies: nobody can approve replies of a simulated node; leave it out"
         )
     if not mistakes:
         try:

@@ -42,21 +42,21 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class Time:
-    """Clock that advances when a process waits for approval, and then calls ``officer``."""
+    """Clock that advances when a process waits for approval, and then calls ``approver``."""
 
-    def __init__(self, officer: Callable[[], None]) -> None:
+    def __init__(self, approver: Callable[[], None]) -> None:
         self.seconds = 0.0
-        self.officer = officer
+        self.approver = approver
 
     def pause(self, seconds: float) -> None:
         assert seconds > 0
         self.seconds += seconds
-        self.officer()
+        self.approver()
 
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    """Install a clock whose officer decides nothing, unless a test replaces it."""
+    """Install a clock whose approver decides nothing, unless a test replaces it."""
     found = Time(lambda: None)
     monkeypatch.setattr(hold, "clock", lambda: found.seconds)
     monkeypatch.setattr(hold, "pause", found.pause)
@@ -188,7 +188,7 @@ def test_nothing_leaves_before_its_release_and_then_the_same_bytes(
     shown = list[tuple[str, set[str]]]()
     grid = sites(bench)
 
-    def officer() -> None:
+    def approver() -> None:
         (held,) = undecided(bench)
         own = {blob["sha256"] for blob in held.blobs}
         place = (held.entry["client"], held.entry["round"])
@@ -201,7 +201,7 @@ def test_nothing_leaves_before_its_release_and_then_the_same_bytes(
         shown.append((held.entry["site"], own))
         assert decide(bench, all=True) == 0
 
-    time.officer = officer
+    time.approver = approver
     bench.run(grid)
     assert [told(reply) for _, reply in grid.received] == expected
     rounds = METHODS[method]["federation.rounds"]
@@ -226,7 +226,7 @@ def test_nothing_leaves_before_its_release_and_then_the_same_bytes(
 def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) -> None:
     grid = sites(bench)
 
-    def officer() -> None:
+    def approver() -> None:
         (held,) = undecided(bench)
         words: dict[str, Any] = (
             {"ids": [held.id]}
@@ -235,11 +235,11 @@ def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) ->
         )
         assert decide(bench, **words) == 0
 
-    time.officer = officer
+    time.approver = approver
     document = summary(bench.run(grid, quorum=0.5))
     assert document["status"] == "completed"
     first, second = document["clients"]
-    assert "held back by the site: an officer of the site did not release it" in json.dumps(second)
+    assert "held back by the site: it was not approved" in json.dumps(second)
     assert "held back" not in json.dumps(first)
     log = log_of(bench, "site-1")
     assert [entry["entry"] for entry in log] == ["reply", "held", "refused", "reply"]
@@ -256,11 +256,11 @@ def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(
     """
     grid = sites(bench, num_clients=1)
 
-    def officer() -> None:
+    def approver() -> None:
         if time.seconds > SECONDS + 10:
             assert decide(bench, all=True) == 0
 
-    time.officer = officer
+    time.approver = approver
     document = summary(bench.run(grid, num_clients=1, attempts=2))
     assert document["status"] == "completed"
     assert time.seconds == pytest.approx(SECONDS + 11, abs=2)
@@ -295,7 +295,7 @@ def test_a_node_that_was_started_again_finds_what_is_held_and_decided(
     def killed() -> None:
         raise Killed
 
-    time.officer = killed
+    time.approver = killed
     with pytest.raises(Killed):
         OneSite(bench).ask()
     assert decide(bench, all=True) == 0
@@ -483,7 +483,7 @@ def test_what_is_not_released_cannot_be_fetched(bench: Bench, time: Time) -> Non
     # The server may send a fetch before the previous one is answered.
     assert time.seconds == pytest.approx(3 * SECONDS)
     assert decide(bench, refuse=[held.id]) == 0
-    assert "did not release it" in str(site.ask("fetch", part=1, scalars=asked).scalars["reason"])
+    assert "was not approved" in str(site.ask("fetch", part=1, scalars=asked).scalars["reason"])
 
 
 @pytest.mark.parametrize(("holds", "waits"), [("tensors", False), ("all", True)])
@@ -508,7 +508,7 @@ def test_numbers_wait_too_where_the_owner_says_so(
 # ----- texts --------------------------------------------------------------------------------------
 
 
-def test_the_officer_sees_what_would_leave(
+def test_approval_shows_what_would_leave(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert decide(bench) == 2
@@ -517,10 +517,7 @@ def test_the_officer_sees_what_would_leave(
         OneSite(bench).ask()
     ((replies,),) = [held_at(state(bench))]
     (held,) = replies
-    assert (
-        f"site-0: train of round 1 is held as {held.id} until an officer decides"
-        in capsys.readouterr().err
-    )
+    assert f"site-0: train of round 1 waits for approval as {held.id}" in capsys.readouterr().err
     assert decide(bench) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["id", "site", "run", "method"]
@@ -559,7 +556,9 @@ def test_nobody_decides_whose_word_the_node_could_not_read(
 
 
 def test_a_simulated_node_holds_nothing() -> None:
-    with pytest.raises(EspalierError, match="hold-replies: a simulated node has no officer"):
+    with pytest.raises(
+        EspalierError, match="hold-replies: nobody can approve replies of a simulated node"
+    ):
         parse_node({"partition-id": 0, "hold-replies": "all"}, simulated=True)
     with pytest.raises(EspalierError, match="hold-replies = 'some'"):
         parse_node({"site": "a", "hold-replies": "some"})

@@ -109,7 +109,7 @@ def test_it_says_what_the_node_would_accept_and_what_it_has(
         "most-steps 10,000; training.steps",
         "most-runs 100 within 30 days; 0 so far",
         "an answer rests on 1 token at least; losses on own text may leave",
-        "hold-replies: replies with tensors wait for an officer",
+        "hold-replies: replies with tensors need approval",
         f"on cpu, 1 thread of {os.cpu_count()} processors",
         "memory of this machine",
     ):

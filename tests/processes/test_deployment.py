@@ -212,7 +212,7 @@ HOLDS = ("hospital-b", PLAIN)
 
 
 @contextmanager
-def officer(folder: Path) -> Iterator[None]:
+def approver(folder: Path) -> Iterator[None]:
     """Release all waiting replies of those sites as soon as they appear."""
     ended = Event()
 
@@ -270,7 +270,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     own |= {site: f'{own[site]} hold-replies="tensors"' for site in HOLDS}
     with (
         federation(folder, (*SITES, PLAIN), own, warm=SITES, tapped_site=SITES[0]) as started,
-        officer(folder),
+        approver(folder),
     ):
 
         def submit_run_of(method: str) -> None:
