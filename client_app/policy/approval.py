@@ -1,6 +1,6 @@
 """Approval of replies: with ``hold-replies``, a reply waits at the site until a person approves it.
 
-A reply is computed and checked as usual. It is then stored (``storage/held.py``) and recorded in
+A reply is computed and checked as usual. It is then stored (``storage/waiting_replies.py``) and recorded in
 the egress log. The process waits until ``espalier release`` decides, or until the server stops
 waiting for this attempt. In the second case there is no answer; the next attempt produces the same
 reply from the stored work of the round, and finds the decision. A restarted node continues in the

@@ -314,7 +314,7 @@ class PrivateState:
         return {file.stem: sha256(file.read_bytes()) for file in names if file.exists()}
 
     def held(self) -> Path:
-        """Return the folder of replies that wait for approval (``held.py``)."""
+        """Return the folder of replies that wait for approval (``waiting_replies.py``)."""
         return self._open(self.folder / HELD)
 
     def save_lasting(self, name: str, value: dict[str, Any]) -> None:

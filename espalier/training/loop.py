@@ -3,7 +3,7 @@
 Covers: gradient accumulation that equals the larger batch, gradient clipping, a learning-rate
 schedule over all rounds, FedProx, and skipping of steps that are not finite. On a CPU training
 repeats byte for byte: a step depends only on seed, step number, parameters and optimizer state. A
-method can supply its own loss (``loss.py``), learning rates (``groups.py``), a penalty, and an
+method can supply its own loss (``loss.py``), learning rates (``parameter_groups.py``), a penalty, and an
 observer of gradients.
 """
 

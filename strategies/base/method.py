@@ -363,7 +363,7 @@ class Method(Strategy):
         return [seat for seat in self.rounds.roster.active() if seat.client not in behind]
 
     def note_delivered(self, letter: Letter) -> None:
-        """Process the answer to a ``deliver``, if the method's contract lets it carry fields."""
+        """Process the answer to a ``deliver``; only some methods' contracts allow fields in it."""
         return
 
     # ----- phases of a round ----------------------------------------------------------------------

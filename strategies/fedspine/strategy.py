@@ -1,7 +1,7 @@
 """FedSpine (Yao et al. 2025): devices prune and fine-tune in turn, each at its own ratio and rank.
 
 A round has the paper's five stages. The server chooses a pruning ratio and a LoRA rank for every
-device (``refining_choice.py``). Each device cuts its model to that ratio, by the importance that it
+device (``choice.py``). Each device cuts its model to that ratio, by the importance that it
 measured in the round before. The global adapters are sent in the shapes of the smaller model and
 with the device's first ranks. The device trains and measures. The server averages the updates row
 by row over the devices that kept the row, each with a weight from the importance of its LoRA

@@ -1,7 +1,7 @@
 """FedSpine at a device: LoRA training in the cut model, and measurement of its prunable groups.
 
 The device also evaluates its own smaller model. Adapters and a few numbers are sent; the
-importances of prunable groups stay here for the next cut (``agreed_cut.py``).
+importances of prunable groups stay here for the next cut (``cut.py``).
 """
 
 import time

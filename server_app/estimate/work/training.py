@@ -39,7 +39,7 @@ received and sent.
 GRADIENT_AND_MOMENTS = 3
 BYTES = {"float32": 4, "bfloat16": 2}
 OWN_CHECKED = (2, 16)
-"""Number of sequences and tokens in a client's check of its own model (``own_model.py``)."""
+"""Number of sequences and tokens in a client's check of its own model (``personal_model.py``)."""
 
 
 class Tuned(Work):
