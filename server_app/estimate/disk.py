@@ -11,9 +11,9 @@ from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.structured import PersonalModelSettings
+from server_app.estimate.dry_runs.tuning import DryFedSoda
 from server_app.estimate.flower_processes import superlink_disk
 from server_app.estimate.sizes import Sizes
-from server_app.estimate.sub_model import sub_model
 from server_app.estimate.traffic import RunTraffic
 
 KEPT_ROUNDS = 2
@@ -82,7 +82,7 @@ def _client(
     if isinstance(job, LlmStreamlineSettings) and job.replacement == "layer":
         found["hidden states"] = 2 * hidden
     if isinstance(job, FedSodaSettings):
-        size = sub_model(settings, model).num_bytes
+        size = _of_sub_model(traffic)
         found["the sub-model, and a piece of it"] = size + min(settings.part_bytes, size)
     if settings.tunes and settings.training.base == "nf4" and job.NEEDS_BASE_MODEL:
         shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
@@ -124,5 +124,10 @@ def _server(
     if isinstance(settings.job, PruningSettings):
         found["masks"] = model.plan.num_weights // 8
     if isinstance(settings.job, FedSodaSettings):
-        found["sub-model/"] = sub_model(settings, model).num_bytes
+        found["sub-model/"] = _of_sub_model(traffic)
     return found
+
+
+def _of_sub_model(traffic: RunTraffic) -> int:
+    assert isinstance(traffic.strategy, DryFedSoda)
+    return traffic.strategy.result.manifest.num_bytes

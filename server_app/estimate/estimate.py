@@ -10,9 +10,9 @@ from espalier.hf.opening.opened import OpenedModel
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from server_app.estimate.disk import Disk, disk_of
+from server_app.estimate.dry_runs.dry_run import CASES
 from server_app.estimate.flower_processes import superlink, supernode
 from server_app.estimate.memory import Memory
-from server_app.estimate.messages.base import CASES
 from server_app.estimate.time import TERA, Speeds, seconds
 from server_app.estimate.traffic import RunTraffic, asked_of
 from server_app.estimate.work.base import Work
@@ -43,9 +43,7 @@ class Plan:
     def work(self) -> Work:
         """Memory and operations of the processes."""
         kind: type[Work] = part(METHODS[self.settings.method].work)
-        return kind(
-            self.settings, self.model, self.traffic.texts, self.traffic.total("most").largest
-        )
+        return kind(self.traffic)
 
     @cached_property
     def client(self) -> Memory:
@@ -220,7 +218,7 @@ class Plan:
     def _time(self, speeds: Speeds) -> list[str]:
         found = self.seconds_of_round(0, speeds)
         how = "measured on this machine" if speeds.measured else "stated"
-        rounds = self.traffic.cases["usual"].num_rounds
+        rounds = self.traffic.strategy.num_rounds
         alone = (
             rounds * self.work.operations()
             if any(one.kind == "alone" for one in self.traffic.exchanges(0))

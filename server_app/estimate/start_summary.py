@@ -30,7 +30,7 @@ def tell_plan(
 ) -> None:
     """Print the estimate. Errors in it are only logged, so that they cannot make the run fail."""
     row = METHODS[settings.method]
-    if not (row.messages and row.work):
+    if not (row.dry_run and row.work):
         return
     try:
         lines = Plan(settings, model, tests, simulation).short(
@@ -50,7 +50,7 @@ def tell_time_of_sites(
 ) -> None:
     """Print the time of a round at sites that measured their speed at enrolment, if any."""
     row = METHODS[settings.method]
-    if not (row.messages and row.work):
+    if not (row.dry_run and row.work):
         return
     try:
         plan = Plan(settings, model, tests, simulation=False)

@@ -1,7 +1,6 @@
-"""Sub-model that FedSODA's clients download: its plan, and the sizes of its files."""
+"""Sizes of the files of the sub-model that FedSODA's clients download."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.hf.files.checkpoint import shard_header
@@ -17,49 +16,11 @@ from espalier.hf.structured.export import config_of, specs_of
 from espalier.messages.blobs.model_pieces import FILES
 from espalier.messages.payload import DTYPE_BYTES
 from espalier.methods.fedsoda.settings import FedSodaSettings
-from espalier.models.structure import Structure
 from espalier.settings.run import RunSettings
 
 
-@dataclass(frozen=True)
-class SubModel:
-    """Base model without the dropped blocks of the emulator.
-
-    Its sizes do not depend on which blocks are dropped.
-    """
-
-    model: OpenedModel
-    files: dict[str, int]
-    """Bytes of each file that clients are offered, by name."""
-    aligned_blocks: list[int]
-    """Blocks of the sub-model whose LoRA the server aligns; empty if it aligns none."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(self.files.values())
-
-
-def sub_model(settings: RunSettings, base: OpenedModel) -> SubModel:
-    """Return the sub-model of a run."""
-    job = settings.of(FedSodaSettings)
-    blocks = len(base.plan.blocks)
-    emulator = job.emulator_of(blocks)
-    gone = range(emulator[-1] + 1 - job.num_dropped, emulator[-1] + 1)
-    kept = [index for index in range(blocks) if index not in gone]
-    model = (
-        OpenedModel(base.directory, Structure.whole(base.plan).with_blocks(kept)) if gone else base
-    )
-    left = job.emulator_of(len(kept))
-    aligned = (
-        list(left)
-        if job.aligned == "all"
-        else list(left)[: job.groups if job.drop == "similar" else 0]
-    )
-    return SubModel(model, _files(settings, model), aligned if job.aligns else [])
-
-
-def _files(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
+def files_of(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
+    """Return the bytes of each file of a sub-model that clients are offered, by name."""
     if settings.of(FedSodaSettings).emulator == "nf4":
         double = settings.training.double_quantisation
         weights = {WEIGHTS: quantised_specs(model, double)}

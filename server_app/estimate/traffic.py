@@ -12,8 +12,8 @@ from espalier.messages.message import Kind
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
+from server_app.estimate.dry_runs.dry_run import CASES, Case, DryRun
 from server_app.estimate.exchange import Exchange, Traffic
-from server_app.estimate.messages.base import CASES, Case, Messages
 from server_app.public_tests import PublicTests
 
 USUAL_WINDOWS = 48
@@ -34,31 +34,35 @@ class RunTraffic:
     texts: Texts
 
     @cached_property
-    def open_questions(self) -> str:
-        """Description of what the size depends on apart from the settings; may be empty."""
-        return _kind_of(self.settings).differs(self.settings)
+    def _kind(self) -> type[DryRun]:
+        if not (where := METHODS[self.settings.method].dry_run):
+            raise InputError(
+                f"method = '{self.settings.method}': its row in the table of methods names no dry"
+                " run, so nothing can be planned"
+            )
+        found: type[DryRun] = part(where)
+        return found
 
     @cached_property
-    def cases(self) -> Mapping[Case, Messages]:
-        """Messages in each case; the same object if the size depends on the settings only."""
-        kind = _kind_of(self.settings)
+    def open_questions(self) -> str:
+        """Description of what the size depends on apart from the settings; may be empty."""
+        return self._kind.open_questions(self.settings)
+
+    @cached_property
+    def cases(self) -> Mapping[Case, DryRun]:
+        """Dry run of each case; the same object if the size depends on the settings only."""
         if self.open_questions:
-            return {case: kind(self.settings, self.model, self.texts, case) for case in CASES}
-        return dict.fromkeys(CASES, kind(self.settings, self.model, self.texts, "usual"))
+            return {case: self._kind(self.settings, self.model, self.texts, case) for case in CASES}
+        return dict.fromkeys(CASES, self._kind(self.settings, self.model, self.texts))
+
+    @property
+    def strategy(self) -> DryRun:
+        """Strategy of the usual case, after its run."""
+        return self.cases["usual"]
 
     def exchanges(self, client: int, case: Case = "usual") -> Sequence[Exchange]:
         """Return all messages of a client in order, without its enrolment."""
-        return self._of_all[case][client]
-
-    @cached_property
-    def _of_all(self) -> Mapping[Case, Sequence[Sequence[Exchange]]]:
-        clients = range(self.settings.num_clients)
-        # Cases may be the same object, whose messages are then generated once.
-        found = {
-            id(one): [list(one.of_client(client)) for client in clients]
-            for one in self.cases.values()
-        }
-        return {case: found[id(one)] for case, one in self.cases.items()}
+        return self.cases[case].exchanges[client]
 
     def of_client(self, client: int, case: Case = "usual") -> Traffic:
         """Return the sums of a client."""
@@ -66,11 +70,7 @@ class RunTraffic:
 
     def total(self, case: Case = "usual") -> Traffic:
         """Return the sums over all clients."""
-        return Traffic.of(
-            one
-            for client in range(self.settings.num_clients)
-            for one in self.exchanges(client, case)
-        )
+        return Traffic.of(one for own in self.cases[case].exchanges.values() for one in own)
 
     def by_kind(self, client: int, case: Case = "usual") -> dict[tuple[int, Kind], Traffic]:
         """Return the sums of a client by round and kind of message, in order."""
@@ -78,16 +78,6 @@ class RunTraffic:
         for one in self.exchanges(client, case):
             found.setdefault((one.server_round, one.kind), []).append(one)
         return {key: Traffic.of(several) for key, several in found.items()}
-
-
-def _kind_of(settings: RunSettings) -> type[Messages]:
-    if not (where := METHODS[settings.method].messages):
-        raise InputError(
-            f"method = '{settings.method}': its row in the table of methods names no messages, so"
-            " nothing can be planned"
-        )
-    found: type[Messages] = part(where)
-    return found
 
 
 def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) -> Texts:

@@ -19,7 +19,7 @@ from espalier.models.adapters import AdapterPlan
 from espalier.models.structure import unit_size
 from espalier.settings.federation import Payload
 from espalier.training.unit_importance import kind_of
-from server_app.estimate.messages.base import Case
+from server_app.estimate.dry_runs.dry_run import Case
 
 BYTES: dict[Payload, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
 """Bytes per number on the wire."""

@@ -238,6 +238,10 @@ class Method(Strategy):
         # round only once.
         if not saved:
             self._save(0)
+        return self.carry_out(grid)
+
+    def carry_out(self, grid: Grid) -> Result:
+        """Run the rounds that are left, push the result, and let the clients evaluate it."""
         result = Result()
         while (server_round := self.rounds.finished + 1) <= self.num_rounds:
             if (metrics := self._round(server_round, grid)) is not None:

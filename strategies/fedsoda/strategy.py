@@ -55,6 +55,9 @@ class FedSoda(FedPETuning):
     The parameters are those of ``FedPETuning``.
     """
 
+    RESULT: type[SubModelResult] = SubModelResult
+    """Class of the result."""
+
     result: SubModelResult
     job: FedSodaSettings
 
@@ -75,7 +78,7 @@ class FedSoda(FedPETuning):
         self._held = {}
         self._lacking = {}
         self._drawn = (0, [])
-        return SubModelResult(
+        return self.RESULT(
             run.settings, run.model, run.checkpoint.blobs, run.folder.path / "sub-model"
         )
 
@@ -187,7 +190,7 @@ class FedSoda(FedPETuning):
             job.realign_steps if job.realigns_in(server_round) else 0
         )
         if steps and self.result.emulator is not None:
-            self._align(self.result.emulator, server_round, steps)
+            self.align(self.result.emulator, server_round, steps)
         return server_round == 1 or steps > 0
 
     def _prune(self) -> None:
@@ -200,12 +203,8 @@ class FedSoda(FedPETuning):
         if job.drop == "uniform":
             dropped = evenly_dropped(emulator, job.dropped_layers, job.uniform_rounding)
         else:
-            run.progress.begin("comparing", 1)
-            stream = BlockStream(run.model, run.computing)
-            distances = angular_distances(stream, self.windows, job.group_layers, emulator)
-            starts = similar_groups(distances, job.group_layers, job.groups, emulator[0])
+            starts, distances = self.similar_groups(emulator)
             dropped = dropped_of_groups(starts, job.group_layers)
-            run.progress.step("compared", f"outputs of {count(len(emulator), 'block')}")
         self.result.decide(dropped, starts, distances)
         self.rounds.plan = self.result.model.plan
         size = self.result.manifest.num_bytes
@@ -213,7 +212,18 @@ class FedSoda(FedPETuning):
         text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {as_size(size)}"
         run.progress.note("sub_model", text, dropped=dropped, bytes=size)
 
-    def _align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
+    def similar_groups(self, emulator: range) -> tuple[list[int], list[float]]:
+        """Return the first blocks of the groups to drop, and the angular distances of blocks."""
+        job = self.job
+        run = self.run
+        run.progress.begin("comparing", 1)
+        stream = BlockStream(run.model, run.computing)
+        distances = angular_distances(stream, self.windows, job.group_layers, emulator)
+        starts = similar_groups(distances, job.group_layers, job.groups, emulator[0])
+        run.progress.step("compared", f"outputs of {count(len(emulator), 'block')}")
+        return starts, distances
+
+    def align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
         """Align the emulator with the full model (section 4.3).
 
         Both models contain the present adapter; the paper does not specify this.

@@ -47,6 +47,9 @@ class SubModelResult:
     folder : directory of the sub-model
     """
 
+    ADAPTERS: type[AdapterResult] = AdapterResult
+    """Class of the LoRA of emulator and adapter."""
+
     def __init__(
         self, settings: RunSettings, base: OpenedModel, store: BlobStore, folder: Path
     ) -> None:
@@ -113,13 +116,18 @@ class SubModelResult:
 
     def _open(self) -> None:
         """Open the sub-model, and make the initial adapters."""
-        self.model = open_model(str(self.folder))
-        self.manifest = manifest_of(self.folder, self.settings.part_bytes)
-        self.adapter = AdapterResult(self.settings, self.model, self.store)
+        manifest = manifest_of(self.folder, self.settings.part_bytes)
+        self.begin(open_model(str(self.folder)), manifest)
+
+    def begin(self, model: OpenedModel, manifest: Manifest) -> None:
+        """Take this sub-model, and make the initial adapters."""
+        self.model = model
+        self.manifest = manifest
+        self.adapter = self.ADAPTERS(self.settings, model, self.store)
         self.emulator: AdapterResult | None = None
         if self.job.aligns and self.aligned_blocks:
-            plan = emulator_adapters(self.model.plan, self.settings, self.aligned_blocks)
-            self.emulator = AdapterResult(self.settings, self.model, self.store, plan)
+            plan = emulator_adapters(model.plan, self.settings, self.aligned_blocks)
+            self.emulator = self.ADAPTERS(self.settings, model, self.store, plan)
 
     def piece(self, index: int) -> bytes:
         """Return one piece of the sub-model's files."""
@@ -241,11 +249,10 @@ def write_sub_model(
 ) -> None:
     """Write some blocks of a base model as a model, in NF4 or in the base's dtype."""
     job = settings.of(FedSodaSettings)
-    whole = len(kept) == len(base.plan.blocks)
-    model = base if whole else _without_others(base, kept)
+    model = sub_model_of(base, kept)
     if job.emulator == "nf4":
         write_quantised(model, target, settings.training.double_quantisation)
-    elif whole:
+    elif model is base:
         export_edited(model, dense, target)
     else:
         export_structured(model, dense, target, "plain")
@@ -260,12 +267,14 @@ def require_sub_model(base: OpenedModel, num_dropped: int) -> None:
         It cannot; the message says why.
     """
     if num_dropped:
-        require_form(
-            _without_others(base, list(range(len(base.plan.blocks) - num_dropped))), "plain"
-        )
+        kept = list(range(len(base.plan.blocks) - num_dropped))
+        require_form(sub_model_of(base, kept), "plain")
 
 
-def _without_others(base: OpenedModel, kept: list[int]) -> OpenedModel:
+def sub_model_of(base: OpenedModel, kept: list[int]) -> OpenedModel:
+    """Return a model that has only the blocks ``kept`` of the base; the base if it has no others."""
+    if len(kept) == len(base.plan.blocks):
+        return base
     return OpenedModel(base.directory, Structure.whole(base.plan).with_blocks(kept))
 
 

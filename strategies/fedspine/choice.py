@@ -84,7 +84,7 @@ class Choices:
         before = self.pruned.get(client, 0.0)
         u, v = self._point(client, server_round, before)
         chosen = self.space.refinement(u, v, before)
-        usual = self._scheduled(before, server_round)
+        usual = self.scheduled(before, server_round)
         ratio = chosen if job.allocation != "fixed" and job.adaptive_pruning else usual
         rank = chosen if job.allocation != "fixed" and job.adaptive_rank else usual
         return Arm(u, v, before, ratio.pruned, rank.rank)
@@ -100,7 +100,7 @@ class Choices:
         u, v = generator.random(2).tolist()
         return least + (1 - least) * u, v
 
-    def _scheduled(self, before: float, server_round: int) -> Refinement:
+    def scheduled(self, before: float, server_round: int) -> Refinement:
         """Return the fixed schedule: steps of ``p* / T`` from ``prune_from`` on, and one rank."""
         pruned = (
             before + self.target / self.rounds if server_round >= self.job.prune_from else before

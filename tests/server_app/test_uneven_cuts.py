@@ -20,7 +20,7 @@ from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.models.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.settings.federation import Payload
 from espalier.settings.run import RunSettings, parse
-from server_app.estimate.messages.base import CASES
+from server_app.estimate.dry_runs.dry_run import CASES
 from server_app.estimate.uneven_cuts import UnevenCuts
 
 SHAPES = {

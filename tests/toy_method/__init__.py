@@ -15,6 +15,6 @@ ROW = Row(
     job="toy_method.job",
     delivery="client_app.protocol.push:take",
     contracts="toy_method.contracts",
-    messages="toy_method.messages:ToyMessages",
+    dry_run="toy_method.dry_run:DryToy",
     outcome="server_app.artifacts.edited_model:EditedOutcome",
 )

@@ -6,13 +6,11 @@ These are the client's messages and the steps of the server.
 from abc import ABC, abstractmethod
 from functools import cached_property
 
-from espalier.hf.opening.opened import OpenedModel
-from espalier.messages.evaluation import Texts
-from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from server_app.estimate.block_stream import FLOAT32, evaluation
 from server_app.estimate.memory import Memory, Moment, all_beside
 from server_app.estimate.sizes import Sizes
+from server_app.estimate.traffic import RunTraffic
 
 OWN_WINDOWS = 48
 """Assumed number of sequences of a client's own held-out text, which is unknown in advance."""
@@ -27,18 +25,16 @@ class Work(ABC):
 
     Parameters
     ----------
-    texts : request of the evaluation at clients
-    message : bytes of the largest message
+    traffic : messages of the run
     """
 
-    def __init__(
-        self, settings: RunSettings, model: OpenedModel, texts: Texts, message: int
-    ) -> None:
-        self.settings = settings
-        self.model = model
-        self.texts = texts
-        self.message = message
-        self.sizes = Sizes(settings, model)
+    def __init__(self, traffic: RunTraffic) -> None:
+        self.settings = traffic.settings
+        self.model = traffic.model
+        self.texts = traffic.texts
+        self.strategy = traffic.strategy
+        self.message = traffic.total("most").largest
+        self.sizes = Sizes(self.settings, self.model)
 
     @property
     def windows(self) -> tuple[int, int]:

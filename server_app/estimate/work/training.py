@@ -13,7 +13,6 @@ from espalier.hf.nf4.checkpoint import QuantisedCheckpoint
 from espalier.hf.nf4.matrices import nf4_bytes
 from espalier.hf.opening.opened import OpenedModel
 from espalier.methods.fedpetuning.contract import trained
-from espalier.methods.fedsoda.contract import emulator_adapters
 from espalier.methods.fedsoda.settings import FedSodaSettings
 from espalier.methods.fedspine.settings import FedSpineSettings
 from espalier.methods.sft_p import contract as sft_p
@@ -23,11 +22,12 @@ from espalier.settings.structured import PersonalModelSettings
 from espalier.settings.task import TEXT
 from espalier.training.costs.step_memory import step_bytes
 from server_app.estimate.block_stream import FLOAT32, evaluation, walk
+from server_app.estimate.dry_runs.tuning import DryFedSoda
 from server_app.estimate.memory import Memory, Moment, Process, all_beside
 from server_app.estimate.sizes import Sizes
-from server_app.estimate.sub_model import sub_model
 from server_app.estimate.work.base import EXPORT_WINDOWS, OWN_WINDOWS, Work
 from server_app.estimate.work.block_walk import smaller
+from strategies.fedsoda.sub_model import SubModelResult
 from strategies.fleet.virtual_clock import FROZEN, TRAINED
 
 COPIES = 5
@@ -286,16 +286,16 @@ def with_own_model(work: Tuned, memory: Memory) -> Memory:
 class SubTuned(Tuned):
     """Work of FedSODA: clients train on the sub-model, the server drops blocks and aligns it."""
 
-    @cached_property
+    @property
+    def sub(self) -> SubModelResult:
+        """Sub-model and its adapters."""
+        assert isinstance(self.strategy, DryFedSoda)
+        return self.strategy.result
+
+    @property
     def opened(self) -> OpenedModel:
         """Sub-model that clients train on."""
-        self.sub = sub_model(self.settings, self.model)
         return self.sub.model
-
-    @cached_property
-    def adapters(self) -> AdapterPlan:
-        """LoRA of the adapter's blocks; the emulator's LoRA is not trained at clients."""
-        return trained(self.opened.plan, self.settings)
 
     def received(self) -> Moment:
         """Return the moment at which a piece of the sub-model exists three times."""
@@ -315,25 +315,19 @@ class SubTuned(Tuned):
             if job.drop == "similar"
             else []
         )
-        if job.aligns and self.sub_aligned():
-            moments.append(self._alignment(job, windows, tokens, full))
+        if self.sub.emulator is not None:
+            moments.append(self._alignment(self.sub.emulator.adapters, windows, tokens, full))
         return Memory("tuning server", (*moments, *super().server(simulation).moments))
 
-    def sub_aligned(self) -> list[int]:
-        """Return the blocks whose LoRA is aligned."""
-        # Access to ``opened`` sets ``self.sub``.
-        _ = self.opened
-        return self.sub.aligned_blocks
-
-    def _alignment(self, job: FedSodaSettings, windows: int, tokens: int, full: Sizes) -> Moment:
-        emulator = emulator_adapters(self.opened.plan, self.settings, self.sub_aligned())
+    def _alignment(self, emulator: AdapterPlan, windows: int, tokens: int, full: Sizes) -> Moment:
+        job = self.settings.of(FedSodaSettings)
         both = self.adapters.joined(emulator)
         settings = self.settings.model_copy(
             update={"training": job.align_training(self.settings.training, 1)}
         )
         step = step_bytes(self.opened, settings, both, self.base.dtype, job.align_batch, tokens)
         taught = job.align_batch * tokens * full.vocabulary * FLOAT32 * 2
-        outputs = full.hidden_states(windows, tokens) * (len(self.sub_aligned()) + 1)
+        outputs = full.hidden_states(windows, tokens) * (len(self.sub.aligned_blocks) + 1)
         return Moment(
             "aligning",
             {**self.weights(), "a step": step, "the full model's outputs": taught + outputs},

@@ -1,0 +1,1 @@
+"""Strategies whose clients answer from contracts, for the estimate of a run's messages."""

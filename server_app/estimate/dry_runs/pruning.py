@@ -1,0 +1,149 @@
+"""Dry runs of the methods that prune without training adapters."""
+
+import numpy as np
+
+from espalier.messages.blobs import cuts
+from espalier.methods.fedspallm.contract import num_kept, sparsity_of
+from espalier.methods.fedspallm.settings import FedSpaLLMSettings
+from espalier.methods.llm_pruner.settings import LlmPrunerSettings
+from espalier.methods.llm_streamline.contract import layer_shapes
+from espalier.methods.slicegpt.contract import places
+from espalier.models.plan import BlockPlan
+from espalier.models.structure import units_of
+from espalier.settings.run import RunSettings
+from pruning_kernels.selection.comparison_groups import pruned_in_matrix
+from server_app.estimate.dry_runs.dry_run import DryRun
+from strategies.base.inbox import Inbox
+from strategies.fedprllm.strategy import FedPrLLM
+from strategies.fedspallm.strategy import FedSpaLLM
+from strategies.flap import Flap
+from strategies.llm_pruner import LlmPruner
+from strategies.llm_streamline.strategy import LlmStreamline
+from strategies.slicegpt.strategy import SliceGpt
+from strategies.structured.strategy import Cutting
+
+NO_BLOB = ""
+"""Hash under which a store of a dry run has empty bytes."""
+
+
+class DryFedPrLLM(DryRun, FedPrLLM):
+    """Dry run of FedPrLLM: all clients vote on the blocks of a round."""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Decide the blocks of a round."""
+        blocks = sum(map(len, self.reply_parts(server_round, 0)))
+        self.result.mask_blobs += [NO_BLOB] * blocks
+        self.result.count_blobs += [NO_BLOB] * blocks
+        self.result.num_voters += [len(clients)] * blocks
+
+
+class DryFedSpaLLM(DryRun, FedSpaLLM):
+    """Dry run of FedSpaLLM: layers are sampled as for nodes of equal capability."""
+
+    @classmethod
+    def open_questions(cls, settings: RunSettings) -> str:
+        """Return what the size depends on: capabilities, and overlap of pruned weights."""
+        job = settings.of(FedSpaLLMSettings)
+        open_ones = []
+        if not job.capabilities and job.sampled_layers < 1:
+            open_ones.append("layers are sampled as for nodes of equal capability")
+        if not job.mask_expansion:
+            open_ones.append(
+                "without mask expansion the global model keeps more weights the less clients agree"
+            )
+        return "; ".join(open_ones)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Prune the sampled layers of the global model."""
+        samples = [self._samples[client] for client in clients]
+        self.result.note_local_models(samples, server_round)
+        for index in sorted({index for sample in samples for index in sample}):
+            senders = sum(index in sample for sample in samples)
+            self.result.versions[index] = server_round
+            self.result.num_kept[index] = self._kept(self.plan.blocks[index], senders)
+
+    def _kept(self, block: BlockPlan, senders: int) -> list[int]:
+        """Return the number of weights that each matrix keeps.
+
+        Without mask expansion a weight is pruned only if all senders prune it. Their masks are
+        equal in the case of the least bytes, independent usually, and disjoint in the other case.
+        """
+        server_round = self.rounds.finished + 1
+        if self.settings.mask_expansion:
+            sparsity = sparsity_of(self.run.settings, server_round)
+            group = self.settings.server_group
+            return [
+                linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group)
+                for linear in block.linears
+            ]
+        kept = []
+        for linear in block.linears:
+            local = num_kept(block, self.run.settings, server_round)[linear.name]
+            gone = 1 - local / linear.num_weights
+            independent = round(linear.num_weights * (1 - gone**senders))
+            disjoint = min(linear.num_weights, senders * local)
+            kept.append({"least": local, "usual": independent, "most": disjoint}[self.case])
+        return kept
+
+
+class DryCutting(DryRun, Cutting):
+    """Dry run of a method that removes prunable groups."""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Decide a cut of every block."""
+        self.keep(b"" for _ in self.run.model.plan.blocks)
+
+
+class DryFlap(DryCutting, Flap):
+    """Dry run of FLAP."""
+
+
+class DryLlmPruner(DryCutting, LlmPruner):
+    """Dry run of LLM-Pruner, whose second round depends on the number of removed groups."""
+
+    @classmethod
+    def open_questions(cls, settings: RunSettings) -> str:
+        """Return what the size depends on; empty without ``rescale``."""
+        return "which units are cut" if settings.of(LlmPrunerSettings).rescaled else ""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Cut the same fraction of each kind of groups in each block."""
+        if server_round == 1:
+            self.keep(self._cut_of(block) for block in self.plan.blocks)
+
+    def _cut_of(self, block: BlockPlan) -> bytes:
+        units = units_of(self.plan, block)
+        gone = {kind: self._gone(getattr(units, kind)) for kind in cuts.KINDS}
+        return cuts.pack_cut(
+            {kind: np.arange(getattr(units, kind)) < gone[kind] for kind in cuts.KINDS}, {}
+        )
+
+    def _gone(self, number: int) -> int:
+        """Return the number of groups that are cut.
+
+        The least bytes come from none, because then there are no equations. The usual number
+        follows from the pruning ratio. The most bytes come from a cut of one group.
+        """
+        usual = min(number - 1, max(1, round(self.job.share * number)))
+        return {"least": 0, "usual": usual, "most": 1}[self.case]
+
+
+class DrySliceGpt(DryRun, SliceGpt):
+    """Dry run of SliceGPT."""
+
+    def before_round(self, server_round: int) -> bool:
+        """Read no public text."""
+        return False
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Find a basis for each place."""
+        self.result.bases = [NO_BLOB for _ in places(self.plan)]
+
+
+class DryLlmStreamline(DryRun, LlmStreamline):
+    """Dry run of LLM-Streamline, in which the first stretch goes: all blocks have equal shapes."""
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Choose a stretch and train a layer."""
+        self.result.start = 0
+        self.result.sent = dict.fromkeys(layer_shapes(self.run.model.plan.blocks[0]), NO_BLOB)

@@ -1,0 +1,274 @@
+"""Dry runs of the methods that train adapters."""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.blobs.model_pieces import Manifest
+from espalier.messages.message import Letter
+from espalier.methods.fedpetuning.contract import parts
+from espalier.methods.fedspine.contract import STRUCTURE
+from espalier.methods.fedspine.settings import FedSpineSettings
+from espalier.methods.hetlora.settings import HetLoRASettings
+from espalier.methods.sft_p import contract as sft_p
+from espalier.models.adapters import AdapterPlan
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from pruning_kernels.groups.groups import share_of
+from pruning_kernels.lora.factor_ranks import kept_rank
+from server_app.estimate.dry_runs.dry_run import DryRun
+from server_app.estimate.exchange import HASH
+from server_app.estimate.sub_model import files_of
+from server_app.estimate.uneven_cuts import UnevenCuts
+from strategies.base.inbox import Inbox
+from strategies.fedpetuning.adapters import AdapterResult
+from strategies.fedpetuning.strategy import FedPETuning
+from strategies.fedsoda.strategy import FedSoda
+from strategies.fedsoda.sub_model import SubModelResult, sub_model_of
+from strategies.fedspine.choice import Arm
+from strategies.fedspine.result import RefinedResult
+from strategies.fedspine.strategy import FedSpine
+from strategies.hetlora import HetLoRA
+from strategies.sft_p import SftP
+
+AROUND_PART = 1024
+ROUND_TRIPS = 2
+"""Upper bound on the bytes of a part without blobs and hashes; transfers of a part per round."""
+
+
+class AdapterShapes(AdapterResult):
+    """Global adapters without values."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        model: OpenedModel,
+        store: BlobStore,
+        adapters: AdapterPlan | None = None,
+    ) -> None:
+        super().__init__(settings, model, store, adapters, first={})
+
+    def blob(self, key: str, limit: int) -> bytes:
+        """Return no bytes in place of a blob."""
+        return b""
+
+
+class DryTuning(DryRun, FedPETuning):
+    """Dry run of FedPETuning, and base class of those of similar methods."""
+
+    def new_result(self) -> Any:
+        """Return adapters without values."""
+        return AdapterShapes(self.run.settings, self.run.model, self.run.checkpoint.blobs)
+
+    def known_fields(self, request: Letter) -> dict[str, Any]:
+        """Return the fields of a reply that are not numbers, and the rank of the adapters."""
+        limit = request.scalars.get("rank_limit", 0)
+        return {"rank": limit, **super().known_fields(request)}
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Process the reports."""
+        self.settle(inbox, clients)
+
+
+class DryHetLoRA(DryTuning, HetLoRA):
+    """Dry run of HetLoRA, whose clients give up ranks only in the case of the least bytes."""
+
+    @classmethod
+    def open_questions(cls, settings: RunSettings) -> str:
+        """Return what the size depends on: self-pruning, and ranks by capability."""
+        job = settings.of(HetLoRASettings)
+        open_ones = []
+        if job.self_pruning and settings.federation.rounds > 2:
+            open_ones.append("clients may give up ranks")
+        if not job.ranks:
+            open_ones.append("ranks follow the nodes' capability, which counts as equal here")
+        return "; ".join(open_ones)
+
+    def known_fields(self, request: Letter) -> dict[str, Any]:
+        """Return the fields that are known; a client gives up ranks from the second round on."""
+        known = super().known_fields(request)
+        gives_up = self.case == "least" and self.hetlora.self_pruning
+        header = request.header
+        if gives_up and header.kind == "train" and header.server_round > 1:
+            known["rank"] = kept_rank(known["rank"], self.hetlora.gamma)
+        return known
+
+    def _norms_of(self, inbox: Inbox, clients: list[int]) -> dict[int, float]:
+        return dict.fromkeys(clients, 1.0)
+
+
+class DrySftP(DryTuning, SftP):
+    """Dry run of SFT-P."""
+
+    def new_result(self) -> AdapterResult:
+        """Return generator and LoRA without values."""
+        run = self.run
+        adapters = sft_p.trained(run.model.plan, run.settings)
+        return AdapterShapes(run.settings, run.model, run.checkpoint.blobs, adapters)
+
+
+class DryFedSpine(DryTuning, FedSpine):
+    """Dry run of FedSpine.
+
+    Where a bandit or chance chooses, the cases are these. ``least``: the target ratio as soon as
+    possible, at the lowest rank. ``usual``: the fixed schedule, at the middle rank. ``most``: the
+    device is asked to cut and cuts nothing, at the highest rank.
+
+    If groups of all kinds compete, ``least`` cuts those with the largest adapters relative to their
+    cost, ``most`` those with the smallest, and ``usual`` some of each.
+    """
+
+    @classmethod
+    def open_questions(cls, settings: RunSettings) -> str:
+        """Return what the size depends on: the choices of a bandit, and the cut groups."""
+        job = settings.of(FedSpineSettings)
+        open_ones = []
+        if job.chooses:
+            open_ones.append(f"ratios and ranks are chosen by {job.allocation}")
+        if job.selection != "kind":
+            open_ones.append("which units go depends on the devices' text")
+        return "; ".join(open_ones)
+
+    def new_result(self) -> RefinedResult:
+        """Return adapters without values, and whole models."""
+        run = self.run
+        return RefinedResult(run.settings, run.model, run.checkpoint.blobs, None, {})
+
+    def blob_for(self, client: int, key: str, limit: int) -> bytes:
+        """Return no bytes in place of a blob."""
+        return b""
+
+    def before_round(self, server_round: int) -> bool:
+        """Choose ratio and rank of each device that took part in a round."""
+        super().before_round(server_round)
+        self._arms = {
+            client: self._assumed(arm, server_round) for client, arm in self._arms.items()
+        }
+        return True
+
+    def _assumed(self, arm: Arm, server_round: int) -> Arm:
+        """Return the request to a device in this case, where it is not fixed."""
+        space = self.choices.space
+        if self.job.chooses_ratios:
+            scheduled = self.choices.scheduled(arm.before, server_round).pruned
+            target = self.choices.target
+            ratios = {"least": target, "usual": scheduled, "most": target}
+            arm = replace(arm, pruned=ratios[self.case])
+        if self.job.chooses and self.job.adaptive_rank:
+            usual = space.refinement(0.5, 0.5, 0.0).rank
+            ranks = {"least": space.lowest_rank, "usual": usual, "most": space.highest_rank}
+            arm = replace(arm, rank=ranks[self.case])
+        return arm
+
+    def _has_to_cut(self, client: int) -> bool:
+        # In the case of the most bytes a device is asked although it cannot cut more.
+        return super()._has_to_cut(client) or (self.case == "most" and client in self._arms)
+
+    def note_delivered(self, letter: Letter) -> None:
+        """Store the cut with which a device answers a question."""
+        header = letter.header
+        client = header.client
+        in_a_round = header.server_round <= self.num_rounds
+        if in_a_round and header.part == 0 and client in self._questioned:
+            keeps = self.job.chooses_ratios and self.case == "most"
+            cut = self.refined.bits(client) if keeps else self._cut(self._arms[client].pruned)
+            super().note_delivered(replace(letter, blobs={STRUCTURE: cut}))
+
+    def settle(self, inbox: Inbox, clients: list[int]) -> None:
+        """Store the ratio of each device."""
+        for client in clients:
+            arm = self._arms.get(client)
+            if arm is None or client in self._kept_their_cut:
+                self.choices.pruned.setdefault(client, 0.0)
+            else:
+                self.choices.pruned[client] = arm.pruned
+
+    def _cut(self, share: float) -> bytes:
+        """Return the bits of a cut with this pruning ratio, from which only shapes are used.
+
+        If the kinds of groups are fixed, the ratio is cut of each kind in each block.
+        """
+        if share and self.job.selection != "kind":
+            return self.units.pack(self._uneven.cut(share, self.case))
+        units = self.units
+        cut = units.none
+        multiple = self.job.channel_multiple
+        for pool in range(2 * len(units.numbers)):
+            own = np.flatnonzero(units.pools == pool)
+            cost = int(units.costs[own[0]])
+            stay = max(1, len(own) - -(-share_of(cost * len(own), share) // cost))
+            if share and pool % 2:
+                stay = max(stay - stay % multiple, min(multiple, len(own)))
+            cut[own[stay:]] = True
+        return units.pack(cut)
+
+    @cached_property
+    def _uneven(self) -> UnevenCuts:
+        run = self.run.settings
+        adapters = self.averaged.adapters
+        chooses = self.job.chooses and self.job.adaptive_rank
+        lowest = self.choices.space.lowest_rank
+        bits = len(self.units.pack(self.units.none))
+        return UnevenCuts(
+            self.units,
+            self.job,
+            adapters,
+            run.federation.payload,
+            lowest if chooses else self.job.usual_rank(run.lora),
+            ROUND_TRIPS * (len(parts(adapters, run)) - 1) * (AROUND_PART + bits),
+        )
+
+
+class SubModelShapes(SubModelResult):
+    """Result of FedSODA without values, and without the files of its sub-model."""
+
+    ADAPTERS = AdapterShapes
+
+    def decide(self, dropped: list[int], starts: list[int], distances: list[float]) -> None:
+        """Drop blocks of the emulator; all blocks have equal shapes."""
+        self.dropped = dropped
+        self.starts = starts
+        model = sub_model_of(self.base, self.kept)
+        files = files_of(self.settings, model)
+        size = self.settings.part_bytes
+        pieces = -(-sum(files.values()) // size)
+        names = tuple(files)
+        sizes = tuple(files.values())
+        self.begin(model, Manifest(names, sizes, (HASH,) * len(names), size, (HASH,) * pieces))
+
+    def piece(self, index: int) -> bytes:
+        """Return no bytes in place of a piece."""
+        return b""
+
+
+class DryFedSoda(DryTuning, FedSoda):
+    """Dry run of FedSODA, whose nodes hold the sub-model only in the case of the least bytes."""
+
+    RESULT = SubModelShapes
+    new_result = FedSoda.new_result
+
+    @classmethod
+    def open_questions(cls, settings: RunSettings) -> str:
+        """Return what the size depends on: the nodes that already have the sub-model."""
+        return (
+            "nodes that hold the sub-model from an earlier run are not brought it; simulated ones"
+            " share one place for it"
+        )
+
+    def known_fields(self, request: Letter) -> dict[str, Any]:
+        """Return the fields that are known, with the pieces of the sub-model that a node lacks."""
+        offered = request.scalars.get("piece_sha256", ())
+        lacking = [] if self.case == "least" else list(range(len(offered)))
+        return {"pieces": lacking, **super().known_fields(request)}
+
+    def similar_groups(self, emulator: range) -> tuple[list[int], list[float]]:
+        """Return groups one after the other, from the emulator's first block on."""
+        apart = self.job.group_layers + 1
+        return [emulator[0] + apart * group for group in range(self.job.groups)], []
+
+    def align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
+        """Align without training."""
+        self.result.aligned = server_round

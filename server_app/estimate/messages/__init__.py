@@ -1,1 +1,0 @@
-"""Messages of a run, for its estimate."""
