@@ -12,11 +12,11 @@ from statistics import fmean
 from typing import get_args
 
 from benchmarks.fedsoda import counts, paper
+from benchmarks.published_models import Tuned, tuned
 from espalier.hf.machine.model_memory import Footprint, footprint
 from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
-from espalier.training.costs.account import Account, account
 
 CSV_COLUMNS = (
     "table",
@@ -43,8 +43,8 @@ class Model:
     """One of the paper's models, whole and pruned."""
 
     name: str
-    account: Account
-    """Account of the whole model, with adapters on ``paper.TARGETS`` of every layer."""
+    tuned: Tuned
+    """The whole model, with adapters on ``paper.TARGETS`` of every layer."""
     kept: Footprint
     """Footprint of the sub-model."""
     u: int
@@ -58,12 +58,12 @@ class Model:
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
         """Shapes of a layer's matrices, (out, in)."""
-        return {linear.name: linear.shape for linear in self.account.plan.blocks[0].linears}
+        return {linear.name: linear.shape for linear in self.tuned.plan.blocks[0].linears}
 
     @property
     def layers(self) -> int:
         """Number of layers L, or m^G."""
-        return len(self.account.plan.blocks)
+        return len(self.tuned.plan.blocks)
 
     @property
     def kept_layers(self) -> int:
@@ -78,12 +78,12 @@ class Model:
     @property
     def vocabulary(self) -> int:
         """Number of rows of the language-model head."""
-        return int(self.account.config["vocab_size"])
+        return int(self.tuned.config["vocab_size"])
 
     @property
     def hidden(self) -> int:
         """Hidden size d_model."""
-        return int(self.account.config["hidden_size"])
+        return int(self.tuned.config["hidden_size"])
 
     def communicated(self) -> dict[str, float]:
         """Return the numbers that a client sends and receives in a round, by method."""
@@ -100,7 +100,7 @@ class Model:
 
         As in the paper, adapters are left out.
         """
-        whole = self.account.footprint.weight_bytes("bfloat16")
+        whole = self.tuned.footprint.weight_bytes("bfloat16")
         kept = self.kept.weight_bytes("bfloat16")
         return {
             "FedPETuning": whole,
@@ -128,7 +128,7 @@ class Model:
 
     def wire_bytes(self, payload: Payload, groups: int, interval: int) -> float:
         """Return the mean bytes of a round's blobs in Espalier's wire format, with blob headers."""
-        (block,) = set(self.account.blob_bytes(payload).values())
+        (block,) = set(self.tuned.blob_bytes(payload).values())
         return counts.fedsoda_round(block, paper.ADAPTER_LAYERS, groups, interval)
 
 
@@ -164,10 +164,10 @@ class Figure:
 def models() -> list[Model]:
     """Return the paper's three models, counted from their shapes."""
     lora = LoraSettings(rank=paper.RANK, targets=",".join(paper.TARGETS))
-    return [_model(name, account(name, lora)) for name in paper.TITLES]
+    return [_model(name, tuned(name, lora)) for name in paper.TITLES]
 
 
-def _model(name: str, whole: Account) -> Model:
+def _model(name: str, whole: Tuned) -> Model:
     layers = counts.kept_layers(len(whole.plan.blocks), paper.PRUNED, paper.GROUPS)
     kept = footprint({**whole.config, "num_hidden_layers": layers})
     linears = {linear.name: linear.shape for linear in whole.plan.blocks[0].linears}
@@ -605,7 +605,7 @@ def _model_part(models: Sequence[Model]) -> list[str]:
             model.layers,
             model.kept_layers,
             model.emulator,
-            model.account.footprint.parameters,
+            model.tuned.footprint.parameters,
             model.kept.parameters,
         )
         sent = (model.u, paper.ADAPTER_LAYERS * model.u, *model.communicated().values())
@@ -733,7 +733,7 @@ def _communication_part(models: Sequence[Model], tokens: int) -> list[str]:
         real = [
             (aligned + adapter) * model.u,
             adapter * model.u,
-            model.account.footprint.parameters,
+            model.tuned.footprint.parameters,
         ]
         shares = [f"{orders[0] / everything:.4%}", f"{real[0] / real[2]:.4%}"]
         rows.append(

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import get_args
 
+from benchmarks.published_models import Tuned, tuned
 from benchmarks.sft_p import paper
 from espalier.hf.structured.lane_gates import LaneGates
 from espalier.models.adapters import AdapterPlan
@@ -17,7 +18,6 @@ from espalier.models.mask_generator import GeneratorShape, Heads
 from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
 from espalier.storage.atomic import write_bytes
-from espalier.training.costs.account import Account, account
 
 EMBEDDING = CODE = 32
 """Size of embeddings and codes; the paper specifies neither."""
@@ -47,11 +47,9 @@ class Figure:
 
 
 @cache
-def costs(name: str) -> Account:
+def costs(name: str) -> Tuned:
     """Return the costs of one of the paper's models with the paper's LoRA."""
-    return account(
-        paper.MODELS[name], LoraSettings(rank=paper.RANK, targets=",".join(paper.TARGETS))
-    )
+    return tuned(paper.MODELS[name], LoraSettings(rank=paper.RANK, targets=",".join(paper.TARGETS)))
 
 
 def shared(name: str, heads: Heads, *, adapters: bool) -> AdapterPlan:

@@ -82,6 +82,11 @@ class ModelPlan:
         """Number of prunable weights of the model."""
         return sum(block.num_weights for block in self.blocks)
 
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Shapes of all prunable matrices, in block order."""
+        return [linear.shape for block in self.blocks for linear in block.linears]
+
 
 PlanOf = Callable[[], ModelPlan]
 """Function that returns the plan of the clients' model; it is called only if the plan is needed."""

@@ -1,6 +1,7 @@
-"""Sizes of a model's parts in memory, from its plan and the headers of its files."""
+"""Sizes of a model in memory, whole or block by block, from its plan and its files' headers."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,10 @@ from espalier.hf.stream.block_stream import windows_per_batch
 from espalier.hf.stream.logits import tokens_at_once
 from espalier.messages.payload import DTYPE_BYTES
 from espalier.settings.run import RunSettings
+from server_app.estimate.memory import Moment
+
+FLOAT32 = 4
+FLOAT64 = 8
 
 
 @dataclass(frozen=True)
@@ -124,3 +129,46 @@ class Sizes:
         with torch.no_grad(), traced(decoder, self.dtype) as live:
             decoder(input_ids=torch.zeros(batch, tokens, dtype=torch.int64), use_cache=False)
             return live.most
+
+    def walk(
+        self,
+        windows: int,
+        tokens: int,
+        name: str,
+        watched: Mapping[str, int] | None = None,
+        edited: int = 0,
+    ) -> list[Moment]:
+        """Return the moments of a pass that loads the blocks one by one, up to the last block.
+
+        Parameters
+        ----------
+        watched : bytes of the statistics collected in a block, by kind
+        edited : additional bytes for each matrix that is changed while it is read
+        """
+        if not windows:
+            return []
+        hidden = {"hidden states": self.hidden_states(windows, tokens)}
+        embeddings = self.loaded(self.embeddings, self.embeddings)
+        block = {"a block": self.largest_block * self.computed}
+        read = self.largest_matrix * self.stored * self.is_converted + edited
+        within = {"a batch in a block": self.pass_through_block(windows, tokens)}
+        return [
+            Moment(f"{name} embeddings", {**hidden, "embeddings": embeddings}),
+            Moment(f"{name} loading a block", {**hidden, **block, "a matrix as it is read": read}),
+            Moment(f"{name} passing a block", {**hidden, **block, **within, **(watched or {})}),
+        ]
+
+    def evaluation(
+        self, windows: int, tokens: int, name: str = "evaluating,", edited: int = 0
+    ) -> list[Moment]:
+        """Return the moments of a pass that computes the losses of all sequences."""
+        if not windows:
+            return []
+        hidden = {"hidden states": self.hidden_states(windows, tokens)}
+        head = {"the head": self.loaded(self.head, self.head)}
+        scoring = {"the head": self.head * self.computed, "logits": self.logits(windows, tokens)}
+        return [
+            *self.walk(windows, tokens, name, edited=edited),
+            Moment(f"{name} the head", {**hidden, **head}),
+            Moment(f"{name} logits", {**hidden, **scoring}),
+        ]

@@ -17,16 +17,16 @@ from espalier.hf.machine.computing import Computing
 from espalier.hf.machine.traced_memory import LiveBytes
 from espalier.hf.opening.config_only_model import described
 from espalier.hf.opening.opened import OpenedModel
+from espalier.hf.whole.adapters import put_in
+from espalier.hf.whole.model import load_whole
 from espalier.methods.fedpetuning.contract import trained
 from espalier.settings.methods import METHODS
 from espalier.settings.run import default_values, parse
-from espalier.training.costs.activations import saved_bytes
-from espalier.training.costs.step_memory import FEW, step_bytes
 from server_app.estimate.command import main
 from server_app.estimate.estimate import Plan
 from server_app.estimate.memory import Memory, Moment
 from server_app.estimate.start_summary import tell_plan, tell_time_of_sites
-from server_app.estimate.sub_model import sub_model
+from server_app.estimate.step_memory import FEW, step_bytes
 from server_app.estimate.time import Speeds, seconds
 from server_app.public_tests import PublicTests
 from strategies.base.roster import Seat
@@ -128,9 +128,10 @@ def test_a_model_that_arrives_takes_its_own_size_and_a_piece(part_bytes: int, ti
         "fedsoda__adapter_layers": 1,
     }
     settings = settings_of(tiny, part_bytes=part_bytes, fedsoda__group_layers=1, **given)
-    size = sub_model(settings, OpenedModel(tiny)).num_bytes
+    plan = Plan(settings, OpenedModel(tiny))
+    size = plan.disk.server["sub-model/"]
     assert 2048 < size < 2**30
-    found = Plan(settings, OpenedModel(tiny)).disk.client
+    found = plan.disk.client
     assert found["the sub-model, and a piece of it"] == size + min(size, part_bytes)
 
 
@@ -264,30 +265,33 @@ def test_live_bytes_are_those_of_tensors_that_are_there() -> None:
 
 
 def test_a_step_of_many_blocks_follows_from_one_of_few(tiny: Path) -> None:
-    """The estimate equals a step of the whole model.
+    """The estimate has the tensors that autograd saves in a real step, and the loss's gradient.
 
-    It has the saved tensors and the gradient of the loss.
+    Tensors are identified by the address of their memory.
     """
     settings = settings_of(tiny, method="fedpetuning")
     model = OpenedModel(tiny)
     adapters = trained(model.plan, settings)
     blocks = len(model.plan.blocks)
-    found = step_bytes(model, settings, adapters, torch.float32, 2, 16)
-    saved = saved_bytes(model.new_skeleton(), model.family, adapters, blocks, torch.float32, 2, 16)
-    logits = 4 * 2 * 16 * model.num_embeddings
-    assert saved < found <= saved + 4 * logits
     assert blocks > FEW + 1
-    few = saved_bytes_of(model, adapters, 2), saved_bytes_of(model, adapters, 3)
-    assert saved == few[1] + (blocks - 3) * (few[1] - few[0])
+    whole = load_whole(model, COMPUTING, "float32")
+    put_in(whole, model.family, adapters, blocks, dropout=0.0)
+    held = {tensor.data_ptr() for tensor in (*whole.parameters(), *whole.buffers())}
+    saved: dict[int, torch.Tensor] = {}
 
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in held:
+            saved[address] = tensor
+        return tensor
 
-def saved_bytes_of(model: OpenedModel, adapters: Any, blocks: int) -> int:
-    from dataclasses import replace
-
-    skeleton = model.new_skeleton()
-    del skeleton.get_submodule(model.family.blocks)[blocks:]
-    own = replace(adapters, blocks={index: adapters.blocks[index] for index in range(blocks)})
-    return saved_bytes(skeleton, model.family, own, blocks, torch.float32, 2, 16)
+    tokens = torch.arange(32).view(2, 16)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        logits = whole.train()(input_ids=tokens).logits[:, :-1].flatten(0, 1)
+        torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+    expected = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    found = step_bytes(model, settings, adapters, torch.float32, 2, 16)
+    assert expected < found <= expected + 4 * (4 * 2 * 16 * (model.num_embeddings or 0))
 
 
 def test_gradient_checkpointing_takes_less(tiny: Path) -> None:

@@ -115,11 +115,11 @@ def test_the_models_have_the_layers_and_adapters_of_their_shapes(models: dict[st
         "qwen2-7b": (483_328, 28, 16, 13),  # 8 x (7168 + 4096 + 4096 + 22528 + 22528)
         "mistral-7b": (442_368, 32, 20, 17),
     }
-    assert all(model.account.trained == model.layers * model.u for model in models.values())
+    assert all(model.tuned.trained == model.layers * model.u for model in models.values())
 
 
 def test_parameters_are_those_of_the_published_models(models: dict[str, Model]) -> None:
-    whole = {name: model.account.footprint.parameters for name, model in models.items()}
+    whole = {name: model.tuned.footprint.parameters for name, model in models.items()}
     assert whole == {
         "llama3-8b": 8_030_261_248,
         "qwen2-7b": 7_615_616_512,

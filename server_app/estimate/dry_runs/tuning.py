@@ -1,7 +1,7 @@
 """Dry runs of the methods that train adapters."""
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,8 @@ class DryFedSpine(DryTuning, FedSpine):
     def new_result(self) -> RefinedResult:
         """Return adapters without values, and whole models."""
         run = self.run
+        self._reached: dict[tuple[bytes, float], bool] = {}
+        self._cut = cache(self._cut_of)
         return RefinedResult(run.settings, run.model, run.checkpoint.blobs, None, {})
 
     def blob_for(self, client: int, key: str, limit: int) -> bytes:
@@ -164,8 +166,17 @@ class DryFedSpine(DryTuning, FedSpine):
         return arm
 
     def _has_to_cut(self, client: int) -> bool:
+        if client not in self._arms:
+            return False
         # In the case of the most bytes a device is asked although it cannot cut more.
-        return super()._has_to_cut(client) or (self.case == "most" and client in self._arms)
+        return self.case == "most" or not self._reaches(client, self._arms[client].pruned)
+
+    def _reaches(self, client: int, share: float) -> bool:
+        # Devices have the same few cuts, each of which has millions of groups.
+        key = (self.refined.bits(client), share)
+        if key not in self._reached:
+            self._reached[key] = self.units.reaches(self.refined.cut_of(client), share, self.job)
+        return self._reached[key]
 
     def note_delivered(self, letter: Letter) -> None:
         """Store the cut with which a device answers a question."""
@@ -186,7 +197,7 @@ class DryFedSpine(DryTuning, FedSpine):
             else:
                 self.choices.pruned[client] = arm.pruned
 
-    def _cut(self, share: float) -> bytes:
+    def _cut_of(self, share: float) -> bytes:
         """Return the bits of a cut with this pruning ratio, from which only shapes are used.
 
         If the kinds of groups are fixed, the ratio is cut of each kind in each block.

@@ -1,15 +1,10 @@
-"""Base class for memory and operations of a method, with the parts that all methods share.
-
-These are the client's messages and the steps of the server.
-"""
+"""Base class for memory and operations of a method, with the parts that all methods share."""
 
 from abc import ABC, abstractmethod
-from functools import cached_property
 
 from espalier.settings.task import TEXT
-from server_app.estimate.block_stream import FLOAT32, evaluation
-from server_app.estimate.memory import Memory, Moment, all_beside
-from server_app.estimate.sizes import Sizes
+from server_app.estimate.memory import Memory, Moment, Process, all_beside
+from server_app.estimate.sizes import FLOAT32, Sizes
 from server_app.estimate.traffic import RunTraffic
 
 OWN_WINDOWS = 48
@@ -28,81 +23,92 @@ class Work(ABC):
     traffic : messages of the run
     """
 
+    processes: tuple[Process, Process] = ("client", "server")
+    """Types of the processes of client and server, which determine their libraries."""
+
     def __init__(self, traffic: RunTraffic) -> None:
         self.settings = traffic.settings
         self.model = traffic.model
+        self.plan = traffic.model.plan
         self.texts = traffic.texts
         self.strategy = traffic.strategy
         self.message = traffic.total("most").largest
         self.sizes = Sizes(self.settings, self.model)
+        self.windows = (self.settings.data.windows, self.settings.data.window_tokens)
 
-    @property
-    def windows(self) -> tuple[int, int]:
-        """Number of calibration samples of a client, and tokens per sample."""
-        return self.settings.data.windows, self.settings.data.window_tokens
-
-    @cached_property
-    def evaluated(self) -> list[Moment]:
-        """Moments of the evaluation of one model on the evaluation texts.
-
-        A client's own text is assumed to have at most ``OWN_WINDOWS`` sequences.
-        """
-        return evaluation(
-            self.sizes,
-            max([sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text]),
-            self.texts.window_tokens,
-        )
+    # ----- parts of a method ----------------------------------------------------------------------
 
     @abstractmethod
-    def client(self) -> Memory:
-        """Return the memory of a client."""
-
-    @abstractmethod
-    def server(self, simulation: bool) -> Memory:
-        """Return the memory of the ServerApp's process."""
+    def worked(self, clients: int = 1, name: str = "calibrating,") -> list[Moment]:
+        """Return the moments of the work on the text of some clients."""
 
     @abstractmethod
     def operations(self) -> float:
         """Return the additions and multiplications of a client's work in one round."""
 
-    def forward(self, tokens: int, numbers: int | None = None) -> float:
-        """Return the additions and multiplications of a forward pass.
+    def pooled(self) -> list[Moment]:
+        """Return the moments of the centralized baseline, by default a client's with all text."""
+        return self.worked(self.settings.num_clients, "pooled data,")
 
-        Parameters
-        ----------
-        tokens : number of tokens
-        numbers : number of parameters that they pass, by default those of the model without
-            embeddings
-        """
-        return (
-            2.0
-            * tokens
-            * (self.sizes.parameters - self.sizes.embeddings if numbers is None else numbers)
-        )
+    def aggregated(self) -> list[Moment]:
+        """Return the moments of the aggregation of replies."""
+        return []
+
+    def finished(self) -> list[Moment]:
+        """Return the moments of a client's steps after evaluation."""
+        return []
 
     def result_parameters(self) -> int:
         """Return the number of parameters of the resulting model, or of each client's."""
         return self.sizes.parameters
 
-    # ----- steps of all servers -----
+    # ----- processes ------------------------------------------------------------------------------
+
+    def client(self) -> Memory:
+        """Return the memory of a client."""
+        moments = (*self.worked(), *self.evaluated(), self.received(), *self.finished())
+        return Memory(self.processes[0], moments)
+
+    def server(self, simulation: bool) -> Memory:
+        """Return the memory of the ServerApp's process."""
+        moments = [*self.aggregated(), *self.checked(), *self.measured(), self.received()]
+        if self.settings.makes_centralized(simulation=simulation):
+            moments += self.pooled()
+        return Memory(self.processes[1], tuple(moments))
+
+    def forward(self, tokens: int, numbers: int | None = None) -> float:
+        """Return the additions and multiplications of a forward pass.
+
+        ``numbers`` is the number of parameters that the tokens pass, by default those of the model
+        without embeddings.
+        """
+        passed = self.sizes.parameters - self.sizes.embeddings if numbers is None else numbers
+        return 2.0 * tokens * passed
+
+    def evaluated(self) -> list[Moment]:
+        """Return the moments of the evaluation of one model at a client.
+
+        A client's own text is assumed to have at most ``OWN_WINDOWS`` sequences.
+        """
+        windows = max(sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text)
+        return self.sizes.evaluation(windows, self.texts.window_tokens)
 
     def measured(self) -> list[Moment]:
         """Return the moments of the server's evaluation on all evaluation texts."""
         chosen = self.settings.evaluation
         texts = len(chosen.named_texts()) if self.settings.task.name == TEXT else 0
         number = max(sum(self.texts.num_windows), texts * (chosen.max_windows or OWN_WINDOWS))
-        return evaluation(self.sizes, number, chosen.window_tokens, "evaluating,")
+        return self.sizes.evaluation(number, chosen.window_tokens)
 
-    def exported(self) -> list[Moment]:
+    def checked(self) -> list[Moment]:
         """Return the moments of the check of an export.
 
         The model loaded by transformers is compared with the expected model, which is read block by
         block.
         """
         if self.settings.export_check == "streamed":
-            return self.reread(
-                EXPORT_WINDOWS, self.settings.evaluation.window_tokens, "checking the export,"
-            )
+            tokens = self.settings.evaluation.window_tokens
+            return self.reread(EXPORT_WINDOWS, tokens, "checking the export,")
         return [self.reloaded(self.result_parameters())]
 
     def reread(self, windows: int, tokens: int, name: str) -> list[Moment]:
@@ -113,22 +119,16 @@ class Work(ABC):
         base's sizes are therefore used for both.
         """
         sizes = self.sizes
-        edited = 2 * FLOAT32 * sizes.largest_matrix
-        logits = {"logits": sizes.logits(windows, tokens)}
+        logits = sizes.logits(windows, tokens)
+        expected = sizes.evaluation(windows, tokens, name, 2 * FLOAT32 * sizes.largest_matrix)
         both = {
             "both heads": sizes.head * sizes.computed + sizes.loaded(sizes.head, sizes.head),
-            "logits, twice": 2 * logits["logits"],
+            "logits, twice": 2 * logits,
+            "hidden states": 2 * sizes.hidden_states(windows, tokens),
         }
-        meant = all_beside(
-            evaluation(sizes, windows, tokens, name, edited),
-            {"logits of the file": logits["logits"]},
-        )
         return [
-            *meant,
-            Moment(
-                f"{name} both logits",
-                {**both, "hidden states": 2 * sizes.hidden_states(windows, tokens)},
-            ),
+            *all_beside(expected, {"logits of the file": logits}),
+            Moment(f"{name} both logits", both),
         ]
 
     def reloaded(self, parameters: int) -> Moment:
@@ -138,11 +138,9 @@ class Work(ABC):
         """
         tokens = EXPORT_WINDOWS * self.settings.evaluation.window_tokens
         mapped = parameters * self.sizes.stored if self.sizes.is_converted else 0
+        whole = parameters * self.sizes.computed + mapped
         logits = 2 * min(1 << 24, tokens * self.sizes.vocabulary) * self.sizes.computed
-        return Moment(
-            "checking the export",
-            {"the whole model": parameters * self.sizes.computed + mapped, "logits": logits},
-        )
+        return Moment("checking the export", {"the whole model": whole, "logits": logits})
 
     def received(self) -> Moment:
         """Return the moment at which a part of a reply exists twice: as received, and unpacked."""

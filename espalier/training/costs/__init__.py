@@ -1,1 +1,0 @@
-"""Costs of training: parameters, bytes and memory."""
