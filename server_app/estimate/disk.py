@@ -69,7 +69,7 @@ def _client(
     rounds: dict[int, list[int]] = {}
     for one in traffic.exchanges(client):
         if one.kind in ("train", "fetch", "deliver"):
-            rounds.setdefault(one.server_round, []).append(one.up + one.down)
+            rounds.setdefault(one.server_round, []).append(one.num_bytes)
     largest = sorted((sum(sizes) for sizes in rounds.values()), reverse=True)[:KEPT_ROUNDS]
     found = {"answers and deliveries": sum(largest)}
     sizes = Sizes(settings, model)

@@ -1,16 +1,19 @@
 """Estimate of a run: all numbers together, and their text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from espalier.amounts import count, duration
 from espalier.amounts import size as as_size
 from espalier.hf.opening.opened import OpenedModel
+from espalier.messages.message import Kind
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from server_app.estimate.disk import Disk, disk_of
 from server_app.estimate.dry_runs.dry_run import CASES
+from server_app.estimate.exchange import Traffic
 from server_app.estimate.flower_processes import superlink, supernode
 from server_app.estimate.memory import Memory
 from server_app.estimate.time import TERA, Speeds, seconds
@@ -70,7 +73,7 @@ class Plan:
         """Return the seconds of a client's round, with the traffic of its busiest round."""
         by_round: dict[int, int] = {}
         for one in self.traffic.exchanges(client):
-            by_round[one.server_round] = by_round.get(one.server_round, 0) + one.down + one.up
+            by_round[one.server_round] = by_round.get(one.server_round, 0) + one.num_bytes
         return seconds(self.work.operations(), max(by_round.values(), default=0), speeds)
 
     # ----- as text -----
@@ -80,15 +83,13 @@ class Plan:
 
         The messages of a simulation use no network, so they take no time.
         """
-        least, usual, most = map(self.traffic.total, CASES)
         traffic = self.traffic
+        least, usual, most = map(traffic.total, CASES)
         clients = range(self.settings.num_clients)
-        per_client = max(
-            traffic.of_client(client).up + traffic.of_client(client).down for client in clients
-        )
-        total = f"{as_size(usual.up + usual.down)} in all"
-        if self.traffic.open_questions:
-            total += f" ({as_size(least.up + least.down)} to {as_size(most.up + most.down)})"
+        per_client = max(traffic.of_client(client).num_bytes for client in clients)
+        total = f"{as_size(usual.num_bytes)} in all"
+        if traffic.open_questions:
+            total += f" ({as_size(least.num_bytes)} to {as_size(most.num_bytes)})"
         client = as_size(sum(self.disk.client.values()))
         server = as_size(sum(self.disk.server.values()))
         memory = (
@@ -143,9 +144,7 @@ class Plan:
         ]
 
     def _bytes(self) -> list[str]:
-        rows = [("round", "message", "down", "up", "messages")]
-        for (server_round, kind), one in self._shortened():
-            rows.append((server_round, kind, as_size(one[0]), as_size(one[1]), str(one[2])))
+        rows = [("round", "message", "down", "up", "messages"), *self._shortened()]
         lines = ["Bytes of one client (client 0), by round", *_table(rows)]
         for case in CASES if self.traffic.open_questions else CASES[1:2]:
             own = self.traffic.of_client(0, case)
@@ -160,31 +159,17 @@ class Plan:
             lines.append(f"left open: {self.traffic.open_questions}")
         return lines
 
-    def _shortened(self) -> list[tuple[tuple[str, str], tuple[int, int, int]]]:
-        """Return the rows of client 0, with consecutive rounds of equal messages combined."""
-        rounds: dict[int, list[tuple[str, int, int, int]]] = {}
+    def _shortened(self) -> Iterator[tuple[str, ...]]:
+        """Yield the rows of client 0, with consecutive rounds of equal messages combined."""
+        rounds: dict[int, list[tuple[Kind, Traffic]]] = {}
         for (number, kind), one in self.traffic.by_kind(0).items():
-            rounds.setdefault(number, []).append((kind, one.down, one.up, one.messages))
-        found = []
-        numbers = sorted(rounds)
-        place = 0
-        while place < len(numbers):
-            last = place
-            while last + 1 < len(numbers) and _alike(
-                rounds[numbers[last + 1]], rounds[numbers[place]]
-            ):
-                last += 1
-            name = (
-                str(numbers[place])
-                if last == place
-                else f"{numbers[place]} to {numbers[last]}, each"
-            )
-            found += [
-                ((name, kind), (down, up, messages))
-                for kind, down, up, messages in rounds[numbers[place]]
-            ]
-            place = last + 1
-        return found
+            rounds.setdefault(number, []).append((kind, one))
+        for rows, equal in groupby(sorted(rounds), rounds.__getitem__):
+            numbers = list(equal)
+            last = f" to {numbers[-1]}, each" if len(numbers) > 1 else ""
+            for kind, one in rows:
+                sizes = (as_size(one.down), as_size(one.up), str(one.messages))
+                yield f"{numbers[0]}{last}", kind, *sizes
 
     def _memory(self) -> list[str]:
         traffic = self.traffic.total("most")
@@ -224,10 +209,8 @@ class Plan:
             if any(one.kind == "alone" for one in self.traffic.exchanges(0))
             else 0.0
         )
-        everything = self.traffic.of_client(0)
-        whole = seconds(
-            rounds * self.work.operations() + alone, everything.down + everything.up, speeds
-        )
+        everything = self.traffic.of_client(0).num_bytes
+        whole = seconds(rounds * self.work.operations() + alone, everything, speeds)
         return [
             (
                 "Time, an estimate (operations by speed, bytes by line; without the server's work,"
@@ -243,12 +226,6 @@ class Plan:
                 f" {duration(whole, tenths=True)}"
             ),
         ]
-
-
-def _alike(
-    one: Sequence[tuple[str, int, int, int]], other: Sequence[tuple[str, int, int, int]]
-) -> bool:
-    return list(one) == list(other)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

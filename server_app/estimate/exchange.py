@@ -29,9 +29,9 @@ class Exchange:
     up: int
 
     @property
-    def largest(self) -> int:
-        """Bytes of the larger of the two."""
-        return max(self.down, self.up)
+    def num_bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.down + self.up
 
     @staticmethod
     def of(request: Letter, contract: Contract, answer: Mapping[str, Any]) -> "Exchange":
@@ -55,6 +55,11 @@ class Traffic:
     largest_request: int = 0
     """Bytes of the largest request."""
     largest_reply: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.down + self.up
 
     @property
     def largest(self) -> int:

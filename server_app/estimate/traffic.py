@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from espalier.data.tasks.scored_items import to_arrays
 from espalier.errors import InputError
 from espalier.hf.opening.opened import OpenedModel
 from espalier.messages.evaluation import Texts
@@ -15,6 +14,7 @@ from espalier.settings.task import TEXT
 from server_app.estimate.dry_runs.dry_run import CASES, Case, DryRun
 from server_app.estimate.exchange import Exchange, Traffic
 from server_app.public_tests import PublicTests
+from strategies.base.evaluation import asked_texts
 
 USUAL_WINDOWS = 48
 """Assumed number of sequences of an evaluation text without limit that was not read yet."""
@@ -85,22 +85,13 @@ def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) ->
 
     Without ``tests`` it follows from the settings.
     """
-    chosen = settings.evaluation
-    texts = dict[str, int]()
-    on_text = settings.clients_evaluate and settings.task.name == TEXT
+    evaluates = settings.clients_evaluate
     if tests is not None:
-        texts = {name: len(windows) for name, windows in tests.of_clients(settings).items()}
-    elif on_text and not encoder:
-        texts = dict.fromkeys(chosen.named_texts(), chosen.max_windows or USUAL_WINDOWS)
-    asked = Texts(
-        names=list(texts),
-        num_windows=list(texts.values()),
-        window_tokens=chosen.window_tokens,
-        own_text=chosen.own_text,
-    )
-    if tests is not None and tests.encoded and settings.clients_evaluate:
-        asked.test_metrics = list(tests.metrics)
-        asked.test_items = len(tests.encoded)
-        asked.test_requests = len(tests.encoded.requests)
-        asked.test_tokens = len(to_arrays(tests.encoded)["tokens"])
-    return asked
+        numbers = {name: len(windows) for name, windows in tests.of_clients(settings).items()}
+        items = (tests.encoded, tests.metrics) if tests.encoded and evaluates else None
+        return asked_texts(settings, numbers, items)
+    chosen = settings.evaluation
+    on_text = evaluates and settings.task.name == TEXT and not encoder
+    texts = chosen.named_texts() if on_text else {}
+    numbers = dict.fromkeys(texts, chosen.max_windows or USUAL_WINDOWS)
+    return asked_texts(settings, numbers, None)

@@ -15,6 +15,7 @@ from espalier.data.tasks.scored_items import ScoredItems, to_arrays
 from espalier.messages.evaluation import TEST_BLOB, WINDOWS_BLOB, Texts, require_many
 from espalier.messages.message import read
 from espalier.messages.payload import pack_tensors
+from espalier.settings.run import RunSettings
 from strategies.base.rounds import Rounds
 from strategies.base.run import Run
 
@@ -77,26 +78,14 @@ class ClientEvaluation:
 
     def _packed(self) -> tuple[Texts, dict[str, bytes]]:
         """Return the request's fields, and the blobs with evaluation texts and test items."""
-        chosen = self.run.settings.evaluation
         windows = {
             name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()
         }
-        texts = Texts(
-            names=list(windows),
-            num_windows=[len(array) for array in windows.values()],
-            window_tokens=chosen.window_tokens,
-            own_text=chosen.own_text,
-        )
+        numbers = {name: len(array) for name, array in windows.items()}
         blobs = {WINDOWS_BLOB: pack_tensors(windows)} if windows else {}
         if self.tests is not None:
-            items, metrics = self.tests
-            arrays = to_arrays(items)
-            texts.test_metrics = list(metrics)
-            texts.test_items = len(items)
-            texts.test_requests = len(items.requests)
-            texts.test_tokens = len(arrays["tokens"])
-            blobs[TEST_BLOB] = pack_tensors(arrays)
-        return texts, blobs
+            blobs[TEST_BLOB] = pack_tensors(to_arrays(self.tests[0]))
+        return asked_texts(self.run.settings, numbers, self.tests), blobs
 
     def collect(self, rounds: Rounds, replies: Iterable[Message]) -> None:
         """Record the clients' results as they arrive."""
@@ -113,3 +102,30 @@ class ClientEvaluation:
                 if letter.scalars[name]:
                     found[seat.client] = list(letter.scalars[name])
             self.run.progress.step("local_only", f"local result of {seat.site}", client=seat.client)
+
+
+def asked_texts(
+    settings: RunSettings,
+    num_windows: Mapping[str, int],
+    tests: tuple[ScoredItems, Sequence[str]] | None,
+) -> Texts:
+    """Return the fields of the request.
+
+    Parameters
+    ----------
+    num_windows : number of windows of each evaluation text
+    tests : public test items and the metrics for them, or None
+    """
+    texts = Texts(
+        names=list(num_windows),
+        num_windows=list(num_windows.values()),
+        window_tokens=settings.evaluation.window_tokens,
+        own_text=settings.evaluation.own_text,
+    )
+    if tests is not None:
+        items, metrics = tests
+        texts.test_metrics = list(metrics)
+        texts.test_items = len(items)
+        texts.test_requests = len(items.requests)
+        texts.test_tokens = len(to_arrays(items)["tokens"])
+    return texts

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+from espalier.settings.methods import METHODS
 from espalier.settings.task import TEXT
 from server_app.estimate.memory import Memory, Moment, Process, all_beside
 from server_app.estimate.sizes import FLOAT32, Sizes
@@ -72,7 +73,8 @@ class Work(ABC):
     def server(self, simulation: bool) -> Memory:
         """Return the memory of the ServerApp's process."""
         moments = [*self.aggregated(), *self.checked(), *self.measured(), self.received()]
-        if self.settings.makes_centralized(simulation=simulation):
+        baseline = METHODS[self.settings.method].baseline
+        if baseline and self.settings.makes_centralized(simulation=simulation):
             moments += self.pooled()
         return Memory(self.processes[1], tuple(moments))
 
