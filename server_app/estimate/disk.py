@@ -1,23 +1,13 @@
 """Estimated maximum disk space: client state, run directory, and messages at the SuperLink."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from espalier.hf.nf4.matrices import nf4_bytes
-from espalier.hf.opening.opened import OpenedModel
-from espalier.methods.fedprllm.settings import FedPrLLMSettings
-from espalier.methods.fedsoda.settings import FedSodaSettings
-from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
-from espalier.settings.pruning import PruningSettings
-from espalier.settings.run import RunSettings
 from espalier.settings.structured import PersonalModelSettings
-from server_app.estimate.dry_runs.tuning import DryFedSoda
 from server_app.estimate.flower_processes import superlink_disk
-from server_app.estimate.sizes import Sizes
-from server_app.estimate.traffic import RunTraffic
+from server_app.estimate.work.base import KEPT_ROUNDS, Work
 
-KEPT_ROUNDS = 2
-"""Number of rounds whose replies a client keeps."""
 LEDGER_LINE = 260
 """Bytes per line of ``ledger.jsonl``, with one line per message and one per blob in it."""
 OWN_MODEL = "its own model"
@@ -35,100 +25,50 @@ class Disk:
     superlink: int
 
 
-def disk_of(
-    settings: RunSettings,
-    model: OpenedModel,
-    traffic: RunTraffic,
-    parameters: int,
-    *,
-    simulation: bool,
-) -> Disk:
+def disk_of(work: Work, *, simulation: bool) -> Disk:
     """Return the disk space of a run.
 
-    A client's quantized base is kept for later runs. ``parameters`` is the number of parameters of
-    the resulting model.
+    A client's quantized base is kept for later runs.
     """
-    job = settings.job
-    own = (
-        parameters * Sizes(settings, model).stored
-        if isinstance(job, PersonalModelSettings) and job.keep_models
-        else 0
-    )
-    at_client = {} if simulation or not own else {OWN_MODEL: own}
-    at_server = {"clients/": own * settings.num_clients} if simulation and own else {}
-    return Disk(
-        _client(settings, model, traffic) | at_client,
-        _server(settings, model, traffic, parameters) | at_server,
-        superlink_disk(traffic.total().largest, settings.num_clients),
-    )
+    settings = work.settings
+    model = work.result_parameters() * work.sizes.stored
+    client = _client(work)
+    server = _server(work, model)
+    if isinstance(settings.job, PersonalModelSettings) and settings.job.keep_models:
+        if simulation:
+            server["clients/"] = model * settings.num_clients
+        else:
+            client[OWN_MODEL] = model
+    largest = work.traffic.total().largest
+    return Disk(client, server, superlink_disk(largest, settings.num_clients))
 
 
-def _client(
-    settings: RunSettings, model: OpenedModel, traffic: RunTraffic, client: int = 0
-) -> dict[str, int]:
-    rounds: dict[int, list[int]] = {}
-    for one in traffic.exchanges(client):
+def _client(work: Work) -> dict[str, int]:
+    rounds = Counter[int]()
+    for one in work.traffic.exchanges(0):
         if one.kind in ("train", "fetch", "deliver"):
-            rounds.setdefault(one.server_round, []).append(one.num_bytes)
-    largest = sorted((sum(sizes) for sizes in rounds.values()), reverse=True)[:KEPT_ROUNDS]
-    found = {"answers and deliveries": sum(largest)}
-    sizes = Sizes(settings, model)
-    job = settings.job
-    hidden = settings.data.windows * settings.data.window_tokens * sizes.width * sizes.computed
-    if isinstance(job, FedPrLLMSettings) and job.strategy == "iterative":
-        found["hidden states"] = KEPT_ROUNDS * hidden
-    if settings.activations == "disk" and not settings.tunes:
-        found["hidden states in a file without a name"] = 2 * hidden
-    if isinstance(job, LlmStreamlineSettings) and job.replacement == "layer":
-        found["hidden states"] = 2 * hidden
-    if isinstance(job, FedSodaSettings):
-        size = _of_sub_model(traffic)
-        found["the sub-model, and a piece of it"] = size + min(settings.part_bytes, size)
-    if settings.tunes and settings.training.base == "nf4" and job.NEEDS_BASE_MODEL:
-        found["the quantised base"] = nf4_bytes(
-            model.plan.shapes, settings.training.double_quantisation
-        )
-    return found
+            rounds[one.server_round] += one.num_bytes
+    answers = sum(size for _, size in rounds.most_common(KEPT_ROUNDS))
+    return {"answers and deliveries": answers, **work.client_files()}
 
 
-def _server(
-    settings: RunSettings, model: OpenedModel, traffic: RunTraffic, parameters: int
-) -> dict[str, int]:
-    sizes = Sizes(settings, model)
-    clients = range(settings.num_clients)
-    exchanges = [one for client in clients for one in traffic.exchanges(client)]
-    by_round: dict[int, int] = {}
-    for one in exchanges:
-        if one.kind in ("train", "fetch"):
-            by_round[one.server_round] = by_round.get(one.server_round, 0) + one.up
-    inbox = max(by_round.values(), default=0)
-    results = max(
-        (
-            sum(one.up for one in traffic.exchanges(client) if one.kind in ("train", "fetch"))
-            for client in clients
-        ),
-        default=0,
-    )
-    whole = parameters * sizes.stored
-    writes_model = not settings.tunes or settings.lora.merge
+def _server(work: Work, model: int) -> dict[str, int]:
+    settings = work.settings
+    exchanges = [work.traffic.exchanges(client) for client in range(settings.num_clients)]
+    replies = [[one for one in own if one.kind in ("train", "fetch")] for own in exchanges]
+    by_round = Counter[int]()
+    for one in (one for own in replies for one in own):
+        by_round[one.server_round] += one.up
+    results = max(sum(one.up for one in own) for own in replies)
     # The first adapters are stored too, and the last ones are written for peft.
     if settings.tunes:
         results += 2 * results // max(1, len(by_round))
     found = {
-        "replies of a round": inbox,
+        "replies of a round": max(by_round.values(), default=0),
         "checkpoint": results,
-        "ledger": 3 * LEDGER_LINE * len(exchanges),
+        "ledger": 3 * LEDGER_LINE * sum(map(len, exchanges)),
         "small files": SMALL_FILES,
     }
-    if writes_model:
-        found["model/"] = whole
-    if isinstance(settings.job, PruningSettings):
-        found["masks"] = model.plan.num_weights // 8
-    if isinstance(settings.job, FedSodaSettings):
-        found["sub-model/"] = _of_sub_model(traffic)
-    return found
-
-
-def _of_sub_model(traffic: RunTraffic) -> int:
-    assert isinstance(traffic.strategy, DryFedSoda)
-    return traffic.strategy.result.manifest.num_bytes
+    if not settings.tunes or settings.lora.merge:
+        found["model/"] = model
+    return {**found, **work.server_files()}

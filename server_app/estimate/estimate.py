@@ -61,13 +61,7 @@ class Plan:
     @cached_property
     def disk(self) -> Disk:
         """Space on all disks."""
-        return disk_of(
-            self.settings,
-            self.model,
-            self.traffic,
-            self.work.result_parameters(),
-            simulation=self.simulation,
-        )
+        return disk_of(self.work, simulation=self.simulation)
 
     def seconds_of_round(self, client: int, speeds: Speeds) -> float:
         """Return the seconds of a client's round, with the traffic of its busiest round."""

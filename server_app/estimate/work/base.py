@@ -12,6 +12,8 @@ OWN_WINDOWS = 48
 """Assumed number of sequences of a client's own held-out text, which is unknown in advance."""
 EXPORT_WINDOWS = 4
 """Number of sequences of evaluation text for the check of an export."""
+KEPT_ROUNDS = 2
+"""Number of rounds whose replies and state a client keeps."""
 
 
 class Work(ABC):
@@ -28,6 +30,7 @@ class Work(ABC):
     """Types of the processes of client and server, which determine their libraries."""
 
     def __init__(self, traffic: RunTraffic) -> None:
+        self.traffic = traffic
         self.settings = traffic.settings
         self.model = traffic.model
         self.plan = traffic.model.plan
@@ -62,6 +65,14 @@ class Work(ABC):
     def result_parameters(self) -> int:
         """Return the number of parameters of the resulting model, or of each client's."""
         return self.sizes.parameters
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of a client's files by kind, without messages and its own model."""
+        return {}
+
+    def server_files(self) -> dict[str, int]:
+        """Return the bytes of further files of the run directory, by kind."""
+        return {}
 
     # ----- processes ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from server_app.estimate.memory import Moment, Process
 from server_app.estimate.sizes import FLOAT32, FLOAT64
 from server_app.estimate.step_memory import whole_step_bytes
 from server_app.estimate.traffic import RunTraffic
-from server_app.estimate.work.base import Work
+from server_app.estimate.work.base import KEPT_ROUNDS, Work
 
 INBOX_STRETCH = 8 * 1024 * 1024
 """Bytes of all clients' masks that are read together."""
@@ -39,6 +39,17 @@ class BlockWalk(Work):
         """Return the operations of two passes through each block: statistics, then its outputs."""
         windows, tokens = self.windows
         return 2 * self.forward(windows * tokens)
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of hidden states, if they are on disk."""
+        hidden = 2 * self.hidden_states()
+        on_disk = self.settings.activations == "disk"
+        return {"hidden states in a file without a name": hidden} if on_disk else {}
+
+    def hidden_states(self) -> int:
+        """Return the bytes of the hidden states of all samples between two blocks."""
+        windows, tokens = self.windows
+        return windows * tokens * self.sizes.width * self.sizes.computed
 
 
 class Masking(BlockWalk):
@@ -79,6 +90,17 @@ class Masking(BlockWalk):
             "masks of all clients": INBOX_STRETCH,
         }
         return [Moment("voting", {**votes, "a matrix": weights})]
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of hidden states, which iterative pruning keeps for the next round."""
+        job = self.settings.job
+        iterative = isinstance(job, FedPrLLMSettings) and job.strategy == "iterative"
+        kept = {"hidden states": KEPT_ROUNDS * self.hidden_states()} if iterative else {}
+        return {**kept, **super().client_files()}
+
+    def server_files(self) -> dict[str, int]:
+        """Return the bytes of the masks."""
+        return {"masks": self.plan.num_weights // 8}
 
 
 class KeptWeights(Masking):
@@ -173,6 +195,13 @@ class OneLayer(BlockWalk):
         """Return the moments of the comparison of blocks, and of training."""
         trained = [self._training(clients)] if self.job.replacement == "layer" else []
         return super().worked(clients, name) + trained
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of hidden states before and behind the layer."""
+        found = super().client_files()
+        if self.job.replacement == "layer":
+            found["hidden states"] = 2 * self.hidden_states()
+        return found
 
     def pooled(self) -> list[Moment]:
         """Return the moment of training on all text."""

@@ -72,12 +72,20 @@ class Tuned(Work):
 
     def weights(self) -> Mapping[str, int]:
         """Return the bytes of the frozen base, as ``load_whole`` keeps it."""
-        chosen = self.settings.training
-        if chosen.base != "nf4":
-            return {"the base": BYTES[chosen.base] * self.base.parameters}
-        plan = self.opened.plan
-        others = self.base.computed * (self.base.parameters - plan.num_weights)
-        return {"the base": nf4_bytes(plan.shapes, chosen.double_quantisation) + others}
+        base = self.settings.training.base
+        if base != "nf4":
+            return {"the base": BYTES[base] * self.base.parameters}
+        others = self.base.parameters - self.opened.plan.num_weights
+        return {"the base": self._codes() + self.base.computed * others}
+
+    def _codes(self) -> int:
+        double = self.settings.training.double_quantisation
+        return nf4_bytes(self.opened.plan.shapes, double)
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of the base in NF4."""
+        quantised = self.settings.training.base == "nf4"
+        return {"the quantised base": self._codes()} if quantised else {}
 
     def step(self) -> int:
         """Return the bytes of a forward and backward pass.
@@ -212,6 +220,16 @@ class SubTuned(Tuned):
     def opened(self) -> OpenedModel:
         """Sub-model that clients train on."""
         return self.sub.model
+
+    def client_files(self) -> dict[str, int]:
+        """Return the bytes of the sub-model, and of a piece while it arrives."""
+        size = self.sub.manifest.num_bytes
+        piece = min(self.settings.part_bytes, size)
+        return {"the sub-model, and a piece of it": size + piece}
+
+    def server_files(self) -> dict[str, int]:
+        """Return the bytes of the sub-model."""
+        return {"sub-model/": self.sub.manifest.num_bytes}
 
     def received(self) -> Moment:
         """Return the moment at which a piece of the sub-model exists three times."""
