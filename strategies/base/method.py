@@ -67,6 +67,8 @@ class Method(Strategy):
         """Clients of the round that lost their state and are receiving it again."""
         self._reports: dict[int, dict[str, Any]] = {}
         """Report of each client of the round, from its first reply part."""
+        self._parts_of: dict[int, Sequence[Sequence[str]]] = {}
+        """Blob keys of each part of the same reply."""
         self.look: Callable[[Sequence[int]], dict[str, Any]] | None = None
         """Function that evaluates the intermediate result for the given clients, or None.
 
@@ -426,7 +428,8 @@ class Method(Strategy):
         header = letter.header
         if header.kind == "train":
             self._reports[header.client] = letter.scalars
-        cut = self.reply_parts(header.server_round, header.client)
+            self._parts_of[header.client] = self.reply_parts(header.server_round, header.client)
+        cut = self._parts_of[header.client]
         following = header.part + 1
         if following == len(cut):
             return None
