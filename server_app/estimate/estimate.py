@@ -13,6 +13,7 @@ from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
 from server_app.estimate.disk import Disk, disk_of
 from server_app.estimate.dry_runs.dry_run import CASES
+from server_app.estimate.dry_runs.tuning import DryTuning
 from server_app.estimate.exchange import Traffic
 from server_app.estimate.flower_processes import superlink, supernode
 from server_app.estimate.memory import Memory
@@ -129,13 +130,17 @@ class Plan:
 
     def _head(self) -> list[str]:
         plan = self.model.plan
-        return [
+        blocks = count(len(plan.blocks), "block")
+        clients = count(self.settings.num_clients, "client")
+        lines = [
             f"{self.settings.method}: {METHODS[self.settings.method].title}",
-            (
-                f"model of {plan.num_parameters:,} parameters in"
-                f" {count(len(plan.blocks), 'block')}; {count(self.settings.num_clients, 'client')}"
-            ),
+            f"model of {plan.num_parameters:,} parameters in {blocks}; {clients}",
         ]
+        strategy = self.traffic.strategy
+        if isinstance(strategy, DryTuning):
+            trained = strategy.averaged.adapters.num_parameters
+            lines.append(f"a client trains {trained:,} parameters at most")
+        return lines
 
     def _bytes(self) -> list[str]:
         rows = [("round", "message", "down", "up", "messages"), *self._shortened()]

@@ -1,5 +1,6 @@
 """Dry runs of the methods that train adapters."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
@@ -135,8 +136,6 @@ class DryFedSpine(DryTuning, FedSpine):
     def new_result(self) -> RefinedResult:
         """Return adapters without values, and whole models."""
         run = self.run
-        self._reached: dict[tuple[bytes, float], bool] = {}
-        self._cut = cache(self._cut_of)
         return RefinedResult(run.settings, run.model, run.checkpoint.blobs, None, {})
 
     def blob_for(self, client: int, key: str, limit: int) -> bytes:
@@ -169,14 +168,19 @@ class DryFedSpine(DryTuning, FedSpine):
         if client not in self._arms:
             return False
         # In the case of the most bytes a device is asked although it cannot cut more.
-        return self.case == "most" or not self._reaches(client, self._arms[client].pruned)
+        share = self._arms[client].pruned
+        return self.case == "most" or not self._reaches(self.refined.bits(client), share)
 
-    def _reaches(self, client: int, share: float) -> bool:
-        # Devices have the same few cuts, each of which has millions of groups.
-        key = (self.refined.bits(client), share)
-        if key not in self._reached:
-            self._reached[key] = self.units.reaches(self.refined.cut_of(client), share, self.job)
-        return self._reached[key]
+    # Devices have the same few cuts, each of millions of groups.
+
+    @cached_property
+    def _reaches(self) -> Callable[[bytes, float], bool]:
+        units = self.units
+        return cache(lambda bits, share: units.reaches(units.read(bits), share, self.job))
+
+    @cached_property
+    def _cut(self) -> Callable[[float], bytes]:
+        return cache(self._cut_of)
 
     def note_delivered(self, letter: Letter) -> None:
         """Store the cut with which a device answers a question."""
