@@ -9,7 +9,7 @@ from espalier.methods.llm_pruner.settings import LlmPrunerSettings
 from espalier.methods.llm_streamline.settings import LlmStreamlineSettings
 from espalier.methods.slicegpt.settings import SliceGptSettings
 from espalier.models.plan import ModelPlan
-from espalier.settings.structured import CutSettings
+from espalier.settings.structured import StructuredSettings
 from pruning_kernels.compiled import WORTH_COMPILING
 from server_app.estimate.memory import Moment, Process
 from server_app.estimate.sizes import FLOAT32, FLOAT64
@@ -145,7 +145,7 @@ class Cut(BlockWalk):
 
     def result_parameters(self) -> int:
         """Return the parameters that remain after the cut."""
-        job = self.settings.of(CutSettings)
+        job = self.settings.of(StructuredSettings)
         return smaller(self.plan, job.share, job.share_of)
 
 
