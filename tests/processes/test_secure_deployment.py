@@ -31,7 +31,14 @@ from deployment import (
     wait_for_port,
 )
 
-pytestmark = pytest.mark.processes
+from espalier.flower.version import sites_share_port
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        sites_share_port(), reason="for Flower 1.39; test_reverse_proxy follows the page for 1.40"
+    ),
+]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 WALK, OTHER_WAYS = PAGE[PAGE.index("\n## 3. ") :].split("\n## 6. ")
