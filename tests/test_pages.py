@@ -26,6 +26,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "methods").glob("*.md")),
+    *sorted((ROOT / "docs" / "api").glob("*.md")),
 ]
 WRITTEN = [page for page in PAGES if page.name != "settings.md"]
 """Pages that are written by hand."""
@@ -127,6 +128,16 @@ def test_files_and_functions_of_a_method_are_where_its_page_says(page: Path) -> 
             assert file.exists(), name
         elif file is not None and re.fullmatch(r"[A-Z]\w*(\.\w+)?|[a-z]+(_[a-z]+)+", name):
             assert name in defined_in(file), (file.name, name)
+
+
+def test_the_api_pages_name_modules_classes_and_functions_that_exist() -> None:
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    names = [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
+    assert len(names) > 20
+    for name in names:
+        module, _, item = name.rpartition(".")
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        assert item in defined_in(file) if file.exists() else find_spec(name) is not None, name
 
 
 @pytest.mark.parametrize("method", METHODS)
