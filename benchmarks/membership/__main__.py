@@ -75,13 +75,13 @@ def report(clients: Clients, found: list[tuple[str, int, Outcome]]) -> str:
         "",
         (
             f"Model `{clients.opened.directory.name}`; {clients.number} clients with"
-            f" {clients.windows} windows of {clients.tokens} tokens each, {tokens} tokens, of"
+            f" {clients.windows} samples of {clients.tokens} tokens each, {tokens} tokens, of"
             f" Python's {clients.source}; seed {clients.seed}. Each client is a trial: the server"
             " ranks what it knows of every client by how well it fits one reply."
         ),
         "",
         (
-            f"| reply | windows known | recognised (by chance {1 / clients.number:.2g} of the"
+            f"| reply | known samples | recognised (by chance {1 / clients.number:.2g} of the"
             " trials) | sender ahead of another client, pairs (by chance 50%) |"
         ),
         "|---|---|---|---|",

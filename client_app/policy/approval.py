@@ -12,7 +12,7 @@ others. The contribution of a site whose reply is refused is missing in the roun
 
 Does not cover: enrolment, failure replies, and replies without tensors and numbers, which only show
 that a site is active; the times of all messages; a program that does not ask for approval (see
-docs/privacy.md).
+docs/privacy-reference.md).
 """
 
 import sys

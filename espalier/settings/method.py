@@ -72,8 +72,9 @@ class MethodSettings(Table):
 
         Returns
         -------
-        Mapping from the name of a limit in the site policy to the keys that cause the demand, in
-        words, and its amount.
+        Mapping
+            From the name of a limit in the site policy to the keys that cause the demand, in
+            words, and its amount.
         """
         return {}
 

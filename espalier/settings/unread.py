@@ -21,8 +21,9 @@ def not_read(
 
     Returns
     -------
-    Mapping from an unread key to the key whose value is the reason, and to the values, in words,
-    with which it would be read.
+    Mapping
+        From an unread key to the key whose value is the reason, and to the values, in words, with
+        which it would be read.
     """
     found: dict[str, tuple[str, str]] = {}
 

@@ -86,8 +86,10 @@ def limited_by_median(
 
     Returns
     -------
-    parts : moments of each party; unchanged for fewer than three parties and within the limits
-    excesses : factor by which each party's worst number exceeds its limit; 1 if none does
+    parts : list of Moments
+        Moments of each party; unchanged for fewer than three parties and within the limits.
+    excesses : list of float
+        Factor by which each party's worst number exceeds its limit; 1 if none does.
     """
     if len(parts) < LEAST_CLIENTS:
         return list(parts), [1.0] * len(parts)

@@ -93,8 +93,9 @@ class Inbox:
 
         Yields
         ------
-        (first word, (clients, words) uint64), clients in the given order. The array is reused for
-        the next stretch.
+        tuple of int and array
+            First word, and (clients, words) uint64 with clients in the given order. The array is
+            reused for the next stretch.
         """
         files = [
             self.root / f"{client:05d}" / key

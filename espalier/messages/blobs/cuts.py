@@ -195,7 +195,8 @@ def delivery_of_cuts(
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
         observer=(
-            "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
+            "That the federated result arrived, and nothing else. It is sent with"
+            " `evaluation.own-text`."
         ),
         check_values=SomeOfEachKindStays(plan),
     )

@@ -154,9 +154,9 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
         specs={key: specs for block in blobs for key, specs in block.items()},
         parts=[[key for index in part for key in blobs[index]] for part in parts],
         observer=(
-            "that the federated result arrived, nothing else; it is sent with"
+            "That the federated result arrived, and nothing else. It is sent with"
             " `evaluation.own-text`, and in iterative pruning to a client that lost its hidden"
-            " states"
+            " states."
         ),
         check_order=a_number_per_block,
     )
@@ -220,7 +220,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
-        more="the masks of further blocks, as in train",
+        more="The masks of further blocks, as in train.",
         brought=decided,
         check_values=ExactSparsity(plan, settings),
         check_order=a_number_of_voters,
@@ -241,9 +241,9 @@ def largest_orders(
 
 
 OBSERVER = (
-    "for every weight one bit: whether this client would prune it, given its text (who knows a few"
-    " of its windows can recognise the mask by them, whatever `least-tokens` says); and how long it"
-    " took"
+    "One bit per weight: whether this client would prune it, given its text. Whoever knows some of"
+    " the samples can recognise them in the reply, whatever `least-tokens` says. Also how long the"
+    " work took."
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {"deliver": {"num_voters": [1], "decided": 2}}

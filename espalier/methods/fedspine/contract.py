@@ -192,16 +192,16 @@ def largest_orders(
 
 sizes_vary = tuning.sizes_vary
 ASKED = (
-    "which attention groups and feed-forward channels this client cuts, those whose weights matter"
-    " least to its data: one bit each; no importance of any leaves it, and what it says is told"
-    " once in a round; a client that lost what it measured cuts nothing, which tells that it did"
+    "Which attention groups and feed-forward channels this client removes, one bit each: those"
+    " whose weights matter least to its data. Importances never leave it, and it answers once per"
+    " round. A client that lost its importances removes nothing, which shows that it lost them."
 )
 OBSERVER = (
-    "adapters of the client's smaller model, trained on its data, of which all holds that is said"
-    " of `fedpetuning`'s; the mean loss of the first and of the second half of the round's steps on"
-    " its own data, three decimals each, and a term of what its LoRA modules are worth, three"
-    " digits; with `client-weights` = `samples` alone, how many training sequences it has; how many"
-    " steps failed; and how long it took"
+    "Adapters of the client's smaller model, trained on its data: everything that is said about"
+    " those of `fedpetuning` applies. The mean loss of the first and of the second half of the"
+    " round's steps on its own data, three decimals each, and a term of the importance of its LoRA"
+    " modules, three digits. With `client-weights` = `samples` only: the number of training"
+    " sequences. Also how many steps failed, and how long the training took."
 )
 
 EXAMPLES: dict[Kind, Mapping[str, Any]] = {**tuning.EXAMPLES, "deliver": {"pruned": 0.1}}

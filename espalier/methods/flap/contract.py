@@ -104,7 +104,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
-        more="the moments of further blocks, as in train",
+        more="The moments of further blocks, as in train.",
         check_values=partial(possible, tokens=most),
         check_report=no_more_than_asked,
     )
@@ -122,10 +122,11 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 OBSERVER = (
-    "for every input channel of the attention's output and of down, in every block, its mean over"
-    " this client's windows and how much it varies, and over how many tokens (who knows a few of"
-    " the windows can recognise them; over few tokens the means come close to what single tokens"
-    " made: the site's `least-tokens` says how many they are at least); and how long it took"
+    "For every input channel of the attention's output and of `down`, in every block: its mean over"
+    " this client's samples, how much it varies, and the number of tokens. Over few tokens the"
+    " means come close to the values of single tokens; the site's `least-tokens` sets the minimum."
+    " Whoever knows some of the samples can recognise them in the reply, whatever `least-tokens`"
+    " says. Also how long the work took."
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}

@@ -108,7 +108,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
-        more="the same of further blocks, as in train of round 1",
+        more="The same of further blocks, as in train of round 1.",
         check_values=partial(possible, lowest=lowest, rearranged=job.rearranged),
     )
     return reply.contract(request, run.method)
@@ -125,7 +125,7 @@ def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER_OF_EQUATIONS,
-        more="the same of further blocks, as in train of round 2",
+        more="The same of further blocks, as in train of round 2.",
         brought=along,
         fetched_with=along,
         check_brought=SomeOfEachKindStays(plan),
@@ -144,23 +144,23 @@ def sizes_vary(run: RunSettings) -> bool:
 
 
 OBSERVER = (
-    "for every key-value group and feed-forward channel of the blocks that may be cut one number:"
-    " weights times the gradient of this client's loss on all its windows, summed over the unit, or"
-    " the squares of such sums, window by window, added up (who knows some of the windows may"
-    " recognise them; the site's `least-tokens` says how many tokens they are at least; the sums"
-    " are far fewer than the gradient's numbers, and say by which units the text moves the model);"
-    " with `rearrange`, how such sums of each two units of a block and kind go together over"
-    " windows, from which those of each window can be worked out but for a rotation among windows,"
-    " which is unknown (of a single window but for the sign; with fewer windows than units also how"
-    " many they are); and how long it took"
+    "One number for every key-value group and feed-forward channel of the blocks that may be"
+    " pruned: weights times the gradient of this client's loss on its samples, summed over the"
+    " group, or the squares of such sums, added up over samples. The site's `least-tokens` sets the"
+    " minimum number of tokens. There are far fewer numbers than in the gradient; they tell which"
+    " groups the text uses. Whoever knows some of the samples may recognise them. With `rearrange`"
+    " also how the sums of each two groups of a block and kind are correlated over samples. From"
+    " this the sums of each sample can be computed except for an unknown rotation among samples, or"
+    " the sign of a single sample; with fewer samples than groups also the number of samples. Also"
+    " how long the work took."
 )
 OBSERVER_OF_EQUATIONS = (
-    "for each two groups or channels of a block that stay, how what they add to the residual stream"
-    " goes together, summed over all tokens of this client's windows in the model that is cut (the"
-    " site's `least-tokens` says over how many at least), and for each the same with what all units"
-    " of the block would add: which units are at work at once on its text; the server says what is"
-    " cut, so it chooses at which units it looks; who knows some of the windows may recognise them;"
-    " and how long it took"
+    "For each two groups or channels of a block that stay: the inner product of what they add to"
+    " the residual stream, summed over all tokens of this client's samples in the pruned model, and"
+    " for each the inner product with what all groups of the block would add. It tells which groups"
+    " are active together on the text. The site's `least-tokens` sets the minimum number of tokens."
+    " The server chooses what is removed, and so it influences what it learns. Whoever knows some"
+    " of the samples may recognise them. Also how long the work took."
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}

@@ -123,7 +123,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         specs=specs,
         parts=parts,
         observer=OBSERVER_OF_LAYER,
-        more="further tensors of the layer, as in train",
+        more="Further tensors of the layer, as in train.",
         brought={key: specs[key] for key in parts[-1]} if request.header.server_round > 2 else {},
         check_brought=values.check,
         check_values=values.check,
@@ -238,24 +238,25 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         order=Replace,
         specs=layer_specs(plan, run, order.start) if trained else {},
         parts=layer_parts(plan, run, order.start) if trained else [[]],
-        observer="that a part of the layer arrived, nothing else",
+        observer="That a part of the layer arrived, and nothing else.",
         check_values=_Values(plan, run, order).check,
     )
     return delivery.contract(request, run.method)
 
 
 OBSERVER = (
-    "for every stretch of blocks that may go one number: the cosine between what goes into it and"
-    " what comes out, as a mean over this client's windows; over how many tokens; and how long it"
-    " took"
+    "One number for every sequence of neighbouring blocks that may be removed: the cosine between"
+    " its input and its output, as a mean over this client's samples. Also the number of tokens,"
+    " and how long the work took."
 )
 OBSERVER_OF_LAYER = (
-    "one layer, trained on hidden states of this client's windows, whose difference from the layer"
-    " that it was sent is the sum of its optimiser's steps: with one step little less than a"
-    " gradient, from which text may be recovered in part; more tokens (the site's `least-tokens`)"
-    " and steps make it harder, not impossible; the server chooses the layer to begin with, so it"
-    " chooses at what it looks; with `client-weights` = `samples`, how many windows it has; how"
-    " many steps failed; and how long it took"
+    "One layer, trained on hidden states of this client's samples. Its difference from the layer"
+    " that was sent to the client is the sum of the optimiser's steps. With one step this tells"
+    " nearly as much as a gradient, from which text may be recovered in part. More tokens (the"
+    " site's `least-tokens`) and more steps make this harder, not impossible. The server chooses"
+    " the initial layer, and so it influences what it learns. With `client-weights` = `samples`:"
+    " the number of calibration samples. Also how many steps failed, and how long the training"
+    " took."
 )
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {
