@@ -51,11 +51,7 @@ def sub_model(settings: RunSettings, base: OpenedModel) -> SubModel:
         OpenedModel(base.directory, Structure.whole(base.plan).with_blocks(kept)) if gone else base
     )
     left = job.emulator_of(len(kept))
-    aligned = (
-        list(left)
-        if job.aligned == "all"
-        else list(left)[: job.groups if job.drop == "similar" else 0]
-    )
+    aligned = list(left) if job.drop == "uniform" else list(left)[: job.groups]
     return SubModel(model, _files(settings, model), aligned if job.aligns else [])
 
 

@@ -24,10 +24,6 @@ class NamesPublicText(Protocol):
     def public_windows(self) -> int:
         """Number of samples."""
 
-    @property
-    def public_window_tokens(self) -> int:
-        """Number of tokens in a sample."""
-
 
 def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> Tensor:
     """Return samples of the public text, shape (windows, tokens), int64.
@@ -42,20 +38,19 @@ def public_windows(settings: RunSettings, job: NamesPublicText, model: OpenedMod
     return evaluation_windows(
         public_text(job.public_text, path, what),
         model.encode,
-        job.public_window_tokens,
+        settings.evaluation.window_tokens,
         job.public_windows,
         what,
     )
 
 
-def require_public_text(settings: RunSettings, job: NamesPublicText, model: OpenedModel) -> None:
-    """Check that models are not evaluated on the public text, and that its samples fit the model.
+def require_public_text(settings: RunSettings, job: NamesPublicText) -> None:
+    """Check that models are not evaluated on the public text.
 
     Raises
     ------
     InputError
-        The text is an evaluation text or the test file, or a sample is longer than the model's
-        context. The message names the key.
+        The text is an evaluation text or the test file. The message names the key.
     """
     method = settings.method
     chosen = job.public_text
@@ -69,12 +64,6 @@ def require_public_text(settings: RunSettings, job: NamesPublicText, model: Open
         raise InputError(
             f"{method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and"
             " would be made for what they are tested on; name another text"
-        )
-    positions = model.num_positions
-    if positions is not None and job.public_window_tokens > positions:
-        raise InputError(
-            f"{method}.public-window-tokens = {job.public_window_tokens}: the model has {positions}"
-            f" positions ({model.positions_key} in its config.json); set it to {positions} or less"
         )
 
 

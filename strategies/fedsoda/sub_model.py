@@ -107,7 +107,7 @@ class SubModelResult:
         """Blocks of the sub-model whose LoRA is aligned."""
         return (
             list(self._emulator)
-            if self.job.aligned == "all"
+            if self.job.drop == "uniform"
             else [group.smaller for group in self.groups]
         )
 

@@ -164,7 +164,6 @@ CASES = {
             "fedsoda.pre-align-steps": 3,
             "fedsoda.realign-every": 0,
             "fedsoda.public-windows": 4,
-            "fedsoda.public-window-tokens": 32,
             "lora.targets": "attn.q,attn.v,mlp.down",
         },
         OF_SOME_UPDATES,

@@ -45,8 +45,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "fedsoda",
         TRAINED | {
             "fedsoda.adapter-layers": 1, "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.pre-align-steps": 2,
-            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "fedsoda.public-windows": 4, "fedsoda.align-batch": 2,
-            "fedsoda.public-window-tokens": 16, "fedsoda.emulator": "stored",
+            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "fedsoda.public-windows": 4,
+            "fedsoda.emulator": "stored",
         },
     ),
     "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4, "sft-p.width": 6}),

@@ -156,8 +156,8 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "fedprllm.pattern = ''",
         ),
         (
-            "fedspallm fedspallm.local-method=wanda fedspallm.damping=0.1",
-            "fedspallm.damping = 0.1",
+            "fedspallm fedspallm.local-method=wanda fedspallm.damping-mean=all",
+            "fedspallm.damping-mean = 'all'",
             "fedspallm.local-method = 'wanda'",
             "fedspallm.local-method = 'sparsegpt'",
         ),

@@ -82,7 +82,6 @@ METHODS = {
             "fedsoda.group-layers=1",
             "fedsoda.groups=1",
             "fedsoda.public-text={folder}/align.txt",
-            "fedsoda.public-window-tokens=32",
             "fedsoda.public-windows=4",
             "fedsoda.pre-align-steps=2",
             "fedsoda.realign-steps=2",

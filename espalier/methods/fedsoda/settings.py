@@ -5,7 +5,7 @@ The server keeps the sub-model aligned with the full model.
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from espalier.amounts import count
 from espalier.errors import InputError
@@ -28,9 +28,6 @@ class FedSodaSettings(AdapterAveraging):
     ROUNDS = 10
     NEEDS_BASE_MODEL = False
     READ_WITH: ClassVar[ReadWith] = {
-        "group-layers": {"drop": ("similar",)},
-        "groups": {"drop": ("similar",)},
-        "dropped-layers": {"drop": ("uniform",)},
         "uniform-rounding": {"drop": ("uniform",)},
     }
 
@@ -46,17 +43,17 @@ class FedSodaSettings(AdapterAveraging):
         "similar",
         description=(
             "Blocks of the emulator that are dropped: in `groups` groups of adjacent blocks with"
-            " similar outputs all but the first (FedSODA), or blocks at equal distances (FedOT,"
-            " FedBiOT)."
+            " similar outputs all but the first (FedSODA), or as many blocks at equal distances"
+            " (FedOT, FedBiOT). The server aligns the LoRA of these first blocks with `similar`,"
+            " and that of the whole emulator with `uniform`. `training.proximal` pulls a client's"
+            " LoRA to the round's global values with `similar`, and to the initial values"
+            " (FedBiOT) with `uniform`."
         ),
     )
     group_layers: int = Field(
         3, ge=0, description="Number of blocks that are dropped from each group (n)."
     )
     groups: int = Field(4, ge=1, description="Number of groups of blocks (p).")
-    dropped_layers: int = Field(
-        12, ge=0, description="Number of blocks that are dropped at equal distances."
-    )
     uniform_rounding: Literal["nearest", "down"] = Field(
         "nearest",
         description=(
@@ -72,13 +69,6 @@ class FedSodaSettings(AdapterAveraging):
             " stored in the base model's files."
         ),
     )
-    aligned: Literal["starts", "all"] = Field(
-        "starts",
-        description=(
-            "Blocks of the emulator whose LoRA the server trains: the first ones of pruned groups,"
-            " or all (FedBiOT)."
-        ),
-    )
     public_text: str = Field(
         "code",
         min_length=1,
@@ -88,12 +78,11 @@ class FedSodaSettings(AdapterAveraging):
             " `evaluation.texts`."
         ),
     )
-    public_windows: int = Field(64, ge=1, description="Number of samples of the public text.")
-    public_window_tokens: int = Field(
-        256,
-        ge=2,
+    public_windows: int = Field(
+        64,
+        ge=1,
         description=(
-            "Tokens per sample of the public text; at most the model's number of positions."
+            "Number of samples of the public text, of `evaluation.window-tokens` tokens each."
         ),
     )
     pre_align_steps: int = Field(
@@ -103,47 +92,14 @@ class FedSodaSettings(AdapterAveraging):
     realign_every: int = Field(
         5, ge=0, description="Number of rounds between realignments (r); 0: none."
     )
-    align_batch: int = Field(4, ge=1, description="Number of samples in a step of alignment.")
     align_learning_rate: float = Field(
-        1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of alignment (AdamW)."
-    )
-    representation_weight: float = Field(
-        1.0,
-        ge=0,
+        1e-3,
+        gt=0,
+        le=MOST_LEARNING_RATE,
         description=(
-            "Weight of the distances between hidden states of sub-model and full model (alpha)."
+            "Learning rate of alignment (AdamW). A step has `training.batch-size` public samples."
         ),
     )
-    divergence_weight: float = Field(
-        1.0,
-        ge=0,
-        description="Weight of the Kullback-Leibler divergence between their predictions (beta).",
-    )
-    proximal_to: Literal["global", "first"] = Field(
-        "global",
-        description=(
-            "Target of `training.proximal` for a client's LoRA: the round's global values"
-            " (FedSODA), or the initial values (FedBiOT)."
-        ),
-    )
-
-    @model_validator(mode="after")
-    def _something_is_aligned_by_something(self) -> "FedSodaSettings":
-        if self.representation_weight == self.divergence_weight == 0:
-            raise ValueError(
-                "representation-weight and divergence-weight are both 0; nothing would be aligned:"
-                " raise one"
-            )
-        if (
-            self.aligned == "starts"
-            and self.drop == "uniform"
-            and (self.pre_align_steps or self.realign_every)
-        ):
-            raise ValueError(
-                "aligned = 'starts': blocks that go at even distances leave no groups; set aligned"
-                " = 'all', or pre-align-steps and realign-every to 0"
-            )
-        return self
 
     @property
     def brings_nf4(self) -> str:
@@ -162,11 +118,11 @@ class FedSodaSettings(AdapterAveraging):
     @property
     def num_dropped(self) -> int:
         """Number of blocks that are dropped."""
-        return self.group_layers * self.groups if self.drop == "similar" else self.dropped_layers
+        return self.group_layers * self.groups
 
     def pulls_to_first(self, training: TrainingSettings) -> bool:
         """Return whether a proximal term pulls a client's LoRA towards its initial values."""
-        return self.proximal_to == "first" and training.proximal > 0
+        return self.drop == "uniform" and training.proximal > 0
 
     def emulator_of(self, num_blocks: int) -> range:
         """Return the emulator's blocks in a model, full or smaller, with ``num_blocks`` blocks.
@@ -198,7 +154,6 @@ class FedSodaSettings(AdapterAveraging):
         """
         changes = {
             "steps": steps,
-            "batch-size": self.align_batch,
             "accumulation": 1,
             "learning-rate": self.align_learning_rate,
             "schedule": "constant",

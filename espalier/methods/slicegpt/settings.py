@@ -24,8 +24,7 @@ class SliceGptSettings(MethodSettings):
         "covariances": "public"
     }
     READ_WITH: ClassVar[ReadWith] = {
-        key: {"covariances": ("public",)}
-        for key in ("public-text", "public-windows", "public-window-tokens")
+        key: {"covariances": ("public",)} for key in ("public-text", "public-windows")
     }
 
     slicing: float = Field(
@@ -64,12 +63,11 @@ class SliceGptSettings(MethodSettings):
             " text file. It must not be one of `evaluation.texts`."
         ),
     )
-    public_windows: int = Field(64, ge=1, description="Number of samples of the public text.")
-    public_window_tokens: int = Field(
-        256,
-        ge=2,
+    public_windows: int = Field(
+        64,
+        ge=1,
         description=(
-            "Tokens per sample of the public text; at most the model's number of positions."
+            "Number of samples of the public text, of `evaluation.window-tokens` tokens each."
         ),
     )
 

@@ -305,7 +305,7 @@ class SubTuned(Tuned):
         """Return the memory of block comparison, alignment, and the steps of all tuning methods."""
         job = self.settings.of(FedSodaSettings)
         windows = job.public_windows
-        tokens = job.public_window_tokens
+        tokens = self.settings.evaluation.window_tokens
         full = Sizes(self.settings, self.model)
         compared = {
             "hidden states of a group": full.hidden_states(windows, tokens) * (job.group_layers + 1)
@@ -331,8 +331,9 @@ class SubTuned(Tuned):
         settings = self.settings.model_copy(
             update={"training": job.align_training(self.settings.training, 1)}
         )
-        step = step_bytes(self.opened, settings, both, self.base.dtype, job.align_batch, tokens)
-        taught = job.align_batch * tokens * full.vocabulary * FLOAT32 * 2
+        batch = settings.training.batch_size
+        step = step_bytes(self.opened, settings, both, self.base.dtype, batch, tokens)
+        taught = batch * tokens * full.vocabulary * FLOAT32 * 2
         outputs = full.hidden_states(windows, tokens) * (len(self.sub_aligned()) + 1)
         return Moment(
             "aligning",
