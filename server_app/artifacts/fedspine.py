@@ -57,7 +57,7 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         run = self.run
         structure = result.structure_of(client)
         model = OpenedModel(run.model.directory, structure)
-        adapters = result.plan_for(client, run.settings.lora.largest_rank)
+        adapters = result.plan_for(client, run.settings.lora.rank)
         tensors = {
             key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()
         }

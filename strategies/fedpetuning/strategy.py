@@ -196,7 +196,7 @@ class FedPETuning(Method):
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Push the complete result to the clients for the evaluation on their own text."""
         if self.brings_result:
-            largest = self.run.settings.lora.largest_rank
+            largest = self.run.settings.lora.rank
             whole = {seat.client: largest for seat in self.rounds.roster.active()}
             yield from self.deliveries(whole, server_round + 1, omitted=0)
 
@@ -433,7 +433,7 @@ class FedPETuning(Method):
         result.
         """
         if server_round == self.num_rounds:
-            return [self.run.settings.lora.largest_rank] if self.brings_result else []
+            return [self.run.settings.lora.rank] if self.brings_result else []
         return [self.limit_of(seat) for seat in self.rounds.roster.active()]
 
     def _folded(

@@ -237,7 +237,7 @@ class FedSoda(FedPETuning):
             {key: of.tensors(key) for key in of.blobs} for of in (emulator, result.adapter)
         )
         tensors, outcome = alignment.run(teacher, start, adapter)
-        emulator.replace(tensors.items(), [run.settings.lora.largest_rank])
+        emulator.replace(tensors.items(), [run.settings.lora.rank])
         result.aligned = server_round
         first = outcome.losses[0]
         last = outcome.losses[-1]
@@ -343,7 +343,7 @@ class FedSoda(FedPETuning):
     def _emulator_parts(
         self, emulator: AdapterResult
     ) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
-        limit = self.run.settings.lora.largest_rank
+        limit = self.run.settings.lora.rank
         told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=self.result.aligned)
         for keys in parts(emulator.adapters, self.run.settings):
             yield told, {key: emulator.blob(key, limit) for key in keys}

@@ -67,7 +67,7 @@ class Choices:
     @property
     def space(self) -> ArmSpace:
         """Arm space of a device."""
-        largest = self.settings.lora.largest_rank
+        largest = self.settings.lora.rank
         job = self.job
         lowest = min(job.rank_min, largest)
         return ArmSpace(

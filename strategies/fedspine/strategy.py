@@ -104,7 +104,7 @@ class FedSpine(FedPETuning):
         job = self.job
         settings = self.run.settings
         ranks = (
-            f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}"
+            f"ranks {self.choices.space.lowest_rank} to {settings.lora.rank}"
             if job.adaptive_rank
             else "one rank"
         )

@@ -818,10 +818,6 @@ class TestFedSoda(Promises):
             ),
             ({"fedsoda__public_text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)fedsoda.public-text"),
             (
-                {"lora__rank_pattern": "3.attn.q=1"},
-                r"lora.rank-pattern: 3.attn.q: the sub-model has other numbers",
-            ),
-            (
                 {"lora__layers": "0"},
                 r"lora.layers = '0': fedsoda.adapter-layers says which blocks are adapted",
             ),

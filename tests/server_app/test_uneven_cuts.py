@@ -55,7 +55,7 @@ def settings(**changes: Any) -> RunSettings:
 def bounds(run: RunSettings, plan: ModelPlan = PLAN) -> UnevenCuts:
     job = run.of(FedSpineSettings)
     return UnevenCuts(
-        CutUnits.of(plan), job, trained(plan, run), run.federation.payload, run.lora.largest_rank
+        CutUnits.of(plan), job, trained(plan, run), run.federation.payload, run.lora.rank
     )
 
 

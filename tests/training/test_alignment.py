@@ -1,7 +1,6 @@
 """Alignment of a sub-model: the trained tensors, the objective, and its effect on unseen text."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch

@@ -109,11 +109,11 @@ class AdapterAveraging(MethodSettings):
 
     def largest_limit(self, lora: LoraSettings) -> int:
         """Return the largest rank that a client may be asked to train."""
-        return lora.largest_rank
+        return lora.rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the largest rank of a client's adapters; here it is the same for all clients."""
-        return lora.largest_rank
+        return lora.rank
 
 
 class FedPETuningSettings(AdapterAveraging, TimedSettings):

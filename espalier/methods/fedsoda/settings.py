@@ -175,12 +175,6 @@ class FedSodaSettings(AdapterAveraging):
                 f"lora.layers = '{lora.layers}': {method}.adapter-layers says which blocks are"
                 " adapted; leave it at 'all'"
             )
-        for key, names in lora.named_in_patterns().items():
-            if numbered := [name for name in names if name[0].isdigit()]:
-                lines.append(
-                    f"lora.{key}: {', '.join(numbered)}: the sub-model has other numbers; name"
-                    " matrices without a number"
-                )
         if lora.merge and lora.keep_zeros:
             lines.append(
                 f"lora.keep-zeros = true: clients of {method} train on another model than the base;"

@@ -227,7 +227,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
 
     def usual_rank(self, lora: LoraSettings) -> int:
         """Return the rank for devices whose rank is not chosen."""
-        return self.rank or lora.largest_rank
+        return self.rank or lora.rank
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Return the rank of a device's adapters in round 1."""
@@ -238,7 +238,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     ) -> list[str]:
         """Return one error line per conflict between these tables."""
         lines = super().contradictions(method, federation, lora, num_clients)
-        largest = lora.largest_rank
+        largest = lora.rank
         if lora.merge:
             lines.append(
                 f"lora.merge = true: clients of {method} end with models of different shapes, which"

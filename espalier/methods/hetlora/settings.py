@@ -81,7 +81,7 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
         result is then the largest rank.
         """
         given = self._given()
-        return given[min(client, len(given) - 1)] if given else lora.largest_rank
+        return given[min(client, len(given) - 1)] if given else lora.rank
 
     @property
     def limits_differ(self) -> bool:
@@ -103,11 +103,9 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
         """
         lines = super().contradictions(method, federation, lora, num_clients)
         given = self._given()
-        largest = lora.largest_rank
         taken = given[:num_clients]
-        if not taken or max(taken) == largest:
+        if not taken or max(taken) == lora.rank:
             return lines
-        where = "lora.rank" if lora.rank_is_used and largest == lora.rank else "lora.rank-pattern"
         which = "the largest"
         if taken != given:
             which = (
@@ -116,8 +114,8 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
         return [
             *lines,
             (
-                f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of {where} is"
-                f" {largest}; make them equal"
+                f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of lora.rank is"
+                f" {lora.rank}; make them equal"
             ),
         ]
 

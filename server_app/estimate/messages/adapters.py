@@ -75,7 +75,7 @@ class Tuning(Messages):
         return self._result() if self.brings_result else []
 
     def _result(self) -> list[Exchange]:
-        return self.adapters(self.num_rounds + 1, self.settings.lora.largest_rank, omitted=0)
+        return self.adapters(self.num_rounds + 1, self.settings.lora.rank, omitted=0)
 
 
 class HetLoRA(Tuning):
