@@ -8,7 +8,6 @@ from espalier.settings.method import MethodSettings
 from espalier.settings.table import ReadWith, Table
 
 Payload = Literal["float32", "bfloat16", "nf4"]
-ROUNDED = ("bfloat16", "nf4")
 
 
 class FederationSettings(Table):
@@ -59,42 +58,16 @@ class FederationSettings(Table):
             " clients. `summary.json` lists the clients that were limited (`capped`)."
         ),
     )
-    max_capability_ratio: float = Field(
-        4.0,
-        ge=1,
-        description=(
-            "Maximum capability of a node as a multiple of the median capability; a larger stated"
-            " value is reduced."
-        ),
-    )
     payload: Payload = Field(
         "float32",
         description=(
             "Wire format of adapters and of llm-streamline's layer: 4 bytes per number, 2 with"
-            " `bfloat16`, 0.5625 with `nf4`."
-        ),
-    )
-    rounding: Literal["differences", "values"] = Field(
-        "differences",
-        description=(
-            "Numbers that are rounded to `bfloat16` or `nf4`: the change that a round's training"
-            " made, or the adapters' values. The number of bytes is the same."
-        ),
-    )
-    error_feedback: bool = Field(
-        True, description="Add what rounding to the wire format loses to the next update."
-    )
-    keep_optimizer: bool = Field(
-        False,
-        description=(
-            "Continue a client's AdamW from round to round instead of starting anew; its moments"
-            " stay at the client. Not with `svd`."
+            " `bfloat16`, 0.5625 with `nf4`. With `bfloat16` and `nf4` a client sends the change that"
+            " its training made; what rounding loses is added to the next update."
         ),
     )
 
     READ_WITH: ClassVar[ReadWith] = {
-        "rounding": {"payload": ROUNDED},
-        "error-feedback": {"payload": ROUNDED},
         "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")},
     }
 
@@ -116,7 +89,7 @@ class FederationSettings(Table):
 
         The server then adds the change to its own global adapters.
         """
-        return self.payload != "float32" and self.rounding == "differences"
+        return self.payload != "float32"
 
     def clients_of_round(self, clients: int) -> int:
         """Return how many of ``clients`` clients take part in a round, at least one."""

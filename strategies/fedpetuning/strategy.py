@@ -74,11 +74,7 @@ class FedPETuning(Method):
         self.job = run.settings.of(AdapterAveraging)
         self.federation = run.settings.federation
         self.result = self.new_result()
-        steps = run.settings.training.steps
-        steps_before = (self.federation.rounds - 1) * steps if self.federation.keep_optimizer else 0
-        self.reach = Reach(
-            run.settings.training, steps_before, differences=self.federation.sends_differences
-        )
+        self.reach = Reach(run.settings.training, differences=self.federation.sends_differences)
         self.fleet = fleet_of_run(run.settings, simulation=run.simulation)
         self._limits: dict[int, int] = {}
         """Maximum rank that each client of the round trains."""

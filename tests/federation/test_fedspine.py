@@ -663,10 +663,6 @@ class TestFedSpine(PersonalPromises):
             ),
             ({"fedspine__fleet": ""}, "fedspine.fleet = ''"),
             (
-                {"federation__keep_optimizer": True},
-                "method = 'fedspine' gives the adapters other directions|does not read it",
-            ),
-            (
                 {"fedspine__fleet": "none.toml"},
                 "fedspine.fleet = 'none.toml': there is no none.toml; conf/devices has some",
             ),

@@ -39,7 +39,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "llm-streamline",
         {"llm-streamline.share": 0.25, "llm-streamline.steps": 2, "llm-streamline.batch-windows": 2, "federation.rounds": 1},
     ),
-    "adapters": ("fedpetuning", TRAINED | {"lora.merge": True, "federation.keep-optimizer": True}),
+    "adapters": ("fedpetuning", TRAINED | {"lora.merge": True}),
     "adapters of several ranks": ("hetlora", {**TRAINED, "lora.dropout": 0.1, "training.proximal": 0.1}),
     "a sub-model": (
         "fedsoda",

@@ -168,12 +168,6 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "hetlora.se",
         ),
         (
-            "hetlora federation.error-feedback=true",
-            "federation.error-feedback = True",
-            "federation.payload = 'float32'",
-            "federation.payload",
-        ),
-        (
             "TEXT data.field=body",
             "data.field = 'body'",
             "data.source = 'text'",

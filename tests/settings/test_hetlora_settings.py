@@ -45,18 +45,6 @@ def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
         parse(hetlora(hetlora__ranks=ranks))
 
 
-@pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
-def test_an_optimiser_cannot_go_on_through_the_svd(method: str) -> None:
-    with pytest.raises(
-        EspalierError,
-        match=(
-            rf"^.*\n  federation.keep-optimizer = true: {method}.aggregation = 'svd' gives the"
-            r" adapters"
-        ),
-    ):
-        parse({"method": method, "federation.keep-optimizer": True, f"{method}.aggregation": "svd"})
-
-
 @pytest.mark.parametrize(("ranks", "largest"), [("2,4", 4), ("2,16", 16)])
 def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> None:
     with pytest.raises(EspalierError) as caught:

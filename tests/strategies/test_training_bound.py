@@ -55,17 +55,6 @@ def test_by_hand() -> None:
     assert largest_step(0.0, 0.0, 7) == pytest.approx(1.0)
 
 
-def test_moments_that_are_kept_reach_further() -> None:
-    """The last of many steps move a number further than the first ones can."""
-    training = any_training(learning_rate=1.0, steps=2)
-    steps = 40
-    values = adamw([1e-3 * (0.9 / 0.999) ** (steps - k) for k in range(1, steps + 1)])
-    moved = abs(values[-1] - values[-3])
-    anew = Reach(training)
-    kept = Reach(training, steps_before=steps - 2)
-    assert anew.distance < moved <= kept.distance
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     gradients=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),

@@ -9,7 +9,6 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.fleet import TimedSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
-from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
 
 if TYPE_CHECKING:
@@ -21,15 +20,11 @@ class AdapterAveraging(MethodSettings):
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
         "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
-        "rounding", "error-feedback", "keep-optimizer",
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY = 2
     """First round with a ``deliver`` message; clients make the first adapters from the seed."""
-    READ_WITH: ClassVar[ReadWith] = {
-        "federation.error-feedback": {"aggregation": ("factors", "zero-pad")}
-    }
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
         """Return the steps and sequences of a round and the tokens of a forward pass."""
@@ -66,13 +61,14 @@ class AdapterAveraging(MethodSettings):
         """True if a client may continue with a lower rank than the server asked for."""
         return False
 
-    def feeds_back(self, federation: FederationSettings) -> bool:
+    @property
+    def feeds_back(self) -> bool:
         """Return whether the loss of rounding is added the next time (error feedback).
 
         It is False with the SVD: A and B get other directions in every round, so a loss of the
         previous round has no meaning in them.
         """
-        return federation.error_feedback and not self.averages_updates
+        return not self.averages_updates
 
     def delivers_differences(self, federation: FederationSettings) -> bool:
         """Return whether the server sends the change of the global adapters since the first ones.
@@ -81,22 +77,6 @@ class AdapterAveraging(MethodSettings):
         factors, which are smaller than the difference and are sent themselves.
         """
         return federation.sends_differences and not self.averages_updates
-
-    def contradictions(
-        self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int
-    ) -> list[str]:
-        """Return one error line per conflict between these tables."""
-        if not (federation.keep_optimizer and self.averages_updates):
-            return []
-        return [
-            f"federation.keep-optimizer = true: {self.svd_of(method)} gives the adapters other"
-            " directions in every round, which AdamW's moments know nothing of; choose one of"
-            " the two"
-        ]
-
-    def svd_of(self, method: str) -> str:
-        """Return the setting, in words, by which the mean of the updates is factored by an SVD."""
-        return f"{method}.aggregation = 'svd'"
 
     def lora_of(self, lora: LoraSettings, num_blocks: int) -> LoraSettings:
         """Return the LoRA settings that clients train in a model with ``num_blocks`` blocks."""

@@ -14,13 +14,12 @@ class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]``; terms are the paper's (section 4), a layer is a decoder block."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "max-capability-ratio",
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio",
     )  # fmt: skip
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},
         "damping-mean": {"local-method": ("sparsegpt",)},
-        "federation.max-capability-ratio": {"capabilities": ("",)},
         "federation.max-update-ratio": {"local-method": ("sparsegpt",)},
     }
 

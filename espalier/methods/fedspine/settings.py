@@ -25,7 +25,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
     )  # fmt: skip
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")
@@ -194,10 +194,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     def averages_updates(self) -> bool:
         """True: updates with different rows and ranks can only be averaged as products B A."""
         return True
-
-    def svd_of(self, method: str) -> str:
-        """Return the setting, in words, that implies an SVD: here the method itself."""
-        return f"method = '{method}'"
 
     def fleet_name(self, *, simulation: bool) -> str:
         """Return the name of the run's fleet; empty if times are measured."""

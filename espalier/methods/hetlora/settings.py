@@ -20,11 +20,8 @@ class HetLoRASettings(AdapterAveraging, TimedSettings):
     Models".
     """
 
-    FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "max-capability-ratio")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("norms", "samples", "equal")
     READ_WITH: ClassVar[ReadWith] = {
-        **AdapterAveraging.READ_WITH,
-        "federation.max-capability-ratio": {"ranks": ("",)},
         "gamma": {"self-pruning": (True,)},
         "regularisation": {"self-pruning": (True,)},
     }

@@ -26,7 +26,7 @@ class LlmStreamlineSettings(SmallerSettings):
     """Table ``[llm-streamline]`` (Chen et al. 2025, section 2)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
     )  # fmt: skip
     ROUNDS: ClassVar[int] = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
