@@ -27,6 +27,9 @@ from espalier.training.loop import Loop, Trained
 from espalier.training.numbered_batches import numbered
 from espalier.training.order import sequences_of_step
 
+BETAS = (0.9, 0.95)
+"""Betas of AdamW (section 6.1.2)."""
+
 
 @dataclass(frozen=True)
 class Places:
@@ -150,6 +153,7 @@ class Alignment:
             numbered,
             self.seed,
             self.settings.steps,
+            betas=BETAS,
         )
         place = {number: at for at, number in enumerate(teacher.numbers)}
         loop.loss = lambda whole, batch, device: self.distance(whole, batch, device, teacher, place)

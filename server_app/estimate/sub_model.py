@@ -57,9 +57,8 @@ def sub_model(settings: RunSettings, base: OpenedModel) -> SubModel:
 
 def _files(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
     if settings.of(FedSodaSettings).emulator == "nf4":
-        double = settings.training.double_quantisation
-        weights = {WEIGHTS: quantised_specs(model, double)}
-        config = quantised_config(model, double)
+        weights = {WEIGHTS: quantised_specs(model)}
+        config = quantised_config(model)
     else:
         weights = {}
         for name, (dtype, shape, shard) in specs_of(model).items():

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from espalier.settings.training import TrainingSettings
+from espalier.settings.training import BETAS, TrainingSettings
 
 SLACK = 2.0
 """Allowance for rounding.
@@ -78,7 +78,7 @@ def _of_a_round(training: TrainingSettings) -> tuple[float, float]:
     decay = max(1.0, rate * training.weight_decay - 1.0)
     for step in range(training.steps):
         growth = growth * decay
-        distance = distance * decay + rate * largest_step(training.beta1, training.beta2, step + 1)
+        distance = distance * decay + rate * largest_step(*BETAS, step + 1)
     return growth, distance
 
 

@@ -244,7 +244,7 @@ def write_sub_model(
     whole = len(kept) == len(base.plan.blocks)
     model = base if whole else _without_others(base, kept)
     if job.emulator == "nf4":
-        write_quantised(model, target, settings.training.double_quantisation)
+        write_quantised(model, target)
     elif whole:
         export_edited(model, dense, target)
     else:

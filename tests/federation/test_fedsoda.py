@@ -847,7 +847,7 @@ class TestFedSoda(Promises):
             if (
                 len(loop.model.model.layers) == BLOCKS - 1
                 and loop.settings.steps == 2
-                and loop.settings.beta2 == 0.95
+                and loop.betas == (0.9, 0.95)
             ):
                 raise Killed
             return backward(loop, step)

@@ -144,12 +144,6 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(
             "task.name = 'gsm8k'",
         ),
         (
-            "fedpetuning training.double-quantisation=false",
-            "training.double-quantisation = False",
-            "training.base = 'float32'",
-            "training.base = 'nf4'",
-        ),
-        (
             "fedprllm.pattern=2:4 fedprllm.sparsity=0.6",
             "fedprllm.sparsity = 0.6",
             "fedprllm.pattern = '2:4'",

@@ -148,10 +148,7 @@ class FedSodaSettings(AdapterAveraging):
         return lora.model_copy(update={"layers": f"{first}{emulator[-1] + 1}-{num_blocks - 1}"})
 
     def align_training(self, training: TrainingSettings, steps: int) -> TrainingSettings:
-        """Return the settings of alignment as a ``[training]`` table.
-
-        AdamW has the betas of the paper (section 6.1.2).
-        """
+        """Return the settings of alignment as a ``[training]`` table."""
         changes = {
             "steps": steps,
             "accumulation": 1,
@@ -159,8 +156,6 @@ class FedSodaSettings(AdapterAveraging):
             "schedule": "constant",
             "warmup-steps": 0,
             "weight-decay": 0.0,
-            "beta1": 0.9,
-            "beta2": 0.95,
             "proximal": 0.0,
         }
         return TrainingSettings.model_validate(training.model_dump(by_alias=True) | changes)

@@ -77,9 +77,7 @@ class Tuned(Work):
         if chosen.base != "nf4":
             return {"the base": BYTES[chosen.base] * self.base.parameters}
         shapes = [linear.shape for block in self.opened.plan.blocks for linear in block.linears]
-        return {
-            "the base": nf4_bytes(shapes, chosen.double_quantisation) + self.base.computed * others
-        }
+        return {"the base": nf4_bytes(shapes) + self.base.computed * others}
 
     def dequantised(self) -> int:
         """Return the bytes of the largest matrix while it is used, for a base in NF4."""
