@@ -53,9 +53,9 @@ class FederationSettings(Table):
         description=(
             "Maximum norm of a client's change of a tensor, as a multiple of the median client's;"
             " a larger change is scaled down. For single numbers the limit is twice this ratio:"
-            " rows of fedspallm's SparseGPT, directions of slicegpt's moments, and distances of"
-            " llm-streamline's cosines from 1. 1000000: no limit. The limit needs at least three"
-            " clients. `summary.json` lists the clients that were limited (`capped`)."
+            " rows of fedspallm's SparseGPT, directions of slicegpt's moments, distances of"
+            " llm-streamline's cosines from 1, variances of flap and scores of llm-pruner. 1000000:"
+            " no limit. The limit needs at least three clients. `summary.json` lists the clients that were limited (`capped`)."
         ),
     )
     payload: Payload = Field(

@@ -56,7 +56,6 @@ class TestFedSpine(PersonalPromises):
     settings: ClassVar[dict[str, Any]] = {
         "federation.rounds": 2,
         "fedspine.share": 0.25,
-        "fedspine.rank-min": 1,
         "fedspine.keep-models": False,
         "training.steps": 3,
         "training.batch-size": 2,
@@ -622,12 +621,10 @@ class TestFedSpine(PersonalPromises):
                 {"lora__layers": "1"},
                 "measures groups by adapters that lie on them, and block 0 has none",
             ),
-            ({"fedspine__share": 0.8}, r"fedspine.share = 0.8 \(share-of = 'blocks'\)"),
-            ({"fedspine__share": 0.5, "fedspine__share_of": "model"}, "fedspine.share = 0.5"),
+            ({"fedspine__share": 0.8}, r"fedspine.share = 0.8"),
             ({"federation__rounds": 1}, "fedspine prunes from round 2 on"),
             ({"lora__merge": True}, "clients of fedspine end with models of different shapes"),
             ({"fedspine__rank": 5}, "fedspine.rank = 5: the adapters' largest rank is 4"),
-            ({"fedspine__rank_min": 5}, "fedspine.rank-min = 5"),
             (
                 {"fedspine__adaptive_rank": False, "fedspine__adaptive_pruning": False},
                 "neither ratio nor rank is chosen",

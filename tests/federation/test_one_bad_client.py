@@ -173,7 +173,6 @@ CASES = {
         TUNED
         | {
             "fedspine.share": 0.25,
-            "fedspine.rank-min": 1,
             "fedspine.keep-models": False,
             "lora.targets": "all",
         }

@@ -50,7 +50,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4, "sft-p.width": 6}),
-    "ratios and ranks": ("fedspine", TRAINED | {"fedspine.share": 0.25, "fedspine.rank-min": 1, "lora.targets": "all"}),
+    "ratios and ranks": ("fedspine", TRAINED | {"fedspine.share": 0.25, "lora.targets": "all"}),
 }  # fmt: skip
 
 

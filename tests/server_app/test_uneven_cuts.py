@@ -46,7 +46,6 @@ def settings(**changes: Any) -> RunSettings:
             "method": "fedspine",
             "federation.rounds": 6,
             "lora.rank": 3,
-            "fedspine.rank-min": 3,
             **given,
         }
     )

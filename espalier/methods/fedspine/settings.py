@@ -33,11 +33,9 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         "arm-space": {"allocation": CHOSEN},
         "adaptive-pruning": {"allocation": CHOSEN},
         "adaptive-rank": {"allocation": CHOSEN},
-        "rank-min": {"allocation": CHOSEN, "adaptive-rank": (True,)},
         "discount": {"allocation": ("bandit",)},
         "granularity": {"allocation": ("bandit",)},
         "exploration": {"allocation": ("bandit",)},
-        "kappa": {"reward": ("scaled",)},
     }
 
     share: float = Field(
@@ -103,9 +101,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         ge=0,
         description="Rank in round 1, and in all rounds if ranks are not chosen; 0: `lora.rank`.",
     )
-    rank_min: int = Field(
-        2, ge=1, description="Minimum rank that is chosen; the maximum is `lora.rank`."
-    )
     discount: float = Field(
         0.98,
         gt=0,
@@ -136,14 +131,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         description=(
             "Reward of a device: the paper's four terms, each from 0 to 1, or its equation as it"
             " stands, which has no bound."
-        ),
-    )
-    kappa: float = Field(
-        0.1,
-        gt=0,
-        le=1e6,
-        description=(
-            "Relative deviation from the mean time at which a device gets half of the reward."
         ),
     )
     score: Literal["exact", "group", "mask"] = Field(
@@ -271,11 +258,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
             lines += self._schedule_too_long(method, federation.rounds)
         elif self.share > 0 and self.arm_space == "relative":
             lines += self._steps_too_small(method, federation.rounds)
-        if self.allocation in CHOSEN and self.adaptive_rank and self.rank_min > largest:
-            lines.append(
-                f"{method}.rank-min = {self.rank_min}: the adapters' largest rank is {largest}"
-                " (lora.rank); lower it"
-            )
         return lines
 
     def _steps_too_small(self, method: str, rounds: int) -> list[str]:
